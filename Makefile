@@ -1,0 +1,49 @@
+# Everything happens in .venv, installed from hash-pinned requirements.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test slow lint types stubs-check stubs coverage lock clean
+
+demo: $(READY)
+	$(BIN)/kvsteer demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m 'slow or docker' $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+# Statement and branch coverage of the pure modules (tests/purity.py names them) must be complete.
+coverage: $(READY)
+	$(BIN)/python -m pytest -q tests/kvstate tests/extproc --cov --cov-config=.coveragerc-pure --cov-report=term-missing:skip-covered
+
+stubs: $(READY)
+	$(BIN)/python proto/generate.py
+
+stubs-check: $(READY)
+	$(BIN)/python proto/generate.py --check
+
+# Pins the versions and hashes of everything installed, without download addresses; needs uv.
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
+
+$(READY): requirements-dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3 has no venv package here; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

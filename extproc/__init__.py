@@ -1,0 +1,1 @@
+"""What to do with a request: parse, tokenize, pick a worker, and tell Envoy."""

@@ -1,0 +1,29 @@
+"""The request side of the exception tree; kvstate.errors shows the whole."""
+
+from kvstate.errors import KVSteerError
+
+
+class ConfigError(KVSteerError):
+    """The configuration cannot be used.
+
+    faults: one line each, "file: key: what is wrong"; all that were found in one run.
+    """
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class RequestError(KVSteerError):
+    """A request cannot be keyed, and is routed by load.
+
+    reason: the short name under which it is counted and shown; never holds prompt text.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class StartError(KVSteerError):
+    """This machine refuses something needed to start: a port, a file, a permission."""

@@ -1,0 +1,9 @@
+"""Names exchanged with Envoy: headers and dynamic metadata."""
+
+# Endpoint Picker Protocol v1.0.0 (Gateway API inference extension, proposal 004).
+DESTINATION = "x-gateway-destination-endpoint"
+DESTINATION_NAMESPACE = "envoy.lb"
+
+# Ours: names the model of a request, so that a route can choose the cluster of that model.
+# Set only where more than one model is configured; never taken from a client.
+MODEL = "x-kvsteer-model"

@@ -1,0 +1,1 @@
+"""What the workers hold: their KV-cache events, the feeds that carry them, and the block index."""

@@ -1,0 +1,75 @@
+"""What a publisher says about its cache, independent of engine and encoding."""
+
+from array import array
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+# Token ids as one buffer of uint32.
+if TYPE_CHECKING:
+    Tokens: TypeAlias = array[int]
+else:
+    Tokens = array
+
+# An engine's own id of a block: opaque, unique within one rank's feed only. Signed 64-bit hashes
+# are folded to unsigned by the wire decoders.
+BlockHash = int | bytes
+
+# What makes a block differ from another with the same tokens, besides LoRA: salt, image hashes.
+Extra = tuple[Any, ...]
+
+
+class BlocksStored(msgspec.Struct, frozen=True):
+    """A chain of full blocks that a rank now holds.
+
+    hashes: one a block, each the child of the one before, the first the child of `parent`.
+    tokens: len(hashes) * block_size ids, uint32.
+    lora: the adapter's name; its number where the layout carries no name; None for the base model.
+    extras: one a block, empty where only tokens count.
+    group: the engine's attention group, None where it has only one.
+    """
+
+    hashes: list[BlockHash]
+    parent: BlockHash | None
+    tokens: Tokens
+    block_size: int
+    lora: str | int | None = None
+    extras: list[Extra] | None = None
+    medium: str = "GPU"
+    group: int | None = None
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True):
+    """One copy of each of these blocks is gone from a medium."""
+
+    hashes: list[BlockHash]
+    medium: str = "GPU"
+    group: int | None = None
+
+
+class AllCleared(msgspec.Struct, frozen=True):
+    """The rank holds nothing any more, on any medium."""
+
+
+Event = BlocksStored | BlocksRemoved | AllCleared
+
+
+class EventBatch(msgspec.Struct, frozen=True):
+    """One message of a feed.
+
+    timestamp: the publisher's clock in seconds; together with the sequence number it identifies
+        the batch.
+    faults: names of what was skipped in this batch, one entry each.
+    removal_lost: a skipped event may have been a removal, so what was stored before is uncertain.
+    """
+
+    timestamp: float
+    events: list[Event]
+    rank: int | None = None
+    faults: tuple[str, ...] = ()
+    removal_lost: bool = False
+
+    @property
+    def clears(self) -> bool:
+        """Whether the batch empties the cache."""
+        return any(isinstance(event, AllCleared) for event in self.events)

@@ -1,0 +1,80 @@
+"""Blocks whose parent has not been seen: kept without a key until it turns up."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstate.events import BlockHash, Extra
+from kvstate.segment import Pool
+
+
+class Name(NamedTuple):
+    """What a removal says of a block."""
+
+    medium: str
+    group: int | None
+    block: BlockHash
+
+
+@dataclass(slots=True)
+class Orphan:
+    """One stored block that waits for its parent; tokens are its uint32 ids as bytes."""
+
+    parent: BlockHash
+    pool: Pool
+    block: BlockHash
+    tokens: bytes
+    extra: Extra
+    copies: int = 1
+
+    @property
+    def name(self) -> Name:
+        """By which it is removed."""
+        return Name(self.pool.medium, self.pool.group, self.block)
+
+
+class Orphanage:
+    """The orphans of one rank."""
+
+    def __init__(self) -> None:
+        self._orphans: dict[Name, Orphan] = {}
+        self._children: dict[BlockHash, dict[Name, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._orphans)
+
+    def park(self, orphan: Orphan) -> None:
+        """Keeps a block; one that waits already gets one more copy, or its newer tokens."""
+        known = self._orphans.get(orphan.name)
+        if known is not None:
+            if (known.parent, known.tokens) == (orphan.parent, orphan.tokens):
+                known.copies += 1
+                return
+            self._drop(known)
+        self._orphans[orphan.name] = orphan
+        self._children.setdefault(orphan.parent, {})[orphan.name] = None
+
+    def take(self, parent: BlockHash) -> list[Orphan]:
+        """The children of a block that turned up; they wait no longer."""
+        return [self._orphans.pop(name) for name in self._children.pop(parent, {})]
+
+    def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
+        """Drops one copy of a waiting block; False if there was none."""
+        orphan = self._orphans.get(Name(medium, group, block))
+        if orphan is None:
+            return False
+        orphan.copies -= 1
+        if orphan.copies == 0:
+            self._drop(orphan)
+        return True
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._orphans.clear()
+        self._children.clear()
+
+    def _drop(self, orphan: Orphan) -> None:
+        del self._orphans[orphan.name]
+        children = self._children[orphan.parent]
+        del children[orphan.name]
+        if not children:
+            del self._children[orphan.parent]

@@ -1,0 +1,50 @@
+"""What is asked of the index, and what it answers."""
+
+from typing import NamedTuple
+
+from kvstate.events import Extra, Tokens
+from kvstate.tiers import Tier
+
+
+class Prompt(NamedTuple):
+    """One prompt in its namespace.
+
+    tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any.
+    """
+
+    model: str
+    tokens: Tokens
+    lora: str | None = None
+    salt: str | None = None
+
+    @property
+    def namespace(self) -> Extra:
+        """What its first block carries besides tokens (vLLM puts the salt there only)."""
+        return () if self.salt is None else (self.salt,)
+
+
+class Overlap(NamedTuple):
+    """The leading blocks of one prompt that one rank holds, without a hole.
+
+    tiers: certain blocks, each counted once at its best tier. uncertain: blocks behind those.
+    Counts are blocks of block_size tokens.
+    """
+
+    block_size: int
+    tiers: tuple[int, int, int, int] = (0, 0, 0, 0)
+    uncertain: int = 0
+
+    @property
+    def certain_tokens(self) -> int:
+        """Tokens in certain blocks, on any tier."""
+        return sum(self.tiers) * self.block_size
+
+    @property
+    def uncertain_tokens(self) -> int:
+        """Tokens in uncertain blocks."""
+        return self.uncertain * self.block_size
+
+    @property
+    def rank_order(self) -> tuple[int, int, int]:
+        """Orders overlaps of one prompt, the better one greater."""
+        return (self.certain_tokens, self.uncertain_tokens, self.tiers[Tier.DEVICE])

@@ -1,0 +1,146 @@
+"""One segment of a rank's blocks: which hashes it holds, how often, and under which keys."""
+
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from kvstate.events import BlockHash
+from kvstate.tiers import Tier, tier_of
+
+# Block key -> the bits of all segments that hold it.
+Table = dict[int, int]
+
+
+class Pool(NamedTuple):
+    """Where copies of a block are counted together: engines remove by medium, group and hash."""
+
+    medium: str
+    group: int | None
+    block_size: int
+    tier: Tier
+
+    @classmethod
+    def of(cls, medium: str, group: int | None, block_size: int) -> "Pool":
+        """The pool of a stored event; its medium is one that `tier_of` knows."""
+        tier = tier_of(medium)
+        if tier is None:
+            raise ValueError("events of unknown media never reach the index")
+        return cls(medium, group, block_size, tier)
+
+
+class Segment:
+    """Blocks of one rank that share a degree of certainty.
+
+    first_bit: of the four bits (one a tier) that it owns in every row of the table.
+    """
+
+    def __init__(self, table: Table, first_bit: int) -> None:
+        self.first_bit = first_bit
+        self._table = table
+        self._pools: dict[Pool, dict[BlockHash, int]] = {}
+        self._copies: dict[tuple[Pool, BlockHash], int] = {}  # where more than one
+        self._sharers: dict[tuple[Tier, int], int] = {}  # hashes with one key, where more than one
+
+    def __len__(self) -> int:
+        return sum(len(blocks) for blocks in self._pools.values())
+
+    @property
+    def block_sizes(self) -> set[int]:
+        """Block sizes in use."""
+        return {pool.block_size for pool, blocks in self._pools.items() if blocks}
+
+    def count_by_tier(self) -> Counter[Tier]:
+        """Hashes held on each tier."""
+        counts: Counter[Tier] = Counter()
+        for pool, blocks in self._pools.items():
+            counts[pool.tier] += len(blocks)
+        return counts
+
+    def key_of(self, block: BlockHash) -> int | None:
+        """The key of a block held under this hash on any medium."""
+        for blocks in self._pools.values():
+            if block in blocks:
+                return blocks[block]
+        return None
+
+    def store(self, pool: Pool, block: BlockHash, key: int) -> bool:
+        """Holds one more copy; False if the hash stood for other tokens, which are forgotten."""
+        blocks = self._pools.setdefault(pool, {})
+        known = blocks.get(block)
+        if known == key:
+            self._copies[pool, block] = self._copies.get((pool, block), 1) + 1
+            return True
+        if known is not None:
+            self.forget(pool, block)
+        blocks[block] = key
+        self._share(pool.tier, key)
+        return known is None
+
+    def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
+        """Drops one copy; False if there was none."""
+        for pool, blocks in self._pools.items():
+            if pool.medium == medium and pool.group == group and block in blocks:
+                copies = self._copies.pop((pool, block), 1)
+                if copies == 1:
+                    self._unshare(pool.tier, blocks.pop(block))
+                elif copies > 2:  # noqa: PLR2004 - one copy is not written down
+                    self._copies[pool, block] = copies - 1
+                return True
+        return False
+
+    def forget(self, pool: Pool, block: BlockHash) -> None:
+        """Drops all copies of a block, if there are any."""
+        key = self._pools.get(pool, {}).pop(block, None)
+        if key is not None:
+            self._copies.pop((pool, block), None)
+            self._unshare(pool.tier, key)
+
+    def clear(self) -> None:
+        """Drops everything."""
+        for pool, blocks in self._pools.items():
+            clear = ~(1 << self.first_bit + pool.tier)
+            for key in blocks.values():
+                self._mask(key, clear)
+        self._pools.clear()
+        self._copies.clear()
+        self._sharers.clear()
+
+    def move_to(self, other: "Segment") -> None:
+        """Drops everything here and holds it there; copies that both had count once."""
+        moved = [(pool, dict(blocks)) for pool, blocks in self._pools.items()]
+        copies = dict(self._copies)
+        self.clear()
+        for pool, blocks in moved:
+            for block, key in blocks.items():
+                other.forget(pool, block)
+                for _ in range(copies.get((pool, block), 1)):
+                    other.store(pool, block, key)
+
+    def bits_by_key(self) -> Table:
+        """What this segment should have set in the table, made from the hashes alone."""
+        bits: defaultdict[int, int] = defaultdict(int)
+        for pool, blocks in self._pools.items():
+            for key in blocks.values():
+                bits[key] |= 1 << self.first_bit + pool.tier
+        return dict(bits)
+
+    def _share(self, tier: Tier, key: int) -> None:
+        bit = 1 << self.first_bit + tier
+        bits = self._table.get(key, 0)
+        if bits & bit:
+            self._sharers[tier, key] = self._sharers.get((tier, key), 1) + 1
+        else:
+            self._table[key] = bits | bit
+
+    def _unshare(self, tier: Tier, key: int) -> None:
+        sharers = self._sharers.pop((tier, key), 1)
+        if sharers == 1:
+            self._mask(key, ~(1 << self.first_bit + tier))
+        elif sharers > 2:  # noqa: PLR2004 - one sharer is not written down
+            self._sharers[tier, key] = sharers - 1
+
+    def _mask(self, key: int, keep: int) -> None:
+        bits = self._table.get(key, 0) & keep
+        if bits:
+            self._table[key] = bits
+        else:
+            self._table.pop(key, None)

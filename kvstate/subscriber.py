@@ -1,0 +1,169 @@
+"""The loop that runs one feed: transport in, index out."""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from kvstate.errors import ReplayError, WireError
+from kvstate.events import EventBatch
+from kvstate.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Replay
+from kvstate.index import Index, Owner
+from kvstate.transport import Connected, Disconnected, Message, Signal, Transport
+from kvstate.zmq_wire import decode_batch, parse_frames
+
+log = logging.getLogger("kvsteer.feed")
+
+# Events are applied in slices of this length, so that a pick never waits behind a replay.
+SLICE_SECONDS = 0.001
+
+# A feed that was silent for so long asks once whether a last batch was lost.
+QUIET_SECONDS = 1.0
+
+
+class Subscriber:
+    """Runs one rank's feed until it is cancelled.
+
+    replay_slots: shared by all subscribers; engines answer replays from their publishing thread.
+    clock: seconds, for lag; comparable with the publishers' time stamps (time.time).
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        owner: Owner,
+        transport: Transport,
+        replay_slots: asyncio.Semaphore,
+        clock: Callable[[], float],
+    ) -> None:
+        self.owner = owner
+        self.feed: Feed[EventBatch] = Feed(can_replay=transport.can_replay)
+        self.counts: Counter[str] = Counter()
+        self.lag_seconds = 0.0
+        self._index = index
+        self._transport = transport
+        self._replay_slots = replay_slots
+        self._clock = clock
+        self._replay: asyncio.Task[None] | None = None
+        self._slice_ends = 0.0
+
+    async def run(self) -> None:
+        """Follows the publisher; returns only by cancellation."""
+        try:
+            while True:
+                await self._step()
+        finally:
+            self._stop_replay()
+            await self._transport.close()
+
+    async def _step(self) -> None:
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                signal = await self._transport.receive()
+        except TimeoutError:
+            if self.counts["batches"] != self.counts["batches_probed"] and self._replay is None:
+                self.counts["batches_probed"] = self.counts["batches"]
+                self._do(self.feed.probe())
+            return
+        self._do(self._take(signal))
+        await self._yield_to_picks()
+
+    def _take(self, signal: Signal) -> list[Effect[EventBatch]]:
+        match signal:
+            case Connected():
+                return self.feed.connected()
+            case Disconnected():
+                self._stop_replay()
+                return self.feed.disconnected()
+            case Message():
+                batch = self._decode(signal)
+                return [] if batch is None else self.feed.received(batch)
+
+    def _decode(self, message: Message) -> Numbered[EventBatch] | None:
+        """A message as the feed wants it; None, and counted, if not even its number can be read."""
+        try:
+            frames = parse_frames(message.frames)
+        except WireError:
+            self.counts["malformed_message"] += 1
+            return None
+        self.counts["batches"] += 1
+        self.counts["bytes"] += len(frames.payload)
+        try:
+            batch = decode_batch(frames.payload)
+        except WireError as error:
+            self.counts["undecodable_batch"] += 1
+            log.warning("%s rank %d: %s", self.owner.worker, self.owner.rank, error)
+            return Numbered(frames.sequence, -math.inf, None)
+        self.lag_seconds = max(0.0, self._clock() - batch.timestamp)
+        return Numbered(frames.sequence, batch.timestamp, batch)
+
+    def _do(self, effects: Iterable[Effect[EventBatch]]) -> None:
+        """Carries out what the feed asks for, then lets the index know what it may credit."""
+        before = self.feed.state, self.feed.reason
+        for effect in effects:
+            match effect:
+                case Apply():
+                    self._apply(effect.body)
+                case Forget():
+                    self._index.clear(self.owner)
+                case Demote():
+                    self._index.demote(self.owner)
+                case Replay():
+                    self._start_replay(effect.start)
+        self.owner.trusted = self.feed.certain
+        self._tell_change(before)
+
+    def _apply(self, batch: EventBatch) -> None:
+        self.counts.update(batch.faults)
+        block_size = self.owner.block_size
+        had_uncertain = len(self.owner.uncertain) > 0
+        self._index.apply(self.owner, batch.events)
+        if batch.removal_lost:
+            self._index.demote(self.owner)
+        if batch.clears:
+            self.feed.cleared()
+        elif had_uncertain and not len(self.owner.uncertain):
+            self.feed.healed()
+        if self.owner.block_size != block_size:
+            log.info("%s: block size learned: %s", self.owner.worker, self.owner.block_size)
+
+    def _tell_change(self, before: tuple[object, str]) -> None:
+        state, reason = self.feed.state, self.feed.reason
+        if (state, reason) != before:
+            where = (self.owner.worker, self.owner.rank)
+            log.info("feed of %s rank %d: %s%s", *where, state, f" ({reason})" if reason else "")
+
+    def _start_replay(self, start: int) -> None:
+        self._stop_replay()
+        self._replay = asyncio.create_task(self._run_replay(start))
+
+    def _stop_replay(self) -> None:
+        if self._replay is not None:
+            self._replay.cancel()
+            self._replay = None
+
+    async def _run_replay(self, start: int) -> None:
+        try:
+            replay = contextlib.aclosing(self._transport.replay(start))
+            async with self._replay_slots, replay as messages:
+                async for message in messages:
+                    batch = self._decode(message)
+                    if batch is not None:
+                        self._do(self.feed.replayed(batch))
+                    await self._yield_to_picks()
+        except ReplayError as error:
+            self._finish_replay(self.feed.replay_failed(str(error)))
+        else:
+            self._finish_replay(self.feed.replay_ended())
+
+    def _finish_replay(self, effects: list[Effect[EventBatch]]) -> None:
+        self._replay = None  # this task; it must not cancel itself
+        self._do(effects)
+
+    async def _yield_to_picks(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._slice_ends:
+            await asyncio.sleep(0)
+            self._slice_ends = asyncio.get_running_loop().time() + SLICE_SECONDS

@@ -1,0 +1,92 @@
+"""`kvsteer worker`: one simulated worker until it is told to stop."""
+
+import argparse
+import asyncio
+import math
+import signal
+import sys
+from pathlib import Path
+
+from simulator.server import running
+from simulator.settings import TINY_MODEL, Settings
+from simulator.worker import Worker
+
+_NOWHERE = "none"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `kvsteer worker`."""
+    defaults = Settings()
+    add = parser.add_argument
+    add("--listen", default="127.0.0.1:8001", help="host:port of the API; port 0: any free one")
+    add("--name", help="sent as x-worker with every response (default: host:port)")
+    add("--model", default=defaults.model, help="the name requests use (default: %(default)s)")
+    add("--lora", action="append", default=[], metavar="NAME", help="an adapter; repeatable")
+    add("--model-dir", type=Path, default=TINY_MODEL, help="tokenizer and chat template")
+    add("--block-size", type=int, default=defaults.block_size_tokens, help="tokens a block")
+    add("--blocks", type=int, default=defaults.blocks, help="blocks of the cache")
+    add("--max-model-len", type=int, default=defaults.max_model_len_tokens, help="tokens")
+    add("--events", default="tcp://127.0.0.1:5557", help="ZMQ endpoint of KV-cache events, or none")
+    add("--replay", default="tcp://127.0.0.1:5558", help="ZMQ endpoint for replays, or none")
+    add("--topic", default=defaults.topic, help="topic of the events")
+    add("--buffer-steps", type=int, default=defaults.buffer_batches, help="batches to replay")
+    for phase in ("prefill", "decode"):
+        name = f"--{phase}-tokens-per-second"
+        add(name, type=float, default=math.inf, metavar="RATE", help="default: no delay")
+    add("--max-running", type=int, default=defaults.max_running_requests, help="requests at once")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status: 1 if it could not start."""
+    try:
+        asyncio.run(_serve(_settings(arguments)))
+    except (OSError, ValueError) as error:
+        message = error.strerror if isinstance(error, OSError) and error.strerror else error
+        print(f"worker: {message}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    events, replay = _endpoint(arguments.events), _endpoint(arguments.replay)
+    return Settings(
+        listen=arguments.listen,
+        name=arguments.name,
+        model=arguments.model,
+        loras=tuple(arguments.lora),
+        model_dir=arguments.model_dir,
+        block_size_tokens=arguments.block_size,
+        blocks=arguments.blocks,
+        max_model_len_tokens=arguments.max_model_len,
+        events_endpoint=events,
+        # Nothing is kept for asking again where nothing is published.
+        replay_endpoint=replay if events else None,
+        topic=arguments.topic,
+        buffer_batches=arguments.buffer_steps,
+        prefill_tokens_per_second=arguments.prefill_tokens_per_second,
+        decode_tokens_per_second=arguments.decode_tokens_per_second,
+        max_running_requests=arguments.max_running,
+    )
+
+
+def _endpoint(argument: str) -> str | None:
+    return None if argument == _NOWHERE else argument
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as worker:
+        print(_greeting(worker), flush=True)
+        await stop.wait()
+
+
+def _greeting(worker: Worker) -> str:
+    parts = [f"worker {worker.name} listening on {worker.url}"]
+    if worker.events_endpoint:
+        parts.append(f"events {worker.events_endpoint}")
+    if worker.replay_endpoint:
+        parts.append(f"replay {worker.replay_endpoint}")
+    return ", ".join(parts)

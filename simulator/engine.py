@@ -1,0 +1,171 @@
+"""One worker's engine: admits requests, prefills and decodes them, and publishes what that caches.
+
+Prefills run one after the other, in order of arrival; decoding requests do not wait for them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.answers import Writer
+from simulator.cache import Holding, PrefixCache
+from simulator.events import Event
+from simulator.hashing import NO_NAMESPACE, Namespace
+from simulator.latency import Latency
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One answer to generate."""
+
+    prompt: Sequence[int]
+    output_tokens: int
+    ends_turn: bool = False
+    """Whether the last of them is the end-of-turn token, as of a model that has said all."""
+    namespace: Namespace = NO_NAMESPACE
+    session_id: str | None = None
+    choice: int = 0
+    """Tells several answers to one prompt apart."""
+    reuse: bool = True
+    """Off: the cache is filled but not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One generated token."""
+
+    token: int
+    cached_tokens: int
+    """How many of the prompt's tokens were not computed."""
+    finish_reason: FinishReason | None
+    """Set with the last token."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What /metrics shows, besides the cache's usage."""
+
+    in_flight: int = 0
+    running: int = 0
+    """Those in flight that hold blocks; the others wait."""
+    queried_tokens: int = 0
+    """Prompt tokens looked up in the cache since start."""
+    hit_tokens: int = 0
+    """Those of them found."""
+
+
+@dataclass(slots=True)
+class _Request:
+    job: Job
+    tokens: list[int]
+    cached_tokens: int | None = None
+    holding: Holding | None = None
+
+
+class Engine:
+    """Runs jobs on one cache. `publish` gets the events of every step, possibly none."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        latency: Latency,
+        writer: Writer,
+        *,
+        end_of_turn: int,
+        max_running: int,
+        publish: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self.counters = Counters()
+        self._cache = cache
+        self._latency = latency
+        self._writer = writer
+        self._end_of_turn = end_of_turn
+        self._publish = publish
+        self._slots = asyncio.Semaphore(max_running)
+        self._prefilling = asyncio.Lock()
+        self._blocks_released = asyncio.Event()
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of blocks that running requests use, 0 to 1."""
+        return self._cache.usage
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks; refused while requests run."""
+        return self._cache.reset()
+
+    async def run(self, job: Job) -> AsyncGenerator[Step, None]:
+        """Generate an answer token by token. Close the generator to abort: its blocks are freed.
+
+        The cache must be able to hold the prompt and the answer together.
+        """
+        self.counters.in_flight += 1
+        request = _Request(job, list(job.prompt))
+        seed = self._writer.seed(job.prompt, job.choice)
+        try:
+            async with self._slots:
+                for position in range(job.output_tokens):
+                    await self._compute(request)
+                    finish = _finish_reason(job, position)
+                    if finish == "stop":
+                        token = self._end_of_turn
+                    else:
+                        token = self._writer.token(seed, position, request.tokens[-1])
+                    request.tokens.append(token)
+                    yield Step(token, request.cached_tokens or 0, finish)
+        finally:
+            self._release(request)
+            self.counters.in_flight -= 1
+
+    async def _compute(self, request: _Request) -> None:
+        """Bring the request's KV up to its last token, which gives the next one."""
+        if request.holding is not None:
+            if self._cache.extend(request.holding, request.tokens[-1]):
+                await self._step(self._latency.decode_seconds)
+                return
+            # The cache is full of running requests: this one gives way and starts over, finding
+            # most of what it had if it is still there. vLLM preempts too, but the youngest.
+            self._release(request)
+        async with self._prefilling:
+            await self._prefill(request)
+
+    async def _prefill(self, request: _Request) -> None:
+        job = request.job
+        while True:
+            request.holding = self._cache.begin(
+                request.tokens, job.namespace, session_id=job.session_id, reuse=job.reuse
+            )
+            if request.holding is not None:
+                break
+            self._blocks_released.clear()
+            await self._blocks_released.wait()
+        self.counters.running += 1
+        found = request.holding.cached_tokens
+        if request.cached_tokens is None:
+            request.cached_tokens = found
+            self.counters.queried_tokens += len(job.prompt)
+            self.counters.hit_tokens += found
+        await self._step(self._latency.prefill_seconds(len(request.tokens) - found))
+
+    async def _step(self, seconds: float) -> None:
+        # An aborted request's step is not undone: what it cached stays cached and is announced.
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._publish(self._cache.take_events())
+
+    def _release(self, request: _Request) -> None:
+        if request.holding is not None:
+            self._cache.release(request.holding)
+            request.holding = None
+            self.counters.running -= 1
+            self._blocks_released.set()
+
+
+def _finish_reason(job: Job, position: int) -> FinishReason | None:
+    if position + 1 < job.output_tokens:
+        return None
+    return "stop" if job.ends_turn else "length"

@@ -1,0 +1,87 @@
+"""The bodies that clients send, typed and bounded, as far as the simulator heeds them.
+
+Fields it does not know are ignored, as sampling parameters are.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_PROMPTS = 128  # of one completion request; each is a request of its own to the engine
+Positive = Annotated[int, Meta(ge=1)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Choices = Annotated[int, Meta(ge=1, le=16)]
+Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """How to stream."""
+
+    include_usage: bool | None = None
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    max_tokens: Positive | None = None
+    n: Choices | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: NonEmpty | None = None
+    session_id: str | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers to each prompt."""
+        return self.n or 1
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class Completion(Generation, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+
+
+class Chat(Generation, frozen=True, kw_only=True):
+    """POST /v1/chat/completions. `tools` reach the template only: no answer calls one."""
+
+    messages: Messages
+    max_completion_tokens: Positive | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+
+
+class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tokenize: either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+
+
+def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
+    """One entry a prompt: its text or its token ids (ValueError if these are mixed)."""
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    if ids and len(ids) == len(prompt):
+        return [ids]
+    prompts = [item for item in prompt if not isinstance(item, int)]
+    if ids or len({type(item) for item in prompts}) != 1:
+        raise ValueError("prompt must be text, token ids, or a list of either")
+    if len(prompts) > MAX_PROMPTS:
+        raise ValueError(f"more than {MAX_PROMPTS} prompts in one request")
+    return prompts

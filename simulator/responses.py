@@ -1,0 +1,114 @@
+"""The bodies that the server answers with, in the shapes of the OpenAI API as vLLM fills them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Body = dict[str, Any]
+
+
+class ApiError(Exception):
+    """A request that is refused, with the HTTP status and vLLM's name for the kind of error."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> Body:
+        """As vLLM words it."""
+        return error(self.status, self.kind, str(self), self.param)
+
+
+def error(status: int, kind: str, message: str, param: str | None = None) -> Body:
+    """An OpenAI-style error."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """The client's mistake."""
+    return ApiError(400, "BadRequestError", message, param)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one request; several prompts add up, several answers share theirs."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def body(self) -> Body:
+        """As the API names them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One response, whole or in chunks: what all its parts repeat."""
+
+    id: str
+    created: int
+    """Seconds since the epoch."""
+    model: str
+    chat: bool
+
+    def whole(self, choices: Sequence[tuple[str, str | None]], usage: Usage) -> Body:
+        """The answer to a request without `stream`: text and finish reason of every choice."""
+        listed = [
+            self._choice(index, self._message(text), reason)
+            for index, (text, reason) in enumerate(choices)
+        ]
+        return self._envelope(listed, usage=usage.body())
+
+    def opening(self, index: int) -> Body | None:
+        """The first chunk of a choice: chats begin with a role."""
+        if not self.chat:
+            return None
+        delta = {"delta": {"role": "assistant", "content": ""}}
+        return self._envelope([self._choice(index, delta, None)], chunk=True)
+
+    def piece(self, index: int, text: str, reason: str | None) -> Body:
+        """One more token of a choice."""
+        delta = {"delta": {"content": text}} if self.chat else {"text": text}
+        return self._envelope([self._choice(index, delta, reason)], chunk=True)
+
+    def closing(self, usage: Usage) -> Body:
+        """The last chunk, if usage was asked for."""
+        return self._envelope([], chunk=True, usage=usage.body())
+
+    def _message(self, text: str) -> Body:
+        return {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+
+    def _choice(self, index: int, content: Mapping[str, Any], reason: str | None) -> Body:
+        return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+
+    def _envelope(self, choices: list[Body], *, chunk: bool = False, **rest: Body) -> Body:
+        chat_object = "chat.completion.chunk" if chunk else "chat.completion"
+        return {
+            "id": self.id,
+            "object": chat_object if self.chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **rest,
+        }
+
+
+def models(base: str, loras: Sequence[str], *, created: int, max_model_len: int) -> Body:
+    """The answer of GET /v1/models: the model, then its adapters, which name it as parent."""
+    common = {"object": "model", "created": created, "owned_by": "vllm"}
+    data: list[Body] = [
+        {"id": base, **common, "root": base, "parent": None, "max_model_len": max_model_len}
+    ]
+    data += [
+        {"id": lora, **common, "root": lora, "parent": base, "max_model_len": None}
+        for lora in loras
+    ]
+    return {"object": "list", "data": data}

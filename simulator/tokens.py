@@ -1,0 +1,112 @@
+"""Prompts to token ids, with a model's own tokenizer and chat template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+class PromptError(ValueError):
+    """The client's prompt cannot be turned into tokens."""
+
+
+class ModelTokens:
+    """Reads a directory's `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        config = json.loads((directory / "tokenizer_config.json").read_bytes())
+        self._special_texts = {
+            key: value for key, value in config.items() if key.endswith("_token") and value
+        }
+        # The environment that model publishers write their templates for.
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise_exception
+        environment.filters["tojson"] = _to_json
+        template = (directory / "chat_template.jinja").read_text()
+        self._template = environment.from_string(template)
+
+    @property
+    def size(self) -> int:
+        """Token ids are below this."""
+        return self._tokenizer.get_vocab_size()
+
+    @property
+    def end_of_turn(self) -> int:
+        """The id that ends an answer."""
+        token = self._tokenizer.token_to_id(self._special_texts.get("eos_token", ""))
+        if token is None:
+            raise ValueError("the tokenizer names no end-of-turn token")
+        return token
+
+    def of_text(self, text: str) -> list[int]:
+        """The ids of a completion prompt."""
+        return self._tokenizer.encode(text).ids
+
+    def of_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text on its own, without special tokens around it."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def of_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of a conversation; the template itself writes all special tokens."""
+        arguments = {
+            **self._special_texts,
+            **(template_arguments or {}),
+            "messages": [_with_plain_content(message) for message in messages],
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            text = self._template.render(arguments)
+        # A template can fail on any shape of message; whatever it raises, the message is at fault.
+        except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise PromptError(f"the chat template refuses these messages: {error}") from error
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def _with_plain_content(message: Message) -> Message:
+    """vLLM hands text parts to templates of this kind as one text, a line each."""
+    content = message.get("content")
+    if not isinstance(message.get("role"), str):
+        raise PromptError("every message needs a role")
+    if content is None:
+        return {**message, "content": ""}
+    if isinstance(content, str):
+        return message
+    if not isinstance(content, list):
+        raise PromptError("a message's content must be text or a list of parts")
+    return {**message, "content": "\n".join(map(_text_part, content))}
+
+
+def _text_part(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case _:
+            raise PromptError("this model takes text parts only")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
