@@ -4,17 +4,19 @@ Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 `extproc.config_reader` makes it from YAML; a test compares the documentation with the fields here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-DIALECTS = ("auto", "buffered", "epp")
+DIALECTS = ("auto", "buffered")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 POLICIES = ("cost", "least_request", "round_robin", "random")
 
 
-def key(doc: str, default: Any = None, *, choices: tuple[str, ...] = (), minimum: int = 0) -> Any:
-    """A configuration key: its meaning and unit, its default, and what is allowed."""
+def key(
+    doc: str, default: Any = MISSING, *, choices: tuple[str, ...] = (), minimum: int = 0
+) -> Any:
+    """A configuration key: its meaning and unit, its default if any, and what is allowed."""
     metadata = {"doc": doc, "choices": choices, "minimum": minimum}
     if isinstance(default, type):
         return field(default_factory=default, metadata=metadata)
@@ -27,8 +29,8 @@ class ExtProc:
 
     listen: str = key("address of the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
     dialect: str = key(
-        "protocol spoken where the proxy does not say: auto and buffered are Envoy's BUFFERED mode,"
-        " epp is the Endpoint Picker Protocol",
+        "protocol spoken where the proxy does not say which; auto and buffered are Envoy's BUFFERED"
+        " body mode",
         "auto",
         choices=DIALECTS,
     )
@@ -90,9 +92,12 @@ class Model:
     lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
     tokenizer: str | None = key(
         "a directory, a tokenizer.json, or a hub id found in the local Hugging Face cache;"
-        " without one the model is routed by load"
+        " without one the model is routed by load",
+        None,
     )
-    chat_template: str | None = key("a Jinja file used instead of the model's own chat template")
+    chat_template: str | None = key(
+        "a Jinja file used instead of the model's own chat template", None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,8 @@ class WorkerEvents:
     zmq: str = key("the ZMQ PUB endpoint of rank 0, tcp://host:port")
     replay: str | None = key(
         "the ZMQ replay endpoint of rank 0, tcp://host:port; without one, what was published"
-        " before the connection or lost on it stays unknown"
+        " before the connection or lost on it stays unknown",
+        None,
     )
     topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
     ranks: int = key(
@@ -115,11 +121,11 @@ class Worker:
     """One engine server."""
 
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
-    model: str | None = key("the model it serves; may be left out when there is one model")
+    model: str | None = key("the model it serves; may be left out when there is one model", None)
     block_size: int | None = key(
-        "tokens in one of its cache blocks, until its events tell", minimum=1
+        "tokens in one of its cache blocks, until its events tell", None, minimum=1
     )
-    events: WorkerEvents | None = key("its event feed; without one it is routed by load")
+    events: WorkerEvents | None = key("its event feed; without one it is routed by load", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,13 @@ class Policy:
 class Envoy:
     """What `kvsteer envoy` prints; the router itself uses the limits to check its own."""
 
-    listen: str = key("address Envoy serves clients on, host:port", "127.0.0.1:10000")
-    admin: str = key("address of Envoy's own admin server, host:port", "127.0.0.1:9901")
+    listen: str = key("address Envoy serves clients on, ip:port", "127.0.0.1:10000")
+    admin: str = key("address of Envoy's own admin server, ip:port", "127.0.0.1:9901")
+    router: str | None = key(
+        "address under which Envoy reaches the router, host:port or unix:PATH; extproc.listen"
+        " where it is left out",
+        None,
+    )
     message_timeout_ms: int = key(
         "milliseconds Envoy waits for each of our answers before it goes on without us",
         500,

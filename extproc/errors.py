@@ -27,3 +27,7 @@ class RequestError(KVSteerError):
 
 class StartError(KVSteerError):
     """This machine refuses something needed to start: a port, a file, a permission."""
+
+
+class ProtocolError(KVSteerError):
+    """The proxy sent an ext_proc message that does not belong there, or speaks another dialect."""

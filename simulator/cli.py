@@ -41,10 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         asyncio.run(_serve(_settings(arguments)))
     except (OSError, ValueError) as error:
-        message = error.strerror if isinstance(error, OSError) and error.strerror else error
-        print(f"worker: {message}", file=sys.stderr)
+        print(f"worker: {_in_words(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _in_words(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

@@ -29,14 +29,15 @@ class Publisher:
         self._next_sequence = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_batches)
         self._context = zmq.Context()
+        # Sending on PUB never waits, so this socket needs no event loop.
+        self._pub = self._context.socket(zmq.PUB)
+        self._router = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
+        self._sockets = (self._pub, self._router)
         try:
-            # Sending on PUB never waits, so this socket needs no event loop.
-            self._pub = self._context.socket(zmq.PUB)
             self._pub.sndhwm = HIGH_WATER_MARK_BATCHES
             self.endpoint = _bind(self._pub, endpoint)
             self.replay_endpoint: str | None = None
             if replay_endpoint is not None:
-                self._router = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
                 # A ROUTER drops what exceeds this, and one whole answer must fit.
                 self._router.sndhwm = buffer_batches + 1
                 self._router.maxmsgsize = _MAX_REQUEST_BYTES
@@ -72,7 +73,9 @@ class Publisher:
 
     def close(self) -> None:
         """Close all sockets at once; what is not sent yet is lost, as when an engine stops."""
-        self._context.destroy(linger=0)
+        for socket in self._sockets:
+            socket.close(linger=0)
+        self._context.term()
 
 
 def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
@@ -80,5 +83,7 @@ def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise OSError(error.errno, f"cannot bind {endpoint}: {error.strerror}") from error
+        raise OSError(
+            error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno)}"
+        ) from error
     return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")

@@ -20,7 +20,7 @@ class ModelTokens:
     """Reads a directory's `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`."""
 
     def __init__(self, directory: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer = _load(directory / "tokenizer.json")
         config = json.loads((directory / "tokenizer_config.json").read_bytes())
         self._special_texts = {
             key: value for key, value in config.items() if key.endswith("_token") and value
@@ -80,6 +80,14 @@ class ModelTokens:
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+
+def _load(path: Path) -> Tokenizer:
+    content = path.read_text()
+    try:
+        return Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer: {error}") from error
 
 
 def _with_plain_content(message: Message) -> Message:

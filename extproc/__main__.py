@@ -1,0 +1,7 @@
+"""`python -m extproc` is the command `kvsteer`."""
+
+import sys
+
+from extproc.cli import main
+
+sys.exit(main())

@@ -1,0 +1,73 @@
+"""Addresses as the configuration writes them: host:port, [IPv6]:port, unix:PATH."""
+
+import ipaddress
+from typing import NamedTuple
+
+UNIX_PREFIX = "unix:"
+MAX_PORT = 65_535
+
+
+class Address(NamedTuple):
+    """A host (name or IP, without brackets) and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_ip(self) -> bool:
+        """Whether the host is an IP address, not a name that has to be resolved."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+
+def parse(text: str) -> Address:
+    """Takes host:port apart.
+
+    Raises:
+        ValueError: with what is wrong, in words.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
+        raise ValueError(f"must be host:port, is {text!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if not _is_ipv6(host):
+            raise ValueError(f"has no IPv6 address in its brackets: {text!r}")
+    elif ":" in host:
+        raise ValueError(f"needs brackets around its IPv6 address: {text!r}")
+    if not host or any(character.isspace() or character in "/@," for character in host):
+        raise ValueError(f"must be host:port, is {text!r}")
+    return Address(_canonical(host), int(port))
+
+
+def _canonical(host: str) -> str:
+    """An IP address in its one spelling: Envoy compares the addresses that we name as text."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host
+
+
+def parse_tcp(text: str) -> Address:
+    """Takes a ZMQ endpoint tcp://host:port apart.
+
+    Raises:
+        ValueError: with what is wrong, in words.
+    """
+    if not text.startswith("tcp://"):
+        raise ValueError(f"must be tcp://host:port, is {text!r}")
+    return parse(text.removeprefix("tcp://"))
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""The command line."""
+
+import argparse
+import asyncio
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from extproc.errors import ConfigError, StartError
+
+DEFAULT_ADMIN = "http://127.0.0.1:9090"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit status is 0, 1 for what failed, 2 for what was asked wrongly."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except StartError as error:
+        print(f"kvsteer: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    from simulator import cli as simulator  # noqa: PLC0415 - only here
+
+    parser = argparse.ArgumentParser(
+        prog="kvsteer",
+        description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
+    )
+    parser.add_argument("--version", action="version", version=f"kvsteer {version('kvsteer')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the router")
+    serve.set_defaults(run=_serve)
+    check = commands.add_parser("check", help="check a configuration; exit 2 and say what is wrong")
+    check.set_defaults(run=_check)
+    envoy = commands.add_parser("envoy", help="print an envoy.yaml for a configuration")
+    envoy.set_defaults(run=_envoy)
+    for command in (serve, check, envoy):
+        command.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+
+    explain = commands.add_parser("explain", help="say where a request would go, and why")
+    explain.add_argument(
+        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
+    explain.set_defaults(run=_explain)
+
+    demo = commands.add_parser("demo", help="run workers, router and Envoy on this machine")
+    demo.add_argument("--workers", type=int, default=3, metavar="N", help="simulated workers")
+    demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
+    demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
+    demo.set_defaults(run=_demo)
+
+    worker = commands.add_parser("worker", help="run one simulated worker")
+    simulator.add_arguments(worker)
+    worker.set_defaults(run=simulator.run)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from extproc.app import serve  # noqa: PLC0415 - what a command does not use, it does not load
+
+    asyncio.run(serve(arguments.config))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from extproc.config_reader import load  # noqa: PLC0415
+
+    load(arguments.config)
+    print(f"{arguments.config}: ok")
+    return 0
+
+
+def _envoy(arguments: argparse.Namespace) -> int:
+    from extproc.config_reader import load  # noqa: PLC0415
+    from extproc.envoy_config import render  # noqa: PLC0415
+
+    print(render(load(arguments.config)), end="")
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from extproc.demo import run  # noqa: PLC0415
+
+    return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    try:
+        body = json.load(sys.stdin)
+    except ValueError as error:
+        print(f"kvsteer explain: standard input is not JSON: {error}", file=sys.stderr)
+        return 2
+    # a whole envelope is taken as it is, so that recorded ones can be piped in
+    envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
+    request = urllib.request.Request(  # noqa: S310 - the operator names the URL
+        f"{arguments.admin.rstrip('/')}/explain",
+        data=json.dumps(envelope).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+            print(json.dumps(json.load(response), indent=2))
+    except (urllib.error.URLError, ValueError, OSError) as error:
+        print(f"kvsteer explain: {arguments.admin}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _is_envelope(body: object) -> bool:
+    return isinstance(body, dict) and "body" in body and "path" in body

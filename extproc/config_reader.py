@@ -1,0 +1,160 @@
+"""From YAML text to one checked `Config`; every fault is found in one run.
+
+Here is what a key can break alone: its name, type, range. Rules between keys are in
+`extproc.config_rules`.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from extproc.config import Config
+from extproc.config_rules import broken_rules
+from extproc.errors import ConfigError
+
+# A configuration names a few thousand workers at most; a larger file is a mistake.
+MAX_FILE_BYTES = 4 * 1024 * 1024
+
+_KINDS = {str: "text", int: "a whole number", bool: "true or false"}
+
+
+def load(path: str) -> Config:
+    """Reads and checks a configuration file.
+
+    Raises:
+        ConfigError: the file cannot be read, or anything in it is wrong.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
+    return parse(text, path)
+
+
+def parse(text: str | bytes, name: str) -> Config:
+    """Checks a configuration text.
+
+    name: its file's, for the messages.
+
+    Raises:
+        ConfigError: with all its faults.
+    """
+    try:
+        raw = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError([f"{name}: not YAML: {' '.join(str(error).split())}"]) from None
+    faults: list[str] = []
+    config = _section(Config, raw, "", faults)
+    if config is not None:
+        faults += [rule for rule in broken_rules(config) if not _follows(rule, faults)]
+    if config is None or faults:
+        raise ConfigError([f"{name}: {fault}" for fault in faults])
+    return typing.cast("Config", config)
+
+
+def _follows(rule: str, faults: list[str]) -> bool:
+    """Whether a list is empty only because its items were at fault."""
+    key = rule.partition(": ")[0]
+    return any(fault.startswith(f"{key}[") for fault in faults)
+
+
+def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # noqa: ANN401
+    """One section as its dataclass; what is wrong is written down, and left at its default.
+
+    None where that cannot be: no mapping, or a key without a default is missing or wrong.
+    """
+    if not isinstance(raw, Mapping):
+        faults.append(f"{path or 'configuration'}: must be a mapping, is {_shown(raw)}")
+        return None
+    known = {item.name: item for item in fields(kind)}
+    unknown = [key for key in raw if key not in known]
+    faults += [f"{_join(path, key)}: unknown key{_near(key, known)}" for key in unknown]
+    hints = typing.get_type_hints(kind)
+    values: dict[str, object] = {}
+    complete = True
+    for name, item in known.items():
+        where, before = _join(path, name), len(faults)
+        if name in raw:
+            value = _value(hints[name], raw[name], where, item, faults)
+            if value is not None or len(faults) == before:
+                values[name] = value
+        elif _is_required(item):
+            faults.append(f"{where}: missing")
+        complete &= name in values or not _is_required(item)
+    return kind(**values) if complete else None
+
+
+def _is_required(item: "Field[Any]") -> bool:
+    return item.default is MISSING and item.default_factory is MISSING
+
+
+def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:
+    kind, optional = _without_none(hint)
+    if raw is None and optional:
+        return None
+    if is_dataclass(kind):
+        return _section(typing.cast("type", kind), raw, path, faults)
+    if typing.get_origin(kind) is tuple:
+        return _items(typing.get_args(kind)[0], raw, path, item, faults)
+    fault = _scalar_fault(kind, raw, item)
+    if fault:
+        faults.append(f"{path}: {fault}")
+        return None
+    return raw
+
+
+def _without_none(hint: object) -> tuple[object, bool]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        return rest[0], True
+    return hint, False
+
+
+def _items(kind: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:
+    if not isinstance(raw, list):
+        faults.append(f"{path}: must be a list, is {_shown(raw)}")
+        return None
+    values = [
+        _value(kind, entry, f"{path}[{position}]", item, faults)
+        for position, entry in enumerate(raw)
+    ]
+    return tuple(value for value in values if value is not None)
+
+
+def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
+    if type(raw) is not kind:
+        return f"must be {_KINDS[typing.cast('type', kind)]}, is {_shown(raw)}"
+    choices, minimum = item.metadata["choices"], item.metadata["minimum"]
+    if choices and raw not in choices:
+        return f"must be one of {', '.join(choices)}, is {raw!r}"
+    if type(raw) is int and raw < minimum:
+        return f"must be at least {minimum}, is {raw}"
+    if raw == "" and item.default != "":
+        return "must not be empty"
+    return None
+
+
+def _shown(raw: object) -> str:
+    if raw is None:
+        return "empty"
+    if isinstance(raw, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(raw, list) else repr(raw)[:60]
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _near(key: object, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,153 @@
+"""The demo's judge: sends conversations through Envoy and compares predictions with reports."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import zmq.asyncio
+
+from kvstate.zmq_transport import ZmqSource, ZmqTransport
+
+CONVERSATIONS = 6
+TURNS = 3
+WORDS_IN_FIRST_PROMPT = 240
+WORDS_IN_FOLLOW_UP = 30
+CHAT = "/v1/chat/completions"
+
+_TEXT = (
+    "a request with the same prefix as one before it need not be computed again if it reaches the"
+    " worker that still holds those blocks in its cache and every other worker would start over"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request that was sent; holder is the worker of the turn before, None at the first."""
+
+    conversation: int
+    turn: int
+    worker: str
+    holder: str | None
+    predicted: int
+    reported: int
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it, "" if nothing is."""
+        if self.holder is not None and self.worker != self.holder:
+            return f"its prefix is on {self.holder}"
+        return "" if self.predicted == self.reported else "prediction differs"
+
+
+async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> bool:
+    """Sends the sample workload, prints its table, and tells whether all is as it should be.
+
+    envoy, admin: base URLs. replays: the workers' replay endpoints, in the router's order.
+    """
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        conversations = [_Conversation(number, model) for number in range(CONVERSATIONS)]
+        # at once, so that load spreads them
+        rows = await asyncio.gather(*(one.turn(session, envoy, admin) for one in conversations))
+        for _ in range(TURNS - 1):
+            for conversation in conversations:
+                await _caught_up(session, admin, replays)
+                rows.append(await conversation.turn(session, envoy, admin))
+        async with session.get(f"{admin}/workers") as response:
+            workers = await response.json()
+    return _report(rows, workers)
+
+
+class _Conversation:
+    def __init__(self, number: int, model: str) -> None:
+        self._number = number
+        self._model = model
+        self._rng = random.Random(number)  # noqa: S311 - the same words every time
+        self._messages: list[dict[str, str]] = []
+        self._turn = 0
+        self._holder: str | None = None
+
+    async def turn(self, session: aiohttp.ClientSession, envoy: str, admin: str) -> Row:
+        """Sends the next message, and remembers the answer for the one after it."""
+        words = WORDS_IN_FOLLOW_UP if self._turn else WORDS_IN_FIRST_PROMPT
+        text = f"Conversation {self._number}. " + " ".join(
+            self._rng.choices(_TEXT.split(), k=words)
+        )
+        self._messages.append({"role": "user", "content": text})
+        body = {"model": self._model, "messages": self._messages, "max_tokens": 24}
+        async with session.post(f"{admin}/explain", json={"path": CHAT, "body": body}) as response:
+            explained = await response.json()
+        async with session.post(f"{envoy}{CHAT}", json=body) as response:
+            response.raise_for_status()
+            worker = response.headers["x-worker"]
+            answer = await response.json()
+        self._messages.append(answer["choices"][0]["message"])
+        row = Row(
+            conversation=self._number,
+            turn=self._turn,
+            worker=worker,
+            holder=self._holder,
+            predicted=_predicted(explained, worker),
+            reported=answer["usage"]["prompt_tokens_details"]["cached_tokens"],
+        )
+        self._turn += 1
+        self._holder = worker
+        return row
+
+
+def _predicted(explained: dict[str, Any], worker: str) -> int:
+    overlaps = {one["endpoint"]: one["overlap_tokens"] for one in explained["candidates"]}
+    return int(overlaps[worker])
+
+
+async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequence[str]) -> None:
+    """Waits until the router has taken every batch that the workers have published."""
+    async with asyncio.timeout(10):
+        while True:
+            async with session.get(f"{admin}/workers") as response:
+                workers = await response.json()
+            last = [worker["feeds"][0]["last_sequence"] for worker in workers]
+            left = [await _published_after(*pair) for pair in zip(replays, last, strict=True)]
+            if not any(left):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def _published_after(replay: str, sequence: int | None) -> bool:
+    context = zmq.asyncio.Context.instance()
+    transport = ZmqTransport(context, ZmqSource(events=replay, replay=replay, topic=""))
+    try:
+        start = 0 if sequence is None else sequence + 1
+        return [message async for message in transport.replay(start)] != []
+    finally:
+        await transport.close()
+
+
+def _report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
+    print(f"{'request':<24}{'worker':<24}{'predicted':>10}{'reported':>10}")
+    for row in rows:
+        name = f"conversation {row.conversation} turn {row.turn + 1}"
+        print(f"{name:<24}{row.worker:<24}{row.predicted:>10}{row.reported:>10}  {row.fault}")
+    faults = [f"{row.conversation}.{row.turn + 1}: {row.fault}" for row in rows if row.fault]
+    faults += [
+        f"feed of {worker['endpoint']} is {feed['state']}: {feed['reason']}"
+        for worker in workers
+        for feed in worker["feeds"]
+        if feed["state"] != "live"
+    ]
+    used = {row.worker for row in rows}
+    if len(used) < 2:  # noqa: PLR2004 - one worker alone proves no choice
+        faults.append(f"only {len(used)} worker was used")
+    if not any(row.predicted for row in rows):
+        faults.append("nothing was predicted to be cached")
+    for fault in faults:
+        print(f"FAULT {fault}")
+    cached, reported = sum(row.predicted for row in rows), sum(row.reported for row in rows)
+    print(
+        f"{len(rows)} requests on {len(used)} workers, {reported} tokens cached,"
+        f" {cached} predicted: {'FAILED' if faults else 'ok'}"
+    )
+    return not faults

@@ -1,0 +1,182 @@
+"""The envoy.yaml for a configuration: what `kvsteer envoy --config FILE` prints.
+
+Built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy;
+envoy/envoy.yaml is the same, for one example, with the reasons beside each setting.
+"""
+
+import typing
+from datetime import timedelta
+
+import yaml
+from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap
+from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.listener import v3 as listener
+from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import (
+    v3 as connection_manager,
+)
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation import (
+    v3 as early_header_mutation,
+)
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.config import Config
+from extproc.envoy_clusters import (
+    BOUND,
+    EXTPROC,
+    cluster_names,
+    extproc_cluster,
+    socket,
+    worker_clusters,
+)
+from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL
+
+HEADING = """\
+# A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
+# envoy/envoy.yaml in KVSteer's sources says why each setting is there.
+"""
+
+NO_LIMIT = timedelta(0)
+
+
+def render(config: Config) -> str:
+    """A complete envoy.yaml that steers by what `kvsteer serve` with this configuration answers.
+
+    The same configuration always gives the same text.
+    """
+    # Fields keep their own names: betterproto2's snake case makes consecutive_5_xx of one of them.
+    tree = _bootstrap(config).to_dict(casing=typing.cast("typing.Any", str))
+    return HEADING + yaml.safe_dump(tree, sort_keys=False)
+
+
+def _bootstrap(config: Config) -> bootstrap.Bootstrap:
+    return bootstrap.Bootstrap(
+        admin=bootstrap.Admin(address=socket(config.envoy.admin, BOUND)),
+        static_resources=bootstrap.BootstrapStaticResources(
+            listeners=[_listener(config)],
+            clusters=[
+                *worker_clusters(config),
+                extproc_cluster(config.envoy.router or config.extproc.listen),
+            ],
+        ),
+    )
+
+
+def _listener(config: Config) -> listener.Listener:
+    http = listener.Filter(
+        name="envoy.filters.network.http_connection_manager",
+        typed_config=Any.pack(_connection_manager(config)),
+    )
+    return listener.Listener(
+        name="clients",
+        address=socket(config.envoy.listen, BOUND),
+        filter_chains=[listener.FilterChain(filters=[http])],
+    )
+
+
+def _connection_manager(config: Config) -> connection_manager.HttpConnectionManager:
+    filters = {
+        "envoy.filters.http.ext_proc": _ext_proc(config.envoy.message_timeout_ms),
+        "envoy.filters.http.router": router.Router(),
+    }
+    return connection_manager.HttpConnectionManager(
+        stat_prefix="clients",
+        # An engine may think for minutes before its first token; its own limits apply.
+        stream_idle_timeout=NO_LIMIT,
+        early_header_mutation_extensions=[_client_headers_removed()],
+        route_config=route.RouteConfiguration(
+            name="clients", virtual_hosts=[_virtual_host(config)]
+        ),
+        http_filters=[
+            connection_manager.HttpFilter(name=name, typed_config=Any.pack(message))
+            for name, message in filters.items()
+        ],
+    )
+
+
+def _client_headers_removed() -> core.TypedExtensionConfig:
+    """Early, so that a client steers nothing even while the router is away."""
+    mutations = [mutation_rules.HeaderMutation(remove=name) for name in (DESTINATION, MODEL)]
+    return core.TypedExtensionConfig(
+        name="envoy.http.early_header_mutation.header_mutation",
+        typed_config=Any.pack(early_header_mutation.HeaderMutation(mutations=mutations)),
+    )
+
+
+def _ext_proc(message_timeout_ms: int) -> ext_proc.ExternalProcessor:
+    headers, bodies = ext_proc.ProcessingModeHeaderSendMode, ext_proc.ProcessingModeBodySendMode
+    namespaces = ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
+    return ext_proc.ExternalProcessor(
+        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC)),
+        failure_mode_allow=True,
+        message_timeout=timedelta(milliseconds=message_timeout_ms),
+        processing_mode=ext_proc.ProcessingMode(
+            request_header_mode=headers.SEND,
+            request_body_mode=bodies.BUFFERED,
+            response_header_mode=headers.SKIP,
+            response_body_mode=bodies.NONE,
+            request_trailer_mode=headers.SKIP,
+            # Keeps the stream open until the response ends, which is how load is counted.
+            response_trailer_mode=headers.SEND,
+        ),
+        allow_mode_override=True,
+        metadata_options=ext_proc.MetadataOptions(receiving_namespaces=namespaces),
+    )
+
+
+def _virtual_host(config: Config) -> route.VirtualHost:
+    return route.VirtualHost(
+        name="inference",
+        domains=["*"],
+        routes=_routes(config),
+        retry_policy=_retry_policy(),
+        request_body_buffer_limit=config.envoy.request_body_buffer_limit_bytes,
+    )
+
+
+def _routes(config: Config) -> list[route.Route]:
+    """A route for each model, if there are several, and the first model's for all the rest.
+
+    The last one takes over while the router is away or does not know the model.
+    """
+    clusters = cluster_names(model.name for model in config.models)
+    default = _route(next(iter(clusters.values())), [])
+    if len(clusters) == 1:
+        return [default]
+    return [*(_route(name, [_is_model(model)]) for model, name in clusters.items()), default]
+
+
+def _route(cluster: str, headers: list[route.HeaderMatcher]) -> route.Route:
+    return route.Route(
+        match=route.RouteMatch(prefix="/", headers=headers),
+        route=route.RouteAction(cluster=cluster, timeout=NO_LIMIT),
+    )
+
+
+def _is_model(model: str) -> route.HeaderMatcher:
+    return route.HeaderMatcher(name=MODEL, string_match=matcher.StringMatcher(exact=model))
+
+
+def _retry_policy() -> route.RetryPolicy:
+    """Walks the list of picks; override_host looks at no host's health, so this saves a request.
+
+    Only where no byte of the request has reached the worker: nothing is generated twice.
+    """
+    other_host = route.RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts",
+        typed_config=Any.pack(previous_hosts.PreviousHostsPredicate()),
+    )
+    return route.RetryPolicy(
+        retry_on="connect-failure,refused-stream,reset-before-request",
+        num_retries=3,
+        retry_host_predicate=[other_host],
+        host_selection_retry_max_attempts=5,
+        retry_back_off=route.RetryPolicyRetryBackOff(
+            base_interval=timedelta(milliseconds=1), max_interval=timedelta(milliseconds=10)
+        ),
+    )

@@ -1,0 +1,32 @@
+"""Log lines, as text or JSON, on standard error."""
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure(level: str, style: str) -> None:
+    """Sets up our loggers; level and style as in the configuration (log.level, log.format)."""
+    handler = logging.StreamHandler(sys.stderr)
+    if style == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    root = logging.getLogger("kvsteer")
+    root.handlers = [handler]
+    root.propagate = False
+    root.setLevel(level.upper())

@@ -1,0 +1,178 @@
+"""The path of a request: parse, tokens, decide, book. One router serves all streams."""
+
+import asyncio
+import functools
+import logging
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+from extproc.config import Config
+from extproc.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.errors import RequestError
+from extproc.load import Booking, Loads
+from extproc.metrics import Metrics
+from extproc.models import Models, Served
+from extproc.request import InferenceRequest, Prompt, is_inference, model_of, parse
+from extproc.stream import Ask, Head
+from extproc.tokens import Tokenizer, size_of
+from extproc.workers import Workers
+from kvstate.events import Tokens
+from kvstate.overlap import Overlap
+from kvstate.overlap import Prompt as Keyed
+
+log = logging.getLogger("kvsteer.decision")
+
+# Prompts of more characters than this are tokenized beside the event loop (about a millisecond).
+INLINE_CHARACTERS = 2_048
+
+# Threads for long prompts; tokenizers releases the interpreter lock.
+TOKENIZER_THREADS = 2
+
+
+class Router:
+    """Decides where requests go.
+
+    tokenizers: by model; a model without one is routed by load.
+    monotonic: seconds, for deadlines and load.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: Workers,
+        tokenizers: Mapping[str, Tokenizer],
+        metrics: Metrics,
+        rng: Random,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._models = Models(config.models)
+        self._workers = workers
+        self._tokenizers = tokenizers
+        self._metrics = metrics
+        self._rng = rng
+        self._monotonic = monotonic
+        self._loads = Loads()
+        self._turn = 0
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
+
+    async def route(self, ask: Ask) -> tuple[Decision, Booking | None]:
+        """Decides and books; never fails, whatever the request is.
+
+        The booking, if a worker was picked, is to be given to `release` when the request is over.
+        """
+        started = self._monotonic()
+        try:
+            decision = await self._decide(ask)
+        except Exception:
+            log.exception("decision failed; the request is routed by load")
+            decision = self._place(Query(self._models.default, reason="internal_error"))
+        booking = self._book(decision)
+        self._metrics.observe_decision(decision, self._monotonic() - started)
+        self._tell(decision)
+        return decision, booking
+
+    async def explain(self, head: Head, body: bytes) -> Decision:
+        """The decision for a request, without any effect."""
+        ask = Ask(head, body)
+        if not is_inference(head.method, head.path):
+            ask = Ask(head, None, "not_inference")
+        return await self._decide(ask)
+
+    def release(self, booking: Booking) -> None:
+        """The request is over."""
+        self._loads.end(booking)
+
+    def in_flight(self, endpoint: str) -> int:
+        """Requests under way on an endpoint."""
+        return self._loads.in_flight(endpoint)
+
+    def close(self) -> None:
+        """Stops the tokenizer threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _decide(self, ask: Ask) -> Decision:
+        return self._place(await self._query(ask))
+
+    async def _query(self, ask: Ask) -> Query:
+        if ask.body is None:
+            return Query(None, reason=ask.reason)
+        try:
+            request = parse(ask.head.path, ask.body)
+        except RequestError as error:
+            served = self._models.find(model_of(ask.body))
+            return Query(served.model if served else None, reason=error.reason)
+        served = self._models.find(request.model)
+        if served is None:
+            return Query(None, reason="unknown_model")
+        try:
+            return Query(served.model, await self._keyed(request, served))
+        except RequestError as error:
+            return Query(served.model, reason=error.reason)
+        except TimeoutError:
+            return Query(served.model, reason="deadline")
+
+    async def _keyed(self, request: InferenceRequest, served: Served) -> list[Keyed]:
+        async with asyncio.timeout(self._config.extproc.deadline_ms / 1000):
+            return [
+                Keyed(
+                    served.model,
+                    await self._tokens(prompt, served),
+                    served.lora,
+                    request.cache_salt,
+                )
+                for prompt in request.prompts
+            ]
+
+    async def _tokens(self, prompt: Prompt, served: Served) -> Tokens:
+        tokenizer = self._tokenizers.get(served.model)
+        if tokenizer is None:
+            if isinstance(prompt, array):
+                return prompt
+            raise RequestError("no_tokenizer")
+        if size_of(prompt) <= INLINE_CHARACTERS:
+            return tokenizer.encode(prompt)
+        encode = functools.partial(tokenizer.encode, prompt)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+    def _place(self, query: Query) -> Decision:
+        snapshot = Snapshot(
+            workers=self._candidates(query.model or self._models.default),
+            overlaps=self._overlaps,
+            in_flight=self._loads.in_flight,
+            backlog_tokens=self._loads.backlog_tokens,
+            policy=self._config.policy.name,
+            turn=self._turn,
+        )
+        return decide(query, snapshot, self._monotonic(), self._rng)
+
+    def _overlaps(self, prompt: Keyed) -> Mapping[str, Overlap]:
+        return self._workers.overlaps(prompt)
+
+    def _candidates(self, model: str) -> Sequence[Worker]:
+        return self._workers.candidates(model)
+
+    def _book(self, decision: Decision) -> Booking | None:
+        self._turn += 1
+        best = decision.best
+        if best is None:
+            return None
+        endpoint = best.candidate.endpoint
+        return self._loads.begin(endpoint, best.uncached_tokens, self._monotonic())
+
+    def _tell(self, decision: Decision) -> None:
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        best = decision.best
+        log.debug(
+            "decision: model %s, worker %s, overlap %d of %d tokens, uncertain %d, reason %s",
+            decision.model,
+            best.candidate.endpoint if best else None,
+            best.certain_tokens if best else 0,
+            decision.prompt_tokens,
+            best.uncertain_tokens if best else 0,
+            decision.reason,
+        )

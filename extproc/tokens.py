@@ -1,0 +1,106 @@
+"""From prompts to token ids: exactly the engine's, or an error and no claim."""
+
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from extproc.chat_template import ChatTemplate
+from extproc.config import Model
+from extproc.errors import RequestError, StartError
+from extproc.request import Chat, Prompt, Text
+from extproc.tokenizer_files import TokenizerFiles
+from kvstate.events import Tokens
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """The tokenizer and chat template of one model; safe to use from several threads."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    @classmethod
+    def load(cls, model: Model) -> "Tokenizer | None":
+        """The tokenizer that a model's configuration names, None if it names none.
+
+        Raises:
+            StartError: its files cannot be read.
+        """
+        if model.tokenizer is None:
+            return None
+        try:
+            files = TokenizerFiles.find(model.tokenizer)
+            tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
+            return cls(tokenizer, _load_template(files, model.chat_template))
+        except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
+            raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
+
+    def encode(self, prompt: Prompt) -> Tokens:
+        """The token ids of a prompt.
+
+        Raises:
+            RequestError: the chat template refuses it, or the model has none.
+        """
+        if isinstance(prompt, array):
+            return prompt
+        if isinstance(prompt, Text):
+            return self._ids(prompt.text, add_special_tokens=prompt.add_special_tokens)
+        return self._ids(self._render(prompt), add_special_tokens=prompt.add_special_tokens)
+
+    def _render(self, chat: Chat) -> str:
+        if self._template is None:
+            raise RequestError("no_chat_template")
+        return self._template.render(chat.messages, chat.variables)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> Tokens:
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError):
+            raise RequestError("not_unicode") from None  # a lone surrogate from a JSON escape
+        return array("I", encoding.ids)
+
+
+def size_of(prompt: Prompt) -> int:
+    """Characters of text in a prompt: what tokenizing it will cost, roughly."""
+    if isinstance(prompt, Text):
+        return len(prompt.text)
+    if isinstance(prompt, Chat):
+        return sum(len(str(message.get("content"))) for message in prompt.messages)
+    return 0
+
+
+def _load_template(files: TokenizerFiles, override: str | None) -> ChatTemplate | None:
+    settings: Mapping[str, Any] = {}
+    if files.config is not None:
+        settings = json.loads(files.config.read_bytes())
+    if override is not None:
+        source = Path(override).read_text()
+    elif files.template is not None:
+        source = files.template.read_text()
+    else:
+        source = _default_template(settings.get("chat_template"))
+    if not source:
+        return None
+    named = {name: _content(settings.get(name)) for name in _SPECIAL_TOKENS}
+    return ChatTemplate(source, {name: token for name, token in named.items() if token})
+
+
+def _default_template(entry: object) -> str:
+    """The template in tokenizer_config.json: one text, or a list with a name each."""
+    if isinstance(entry, list):
+        named = {item["name"]: item["template"] for item in entry}
+        return str(named.get("default", ""))
+    return entry if isinstance(entry, str) else ""
+
+
+def _content(token: object) -> str | None:
+    """A special token's text, given as text or as an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None

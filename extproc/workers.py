@@ -1,0 +1,160 @@
+"""The workers as configured: their addresses, kept resolved, and their feeds."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from extproc import address
+from extproc import config as configuration
+from extproc.address import Address
+from extproc.config import Config
+from extproc.decision import Worker
+from kvstate.feed import State
+from kvstate.fleet import FeedStatus, Fleet
+from kvstate.overlap import Overlap, Prompt
+from kvstate.tiers import Tier
+from kvstate.transport import Transport
+
+log = logging.getLogger("kvsteer.workers")
+
+# Host names are looked up again so often; Envoy's own DNS clusters do it every 5 s.
+RESOLVE_INTERVAL_SECONDS = 5.0
+
+MakeTransports = Callable[[configuration.WorkerEvents], Sequence[Transport]]
+
+
+class Workers:
+    """All workers.
+
+    make_transports: opens a worker's event sources, one a rank.
+    """
+
+    def __init__(self, config: Config, fleet: Fleet, make_transports: MakeTransports) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._make_transports = make_transports
+        self._places = {
+            worker.endpoint: address.parse(worker.endpoint) for worker in config.workers
+        }
+        self._endpoints = {name: str(place) for name, place in self._places.items() if place.is_ip}
+        self._resolving: asyncio.Task[None] | None = None
+        self.events_enabled = False
+
+    async def start(self) -> None:
+        """Resolves names once, then keeps them resolved; follows the feeds if that is enabled."""
+        names = [place for place in self._places.values() if not place.is_ip]
+        if names:
+            await self._resolve_all()
+            self._resolving = asyncio.create_task(self._keep_resolved())
+        await self.enable_events(enabled=self._config.events.enabled)
+
+    async def close(self) -> None:
+        """Stops following the workers."""
+        if self._resolving is not None:
+            self._resolving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._resolving
+        await self._fleet.close()
+
+    async def enable_events(self, *, enabled: bool) -> None:
+        """The kill switch: without events every worker is as one that publishes none."""
+        if enabled == self.events_enabled:
+            return
+        self.events_enabled = enabled
+        log.info("events %s", "enabled" if enabled else "disabled: requests are routed by load")
+        if not enabled:
+            await self._fleet.close()
+            return
+        for worker in self._config.workers:
+            if worker.events is not None:
+                model = self._config.model_of(worker)
+                self._fleet.add(worker.endpoint, model, self._make_transports(worker.events))
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        """The overlap of every worker that holds the prompt's first block, by name."""
+        return self._fleet.overlaps(prompt)
+
+    def candidates(self, model: str) -> list[Worker]:
+        """Every worker as a candidate for a request to a model."""
+        return [self._candidate(worker, model) for worker in self._config.workers]
+
+    def _candidate(self, worker: configuration.Worker, model: str) -> Worker:
+        endpoint = self._endpoints.get(worker.endpoint)
+        excluded = ""
+        if self._config.model_of(worker) != model:
+            excluded = f"serves {self._config.model_of(worker)}"
+        elif endpoint is None:
+            excluded = "its host name could not be resolved"
+        state = self._fleet.state(worker.endpoint).value
+        return Worker(worker.endpoint, endpoint or worker.endpoint, state, excluded)
+
+    def replays_done(self) -> bool:
+        """Whether no feed is still catching up for the first time."""
+        states = {self._fleet.state(worker.endpoint) for worker in self._config.workers}
+        return State.REPLAYING not in states
+
+    def status(self, in_flight: Callable[[str], int]) -> list[dict[str, Any]]:
+        """The answer of GET /workers."""
+        return [self._status(worker, in_flight) for worker in self._config.workers]
+
+    def _status(
+        self, worker: configuration.Worker, in_flight: Callable[[str], int]
+    ) -> dict[str, Any]:
+        name = worker.endpoint
+        endpoint = self._endpoints.get(name, name)
+        tiers = self._fleet.blocks_by_tier(name)
+        learned = self._fleet.block_size(name)
+        return {
+            "endpoint": endpoint,
+            "name": name,
+            "model": self._config.model_of(worker),
+            "state": self._fleet.state(name).value,
+            "block_size": learned or worker.block_size or self._config.policy.block_size,
+            "feeds": [_feed(status) for status in self._fleet.feeds(name)],
+            "blocks_by_tier": {
+                tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
+            },
+            "in_flight": in_flight(endpoint),
+        }
+
+    async def _keep_resolved(self) -> None:
+        while True:
+            await asyncio.sleep(RESOLVE_INTERVAL_SECONDS)
+            await self._resolve_all()
+
+    async def _resolve_all(self) -> None:
+        named = [(name, place) for name, place in self._places.items() if not place.is_ip]
+        await asyncio.gather(*(self._resolve(name, place) for name, place in named))
+
+    async def _resolve(self, name: str, place: Address) -> None:
+        """Looks a host name up; the last address that was found stays where none is found now."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            if name not in self._endpoints:
+                log.warning("worker %s: cannot be resolved yet: %s", name, error.strerror)
+            return
+        endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
+        if endpoints and self._endpoints.get(name) not in endpoints:
+            self._endpoints[name] = endpoints[0]
+            log.info("worker %s is at %s", name, endpoints[0])
+
+
+def _feed(status: FeedStatus) -> dict[str, Any]:
+    return {
+        "rank": status.rank,
+        "state": status.state.value,
+        "reason": status.reason,
+        "last_sequence": status.last_sequence,
+        "blocks": status.blocks,
+        "orphans": status.orphans,
+        "gaps": status.gaps,
+        "replays": status.replays,
+        "restarts": status.restarts,
+        "lag_seconds": round(status.lag_seconds, 6),
+        "counts": dict(status.counts),
+    }

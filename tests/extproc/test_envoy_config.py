@@ -1,0 +1,360 @@
+import asyncio
+import re
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from extproc.config import Config, Envoy, ExtProc, Model, Worker
+from extproc.envoy_config import render
+from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, free_port, running_envoy
+
+EXAMPLES = Path(__file__).parents[2] / "envoy"
+STEERING_HEADERS = {"x-gateway-destination-endpoint", "x-kvsteer-model"}
+
+
+def configuration(*endpoints: str, **sections: Any) -> Config:
+    workers = tuple(Worker(endpoint) for endpoint in endpoints or ("127.0.0.1:8001",))
+    return Config(models=(Model("tiny"),), workers=workers, **sections)
+
+
+def two_models(first: str = "tiny", second: str = "org/big", port: int = 8001) -> Config:
+    return Config(
+        models=(Model(first), Model(second)),
+        workers=(Worker(f"127.0.0.1:{port}", first), Worker("127.0.0.1:8002", second)),
+    )
+
+
+def parsed(config: Config) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load(render(config))
+    return tree
+
+
+def connection_manager(tree: dict[str, Any]) -> dict[str, Any]:
+    listener = tree["static_resources"]["listeners"][0]
+    manager: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager
+
+
+def virtual_host(tree: dict[str, Any]) -> dict[str, Any]:
+    host: dict[str, Any] = connection_manager(tree)["route_config"]["virtual_hosts"][0]
+    return host
+
+
+def ext_proc(tree: dict[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = connection_manager(tree)["http_filters"][0]["typed_config"]
+    return settings
+
+
+def clusters(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {found["name"]: found for found in tree["static_resources"]["clusters"]}
+
+
+def members(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    endpoints = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    return [member["endpoint"]["address"] for member in endpoints]
+
+
+def override(cluster: dict[str, Any]) -> dict[str, Any]:
+    policy = cluster["load_balancing_policy"]["policies"][0]["typed_extension_config"]
+    settings: dict[str, Any] = policy["typed_config"]
+    return settings
+
+
+def socket_address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def meaning(tree: Any) -> Any:
+    """JSON allows 0.5s and 0.500s, 5 and "5"; the order of keys means nothing either."""
+    if isinstance(tree, dict):
+        return {key: meaning(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [meaning(value) for value in tree]
+    number = re.fullmatch(r"([0-9.]+)(s?)", tree) if isinstance(tree, str) else None
+    if number and tree.count(".") <= 1:
+        return (float(number[1]), "seconds") if number[2] else float(number[1])
+    return tree
+
+
+def validate(text: str, directory: Path) -> None:
+    file = directory / "envoy.yaml"
+    file.write_text(text)
+    command = [
+        str(ENVOY),
+        "--mode",
+        "validate",
+        "--disable-hot-restart",
+        "-c",
+        str(file),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(configuration(), id="one model"),
+        pytest.param(two_models(), id="two models"),
+        pytest.param(configuration(extproc=ExtProc("unix:/run/kvsteer.sock")), id="unix socket"),
+        pytest.param(configuration("worker-a:8000", "127.0.0.1:8001"), id="host names"),
+        pytest.param(configuration("[2001:db8::1]:8000", "[::1]:8000"), id="IPv6"),
+    ],
+)
+def test_envoy_accepts_what_is_rendered(config: Config, tmp_path: Path) -> None:
+    validate(render(config), tmp_path)
+
+
+def test_the_static_example_is_what_is_rendered_for_its_three_workers() -> None:
+    example = yaml.safe_load((EXAMPLES / "envoy.yaml").read_text())
+    rendered = parsed(configuration(*(f"127.0.0.1:{port}" for port in (8001, 8002, 8003))))
+    assert meaning(example) == meaning(rendered)
+
+
+def test_envoy_accepts_the_static_example(tmp_path: Path) -> None:
+    validate((EXAMPLES / "envoy.yaml").read_text(), tmp_path)
+
+
+def test_a_heading_says_what_the_file_is_and_how_to_run_it() -> None:
+    assert render(configuration()).startswith("# A complete Envoy configuration")
+    assert "envoy -c FILE" in render(configuration()).splitlines()[0]
+
+
+def test_a_client_cannot_send_the_headers_that_steer() -> None:
+    (extension,) = connection_manager(parsed(configuration()))["early_header_mutation_extensions"]
+    removed = {mutation["remove"] for mutation in extension["typed_config"]["mutations"]}
+    assert removed == STEERING_HEADERS
+
+
+def test_requests_go_on_while_the_router_is_away() -> None:
+    assert ext_proc(parsed(configuration()))["failure_mode_allow"] is True
+
+
+def test_the_pick_is_taken_from_metadata_and_from_nothing_else() -> None:
+    tree = parsed(configuration())
+    (source,) = override(clusters(tree)["workers"])["override_host_sources"]
+    path = [{"key": "x-gateway-destination-endpoint"}]
+    assert source == {"metadata": {"key": "envoy.lb", "path": path}}
+    assert ext_proc(tree)["metadata_options"] == {"receiving_namespaces": {"untyped": ["envoy.lb"]}}
+
+
+def test_without_a_pick_the_least_busy_worker_is_taken() -> None:
+    fallback = override(clusters(parsed(configuration()))["workers"])["fallback_policy"]
+    (policy,) = fallback["policies"]
+    assert policy["typed_extension_config"]["typed_config"]["@type"].endswith(".LeastRequest")
+
+
+def test_request_bodies_are_buffered_and_the_stream_ends_with_the_response() -> None:
+    settings = ext_proc(parsed(configuration()))
+    mode = settings["processing_mode"]
+    assert mode["request_header_mode"] == "SEND"
+    assert mode["request_body_mode"] == "BUFFERED"
+    assert mode["response_header_mode"] == "SKIP"
+    assert mode["response_trailer_mode"] == "SEND"
+    assert settings["allow_mode_override"] is True
+
+
+def test_no_proxy_timeout_cuts_a_long_generation() -> None:
+    tree = parsed(two_models())
+    assert connection_manager(tree)["stream_idle_timeout"] == "0s"
+    assert [each["route"]["timeout"] for each in virtual_host(tree)["routes"]] == ["0s"] * 3
+
+
+def test_requests_are_retried_only_where_the_worker_has_not_seen_them() -> None:
+    policy = virtual_host(parsed(configuration()))["retry_policy"]
+    retried = set(policy["retry_on"].split(","))
+    assert retried == {"connect-failure", "refused-stream", "reset-before-request"}
+    assert policy["retry_back_off"] == {"base_interval": "0.001s", "max_interval": "0.010s"}
+
+
+def test_more_requests_than_envoys_default_may_be_in_flight() -> None:
+    for cluster in clusters(parsed(configuration())).values():
+        (limits,) = cluster["circuit_breakers"]["thresholds"]
+        assert limits["max_requests"] == limits["max_pending_requests"] == 100_000
+
+
+def test_limits_and_addresses_follow_the_configuration() -> None:
+    section = Envoy(
+        "0.0.0.0:80",
+        "[::1]:9",
+        message_timeout_ms=1250,
+        request_body_buffer_limit_bytes=4096,
+    )
+    tree = parsed(configuration(envoy=section))
+    assert ext_proc(tree)["message_timeout"] == "1.250s"
+    assert virtual_host(tree)["request_body_buffer_limit"] == 4096
+    (listener,) = tree["static_resources"]["listeners"]
+    assert listener["address"] == socket_address("0.0.0.0", 80)  # noqa: S104
+    assert tree["admin"]["address"] == socket_address("::1", 9)
+
+
+def test_envoy_binds_to_an_ip_where_localhost_is_written() -> None:
+    tree = parsed(configuration(envoy=Envoy(listen="localhost:80")))
+    assert tree["static_resources"]["listeners"][0]["address"] == socket_address("127.0.0.1", 80)
+
+
+@pytest.mark.parametrize(
+    ("listen", "dialled"),
+    [
+        ("127.0.0.1:7", socket_address("127.0.0.1", 7)),
+        ("0.0.0.0:7", socket_address("127.0.0.1", 7)),
+        ("[::]:7", socket_address("::1", 7)),
+        ("unix:run/k.sock", {"pipe": {"path": "run/k.sock"}}),
+        ("unix:///run/k.sock", {"pipe": {"path": "/run/k.sock"}}),
+    ],
+)
+def test_envoy_dials_the_router_where_it_listens(listen: str, dialled: dict[str, Any]) -> None:
+    cluster = clusters(parsed(configuration(extproc=ExtProc(listen))))["extproc"]
+    assert members(cluster) == [dialled]
+    assert cluster["type"] == "STATIC"
+
+
+def test_the_router_is_resolved_where_its_host_is_a_name() -> None:
+    cluster = clusters(parsed(configuration(extproc=ExtProc("router:7"))))["extproc"]
+    assert (cluster["type"], cluster["dns_lookup_family"]) == ("STRICT_DNS", "V4_PREFERRED")
+
+
+def test_the_router_is_spoken_to_in_http2() -> None:
+    (options,) = clusters(parsed(configuration()))["extproc"][
+        "typed_extension_protocol_options"
+    ].values()
+    assert "http2_protocol_options" in options["explicit_http_config"]
+
+
+def test_workers_named_by_ip_are_static() -> None:
+    cluster = clusters(parsed(configuration("127.0.0.1:1", "[2001:db8::1]:2")))["workers"]
+    assert cluster["type"] == "STATIC"
+    assert members(cluster) == [socket_address("127.0.0.1", 1), socket_address("2001:db8::1", 2)]
+
+
+def test_workers_named_by_host_are_resolved_as_the_router_resolves_them_ipv4_first() -> None:
+    cluster = clusters(parsed(configuration("worker-a:8000", "127.0.0.1:1")))["workers"]
+    assert (cluster["type"], cluster["dns_lookup_family"]) == ("STRICT_DNS", "V4_PREFERRED")
+    assert members(cluster) == [socket_address("worker-a", 8000), socket_address("127.0.0.1", 1)]
+
+
+def test_each_of_several_models_has_a_cluster_and_a_route() -> None:
+    tree = parsed(two_models())
+    assert list(clusters(tree)) == ["workers-tiny", "workers-org-big", "extproc"]
+    (_, big, _) = virtual_host(tree)["routes"]
+    (header,) = big["match"]["headers"]
+    assert header == {"name": "x-kvsteer-model", "string_match": {"exact": "org/big"}}
+    assert big["route"]["cluster"] == "workers-org-big"
+
+
+def test_a_request_without_a_known_model_goes_to_the_first_model() -> None:
+    last = virtual_host(parsed(two_models()))["routes"][-1]
+    assert last["match"] == {"prefix": "/"}
+    assert last["route"]["cluster"] == "workers-tiny"
+
+
+def test_models_whose_names_differ_in_punctuation_have_clusters_of_their_own() -> None:
+    assert list(clusters(parsed(two_models("a/b", "a.b"))))[:2] == ["workers-a-b", "workers-a-b-2"]
+
+
+@pytest.mark.parametrize("fragments", [3, 4], ids=["the two pieces", "all"])
+def test_envoy_accepts_the_pieces_added_to_a_bare_configuration(
+    fragments: int, tmp_path: Path
+) -> None:
+    texts = (EXAMPLES / "add-to-your-envoy.yaml").read_text()
+    pieces = [piece for piece in yaml.safe_load_all(texts) if piece][:fragments]
+    tree = bare_envoy()
+    manager, added = connection_manager(tree), pieces[0]
+    manager["http_filters"][:0] = added["http_filters"]
+    manager["early_header_mutation_extensions"] = added["early_header_mutation_extensions"]
+    tree["static_resources"]["clusters"][0].update(pieces[1])
+    tree["static_resources"]["clusters"].append(pieces[2])
+    for piece in pieces[3:]:
+        virtual_host(tree).update(piece)
+    validate(yaml.safe_dump(tree), tmp_path)
+
+
+def bare_envoy() -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load("""
+static_resources:
+  listeners:
+  - address: {socket_address: {address: 127.0.0.1, port_value: 10000}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: mine
+          route_config:
+            virtual_hosts:
+            - {name: mine, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster: llm}}]}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+  clusters:
+  - name: llm
+    load_assignment:
+      cluster_name: llm
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 8001}}}
+""")  # noqa: E501
+    return tree
+
+
+def on_loopback(config: Config) -> tuple[Config, str, int]:
+    """The configuration on free ports, with no router; the clients' URL and the admin port."""
+    clients, admin = free_port(), free_port()
+    envoy = Envoy(listen=f"127.0.0.1:{clients}", admin=f"127.0.0.1:{admin}")
+    extproc = ExtProc(listen=f"127.0.0.1:{free_port()}")
+    return replace(config, envoy=envoy, extproc=extproc), f"http://127.0.0.1:{clients}/", admin
+
+
+@pytest.fixture
+async def echo_port() -> AsyncIterator[int]:
+    async def echo(request: web.Request) -> web.Response:
+        return web.json_response({name.lower(): value for name, value in request.headers.items()})
+
+    app = web.Application()
+    app.router.add_route("*", "/", echo)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    yield port
+    await runner.cleanup()
+
+
+async def test_while_the_router_is_away_a_client_is_served_and_steers_nothing(
+    echo_port: int,
+) -> None:
+    config, url, admin_port = on_loopback(two_models(port=echo_port))
+    # Where the client asks for, model or worker, nobody listens.
+    spoofed = {"x-gateway-destination-endpoint": "127.0.0.1:8002", "x-kvsteer-model": "org/big"}
+    async with (
+        running_envoy(render(config), admin_port),
+        aiohttp.request("POST", url, data=b"{}", headers=spoofed) as response,
+    ):
+        assert response.status == 200
+        assert not STEERING_HEADERS & set(await response.json())
+
+
+async def test_a_dead_worker_costs_no_request_while_the_router_is_away(echo_port: int) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    config, url, admin_port = on_loopback(configuration(dead, f"127.0.0.1:{echo_port}"))
+    async with running_envoy(render(config), admin_port), aiohttp.ClientSession() as session:
+
+        async def status() -> int:
+            async with session.post(url, data=b"{}") as response:
+                return response.status
+
+        assert await asyncio.gather(*(status() for _ in range(20))) == [200] * 20
+
+
+async def test_an_envoy_that_does_not_start_shows_its_log() -> None:
+    with pytest.raises(EnvoyDiedError, match="nonsense"):
+        async with running_envoy("nonsense: 1", free_port()):
+            pass

@@ -1,0 +1,209 @@
+"""The cache against the recordings of a real vLLM 0.32.0, event by event, and on its own."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import takewhile
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.cache import Holding, PrefixCache
+from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
+from simulator.hashing import NO_NAMESPACE, Namespace, chain, wire_hash
+from simulator.tokens import ModelTokens
+
+Recorded = Callable[[str], list[dict[str, Any]]]
+Batches = list[list[Event]]
+
+BLOCK_SIZE = 32
+# With this option vLLM reports reused blocks again, in one event before all others.
+REPORTS_REUSED_BLOCKS = "s2_kv_cache_report_mode_full"
+# Its two prompts reached the engine one step after the other.
+ARRIVED_APART = "s5_stream_false_echo_batch_prompts"
+
+
+def recorded_batches(record: dict[str, Any]) -> Batches:
+    decoded = [msgspec.msgpack.decode(payload)[1] for payload in record["payloads"]]
+    batches = [[msgspec.convert(event, Event) for event in events] for events in decoded]
+    if record["scenario"] == REPORTS_REUSED_BLOCKS:
+        del batches[0][0]
+    return batches
+
+
+def prompts_of(record: dict[str, Any], tokens: ModelTokens) -> list[list[int]]:
+    body = record["body"]
+    if record["prompt_token_ids"] is None:
+        return [tokens.of_text(prompt) for prompt in body["prompt"]]
+    return [record["prompt_token_ids"]] * body.get("n", 1)
+
+
+def outputs(prompts: list[list[int]], length: int, batches: Batches) -> list[list[int]]:
+    """The generated tokens as the events show them; those in blocks never filled are zero."""
+    first = len(prompts[0])
+    blocks = (first + length - 1) // BLOCK_SIZE - first // BLOCK_SIZE
+    stored = [event for events in batches for event in events if isinstance(event, BlockStored)]
+    decoded = stored[len(stored) - blocks * len(prompts) :]
+    result = []
+    for number, prompt in enumerate(prompts):
+        mine = [token for event in decoded[number :: len(prompts)] for token in event.token_ids]
+        shown = mine[len(prompt) % BLOCK_SIZE :]
+        result.append(shown + [0] * (length - len(shown)))
+    return result
+
+
+def drive(cache: PrefixCache, record: dict[str, Any], tokens: ModelTokens) -> tuple[int, Batches]:
+    """Run one recorded request as vLLM's scheduler did; what was cached, and each step's events."""
+    prompts, wanted = prompts_of(record, tokens), recorded_batches(record)
+    length = record["response"]["usage"]["completion_tokens"] // len(prompts)
+    answers = outputs(prompts, length, wanted)
+    namespace = Namespace(salt=record["body"].get("cache_salt"))
+    session = (record["headers"] or {}).get("X-Session-ID")
+    apart = record["scenario"] == ARRIVED_APART
+    holdings: dict[int, Holding] = {}
+    batches: Batches = []
+    for step in range(length + apart * (len(prompts) - 1)):
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            position = step - number * apart
+            if position == 0:
+                holding = cache.begin(prompt, namespace, session_id=session)
+                assert holding is not None
+                holdings[number] = holding
+            elif 0 < position < length:
+                assert cache.extend(holdings[number], answer[position - 1])
+        batches.append(cache.take_events())
+        for number in range(len(prompts)):
+            if step - number * apart == length - 1:
+                cache.release(holdings[number])
+    return holdings[0].cached_tokens, [events for events in batches if events]
+
+
+def as_bytes(batches: Batches) -> list[bytes]:
+    return [msgspec.msgpack.encode(events) for events in batches]
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "requests"), [("w1", 40, 31), ("cached_tokens", 48, 110)]
+)
+def test_every_recorded_request_gives_the_recorded_events_in_order_and_step_by_step(
+    recorded: Recorded, tokens: ModelTokens, name: str, blocks: int, requests: int
+) -> None:
+    cache = PrefixCache(blocks=blocks, block_size=BLOCK_SIZE)
+    # Left out: a chat that was refused, and resets, which show in the next request's events.
+    served = [r for r in recorded(name) if r["status"] == 200 and "prompt_token_ids" in r]
+    assert len(served) == requests
+    for record in served:
+        wanted = recorded_batches(record)
+        if wanted and wanted[0][0] == AllBlocksCleared():
+            assert cache.reset()
+        _, batches = drive(cache, record, tokens)
+        assert as_bytes(batches) == as_bytes(wanted), record["scenario"]
+
+
+def test_every_recorded_hit_has_the_length_that_vllm_reported(
+    recorded: Recorded, tokens: ModelTokens
+) -> None:
+    cache = PrefixCache(blocks=48, block_size=BLOCK_SIZE)
+    for record in recorded("cached_tokens"):
+        if any(AllBlocksCleared() in events for events in recorded_batches(record)):
+            assert cache.reset()
+        cached, _ = drive(cache, record, tokens)
+        reported = record["response"]["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == reported, record["scenario"]
+
+
+def begin(cache: PrefixCache, length: int, *, first: int = 0, reuse: bool = True) -> Holding:
+    holding = cache.begin(range(first, first + length), NO_NAMESPACE, reuse=reuse)
+    assert holding is not None
+    return holding
+
+
+def test_a_prompt_shorter_than_a_block_is_not_announced() -> None:
+    cache = PrefixCache(blocks=8, block_size=4)
+    cache.release(begin(cache, 3))
+    assert cache.take_events() == []
+
+
+def test_the_block_of_the_last_prompt_token_is_always_computed() -> None:
+    cache = PrefixCache(blocks=8, block_size=4)
+    cache.release(begin(cache, 8))
+    assert begin(cache, 8).cached_tokens == 4
+    assert begin(cache, 9).cached_tokens == 8
+
+
+def test_a_prompt_that_finds_no_room_changes_nothing() -> None:
+    cache = PrefixCache(blocks=4, block_size=4)
+    running = begin(cache, 8)
+    cache.take_events()
+    assert cache.begin(range(100, 108), NO_NAMESPACE) is None
+    assert cache.take_events() == []
+    assert cache.usage == pytest.approx(2 / 3)
+    cache.release(running)
+    assert cache.usage == 0
+
+
+def test_a_hit_on_unused_blocks_needs_their_room_too() -> None:
+    cache = PrefixCache(blocks=5, block_size=4)
+    cache.release(begin(cache, 8))
+    begin(cache, 8, first=100)
+    assert cache.begin(range(9), NO_NAMESPACE) is None
+
+
+def test_decoding_stops_where_no_block_is_left() -> None:
+    cache = PrefixCache(blocks=2, block_size=2)
+    holding = begin(cache, 1)
+    assert cache.extend(holding, 7)
+    assert not cache.extend(holding, 8)
+    assert holding.tokens == [0, 7]
+
+
+def test_each_copy_of_a_block_is_removed_by_an_event_of_its_own() -> None:
+    cache = PrefixCache(blocks=3, block_size=4)
+    for _ in range(2):
+        cache.release(begin(cache, 4, reuse=False))
+    stored = [e for e in cache.take_events() if isinstance(e, BlockStored)]
+    begin(cache, 8, first=100)
+    removed = [e for e in cache.take_events() if isinstance(e, BlockRemoved)]
+    assert [e.block_hashes for e in removed] == [e.block_hashes for e in stored]
+
+
+Operation = tuple[int, int, int]
+
+
+@given(operations=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 14), st.integers(0, 3))))
+def test_counting_announced_copies_tells_every_hit_before_it_happens(
+    operations: list[Operation],
+) -> None:
+    """The rule that routers rely on, for any order of prompts, answers and evictions."""
+    cache = PrefixCache(blocks=7, block_size=2)
+    copies: Counter[WireHash] = Counter()
+    for salt, length, generated in operations:
+        namespace = Namespace(salt=str(salt))
+        hashes = [wire_hash(digest) for digest in chain(range(length), 2, namespace)]
+        expected = len(list(takewhile(lambda key: copies[key] > 0, hashes[: (length - 1) // 2])))
+        holding = cache.begin(range(length), namespace)
+        if holding is None:
+            assert length > 6 * 2
+            continue
+        assert holding.cached_tokens == expected * 2
+        for token in range(generated):
+            cache.extend(holding, token)
+        cache.release(holding)
+        for event in cache.take_events():
+            assert not isinstance(event, AllBlocksCleared)
+            change = 1 if isinstance(event, BlockStored) else -1
+            for key in event.block_hashes:
+                copies[key] += change
+                assert copies[key] >= 0
+        assert cache.usage == 0
+
+
+def test_a_running_request_keeps_the_cache_from_being_reset() -> None:
+    cache = PrefixCache(blocks=8, block_size=4)
+    holding = begin(cache, 4)
+    assert not cache.reset()
+    cache.release(holding)
+    assert cache.reset()
+    assert begin(cache, 5).cached_tokens == 0

@@ -1,0 +1,117 @@
+"""Tokens, hashes and frames against the recordings of a real vLLM 0.32.0."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from simulator import frames
+from simulator.events import BlockRemoved, BlockStored, Event
+from simulator.hashing import Adapter, Namespace, chain, wire_hash
+from simulator.requests import Chat, Completion
+from simulator.tokens import ModelTokens, PromptError
+
+Recorded = Callable[[str], list[dict[str, Any]]]
+
+
+def ids_of(tokens: ModelTokens, record: dict[str, Any]) -> list[int]:
+    if record["path"] == "/v1/chat/completions":
+        chat = msgspec.convert(record["body"], Chat)
+        return tokens.of_chat(chat.messages, tools=chat.tools)
+    prompt = msgspec.convert(record["body"], Completion).prompt
+    return tokens.of_text(prompt) if isinstance(prompt, str) else list(record["body"]["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("name", "requests"), [("w1", 31), ("w2_lora", 7), ("cached_tokens", 110), ("dp2_rank0", 2)]
+)
+def test_prompts_become_the_tokens_that_vllm_made_of_them(
+    recorded: Recorded, tokens: ModelTokens, name: str, requests: int
+) -> None:
+    known = [record for record in recorded(name) if record.get("prompt_token_ids")]
+    assert len(known) == requests
+    for record in known:
+        assert ids_of(tokens, record) == record["prompt_token_ids"], record["scenario"]
+
+
+@pytest.mark.parametrize("name", ["w1", "cached_tokens"])
+def test_prompts_become_the_hashes_that_vllm_announced(recorded: Recorded, name: str) -> None:
+    announced: set[int] = set()
+    for record in recorded(name):
+        for payload in record["payloads"]:
+            for event in msgspec.msgpack.decode(payload)[1]:
+                if event["type"] == "BlockStored":
+                    announced.update(event["block_hashes"])
+        if record["status"] == 200 and record.get("prompt_token_ids"):
+            namespace = Namespace(salt=record["body"].get("cache_salt"))
+            digests = chain(record["prompt_token_ids"], 32, namespace)
+            assert {wire_hash(digest) for digest in digests} <= announced, record["scenario"]
+
+
+@pytest.mark.parametrize("name", ["w1", "w2_lora", "cached_tokens", "dp2_rank0", "dp2_rank1"])
+def test_recorded_payloads_encode_to_the_same_bytes(recorded: Recorded, name: str) -> None:
+    payloads = [payload for record in recorded(name) for payload in record["payloads"]]
+    assert payloads
+    for payload in payloads:
+        timestamp, events, rank = msgspec.msgpack.decode(payload)
+        values = [msgspec.convert(event, Event) for event in events]
+        assert frames.batch(timestamp, values, rank) == payload
+
+
+def test_adapter_and_salt_are_published_as_vllm_does() -> None:
+    namespace = Namespace(Adapter("ad-a", 1), "tenant-A")
+    assert namespace.published_keys(first=True) == ("ad-a", "tenant-A")
+    assert namespace.published_keys(first=False) == ("ad-a",)
+    assert Namespace(salt="tenant-A").published_keys(first=False) is None
+
+
+def test_adapters_and_salts_do_not_share_blocks() -> None:
+    adapter = Adapter("same", 1)
+    namespaces = [Namespace(), Namespace(salt="same"), Namespace(adapter), Namespace(adapter, "x")]
+    assert len({next(chain(range(16), 16, namespace)) for namespace in namespaces}) == 4
+
+
+def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None:
+    stored = msgspec.to_builtins(BlockStored((1,), None, (2,), 1, None, None, None))
+    removed = msgspec.to_builtins(BlockRemoved((1,), None))
+    assert list(stored) == [
+        *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
+        *("lora_id", "medium", "lora_name"),
+    ]
+    assert list(removed) == ["type", "block_hashes", "medium"]
+
+
+@pytest.mark.parametrize(
+    ("request_frames", "start"),
+    [
+        ([b"", b"\0" * 7 + b"\5"], 5),
+        ([b"", b"\0\0\0\7"], 7),
+        ([b"\0" * 8], None),
+        ([b"", b""], None),
+        ([b"", b"\0" * 9], None),
+        ([b"x", b"\0" * 8], None),
+        ([], None),
+    ],
+)
+def test_a_replay_request_is_read_or_ignored(
+    request_frames: list[bytes], start: int | None
+) -> None:
+    assert frames.replay_start(request_frames) == start
+
+
+def test_text_parts_are_joined_by_line_breaks(tokens: ModelTokens) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    in_parts = tokens.of_chat([{"role": "user", "content": parts}])
+    assert in_parts == tokens.of_chat([{"role": "user", "content": "one\ntwo"}])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"content": "no role"}, {"role": "user", "content": 5}, {"role": "u", "content": [{}]}],
+)
+def test_messages_of_no_known_shape_are_refused(
+    tokens: ModelTokens, message: dict[str, Any]
+) -> None:
+    with pytest.raises(PromptError):
+        tokens.of_chat([message])
