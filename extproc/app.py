@@ -10,8 +10,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
-import zmq.asyncio
-
 from extproc import address, logs
 from extproc.admin import admin_application, listen, metrics_application
 from extproc.config import Config, WorkerEvents
@@ -24,7 +22,7 @@ from extproc.tokens import Tokenizer
 from extproc.workers import Workers
 from kvstate.fleet import Fleet
 from kvstate.transport import Transport
-from kvstate.zmq_transport import ZmqSource, ZmqTransport
+from kvstate.zmq_transport import ZmqContext, ZmqSource, ZmqTransport
 
 log = logging.getLogger("kvsteer")
 
@@ -51,7 +49,7 @@ async def running(config: Config) -> AsyncIterator[Workers]:
     """
     tokenizers = load_tokenizers(config)
     async with contextlib.AsyncExitStack() as stack:
-        context = zmq.asyncio.Context()
+        context = ZmqContext()
         stack.callback(context.destroy, 0)
         metrics = Metrics()
         workers = Workers(
@@ -118,7 +116,7 @@ async def _reload(path: str, workers: Workers) -> None:
     await workers.enable_events(enabled=config.events.enabled)
 
 
-def _transports(context: zmq.asyncio.Context, events: WorkerEvents) -> Sequence[Transport]:
+def _transports(context: ZmqContext, events: WorkerEvents) -> Sequence[Transport]:
     return [
         ZmqTransport(
             context,

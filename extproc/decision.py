@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
-from extproc.pick import MAX_PICKS, POLICIES, Candidate, Scored, score
+from extproc.pick import MAX_PICKS, POLICIES, Candidate, Chance, Scored, score
 from kvstate.overlap import Overlap, Prompt
 
 
@@ -81,7 +80,7 @@ class Decision:
         }
 
 
-def decide(query: Query, snapshot: Snapshot, now: float, rng: Random) -> Decision:
+def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
     """Places a query; looks only, books nothing.
 
     now: seconds of the clock that the load is kept in.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-import zmq.asyncio
 
-from kvstate.zmq_transport import ZmqSource, ZmqTransport
+from kvstate.zmq_transport import ZmqContext, ZmqSource, ZmqTransport
 
 CONVERSATIONS = 6
 TURNS = 3
@@ -117,7 +116,7 @@ async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequen
 
 
 async def _published_after(replay: str, sequence: int | None) -> bool:
-    context = zmq.asyncio.Context.instance()
+    context = ZmqContext.instance()
     transport = ZmqTransport(context, ZmqSource(events=replay, replay=replay, topic=""))
     try:
         start = 0 if sequence is None else sequence + 1

@@ -6,7 +6,7 @@ order of preference. All costs are in tokens of prefill work.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
+from typing import Protocol
 
 from kvstate.overlap import Overlap
 from kvstate.tiers import RESTORE_WEIGHT, Tier
@@ -77,28 +77,35 @@ def _worth_tokens(overlap: Overlap) -> float:
     return (certain + UNCERTAIN_DISCOUNT * overlap.uncertain) * overlap.block_size
 
 
-Policy = Callable[[Sequence[Scored], int, Random], list[Scored]]
+class Chance(Protocol):
+    """The randomness that a pick may use; random.Random is one."""
+
+    def random(self) -> float:
+        """A number from 0 to below 1."""
 
 
-def by_cost(scored: Sequence[Scored], turn: int, rng: Random) -> list[Scored]:  # noqa: ARG001
+Policy = Callable[[Sequence[Scored], int, Chance], list[Scored]]
+
+
+def by_cost(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
     """The least work first; ties at random."""
     return sorted(scored, key=lambda one: (one.cost, rng.random()))
 
 
-def by_least_request(scored: Sequence[Scored], turn: int, rng: Random) -> list[Scored]:  # noqa: ARG001
+def by_least_request(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
     """The fewest requests in flight first; ties at random."""
     return sorted(scored, key=lambda one: (one.candidate.in_flight, rng.random()))
 
 
-def by_turn(scored: Sequence[Scored], turn: int, rng: Random) -> list[Scored]:  # noqa: ARG001
+def by_turn(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
     """One after the other."""
     first = turn % len(scored)
     return [*scored[first:], *scored[:first]]
 
 
-def by_chance(scored: Sequence[Scored], turn: int, rng: Random) -> list[Scored]:  # noqa: ARG001
+def by_chance(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
     """Any order."""
-    return rng.sample(list(scored), len(scored))
+    return sorted(scored, key=lambda _: rng.random())
 
 
 POLICIES: Mapping[str, Policy] = {

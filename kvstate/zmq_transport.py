@@ -16,6 +16,9 @@ from kvstate.errors import ReplayError, WireError
 from kvstate.transport import Connected, Disconnected, Message, Signal
 from kvstate.zmq_wire import parse_frames
 
+# One a process: it owns the threads that do the input and output.
+ZmqContext = zmq.asyncio.Context
+
 # A publisher that died without a word is noticed by its silence.
 HEARTBEAT_INTERVAL_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 6_000
@@ -42,7 +45,7 @@ class ZmqSource:
 class ZmqTransport:
     """A subscription to one rank."""
 
-    def __init__(self, context: zmq.asyncio.Context, source: ZmqSource) -> None:
+    def __init__(self, context: ZmqContext, source: ZmqSource) -> None:
         self._context = context
         self._source = source
         self._socket = context.socket(zmq.SUB)

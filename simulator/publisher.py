@@ -84,6 +84,6 @@ def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         raise OSError(
-            error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno)}"
+            error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}"
         ) from error
     return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")

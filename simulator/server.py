@@ -96,9 +96,9 @@ def _listen(address: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise OSError(
-            error.errno, f"cannot listen on {address}: {os.strerror(error.errno or 0)}"
-        ) from error
+        resolving = isinstance(error, socket.gaierror)
+        reason = error.strerror if resolving else os.strerror(error.errno or 0)
+        raise OSError(error.errno, f"cannot listen on {address}: {reason}") from error
 
 
 def _address_of(listener: socket.socket) -> str:

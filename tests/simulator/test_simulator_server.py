@@ -3,6 +3,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -50,6 +51,7 @@ async def socket(kind: int, endpoint: str | None) -> AsyncIterator[zmq.asyncio.S
     context = zmq.asyncio.Context()
     result = context.socket(kind)
     result.linger = 0
+    result.ipv6 = "[" in endpoint
     result.connect(endpoint)
     try:
         yield result
@@ -286,6 +288,17 @@ async def test_prefills_queue_and_cost_time_by_uncached_tokens() -> None:
         assert loop.time() - started >= 0.1
     latency = Latency(settings.prefill_tokens_per_second, settings.decode_tokens_per_second)
     assert (latency.prefill_seconds(50), latency.decode_seconds) == (0.05, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+async def test_a_worker_listens_on_ipv6_if_told_to() -> None:
+    settings = Settings(
+        listen="[::1]:0", events_endpoint="tcp://[::1]:0", replay_endpoint="tcp://[::1]:0"
+    )
+    async with running(settings) as worker, Client(worker.url) as own:
+        assert worker.endpoint.startswith("[::1]:")
+        await post(own, "/v1/completions", {"prompt": LONG, "max_tokens": 1})
+        assert len(await replay(worker, 0)) == 1
 
 
 async def test_a_worker_without_events_has_no_event_sources() -> None:

@@ -1,6 +1,8 @@
 """Tokens, hashes and frames against the recordings of a real vLLM 0.32.0."""
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +12,7 @@ from simulator import frames
 from simulator.events import BlockRemoved, BlockStored, Event
 from simulator.hashing import Adapter, Namespace, chain, wire_hash
 from simulator.requests import Chat, Completion
+from simulator.settings import TINY_MODEL
 from simulator.tokens import ModelTokens, PromptError
 
 Recorded = Callable[[str], list[dict[str, Any]]]
@@ -104,6 +107,36 @@ def test_text_parts_are_joined_by_line_breaks(tokens: ModelTokens) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     in_parts = tokens.of_chat([{"role": "user", "content": parts}])
     assert in_parts == tokens.of_chat([{"role": "user", "content": "one\ntwo"}])
+
+
+def with_template(directory: Path, template: str) -> ModelTokens:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_MODEL / name, directory)
+    (directory / "chat_template.jinja").write_text(template)
+    return ModelTokens(directory)
+
+
+def test_a_template_gets_tools_special_tokens_and_its_own_arguments(tmp_path: Path) -> None:
+    template = "{{ eos_token }}{{ tools | tojson }}{{ style }}{{ messages[0].content }}"
+    tokens = with_template(tmp_path, template)
+    ids = tokens.of_chat(
+        [{"role": "user", "content": None}],
+        tools=[{"name": "ä<"}],
+        template_arguments={"style": "short"},
+    )
+    assert ids == [2, *tokens.of_text('[{"name": "ä<"}]short')]
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ messages + 1 }}"])
+def test_what_a_template_refuses_is_the_prompts_fault(tmp_path: Path, template: str) -> None:
+    with pytest.raises(PromptError, match="the chat template refuses these messages"):
+        with_template(tmp_path, template).of_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a tokenizer"):
+        ModelTokens(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""Simulated workers, a router in a process of its own and a real Envoy, for one test."""
+
+import asyncio
+import contextlib
+import re
+import signal
+import sys
+import tempfile
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from extproc.config_reader import load
+from extproc.envoy_config import render
+from simulator.server import running as running_worker
+from simulator.settings import TINY_MODEL, Settings
+from simulator.worker import Worker
+from tests.e2e.envoy_process import free_port, running_envoy
+
+CHAT = "/v1/chat/completions"
+WAIT_SECONDS = 20.0
+
+Answer = tuple[int, str, dict[str, Any]]
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Awaits a condition in another process; the failure says what did not come true."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not await condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
+        await asyncio.sleep(0.02)
+
+
+class System:
+    """A running system."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, config_file: Path, workers: Sequence[Worker]
+    ) -> None:
+        config = load(str(config_file))
+        self.session = session
+        self.config_file = config_file
+        self.workers = workers
+        self.envoy = f"http://{config.envoy.listen}"
+        self.admin = f"http://{config.admin.listen}"
+        self.metrics = f"http://{config.metrics.listen}"
+        self.router: Process | None = None
+        self._stops: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.log = config_file.with_name("router.log")
+
+    async def start_router(self) -> None:
+        """Starts the router and waits until it is ready and follows every feed."""
+        command = [sys.executable, "-m", "extproc", "serve", "--config", str(self.config_file)]
+        with self.log.open("ab") as log:
+            self.router = await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, stdout=DEVNULL, stderr=log
+            )
+        await until(self._feeds_live, "feeds live")
+
+    async def stop_router(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends the router."""
+        if self.router is not None and self.router.returncode is None:
+            self.router.send_signal(number)
+            await self.router.wait()
+
+    def add_stop(self, endpoint: str, stop: Callable[[], Awaitable[None]]) -> None:
+        """Remembers how a worker is stopped before its time."""
+        self._stops[endpoint] = stop
+
+    async def stop_worker(self, endpoint: str) -> None:
+        """Takes a worker away: its port refuses connections from now on."""
+        await self._stops[endpoint]()
+
+    async def _feeds_live(self) -> bool:
+        assert self.router is not None
+        assert self.router.returncode is None, self.log.read_text()
+        try:
+            states = [feed["state"] for worker in await self.status() for feed in worker["feeds"]]
+        except aiohttp.ClientError:
+            return False
+        return set(states) <= {"live"}
+
+    async def status(self) -> list[dict[str, Any]]:
+        """GET /workers."""
+        async with self.session.get(f"{self.admin}/workers") as response:
+            workers: list[dict[str, Any]] = await response.json()
+            return workers
+
+    async def explain(self, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
+        """POST /explain."""
+        envelope = {"path": path, "headers": {}, "body": body}
+        async with self.session.post(f"{self.admin}/explain", json=envelope) as response:
+            assert response.status == 200, await response.text()
+            decision: dict[str, Any] = await response.json()
+            return decision
+
+    async def send(self, body: dict[str, Any], **options: Any) -> Answer:
+        """A chat request through Envoy: status, the worker that answered, the answer."""
+        async with self.session.post(f"{self.envoy}{CHAT}", json=body, **options) as response:
+            is_json = response.content_type == "application/json"
+            answer = await response.json() if is_json else {"text": await response.text()}
+            return response.status, response.headers.get("x-worker", ""), answer
+
+    async def learned(self, body: dict[str, Any], worker: str) -> None:
+        """Waits until the router knows that a worker holds this prompt as far as it can be held."""
+
+        async def known() -> bool:
+            decision = await self.explain(body)
+            overlaps = {one["endpoint"]: one["overlap_tokens"] for one in decision["candidates"]}
+            return bool(overlaps[worker] >= (decision["prompt_tokens"] - 1) // 16 * 16 > 0)
+
+        await until(known, f"{worker} is known to hold the prompt")
+
+    async def metric(self, line: str) -> float:
+        """The value of one metric, named with its labels; 0 where it is absent."""
+        async with self.session.get(f"{self.metrics}/metrics") as response:
+            found = re.search(rf"^{re.escape(line)} (\S+)$", await response.text(), re.MULTILINE)
+            return float(found[1]) if found else 0.0
+
+
+def chat(text: str, model: str = "tiny", **rest: Any) -> dict[str, Any]:
+    """A chat request of one message."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 4,
+        **rest,
+    }
+
+
+def long_text(seed: str) -> str:
+    """About two hundred tokens that no other seed begins with."""
+    return f"{seed}: " + " ".join(f"{seed} argument {number} of the parser" for number in range(30))
+
+
+@contextlib.asynccontextmanager
+async def running(
+    workers: int = 3,
+    models: Sequence[str] = ("tiny",),
+    changes: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[System]:
+    """Workers for each model (in turn), a router that is ready, and Envoy.
+
+    changes: sections of the configuration to replace. settings: of the simulated workers.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
+        fleet: list[Worker] = []
+        stops: list[Callable[[], Awaitable[None]]] = []
+        for position in range(workers):
+            one = await stack.enter_async_context(contextlib.AsyncExitStack())
+            worker = Settings(model=models[position % len(models)], **settings)
+            fleet.append(await one.enter_async_context(running_worker(worker)))
+            stops.append(one.aclose)
+        config_file = directory / "kvsteer.yaml"
+        config_file.write_text(yaml.safe_dump(_configuration(fleet, models) | (changes or {})))
+        timeout = aiohttp.ClientTimeout(total=30)
+        connector = aiohttp.TCPConnector(limit=0)
+        session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        system = System(await stack.enter_async_context(session), config_file, fleet)
+        for one_worker, stop in zip(fleet, stops, strict=True):
+            system.add_stop(one_worker.endpoint, stop)
+        stack.push_async_callback(system.stop_router)
+        config = load(str(config_file))
+        admin_port = int(config.envoy.admin.rpartition(":")[2])
+        await stack.enter_async_context(running_envoy(render(config), admin_port))
+        await system.start_router()
+        yield system
+
+
+def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str, Any]:
+    return {
+        "extproc": {"listen": f"127.0.0.1:{free_port()}"},
+        "admin": {"listen": f"127.0.0.1:{free_port()}"},
+        "metrics": {"listen": f"127.0.0.1:{free_port()}"},
+        "envoy": {
+            "listen": f"127.0.0.1:{free_port()}",
+            "admin": f"127.0.0.1:{free_port()}",
+        },
+        "models": [{"name": model, "tokenizer": str(TINY_MODEL)} for model in models],
+        "workers": [
+            {
+                "endpoint": worker.endpoint,
+                "model": models[position % len(models)],
+                "events": {"zmq": worker.events_endpoint, "replay": worker.replay_endpoint},
+            }
+            for position, worker in enumerate(workers)
+        ],
+    }

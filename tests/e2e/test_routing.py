@@ -1,0 +1,205 @@
+"""The whole path behind a real Envoy: steering, and everything that must not be lost."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.e2e.system import CHAT, Answer, System, chat, long_text, running, until
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[System]:
+    async with running() as one:
+        yield one
+
+
+async def test_a_follow_up_reaches_the_worker_that_holds_its_prefix(system: System) -> None:
+    for seed in ("alpha", "beta", "gamma"):
+        first = chat(long_text(seed))
+        _, holder, _ = await system.send(first)
+        await system.learned(first, holder)
+        follow_up = chat(long_text(seed) + " And then?")
+        decision = await system.explain(follow_up)
+        _, worker, answer = await system.send(follow_up)
+        predicted = {one["endpoint"]: one["overlap_tokens"] for one in decision["candidates"]}
+        assert worker == holder == decision["pick"][0]
+        assert predicted[holder] == answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_a_dead_worker_first_in_the_list_loses_nothing(system: System) -> None:
+    body = chat(long_text("alpha"))
+    _, holder, _ = await system.send(body)
+    await system.learned(body, holder)
+    await system.stop_worker(holder)
+    pick = (await system.explain(body))["pick"]
+    answers = [await system.send(body) for _ in range(20)]
+    assert pick[0] == holder
+    assert {status for status, _, _ in answers} == {200}
+    assert holder not in {worker for _, worker, _ in answers}
+
+
+async def test_the_router_killed_and_restarted_under_load_loses_nothing(system: System) -> None:
+    answers: list[Answer] = []
+    numbers = itertools.count()
+    stop = asyncio.Event()
+
+    async def client() -> None:
+        while not stop.is_set():
+            answers.append(await system.send(chat(long_text(f"number {next(numbers)}"))))
+
+    async def progress(more: int) -> None:
+        goal = len(answers) + more
+
+        async def reached() -> bool:
+            return len(answers) >= goal
+
+        await until(reached, f"{more} more requests answered")
+
+    async with asyncio.TaskGroup() as group:
+        clients = [group.create_task(client()) for _ in range(8)]
+        for _ in range(2):
+            await progress(50)
+            await system.stop_router(signal.SIGKILL)
+            await progress(50)
+            await system.start_router()
+        await progress(50)
+        stop.set()
+        await asyncio.gather(*clients)
+    assert {status for status, _, _ in answers} == {200}
+    before = await system.metric('kvsteer_decisions_total{model="tiny",reason="nothing_cached"}')
+    await system.send(chat(long_text("after all")))
+    after = await system.metric('kvsteer_decisions_total{model="tiny",reason="nothing_cached"}')
+    assert after == before + 1
+
+
+async def test_a_client_never_steers(system: System) -> None:
+    body = chat(long_text("alpha"))
+    _, holder, _ = await system.send(body)
+    await system.learned(body, holder)
+    other = next(one.endpoint for one in system.workers if one.endpoint != holder)
+    headers = {"x-gateway-destination-endpoint": other}
+    up = [await system.send(body, headers=headers) for _ in range(10)]
+    await system.stop_router()
+    down = [await system.send(body, headers=headers) for _ in range(30)]
+    assert {worker for _, worker, _ in up} == {holder}
+    assert {status for status, _, _ in down} == {200}
+    assert {worker for _, worker, _ in down} > {other}
+
+
+async def test_each_of_two_models_is_answered_by_its_own_workers() -> None:
+    async with running(workers=4, models=("tiny", "other")) as system:
+        serving = {
+            model: {one.endpoint for one in system.workers[offset::2]}
+            for offset, model in enumerate(("tiny", "other"))
+        }
+        for model in ("tiny", "other"):
+            answers = [await system.send(chat(long_text(str(n)), model)) for n in range(8)]
+            assert {status for status, _, _ in answers} == {200}
+            assert {worker for _, worker, _ in answers} <= serving[model]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "status"),
+    [
+        (b'{"model": "tiny", "messages": [', "bad_json", 400),
+        (b'{"model": "tiny", "messages": []}', "empty_prompt", 400),
+        (b"\xff\xfe\x00", "bad_json", 400),
+        (
+            b'{"model": "nobody", "messages": [{"role": "user", "content": "x"}]}',
+            "unknown_model",
+            404,
+        ),
+        (b"", "no_body", 400),
+    ],
+)
+async def test_bad_bodies_reach_a_worker_and_are_counted(
+    system: System, body: bytes, reason: str, status: int
+) -> None:
+    headers = {"content-type": "application/json"}
+    async with system.session.post(f"{system.envoy}{CHAT}", data=body, headers=headers) as response:
+        assert response.status == status
+        assert response.headers["x-worker"]
+    model = "tiny" if status == 400 and body else ""
+    name = f'kvsteer_decisions_total{{model="{model}",reason="{reason}"}}'
+    assert await system.metric(name) == 1
+
+
+async def test_a_get_reaches_a_worker(system: System) -> None:
+    async with system.session.get(f"{system.envoy}/v1/models") as response:
+        assert response.status == 200
+    assert await system.metric('kvsteer_decisions_total{model="",reason="not_inference"}') == 1
+
+
+async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
+    async with running(changes=None, max_model_len_tokens=100_000, blocks=8192) as system:
+        config = system.config_file
+        text = config.read_text().replace("extproc:\n", "extproc:\n  max_body_bytes: 4096\n")
+        config.write_text(text)
+        await system.stop_router()
+        await system.start_router()
+        status, worker, _ = await system.send(chat("word " * 3000))
+        assert (status, bool(worker)) == (200, True)
+        name = 'kvsteer_decisions_total{model="",reason="body_too_large"}'
+        assert await system.metric(name) == 1
+
+
+async def test_a_request_is_in_flight_until_its_response_ends_or_the_client_leaves() -> None:
+    async with running(workers=1, decode_tokens_per_second=20.0) as system:
+
+        async def in_flight(count: int) -> bool:
+            return (await system.status())[0]["in_flight"] == count
+
+        body = chat(long_text("alpha"), stream=True) | {"max_tokens": 200}
+        url = f"{system.envoy}{CHAT}"
+        async with system.session.post(url, json=body) as response:
+            await response.content.readany()
+            await until(lambda: in_flight(1), "one in flight")
+            response.close()
+        await until(lambda: in_flight(0), "none in flight after the client left")
+        await system.send(chat(long_text("beta")))
+        await until(lambda: in_flight(0), "none in flight after the answer")
+
+
+async def test_the_kill_switch_works_at_run_time(system: System) -> None:
+    body = chat(long_text("alpha"))
+    _, holder, _ = await system.send(body)
+    await system.learned(body, holder)
+    url = f"{system.admin}/events"
+    async with system.session.post(url, json={"enabled": False}) as response:
+        assert await response.json() == {"enabled": False}
+    assert (await system.explain(body))["reason"] == "nothing_cached"
+    assert (await system.send(body))[0] == 200
+    async with system.session.post(url, json={"enabled": True}) as response:
+        assert await response.json() == {"enabled": True}
+    await system.learned(body, holder)
+
+
+async def test_a_worker_that_restarts_is_credited_with_nothing_it_lost(system: System) -> None:
+    body = chat(long_text("alpha"))
+    _, holder, _ = await system.send(body)
+    await system.learned(body, holder)
+    worker = next(one for one in system.workers if one.endpoint == holder)
+    async with system.session.post(f"{worker.url}/reset_prefix_cache") as response:
+        assert response.status == 200
+    async with system.session.post(f"{worker.url}{CHAT}", json=chat("hi")) as response:
+        assert response.status == 200
+
+    async def forgotten() -> bool:
+        return all(one["overlap_tokens"] == 0 for one in (await system.explain(body))["candidates"])
+
+    await until(forgotten, "the cleared worker is credited with nothing")
+
+
+async def test_what_a_request_body_hides_is_never_logged(system: System) -> None:
+    await system.send(chat("a secret nobody may read"))
+    async with system.session.post(
+        f"{system.envoy}{CHAT}", data=json.dumps(chat("secret too"))[:-1]
+    ):
+        pass
+    with contextlib.suppress(FileNotFoundError):
+        assert "secret" not in system.log.read_text()

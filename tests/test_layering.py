@@ -1,0 +1,90 @@
+"""The import rules of the architecture: which module may know which."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.purity import IMPURE_STANDARD_LIBRARY, LIBRARIES, PURE
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("kvstate", "extproc", "simulator")
+MODULES = sorted(
+    path
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+    if "pb" not in path.parts
+)
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Full names of what a module imports, inside its functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the layers"
+            module = node.module or ""
+            is_package = (ROOT / module.replace(".", "/")).is_dir() and module in PACKAGES
+            yield from (f"{module}.{alias.name}" if is_package else module for alias in node.names)
+
+
+IMPORTS = {name_of(path): set(imports_of(path)) for path in MODULES}
+
+
+def importers_of(package: str) -> set[str]:
+    return {
+        name
+        for name, imported in IMPORTS.items()
+        if any(one == package or one.startswith(f"{package}.") for one in imported)
+    }
+
+
+def test_worker_state_knows_nothing_of_requests() -> None:
+    assert not {name for name in importers_of("extproc") if name.startswith("kvstate")}
+
+
+def test_the_simulator_knows_neither_side_and_only_commands_know_it() -> None:
+    assert not {name for name in IMPORTS if name.startswith("simulator")} & (
+        importers_of("extproc") | importers_of("kvstate")
+    )
+    outside = {name for name in importers_of("simulator") if not name.startswith("simulator")}
+    assert outside == {"extproc.cli", "extproc.demo"}
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_import_only_what_is_pure(module: str) -> None:
+    for imported in IMPORTS[module]:
+        top = imported.partition(".")[0]
+        if top in PACKAGES:
+            assert imported in PURE or imported.startswith("extproc.pb."), imported
+        elif top in sys.stdlib_module_names:
+            assert top not in IMPURE_STANDARD_LIBRARY, imported
+        else:
+            assert top in LIBRARIES, imported
+
+
+def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
+    ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
+    assert ours == {"kvstate.zmq_transport"}
+    assert importers_of("grpc") == {"extproc.grpc_server"}
+
+
+def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
+    assert importers_of("extproc.pb") == {"extproc.grpc_server", "extproc.stream"}
+    assert importers_of("envoy_data_plane") == {"extproc.envoy_clusters", "extproc.envoy_config"}
+
+
+def test_every_pure_module_exists() -> None:
+    assert set(PURE) <= IMPORTS.keys()
+
+
+def test_the_folder_envoy_is_no_package_of_ours() -> None:
+    assert not (ROOT / "envoy" / "__init__.py").exists()
