@@ -91,9 +91,9 @@ async def listen(application: web.Application, address: Address, what: str) -> w
     Raises:
         StartError: the address cannot be bound.
     """
-    runner = web.AppRunner(application, access_log=None)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    site = web.TCPSite(runner, address.host, address.port, shutdown_timeout=1.0)
+    site = web.TCPSite(runner, address.host, address.port)
     try:
         await site.start()
     except OSError as error:

@@ -57,7 +57,7 @@ async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> b
                 rows.append(await conversation.turn(session, envoy, admin))
         async with session.get(f"{admin}/workers") as response:
             workers = await response.json()
-    return _report(rows, workers)
+    return report(rows, workers)
 
 
 class _Conversation:
@@ -125,7 +125,11 @@ async def _published_after(replay: str, sequence: int | None) -> bool:
         await transport.close()
 
 
-def _report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
+def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
+    """Prints the table and what is wrong; tells whether nothing is.
+
+    workers: the answer of GET /workers after the last request.
+    """
     print(f"{'request':<24}{'worker':<24}{'predicted':>10}{'reported':>10}")
     for row in rows:
         name = f"conversation {row.conversation} turn {row.turn + 1}"

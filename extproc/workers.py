@@ -92,9 +92,9 @@ class Workers:
         return Worker(worker.endpoint, endpoint or worker.endpoint, state, excluded)
 
     def replays_done(self) -> bool:
-        """Whether no feed is still catching up for the first time."""
+        """Whether no feed waits for its publisher or catches up with it."""
         states = {self._fleet.state(worker.endpoint) for worker in self._config.workers}
-        return State.REPLAYING not in states
+        return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
     def status(self, in_flight: Callable[[str], int]) -> list[dict[str, Any]]:
         """The answer of GET /workers."""

@@ -17,16 +17,19 @@ Rules, in the order in which they are tried (n is the number expected next):
     live batch > n               hold it; ask for a replay from n - 1, or it is a hole
     live batch < n, known stamp  a duplicate: drop
     live batch < n, other stamp  the publisher restarted: forget everything, replay from 0
-    replayed batch n             apply
+    replayed batch n             apply; unless one with a known stamp came before it, behind a hole
     replayed batch > n           the publisher's buffer no longer has n: a hole
-    replayed batch n - 1, other  the publisher restarted: forget everything, replay from 0
+    replayed batch < n, other    the publisher restarted: forget everything, replay from 0
     replay ends before n - 1     the publisher counts from 0 again: it restarted, likewise
+    replay ends short of a held  ask on from there if it brought anything
     replay ends or fails         what is held and does not follow n is behind a hole
     undecodable batch            a hole of one batch
     reconnected                  as a gap whose size is not known
+    silence                      ask once from n - 1: a last batch may be lost
 
 A replay starts at n - 1 and not at n so that its first batch proves that the publisher is still the
-same one: vLLM and SGLang send nothing when they start or stop.
+same one: vLLM and SGLang send nothing when they start or stop. Without a replay endpoint there is
+no such proof, and every gap, restart or reconnection is a hole at once.
 """
 
 from collections import OrderedDict, deque
@@ -86,8 +89,8 @@ class Replay:
 
 Effect = Apply[Body] | Forget | Demote | Replay
 
-# Live batches kept back while a replay runs. One that does not fit is dropped; the gap that it
-# leaves is replayed in turn.
+# Live batches kept back while a replay runs. Where one does not fit, the oldest is dropped: the gap
+# then lies before what is held, and the end of the replay asks for it.
 MAX_HELD_BATCHES = 4096
 
 # Stamps remembered to tell a duplicate from a restarted publisher. Duplicates come from a replay
@@ -109,7 +112,7 @@ class Feed(Generic[Body]):
         self.replays = 0
         self._can_replay = can_replay
         self._next: int | None = None
-        self._held: deque[Numbered[Body]] = deque()
+        self._held: deque[Numbered[Body]] = deque(maxlen=MAX_HELD_BATCHES)
         self._stamps: OrderedDict[int, float] = OrderedDict()
         self._incomplete = ""
         self._asked_at: int | None = None
@@ -137,9 +140,9 @@ class Feed(Generic[Body]):
             return []
         return self._hole("the connection was lost and there is no replay endpoint")
 
-    def disconnected(self) -> list[Effect[Body]]:
+    def disconnected(self, reason: str = "connection lost") -> list[Effect[Body]]:
         """The connection is lost; what happens meanwhile is not seen."""
-        self.state, self.reason = State.STALE, "connection lost"
+        self.state, self.reason = State.STALE, reason
         self._held.clear()
         return []
 
@@ -148,8 +151,7 @@ class Feed(Generic[Body]):
         if self.state in (State.CONNECTING, State.STALE):
             return []
         if self.state is State.REPLAYING:
-            if len(self._held) < MAX_HELD_BATCHES:
-                self._held.append(batch)
+            self._held.append(batch)
             return []
         return self._live(batch)
 
@@ -166,6 +168,8 @@ class Feed(Generic[Body]):
             effects += self._lose(
                 expected, batch.sequence - 1, "no longer in the publisher's buffer"
             )
+        elif self._unproven is not None:
+            effects += self._hole(f"batch {self._unproven} is gone: no proof of the same publisher")
         self._unproven = None
         return effects + self._take(batch)
 
@@ -192,19 +196,15 @@ class Feed(Generic[Body]):
         self._incomplete = f"replay failed: {reason}; earlier blocks are unknown"
         return self._catch_up(reason)
 
-    def cleared(self) -> None:
-        """A batch said that the cache is empty: nothing earlier can be missing any more."""
-        self.healed()
-
     def healed(self) -> None:
-        """Nothing uncertain is left."""
+        """Nothing uncertain is left, or the cache was emptied: nothing earlier matters any more."""
         self._incomplete = ""
         if self.state is State.DEGRADED:
             self._settle()
 
     def probe(self) -> list[Effect[Body]]:
         """Nothing came for a while: ask whether a last batch was lost."""
-        if self._can_replay and self.state is State.LIVE and self._next is not None:
+        if self._can_replay and self.certain and self._next is not None:
             return self._request()
         return []
 
@@ -226,6 +226,8 @@ class Feed(Generic[Body]):
     def _first(self, batch: Numbered[Body]) -> list[Effect[Body]]:
         if batch.sequence == 0:
             self._incomplete = ""
+        elif not self._incomplete:
+            self._incomplete = f"batches before {batch.sequence} are unknown"
         effects = self._take(batch)
         self._settle()
         return effects
@@ -246,17 +248,17 @@ class Feed(Generic[Body]):
         known = self._stamps.get(batch.sequence)
         if known is not None and known != batch.stamp:
             return self._restart(f"batch {batch.sequence} was replayed with other contents")
-        if batch.sequence == self._unproven:
+        if known is not None:
             self._unproven = None
         return []
 
     def _take(self, batch: Numbered[Body]) -> list[Effect[Body]]:
         self._next = batch.sequence + 1
-        if batch.body is None:
-            return self._hole(f"batch {batch.sequence} could not be decoded")
         self._stamps[batch.sequence] = batch.stamp
         if len(self._stamps) > MAX_STAMPS:
             self._stamps.popitem(last=False)
+        if batch.body is None:
+            return self._hole(f"batch {batch.sequence} could not be decoded")
         return [Apply(batch.body)]
 
     def _ask(self, reason: str) -> list[Effect[Body]]:
@@ -285,7 +287,8 @@ class Feed(Generic[Body]):
     def _catch_up(self, why: str) -> list[Effect[Body]]:
         """Takes what was held back during a replay."""
         self._settle()
-        held, self._held = self._held, deque()
+        held = list(self._held)
+        self._held.clear()
         effects: list[Effect[Body]] = []
         for position, batch in enumerate(held):
             if self._next is not None and batch.sequence > self._next:
@@ -294,7 +297,7 @@ class Feed(Generic[Body]):
                 continue
             effects += self._live(batch)
             if self.state is State.REPLAYING:  # it restarted once more
-                self._held.extend(list(held)[position + 1 :])
+                self._held.extend(held[position + 1 :])
                 break
         return effects
 

@@ -79,10 +79,11 @@ class Fleet:
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
         tasks = self._tasks.pop(worker, [])
+        subscribers = self._subscribers.pop(worker, [])  # before the wait: it may be added again
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for subscriber in self._subscribers.pop(worker, []):
+        for subscriber in subscribers:
             self._index.remove(subscriber.owner)
 
     async def close(self) -> None:

@@ -27,6 +27,11 @@ class Orphan:
     copies: int = 1
 
     @property
+    def content(self) -> tuple[BlockHash, bytes, Extra]:
+        """What its key is made of."""
+        return self.parent, self.tokens, self.extra
+
+    @property
     def name(self) -> Name:
         """By which it is removed."""
         return Name(self.pool.medium, self.pool.group, self.block)
@@ -46,7 +51,7 @@ class Orphanage:
         """Keeps a block; one that waits already gets one more copy, or its newer tokens."""
         known = self._orphans.get(orphan.name)
         if known is not None:
-            if (known.parent, known.tokens) == (orphan.parent, orphan.tokens):
+            if known.content == orphan.content:
                 known.copies += 1
                 return
             self._drop(known)

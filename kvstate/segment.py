@@ -46,7 +46,7 @@ class Segment:
     @property
     def block_sizes(self) -> set[int]:
         """Block sizes in use."""
-        return {pool.block_size for pool, blocks in self._pools.items() if blocks}
+        return {pool.block_size for pool in self._pools}
 
     def count_by_tier(self) -> Counter[Tier]:
         """Hashes held on each tier."""
@@ -64,14 +64,13 @@ class Segment:
 
     def store(self, pool: Pool, block: BlockHash, key: int) -> bool:
         """Holds one more copy; False if the hash stood for other tokens, which are forgotten."""
-        blocks = self._pools.setdefault(pool, {})
-        known = blocks.get(block)
+        known = self._pools.get(pool, {}).get(block)
         if known == key:
             self._copies[pool, block] = self._copies.get((pool, block), 1) + 1
             return True
         if known is not None:
             self.forget(pool, block)
-        blocks[block] = key
+        self._pools.setdefault(pool, {})[block] = key
         self._share(pool.tier, key)
         return known is None
 
@@ -81,7 +80,7 @@ class Segment:
             if pool.medium == medium and pool.group == group and block in blocks:
                 copies = self._copies.pop((pool, block), 1)
                 if copies == 1:
-                    self._unshare(pool.tier, blocks.pop(block))
+                    self._unshare(pool.tier, self._pop(pool, block))
                 elif copies > 2:  # noqa: PLR2004 - one copy is not written down
                     self._copies[pool, block] = copies - 1
                 return True
@@ -89,10 +88,9 @@ class Segment:
 
     def forget(self, pool: Pool, block: BlockHash) -> None:
         """Drops all copies of a block, if there are any."""
-        key = self._pools.get(pool, {}).pop(block, None)
-        if key is not None:
+        if block in self._pools.get(pool, ()):
             self._copies.pop((pool, block), None)
-            self._unshare(pool.tier, key)
+            self._unshare(pool.tier, self._pop(pool, block))
 
     def clear(self) -> None:
         """Drops everything."""
@@ -122,6 +120,14 @@ class Segment:
             for key in blocks.values():
                 bits[key] |= 1 << self.first_bit + pool.tier
         return dict(bits)
+
+    def _pop(self, pool: Pool, block: BlockHash) -> int:
+        """Takes a hash out; an empty pool goes too, or a publisher could make ever more of them."""
+        blocks = self._pools[pool]
+        key = blocks.pop(block)
+        if not blocks:
+            del self._pools[pool]
+        return key
 
     def _share(self, tier: Tier, key: int) -> None:
         bit = 1 << self.first_bit + tier

@@ -19,7 +19,7 @@ log = logging.getLogger("kvsteer.feed")
 # Events are applied in slices of this length, so that a pick never waits behind a replay.
 SLICE_SECONDS = 0.001
 
-# A feed that was silent for so long asks once whether a last batch was lost.
+# A feed that fell silent for so long asks once whether a last batch was lost.
 QUIET_SECONDS = 1.0
 
 
@@ -48,23 +48,34 @@ class Subscriber:
         self._clock = clock
         self._replay: asyncio.Task[None] | None = None
         self._slice_ends = 0.0
+        self._heard = False
 
     async def run(self) -> None:
-        """Follows the publisher; returns only by cancellation."""
+        """Follows the publisher until it is cancelled, or until an error that nobody foresaw."""
         try:
             while True:
                 await self._step()
+        except Exception:
+            log.exception("feed of %s rank %d ends", self.owner.worker, self.owner.rank)
+            self._distrust()
         finally:
-            self._stop_replay()
-            await self._transport.close()
+            self.owner.trusted = False
+            await self._end()
+
+    async def _end(self) -> None:
+        replay = self._replay
+        self._stop_replay()
+        if replay is not None:
+            await asyncio.wait([replay])
+        await self._transport.close()
 
     async def _step(self) -> None:
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 signal = await self._transport.receive()
         except TimeoutError:
-            if self.counts["batches"] != self.counts["batches_probed"] and self._replay is None:
-                self.counts["batches_probed"] = self.counts["batches"]
+            if self._heard and self._replay is None:
+                self._heard = False
                 self._do(self.feed.probe())
             return
         self._do(self._take(signal))
@@ -78,6 +89,7 @@ class Subscriber:
                 self._stop_replay()
                 return self.feed.disconnected()
             case Message():
+                self._heard = True
                 batch = self._decode(signal)
                 return [] if batch is None else self.feed.received(batch)
 
@@ -102,32 +114,34 @@ class Subscriber:
     def _do(self, effects: Iterable[Effect[EventBatch]]) -> None:
         """Carries out what the feed asks for, then lets the index know what it may credit."""
         before = self.feed.state, self.feed.reason
+        healed = False
         for effect in effects:
             match effect:
                 case Apply():
-                    self._apply(effect.body)
+                    healed |= self._apply(effect.body)
                 case Forget():
                     self._index.clear(self.owner)
                 case Demote():
                     self._index.demote(self.owner)
+                    healed = False  # the hole that the feed speaks of came after the healing
                 case Replay():
                     self._start_replay(effect.start)
+        if healed:
+            self.feed.healed()
         self.owner.trusted = self.feed.certain
         self._tell_change(before)
 
-    def _apply(self, batch: EventBatch) -> None:
+    def _apply(self, batch: EventBatch) -> bool:
+        """Applies a batch; whether nothing uncertain is left since."""
         self.counts.update(batch.faults)
         block_size = self.owner.block_size
         had_uncertain = len(self.owner.uncertain) > 0
         self._index.apply(self.owner, batch.events)
         if batch.removal_lost:
             self._index.demote(self.owner)
-        if batch.clears:
-            self.feed.cleared()
-        elif had_uncertain and not len(self.owner.uncertain):
-            self.feed.healed()
         if self.owner.block_size != block_size:
             log.info("%s: block size learned: %s", self.owner.worker, self.owner.block_size)
+        return (batch.clears or had_uncertain) and not len(self.owner.uncertain)
 
     def _tell_change(self, before: tuple[object, str]) -> None:
         state, reason = self.feed.state, self.feed.reason
@@ -135,31 +149,50 @@ class Subscriber:
             where = (self.owner.worker, self.owner.rank)
             log.info("feed of %s rank %d: %s%s", *where, state, f" ({reason})" if reason else "")
 
+    def _distrust(self) -> None:
+        """What is held may be wrong: uncertain, until the next connection tells."""
+        self._stop_replay()
+        self._index.demote(self.owner)
+        self._do(self.feed.disconnected("an internal error, see the log"))
+
     def _start_replay(self, start: int) -> None:
         self._stop_replay()
         self._replay = asyncio.create_task(self._run_replay(start))
 
     def _stop_replay(self) -> None:
-        if self._replay is not None:
-            self._replay.cancel()
-            self._replay = None
+        """Ends a replay under way; one that replaces itself sees that it is no longer the one."""
+        replay, self._replay = self._replay, None
+        if replay is not None and replay is not asyncio.current_task():
+            replay.cancel()
 
     async def _run_replay(self, start: int) -> None:
         try:
-            replay = contextlib.aclosing(self._transport.replay(start))
-            async with self._replay_slots, replay as messages:
-                async for message in messages:
-                    batch = self._decode(message)
-                    if batch is not None:
-                        self._do(self.feed.replayed(batch))
-                    await self._yield_to_picks()
+            async with self._replay_slots:
+                await self._receive_replay(start)
+            if self._is_current():
+                self._finish_replay(self.feed.replay_ended())
         except ReplayError as error:
             self._finish_replay(self.feed.replay_failed(str(error)))
-        else:
-            self._finish_replay(self.feed.replay_ended())
+        except Exception:
+            log.exception("replay of %s rank %d failed", self.owner.worker, self.owner.rank)
+            self._distrust()
+
+    async def _receive_replay(self, start: int) -> None:
+        async with contextlib.aclosing(self._transport.replay(start)) as messages:
+            async for message in messages:
+                batch = self._decode(message)
+                if batch is not None:
+                    self._do(self.feed.replayed(batch))
+                if not self._is_current():
+                    return
+                await self._yield_to_picks()
+
+    def _is_current(self) -> bool:
+        """Whether this replay is still the one that the feed asked for last."""
+        return self._replay is asyncio.current_task()
 
     def _finish_replay(self, effects: list[Effect[EventBatch]]) -> None:
-        self._replay = None  # this task; it must not cancel itself
+        self._replay = None
         self._do(effects)
 
     async def _yield_to_picks(self) -> None:

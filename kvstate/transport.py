@@ -32,7 +32,7 @@ class Transport(Protocol):
     """A connection to one publisher that mends itself.
 
     Signals come in the order in which things happened: never a message of a new connection before
-    its Connected, nor one of an old connection before its Disconnected.
+    its Connected, nor one of an old connection after its Disconnected.
     """
 
     @property

@@ -5,6 +5,7 @@ vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket; t
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -65,15 +66,28 @@ class ZmqTransport:
         return self._source.replay is not None
 
     async def receive(self) -> Signal:
-        """The next signal; what happened to the connection comes before what it carried."""
-        while True:
-            ready = dict(await self._poller.poll())
-            if self._monitor in ready:
-                event = await recv_monitor_message(self._monitor)
-                if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                    return Connected()
-                return Disconnected()
-            return Message(await self._socket.recv_multipart())
+        """The next signal; what happened to the connection comes before what it carried.
+
+        The monitor is looked at once more when a message is ready: libzmq tells of a connection
+        before it delivers from it, but a poll looks at one socket after the other.
+        """
+        ready = dict(await self._poller.poll())
+        if self._monitor in ready or await self._monitor.poll(0):
+            event = await recv_monitor_message(self._monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return Connected()
+            await self._drop_queued()
+            return Disconnected()
+        return Message(await self._socket.recv_multipart())
+
+    async def _drop_queued(self) -> None:
+        """Drops what the lost connection left behind: it must not pass for the next one's.
+
+        Nothing here waits, or a cancellation would lose the signal.
+        """
+        with contextlib.suppress(zmq.Again):
+            while True:
+                await self._socket.recv_multipart(zmq.NOBLOCK)
 
     async def replay(self, start: int) -> AsyncGenerator[Message]:
         """Asks for the batches from `start` on; each replay has a socket of its own."""
@@ -94,7 +108,7 @@ class ZmqTransport:
                     raise ReplayError("its numbers do not ascend")
                 last = frames.sequence
                 yield message
-        except WireError as error:
+        except (WireError, zmq.ZMQError) as error:
             raise ReplayError(str(error)) from None
         finally:
             socket.close()

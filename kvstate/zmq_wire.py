@@ -5,6 +5,7 @@ A message is [topic, sequence number (8 bytes big-endian), payload]; the payload
 Positions and names are those of `vllm.distributed.kv_events`.
 """
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,8 +44,15 @@ _STORED_FIELDS = (
 )
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
 
+# What an extra key may consist of.
+_SCALARS = str | bytes | int | float | None
+
 # Groups whose blocks hold the whole prefix; the others keep a window or a state of it.
-_PREFIX_KINDS = {None, "full_attention", "mla_attention", "sink_full_attention"}
+_PREFIX_KINDS = {"full_attention", "mla_attention", "sink_full_attention"}
+
+
+# Skipped events that cannot have removed anything that we hold: their blocks are never stored.
+_HARMLESS = {"unknown_event", "unknown_medium", "other_locality"}
 
 
 class _Skipped(Exception):  # noqa: N818 - control flow inside this module, not an error
@@ -98,33 +106,29 @@ def decode_batch(payload: bytes) -> EventBatch:
             events.append(_event(raw))
         except _Skipped as skipped:
             faults.append(str(skipped))
-            removal_lost |= _may_remove(raw) and str(skipped) != "unknown_event"
+            removal_lost |= _tag(raw) != "BlockStored" and str(skipped) not in _HARMLESS
     return EventBatch(timestamp, events, rank, tuple(faults), removal_lost)
 
 
 def _batch_fields(batch: object) -> tuple[float, list[Any], int | None]:
     if isinstance(batch, Mapping):
-        fields = [batch.get("ts"), batch.get("events"), batch.get("data_parallel_rank")]
+        fields: list[Any] = [batch.get(name) for name in ("ts", "events", "data_parallel_rank")]
     elif isinstance(batch, list):
         fields = (batch + [None] * 3)[:3]
     else:
         raise WireError("payload is neither a batch array nor a batch map")
     timestamp, events, rank = fields
-    if not isinstance(timestamp, int | float) or isinstance(timestamp, bool):
+    if type(timestamp) not in (int, float) or not math.isfinite(float(timestamp)):
         raise WireError("batch has no timestamp")
     if not isinstance(events, list):
         raise WireError("batch has no list of events")
-    return float(timestamp), events, rank if isinstance(rank, int) else None
+    return float(timestamp), events, rank if type(rank) is int else None
 
 
 def _tag(raw: object) -> object:
     if isinstance(raw, list):
         return raw[0] if raw else None
     return raw.get("type") if isinstance(raw, Mapping) else None
-
-
-def _may_remove(raw: object) -> bool:
-    return _tag(raw) != "BlockStored"
 
 
 def _event(raw: object) -> Event:
@@ -147,8 +151,11 @@ def _named(raw: object, fields: tuple[str, ...]) -> Mapping[str, Any]:
 
 def _stored(raw: Mapping[str, Any]) -> BlocksStored:
     _reject_foreign(raw)
-    if raw.get("kv_cache_spec_kind") not in _PREFIX_KINDS:
+    kind = raw.get("kv_cache_spec_kind")
+    if kind is not None and (not isinstance(kind, str) or kind not in _PREFIX_KINDS):
         raise _Skipped("other_attention_group")
+    if raw.get("cache_salt") is not None:
+        raise _Skipped("salt_outside_extra_keys")  # SGLang's layout: not for unsalted prompts
     hashes = _hashes(raw.get("block_hashes"))
     block_size = raw.get("block_size")
     token_ids = raw.get("token_ids")
@@ -228,14 +235,24 @@ def _extra(raw: object, lora: str | int | None) -> Extra:
     items = raw if isinstance(raw, list) else [] if raw is None else [raw]
     if items and lora is not None and items[0] == lora:
         items = items[1:]
+    if not all(_is_plain(item) for item in items):
+        raise _Skipped("bad_extra_keys")
     return tuple(items)
+
+
+def _is_plain(item: object) -> bool:
+    """A scalar, or scalars such as vLLM's [image hash, offset]: no engine nests deeper."""
+    scalars = item if isinstance(item, list) else [item]
+    return all(isinstance(scalar, _SCALARS) for scalar in scalars)
 
 
 def _medium(raw: Mapping[str, Any]) -> str:
     medium = raw.get("medium")
     if medium is None:
         return DEFAULT_MEDIUM
-    if not isinstance(medium, str) or tier_of(medium) is None:
+    if not isinstance(medium, str):
+        raise _Skipped("bad_medium")
+    if tier_of(medium) is None:
         raise _Skipped("unknown_medium")
     return medium.upper()
 

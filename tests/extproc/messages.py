@@ -1,0 +1,45 @@
+"""ext_proc messages as Envoy sends them."""
+
+from collections.abc import Mapping
+
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    HeaderMap,
+    HeaderValue,
+    HttpBody,
+    HttpHeaders,
+    ProcessingMode,
+    ProcessingRequest,
+    ProtocolConfiguration,
+)
+
+BUFFERED = ProcessingMode.BUFFERED
+
+
+def head(
+    path: str = "/v1/chat/completions",
+    *,
+    method: str = "POST",
+    end_of_stream: bool = False,
+    mode: int | None = BUFFERED,
+    headers: Mapping[str, str] | None = None,
+) -> ProcessingRequest:
+    """The first message of a stream; mode None is an Envoy that does not tell."""
+    pairs = {":method": method, ":path": path, **(headers or {})}
+    message = ProcessingRequest(
+        request_headers=HttpHeaders(
+            headers=HeaderMap(
+                headers=[HeaderValue(key=key, raw_value=pairs[key].encode()) for key in pairs]
+            ),
+            end_of_stream=end_of_stream,
+        )
+    )
+    if mode is not None:
+        protocol = ProtocolConfiguration()
+        protocol.request_body_mode = mode  # type: ignore[assignment] # enums are ints at run time
+        message.protocol_config.CopyFrom(protocol)
+    return message
+
+
+def body(content: bytes, *, end_of_stream: bool = True) -> ProcessingRequest:
+    """A request body message."""
+    return ProcessingRequest(request_body=HttpBody(body=content, end_of_stream=end_of_stream))

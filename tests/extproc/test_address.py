@@ -1,0 +1,53 @@
+import pytest
+
+from extproc.address import Address, parse, parse_tcp
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("127.0.0.1:80", Address("127.0.0.1", 80)),
+        ("worker-1:8000", Address("worker-1", 8000)),
+        ("[::1]:80", Address("::1", 80)),
+        ("[0:0::1]:80", Address("::1", 80)),
+    ],
+)
+def test_hosts_and_ports_are_taken_apart(text: str, place: Address) -> None:
+    assert parse(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        "host:x",
+        "host:65536",
+        ":80",
+        "::1:80",
+        "[host]:80",
+        "a b:1",
+        "a/b:1",
+        "a:٣",
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"host:port|brackets"):
+        parse(text)
+
+
+def test_addresses_are_written_as_they_are_read() -> None:
+    assert str(parse("[::1]:80")) == "[::1]:80"
+    assert str(parse("a:1")) == "a:1"
+
+
+def test_names_are_told_from_ip_addresses() -> None:
+    assert parse("[::1]:80").is_ip
+    assert not parse("a:1").is_ip
+
+
+def test_zmq_endpoints_are_tcp() -> None:
+    assert parse_tcp("tcp://a:1") == Address("a", 1)
+    with pytest.raises(ValueError, match="must be tcp://host:port"):
+        parse_tcp("ipc:///tmp/x")

@@ -1,0 +1,111 @@
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extproc.cli import main
+from simulator.settings import TINY_MODEL
+from tests.e2e.envoy_process import free_port
+
+KVSTEER = [sys.executable, "-m", "extproc"]
+
+
+def config(directory: Path, **sections: object) -> str:
+    ports = {
+        name: {"listen": f"127.0.0.1:{free_port()}"} for name in ("extproc", "admin", "metrics")
+    }
+    models = [{"name": "tiny", "tokenizer": str(TINY_MODEL)}]
+    # nobody listens there: an unreachable worker must not matter
+    events = {"zmq": "tcp://127.0.0.1:9", "replay": "tcp://127.0.0.1:10"}
+    workers = [{"endpoint": "127.0.0.1:9", "events": events}]
+    file = directory / "kvsteer.yaml"
+    file.write_text(yaml.safe_dump({**ports, "models": models, "workers": workers, **sections}))
+    return str(file)
+
+
+def test_a_good_configuration_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = config(tmp_path)
+    assert main(["check", "--config", file]) == 0
+    assert capsys.readouterr().out == f"{file}: ok\n"
+
+
+def test_a_broken_one_is_told_line_by_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path, log={"level": "loud"}, extproc={"deadline_ms": 0})
+    assert main(["check", "--config", file]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1] for line in told] == ["extproc.deadline_ms", "log.level"]
+    assert all(line.startswith(f"{file}: ") for line in told)
+
+
+@pytest.mark.parametrize("command", ["serve", "envoy"])
+def test_no_command_starts_with_a_broken_configuration(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--config", config(tmp_path, models=[])]) == 2
+    assert "models: at least one is needed" in capsys.readouterr().err
+
+
+def test_envoys_configuration_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["envoy", "--config", config(tmp_path)]) == 0
+    assert "override_host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("section", ["extproc", "admin", "metrics"])
+def test_a_taken_port_is_one_clear_line(
+    tmp_path: Path, section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file = config(tmp_path, **{section: {"listen": f"127.0.0.1:{port}"}})
+        assert main(["serve", "--config", file]) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("kvsteer: ")]
+    assert line.startswith(f"kvsteer: {section}.listen: cannot listen on 127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(("style", "is_json"), [("text", False), ("json", True)])
+def test_a_router_serves_and_explains_until_it_is_told_to_stop(
+    tmp_path: Path, style: str, *, is_json: bool
+) -> None:
+    file = config(tmp_path, log={"format": style})
+    admin = yaml.safe_load(Path(file).read_text())["admin"]["listen"]
+    router = subprocess.Popen(
+        [*KVSTEER, "serve", "--config", file], stderr=subprocess.PIPE, text=True
+    )
+    assert router.stderr is not None
+    lines = iter(router.stderr.readline, "")
+    started = next(line for line in lines if "serving ext_proc on" in line)
+    assert started.startswith("{") == is_json
+    request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]})
+    command = [*KVSTEER, "explain", "--admin", f"http://{admin}"]
+    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    assert json.loads(answer.stdout)["pick"] == ["127.0.0.1:9"]
+    router.send_signal(signal.SIGHUP)
+    router.send_signal(signal.SIGTERM)
+    assert router.wait(10) == 0
+    router.stderr.close()
+
+
+def test_explaining_without_a_router_says_so() -> None:
+    admin = f"http://127.0.0.1:{free_port()}"
+    command = [*KVSTEER, "explain", "--admin", admin]
+    absent = subprocess.run(command, input="{}", capture_output=True, text=True, check=False)
+    assert (absent.returncode, admin in absent.stderr) == (1, True)
+    nonsense = subprocess.run(command, input="{", capture_output=True, text=True, check=False)
+    assert (nonsense.returncode, "not JSON" in nonsense.stderr) == (2, True)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("kvsteer ")

@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from extproc.config import Config, Model, Worker, WorkerEvents
+from extproc.config_reader import MAX_FILE_BYTES, load, parse
+from extproc.errors import ConfigError
+from simulator.settings import TINY_MODEL
+
+MINIMAL = """
+models: [{name: tiny}]
+workers: [{endpoint: "127.0.0.1:8001"}]
+"""
+
+
+def faults(text: str | bytes) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "c.yaml")
+    return caught.value.faults
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    config = parse(MINIMAL, "c.yaml")
+    assert config == Config(models=(Model("tiny"),), workers=(Worker("127.0.0.1:8001"),))
+    assert config.extproc.deadline_ms == 250
+    assert config.model_of(config.workers[0]) == "tiny"
+
+
+def test_sections_lists_and_json_are_read() -> None:
+    text = """{"models": [{"name": "m", "aliases": ["a"], "lora": ["l"], "tokenizer": "%s"}],
+    "workers": [{"endpoint": "[::1]:1", "model": "m", "block_size": 64, "events": {
+      "zmq": "tcp://a:5557", "replay": "tcp://a:5558", "topic": "t", "ranks": 1}}]}"""
+    config = parse(text % TINY_MODEL, "c.json")
+    assert config.models == (Model("m", ("a",), ("l",), str(TINY_MODEL)),)
+    events = WorkerEvents("tcp://a:5557", "tcp://a:5558", "t", 1)
+    assert config.workers == (Worker("[::1]:1", "m", 64, events),)
+
+
+def test_null_stands_for_what_may_be_absent() -> None:
+    text = "models: [{name: m, tokenizer: null}]\nworkers: [{endpoint: 'a:1', events: null}]"
+    assert parse(text, "c.yaml").workers[0].events is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "not YAML: "),
+        (b"\xff\xfe\xfa", "not YAML: "),
+        ("", "configuration: must be a mapping, is empty"),
+        ("[]", "configuration: must be a mapping, is a list"),
+        ("log: 5", "log: must be a mapping, is 5"),
+        ("log: {levle: info}", "log.levle: unknown key; did you mean level?"),
+        ("zzz: 1", "zzz: unknown key"),
+        ("1: 2", "1: unknown key"),
+        ("log: {level: loud}", "log.level: must be one of debug, info, warning, error, is 'loud'"),
+        ("events: {enabled: 1}", "events.enabled: must be true or false, is 1"),
+        ("extproc: {deadline_ms: yes}", "extproc.deadline_ms: must be a whole number, is True"),
+        ("extproc: {deadline_ms: 0}", "extproc.deadline_ms: must be at least 1, is 0"),
+        ("extproc: {listen: {}}", "extproc.listen: must be text, is a mapping"),
+        ("extproc: {listen: null}", "extproc.listen: must be text, is empty"),
+        ("models: x", "models: must be a list, is 'x'"),
+        ("models: [{}]", "models[0].name: missing"),
+        ("models: [{name: ''}]", "models[0].name: must not be empty"),
+        ("models: [{name: m, lora: [5]}]", "models[0].lora[0]: must be text, is 5"),
+        ("workers: [{endpoint: 5}]", "workers[0].endpoint: must be text, is 5"),
+    ],
+)
+def test_each_fault_names_its_key(text: str | bytes, fault: str) -> None:
+    assert any(line.startswith(f"c.yaml: {fault}") for line in faults(text)), faults(text)
+
+
+def test_all_faults_are_told_in_one_run() -> None:
+    text = """
+    extproc: {deadline_ms: 600, listn: x}
+    log: {level: loud}
+    models: [{name: m, tokenizer: /nowhere}]
+    workers: [{endpoint: nowhere}, {model: m}]
+    """
+    told = "\n".join(faults(text))
+    for key in (
+        "extproc.listn",
+        "extproc.deadline_ms",
+        "log.level",
+        "models[0].tokenizer",
+        "workers[0].endpoint",
+        "workers[1].endpoint: missing",
+    ):
+        assert key in told
+    assert "at least one is needed" not in told
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(MINIMAL)
+    assert load(str(file)).models[0].name == "tiny"
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        load(str(tmp_path / "absent"))
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(ConfigError, match="larger than"):
+        load(str(file))

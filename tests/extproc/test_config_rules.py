@@ -1,0 +1,90 @@
+import pytest
+
+from extproc.config_reader import parse
+from extproc.errors import ConfigError
+
+TWO_MODELS = "models: [{name: m}, {name: n}]"
+WORKER = 'workers: [{endpoint: "a:1"}]'
+MODEL = "models: [{name: m}]"
+
+
+def faults(*sections: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse("\n".join(sections), "c")
+    return [fault.removeprefix("c: ") for fault in caught.value.faults]
+
+
+def events(rest: str) -> str:
+    return f'workers: [{{endpoint: "a:1", events: {{{rest}}}}}]'
+
+
+@pytest.mark.parametrize(
+    ("sections", "fault"),
+    [
+        ([WORKER], "models: at least one is needed"),
+        ([MODEL], "workers: at least one is needed"),
+        (
+            [MODEL, WORKER, "extproc: {deadline_ms: 500}"],
+            "extproc.deadline_ms: must be below envoy.message_timeout_ms (500)",
+        ),
+        (
+            [MODEL, WORKER, "extproc: {max_body_bytes: 40000000}"],
+            (
+                "extproc.max_body_bytes: must not be above envoy.request_body_buffer_limit_bytes"
+                " (33554432): Envoy answers 413 there"
+            ),
+        ),
+        ([MODEL, WORKER, "extproc: {listen: 'unix:'}"], "extproc.listen: unix: needs a path"),
+        ([MODEL, WORKER, "extproc: {listen: x}"], "extproc.listen: must be host:port, is 'x'"),
+        ([MODEL, WORKER, "envoy: {router: x}"], "envoy.router: must be host:port, is 'x'"),
+        (
+            [MODEL, WORKER, "envoy: {listen: 'name:1'}"],
+            "envoy.listen: must be an IP address and a port: Envoy listens on no name: 'name:1'",
+        ),
+        (
+            [MODEL, WORKER, "admin: {listen: '127.0.0.1:9091'}"],
+            "127.0.0.1:9091: is given to two listeners",
+        ),
+        (["models: [{name: m, lora: [m]}]", WORKER], "models[0]: the name 'm' is used 2 times"),
+        (
+            ["models: [{name: m, chat_template: /nowhere}]", WORKER],
+            "models[0].chat_template: no such file: /nowhere",
+        ),
+        ([MODEL, 'workers: [{endpoint: "a"}]'], "workers[0].endpoint: must be host:port, is 'a'"),
+        (
+            [MODEL, 'workers: [{endpoint: "a:1"}, {endpoint: "a:1"}]'],
+            "workers: the endpoint a:1 is given 2 times",
+        ),
+        ([TWO_MODELS, WORKER], "workers[0].model: missing; there are 2 models: m, n"),
+        (
+            [MODEL, 'workers: [{endpoint: "a:1", model: x}]'],
+            "workers[0].model: 'x' is not under models",
+        ),
+        (
+            [MODEL, events("zmq: 'a:1'")],
+            "workers[0].events.zmq: must be tcp://host:port, is 'a:1'",
+        ),
+        (
+            [MODEL, events("zmq: 'tcp://a:65535', ranks: 2")],
+            "workers[0].events.zmq: port 65535 + 2 ranks is above 65535",
+        ),
+        (
+            [MODEL, events("zmq: 'tcp://a:5557', replay: 'tcp://a:5558', ranks: 2")],
+            (
+                "workers[0].events: with 2 ranks the ports of zmq and replay overlap"
+                " (rank r uses both ports + r)"
+            ),
+        ),
+    ],
+)
+def test_each_rule_is_told(sections: list[str], fault: str) -> None:
+    assert faults(*sections) == [fault]
+
+
+def test_what_breaks_no_rule_is_taken() -> None:
+    listen = (
+        "extproc: {listen: 'unix:/tmp/x'}\nenvoy: {router: 'unix:/tmp/x', listen: 'localhost:1'}"
+    )
+    workers = events("zmq: 'tcp://a:5557', replay: 'tcp://b:5557', ranks: 2")
+    config = parse("\n".join([MODEL, workers, listen]), "c")
+    assert config.envoy.router == "unix:/tmp/x"

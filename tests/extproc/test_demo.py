@@ -1,0 +1,63 @@
+import asyncio
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from extproc.demo import run
+from extproc.demo_check import Row, report
+from extproc.errors import StartError
+from tests.e2e.envoy_process import free_port
+
+LIVE = [{"endpoint": "a", "feeds": [{"state": "live", "reason": ""}]}]
+GOOD = [Row(0, 0, "a", None, 0, 0), Row(0, 1, "a", "a", 16, 16), Row(1, 0, "b", None, 0, 0)]
+
+
+async def test_the_demo_passes_its_own_check() -> None:
+    command = [sys.executable, "-m", "extproc", "demo", "--check", "--port", str(free_port())]
+    demo = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await demo.communicate()
+    assert demo.returncode == 0, told.decode()
+    assert told.decode().splitlines()[-1].endswith("predicted: ok")
+
+
+@pytest.mark.parametrize(
+    ("rows", "workers", "fault"),
+    [
+        ([*GOOD, Row(0, 2, "b", "a", 0, 0)], LIVE, "0.3: its prefix is on a"),
+        ([*GOOD, Row(0, 2, "a", "a", 16, 32)], LIVE, "0.3: prediction differs"),
+        (GOOD[:2], LIVE, "only 1 worker was used"),
+        ([GOOD[0], GOOD[2]], LIVE, "nothing was predicted to be cached"),
+        (
+            GOOD,
+            [{"endpoint": "a", "feeds": [{"state": "stale", "reason": "gone"}]}],
+            "feed of a is stale: gone",
+        ),
+    ],
+)
+def test_the_judge_finds_each_fault(
+    rows: list[Row], workers: list[dict[str, Any]], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not report(rows, workers)
+    assert f"FAULT {fault}" in capsys.readouterr().out
+
+
+def test_the_judge_is_content_with_what_is_right() -> None:
+    assert report(GOOD, LIVE)
+
+
+@pytest.mark.parametrize(("workers", "check"), [(0, False), (1, True)])
+def test_too_few_workers_are_refused(workers: int, *, check: bool) -> None:
+    with pytest.raises(StartError, match="--workers must be at least"):
+        run(workers=workers, port=free_port(), check=check)
+
+
+def test_a_part_that_dies_is_told_with_its_last_words() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match="demo: envoy ended with 1") as caught:
+            run(workers=1, port=port, check=False)
+    assert "Address already in use" in str(caught.value)

@@ -1,0 +1,119 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.config_reader import parse
+from extproc.metrics import Metrics
+from extproc.router import INLINE_CHARACTERS, Router
+from extproc.stream import Ask, Head
+from extproc.tokens import Tokenizer
+from extproc.workers import Workers
+from kvstate.fleet import Fleet
+from simulator.settings import TINY_MODEL
+
+CHAT = Head("POST", "/v1/chat/completions", None)
+CONFIG = f"""
+models: [{{name: tiny, tokenizer: "{TINY_MODEL}", lora: [adapter]}}, {{name: bare}}]
+workers: [{{endpoint: "127.0.0.1:1", model: tiny}}, {{endpoint: "127.0.0.1:2", model: bare}}]
+"""
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[Router]:
+    config = parse(CONFIG, "c")
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    workers = Workers(config, Fleet(b"12345678", lambda: 0.0), lambda _: [])
+    await workers.start()
+    one = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+    yield one
+    one.close()
+    await workers.close()
+
+
+def chat(text: str = "hello", **fields: Any) -> Ask:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], **fields}
+    return Ask(CHAT, json.dumps(body).encode())
+
+
+async def test_a_request_is_placed_and_booked_until_it_is_released(router: Router) -> None:
+    decision, booking = await router.route(chat())
+    assert (decision.model, decision.pick, decision.reason) == (
+        "tiny",
+        ("127.0.0.1:1",),
+        "nothing_cached",
+    )
+    assert decision.prompt_tokens > 0
+    assert booking is not None
+    assert router.in_flight("127.0.0.1:1") == 1
+    router.release(booking)
+    assert router.in_flight("127.0.0.1:1") == 0
+
+
+async def test_an_adapter_is_served_by_its_models_workers(router: Router) -> None:
+    decision, _ = await router.route(chat(model="adapter"))
+    assert (decision.model, decision.pick) == ("tiny", ("127.0.0.1:1",))
+
+
+async def test_a_long_prompt_is_tokenized_beside_the_loop(router: Router) -> None:
+    decision, _ = await router.route(chat("word " * INLINE_CHARACTERS))
+    assert decision.prompt_tokens > INLINE_CHARACTERS
+
+
+async def test_a_prompt_that_takes_too_long_is_placed_by_load(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
+    decision, _ = await router.route(chat("word " * INLINE_CHARACTERS))
+    assert (decision.reason, decision.pick) == ("deadline", ("127.0.0.1:1",))
+
+
+@pytest.mark.parametrize(
+    ("ask", "model", "reason"),
+    [
+        (chat(model="nobody"), None, "unknown_model"),
+        (chat(model="bare"), "bare", "no_tokenizer"),
+        (chat(messages=[]), "tiny", "empty_prompt"),
+        (chat("\ud800"), None, "bad_json"),
+        (Ask(CHAT, b"{"), None, "bad_json"),
+        (Ask(CHAT, None, "body_too_large"), None, "body_too_large"),
+    ],
+)
+async def test_what_cannot_be_keyed_is_placed_by_load(
+    router: Router, ask: Ask, model: str | None, reason: str
+) -> None:
+    decision, booking = await router.route(ask)
+    assert (decision.model, decision.reason) == (model, reason)
+    assert decision.pick
+    assert booking is not None
+
+
+async def test_token_ids_need_no_tokenizer(router: Router) -> None:
+    body = json.dumps({"model": "bare", "prompt": [1, 2, 3]}).encode()
+    decision, _ = await router.route(Ask(Head("POST", "/v1/completions", None), body))
+    assert (decision.reason, decision.prompt_tokens) == ("nothing_cached", 3)
+
+
+async def test_a_fault_of_ours_is_no_fault_of_the_request(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("extproc.router.parse", broken)
+    decision, _ = await router.route(chat())
+    assert (decision.reason, decision.pick) == ("internal_error", ("127.0.0.1:1",))
+
+
+async def test_explaining_books_nothing(router: Router) -> None:
+    decision = await router.explain(CHAT, chat().body or b"")
+    assert decision.pick == ("127.0.0.1:1",)
+    assert router.in_flight("127.0.0.1:1") == 0
+    assert (await router.explain(Head("GET", "/", None), b"")).reason == "not_inference"
