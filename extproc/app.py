@@ -70,8 +70,8 @@ async def running(config: Config) -> AsyncIterator[Workers]:
         scraped = metrics_application(metrics, is_ready)
         stack.push_async_callback((await listen(scraped, metrics_at, "metrics")).cleanup)
 
-        await workers.start()
         stack.push_async_callback(workers.close)
+        await workers.start()
         server = GrpcServer(config, router, metrics, is_ready)
         await server.start()
         stack.push_async_callback(server.stop)

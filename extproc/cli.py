@@ -12,11 +12,13 @@ from importlib.metadata import version
 from extproc.errors import ConfigError, StartError
 
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
+DEFAULT_EXTPROC = "127.0.0.1:9002"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status is 0, 1 for what failed, 2 for what was asked wrongly."""
-    parsed = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser(of_worker=given[:1] == ["worker"]).parse_args(given)
     try:
         return int(parsed.run(parsed))
     except ConfigError as error:
@@ -29,9 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    from simulator import cli as simulator  # noqa: PLC0415 - only here
-
+def _parser(*, of_worker: bool) -> argparse.ArgumentParser:
+    """of_worker: with the simulator's own options, whose package only that command loads."""
     parser = argparse.ArgumentParser(
         prog="kvsteer",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
@@ -55,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
     explain.set_defaults(run=_explain)
 
+    health = commands.add_parser("health", help="exit 0 if a router is ready; for probes")
+    health.add_argument(
+        "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="its extproc.listen"
+    )
+    health.set_defaults(run=_health)
+
     demo = commands.add_parser("demo", help="run workers, router and Envoy on this machine")
     demo.add_argument("--workers", type=int, default=3, metavar="N", help="simulated workers")
     demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
@@ -62,8 +69,11 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     worker = commands.add_parser("worker", help="run one simulated worker")
-    simulator.add_arguments(worker)
-    worker.set_defaults(run=simulator.run)
+    if of_worker:
+        from simulator import cli as simulator  # noqa: PLC0415
+
+        simulator.add_arguments(worker)
+        worker.set_defaults(run=simulator.run)
     return parser
 
 
@@ -116,6 +126,15 @@ def _explain(arguments: argparse.Namespace) -> int:
         print(f"kvsteer explain: {arguments.admin}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from extproc.health import fault_of  # noqa: PLC0415
+
+    fault = fault_of(arguments.at)
+    if fault:
+        print(f"kvsteer health: {fault}", file=sys.stderr)
+    return 1 if fault else 0
 
 
 def _is_envelope(body: object) -> bool:

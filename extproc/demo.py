@@ -168,7 +168,10 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 def _configuration(workers: int, port: int) -> str:
-    admin, metrics, extproc, envoy_admin, *ports = _free_ports(4 + 3 * workers)
+    # the usual ports where they are free, so that `kvsteer explain` needs no --admin
+    admin, metrics, extproc, envoy_admin, *ports = _free_ports(
+        [9090, 9091, 9002, 9901] + [0] * 3 * workers
+    )
     return yaml.safe_dump(
         {
             "extproc": {"listen": f"127.0.0.1:{extproc}"},
@@ -191,13 +194,16 @@ def _configuration(workers: int, port: int) -> str:
     )
 
 
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; held together so that they differ."""
+def _free_ports(wanted: Sequence[int]) -> list[int]:
+    """The wanted ports, or others where those are taken; 0 wants any that is free."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        held = [stack.enter_context(socket.socket()) for _ in wanted]
+        for one, port in zip(held, wanted, strict=True):
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
 
 
 def _worker_command(worker: Worker) -> list[str]:

@@ -32,6 +32,10 @@ INLINE_CHARACTERS = 2_048
 TOKENIZER_THREADS = 2
 
 
+# What of a body log_prompts shows.
+LOGGED_BODY_BYTES = 4_096
+
+
 class Router:
     """Decides where requests go.
 
@@ -65,6 +69,8 @@ class Router:
         The booking, if a worker was picked, is to be given to `release` when the request is over.
         """
         started = self._monotonic()
+        if self._config.log_prompts and ask.body is not None:
+            log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
         try:
             decision = await self._decide(ask)
         except Exception:

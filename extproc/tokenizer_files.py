@@ -43,8 +43,8 @@ class TokenizerFiles:
 
 def _cached_snapshot(hub_id: str) -> Path:
     """The revision that `main` names in the local Hugging Face cache."""
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
     repository = cache / f"models--{hub_id.replace('/', '--')}"
     reference = repository / "refs" / "main"
     if ".." in hub_id or not reference.is_file():

@@ -121,9 +121,10 @@ class Subscriber:
                     healed |= self._apply(effect.body)
                 case Forget():
                     self._index.clear(self.owner)
+                    healed = False  # what the feed misses now, it misses since
                 case Demote():
                     self._index.demote(self.owner)
-                    healed = False  # the hole that the feed speaks of came after the healing
+                    healed = False
                 case Replay():
                     self._start_replay(effect.start)
         if healed:

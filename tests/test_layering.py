@@ -74,11 +74,12 @@ def test_pure_modules_import_only_what_is_pure(module: str) -> None:
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
     assert ours == {"kvstate.zmq_transport"}
-    assert importers_of("grpc") == {"extproc.grpc_server"}
+    assert importers_of("grpc") == {"extproc.grpc_server", "extproc.health"}
 
 
 def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
-    assert importers_of("extproc.pb") == {"extproc.grpc_server", "extproc.stream"}
+    servers = {"extproc.grpc_server", "extproc.health"}
+    assert importers_of("extproc.pb") == {*servers, "extproc.stream"}
     assert importers_of("envoy_data_plane") == {"extproc.envoy_clusters", "extproc.envoy_config"}
 
 

@@ -42,14 +42,14 @@ class Stack:
         status, headers, body = self._post("envoy", ENVOY_PORT, CHAT, chat(prompt))
         if status != HTTPStatus.OK:
             return Answer(status, "", 0)
-        usage = body["usage"]["prompt_tokens_details"]
+        usage = json.loads(body)["usage"]["prompt_tokens_details"]
         return Answer(status, headers["x-worker"], usage["cached_tokens"])
 
     def holders(self, prompt: str) -> int:
         """How many workers hold some of a prompt, as far as the router knows."""
         envelope = {"path": CHAT, "headers": {}, "body": chat(prompt)}
         _, _, body = self._post("kvsteer", ADMIN_PORT, "/explain", envelope)
-        return sum(one["overlap_tokens"] > 0 for one in body["candidates"])
+        return sum(one["overlap_tokens"] > 0 for one in json.loads(body)["candidates"])
 
     def run(self, *command: str) -> None:
         """Runs a command of compose."""
@@ -66,7 +66,7 @@ class Stack:
 
     def _post(
         self, service: str, port: int, path: str, body: object
-    ) -> tuple[int, http.client.HTTPMessage, Any]:
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
         # Asked for anew: the engine gives a restarted container other ports.
         host, published = self.compose.get_service_host_and_port(service, port)
         connection = http.client.HTTPConnection(str(host), published, timeout=30)
@@ -74,7 +74,7 @@ class Stack:
             headers = {"content-type": "application/json"}
             connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
-            return response.status, response.headers, json.load(response)
+            return response.status, response.headers, response.read()
         finally:
             connection.close()
 

@@ -24,7 +24,7 @@ def head(
     headers: Mapping[str, str] | None = None,
 ) -> ProcessingRequest:
     """The first message of a stream; mode None is an Envoy that does not tell."""
-    pairs = {":method": method, ":path": path, **(headers or {})}
+    pairs = {":method": method, ":authority": "a", ":path": path, **(headers or {})}
     message = ProcessingRequest(
         request_headers=HttpHeaders(
             headers=HeaderMap(

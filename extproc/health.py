@@ -1,6 +1,4 @@
-"""Exits with 0 if the gRPC server at the given address says that it serves."""
-
-import sys
+"""Asks a router for its health, for container and Kubernetes probes."""
 
 import grpc
 
@@ -9,8 +7,8 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckRespons
 TIMEOUT_SECONDS = 3.0
 
 
-def main(target: str) -> str | None:
-    """What is wrong, None if nothing is."""
+def fault_of(target: str) -> str | None:
+    """What is wrong with the gRPC server at a host:port or unix:PATH, None if it serves."""
     # A proxy in the environment is not for a server on this machine.
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         check = channel.unary_unary(
@@ -25,7 +23,3 @@ def main(target: str) -> str | None:
     if status == HealthCheckResponse.SERVING:
         return None
     return f"{target}: {HealthCheckResponse.ServingStatus.Name(status)}"
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

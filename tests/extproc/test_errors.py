@@ -1,0 +1,15 @@
+from extproc.errors import ConfigError, RequestError
+from kvstate.errors import KVSteerError
+
+
+def test_a_configuration_error_is_all_its_faults() -> None:
+    error = ConfigError(["a: wrong", "b: wrong"])
+    assert (str(error), error.faults) == ("a: wrong\nb: wrong", ["a: wrong", "b: wrong"])
+
+
+def test_a_request_error_is_its_reason() -> None:
+    assert str(RequestError("bad_json")) == RequestError("bad_json").reason == "bad_json"
+
+
+def test_everything_raised_on_purpose_has_one_root() -> None:
+    assert issubclass(ConfigError, KVSteerError)

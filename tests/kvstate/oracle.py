@@ -1,0 +1,150 @@
+"""The block index by brute force: every copy of every block, each with all its path."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstate.events import BlockHash, Extra
+from kvstate.overlap import Overlap, Prompt
+from kvstate.tiers import tier_of
+
+
+class Block(NamedTuple):
+    """One block of an engine: its hash, and all that it stands for from the prompt's start."""
+
+    block: BlockHash
+    parent: BlockHash | None
+    lora: str | None
+    size: int
+    path: tuple[tuple[tuple[int, ...], Extra], ...]
+
+
+class Place(NamedTuple):
+    """Where a copy lies."""
+
+    medium: str
+    group: int | None
+
+
+@dataclass
+class Copy:
+    """One copy of a block that a rank holds."""
+
+    place: Place
+    held: Block
+    certain: bool
+
+
+@dataclass
+class Rank:
+    """What one rank holds, and what it stored behind parents that it does not hold."""
+
+    worker: str
+    trusted: bool = False
+    copies: list[Copy] = field(default_factory=list)
+    orphans: list[tuple[Place, Block]] = field(default_factory=list)
+
+    def store(self, place: Place, chain: list[Block]) -> None:
+        """A stored event: the first block's parent decides for all of them."""
+        parent = chain[0].parent
+        if parent is not None and not self._held(parent):
+            self.orphans += [(place, block) for block in chain]
+            return
+        certain = parent is None or self._held(parent)[0].certain
+        for block in chain:
+            self._hold(place, block, certain=certain)
+            self._attach(block)
+
+    def remove(self, place: Place, block: BlockHash) -> None:
+        """One copy goes: a certain one if there is one, then an uncertain one, then an orphan."""
+        mine = [copy for copy in self._held(block) if copy.place == place]
+        waiting = [orphan for orphan in self.orphans if orphan[0] == place]
+        if mine:
+            self.copies = [copy for copy in self.copies if copy is not mine[0]]
+            return
+        for orphan in waiting:
+            if orphan[1].block == block:
+                self.orphans.remove(orphan)
+                return
+
+    def clear(self) -> None:
+        """Nothing is held any more."""
+        self.copies, self.orphans = [], []
+
+    def demote(self) -> None:
+        """What is certain becomes uncertain, in the place of what was so already."""
+        certain = [copy for copy in self.copies if copy.certain]
+        renewed = {(copy.place, copy.held.block) for copy in certain}
+        rest = [copy for copy in self.copies if (copy.place, copy.held.block) not in renewed]
+        self.copies = rest + [Copy(copy.place, copy.held, certain=False) for copy in certain]
+        self.orphans = []
+
+    def overlap(self, prompt: Prompt, size: int) -> Overlap | None:
+        """The leading blocks of a prompt that are held; None if there is not even the first."""
+        tiers, uncertain, believed = [0, 0, 0, 0], 0, self.trusted
+        for path in _paths(prompt, size):
+            same = [
+                copy
+                for copy in self.copies
+                if (copy.held.path, copy.held.lora, copy.held.size) == (path, prompt.lora, size)
+            ]
+            certain = [tier_of(copy.place.medium) or 0 for copy in same if copy.certain]
+            if not same:
+                break
+            if believed and certain:
+                tiers[min(certain)] += 1
+            else:
+                believed = False
+                uncertain += 1
+        if not sum(tiers) + uncertain:
+            return None
+        return Overlap(size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain)
+
+    def _held(self, block: BlockHash) -> list[Copy]:
+        """The copies of a block, certain ones first."""
+        copies = [copy for copy in self.copies if copy.held.block == block]
+        return sorted(copies, key=lambda copy: not copy.certain)
+
+    def _hold(self, place: Place, block: Block, *, certain: bool) -> None:
+        self.copies = [
+            copy
+            for copy in self.copies
+            if (copy.place, copy.held.block) != (place, block.block)
+            or (copy.certain == certain and copy.held.path == block.path)
+            or (copy.certain and not certain)
+        ]
+        self.copies.append(Copy(place, block, certain))
+
+    def _attach(self, parent: Block) -> None:
+        children = [orphan for orphan in self.orphans if orphan[1].parent == parent.block]
+        self.orphans = [orphan for orphan in self.orphans if orphan[1].parent != parent.block]
+        for place, child in children:
+            self._hold(place, child, certain=self._held(parent.block)[0].certain)
+        for _, child in children:
+            self._attach(child)
+
+
+def best_overlaps(ranks: list[Rank], prompt: Prompt, sizes: set[int]) -> dict[str, list[Overlap]]:
+    """By worker, the best overlaps of its ranks and block sizes: more than one where they tie."""
+    found: dict[str, list[Overlap]] = {}
+    for rank in ranks:
+        overlaps = [overlap for size in sizes if (overlap := rank.overlap(prompt, size))]
+        found.setdefault(rank.worker, []).extend(overlaps)
+    return {
+        worker: [
+            overlap
+            for overlap in overlaps
+            if overlap.rank_order == max(other.rank_order for other in overlaps)
+        ]
+        for worker, overlaps in found.items()
+        if overlaps
+    }
+
+
+def _paths(prompt: Prompt, size: int) -> Iterator[tuple[tuple[tuple[int, ...], Extra], ...]]:
+    """What the prompt's blocks stand for, one after the other, short of its last token."""
+    path: tuple[tuple[tuple[int, ...], Extra], ...] = ()
+    for start in range(0, len(prompt.tokens) - size, size):
+        extra: Extra = prompt.namespace if start == 0 else ()
+        path = (*path, (tuple(prompt.tokens[start : start + size]), extra))
+        yield path

@@ -1,0 +1,196 @@
+"""The index against a brute-force one, under whatever workers may send."""
+
+from itertools import product
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstate.events import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Extra, Tokens
+from kvstate.index import Index, Owner
+from kvstate.keys import KeySpace
+from kvstate.overlap import Prompt
+from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
+
+SIZES = {2, 3}
+DEPTH = 3
+RANKS = (("w1", 0), ("w1", 1), ("w2", 0))
+PLACES = (Place("GPU", None), Place("GPU", 1), Place("CPU", None), Place("STORAGE", None))
+
+# Namespaces of the engine's blocks: block size, adapter, what the first block and the others carry
+# besides tokens. The first two mean the same under different hashes.
+ROOTS: tuple[tuple[int, str | None, Extra, Extra], ...] = (
+    (2, None, (), ()),
+    (2, None, (), ()),
+    (3, None, (), ()),
+    (2, "adapter", (), ()),
+    (2, None, ("salt",), ()),
+    (3, "adapter", ("salt",), ()),
+    (2, None, (), (("image", 0),)),
+)
+
+
+def _chains() -> list[list[Block]]:
+    """All chains of DEPTH blocks of zeros or ones; hashes of every second root are bytes."""
+    chains = []
+    for (root, (size, lora, first, later)), fills in product(
+        enumerate(ROOTS), product((0, 1), repeat=DEPTH)
+    ):
+        chain: list[Block] = []
+        for depth in range(1, DEPTH + 1):
+            name = f"{root}:{fills[:depth]}".encode()
+            block: BlockHash = name if root % 2 else int.from_bytes(name, "big")
+            content = (fills[depth - 1],) * size, first if depth == 1 else later
+            parent = chain[-1] if chain else None
+            path = (*parent.path, content) if parent else (content,)
+            chain.append(Block(block, parent and parent.block, lora, size, path))
+        chains.append(chain)
+    return chains
+
+
+CHAINS = _chains()
+BLOCKS = list({block.block: block for chain in CHAINS for block in chain}.values())
+PROMPTS = [
+    Prompt("m", Tokens("I", [fill for fill in fills for _ in range(size)] + [9]), lora, salt)
+    for size in SIZES
+    for fills in product((0, 1), repeat=DEPTH)
+    for lora in (None, "adapter")
+    for salt in (None, "salt")
+]
+
+ranks = st.integers(0, len(RANKS) - 1)
+places = st.sampled_from(PLACES)
+
+
+def stored(place: Place, chain: list[Block]) -> BlocksStored:
+    """The event that stores these blocks."""
+    contents = [block.path[-1] for block in chain]
+    return BlocksStored(
+        hashes=[block.block for block in chain],
+        parent=chain[0].parent,
+        tokens=Tokens("I", [token for tokens, _ in contents for token in tokens]),
+        block_size=chain[0].size,
+        lora=chain[0].lora,
+        extras=[extra for _, extra in contents],
+        medium=place.medium,
+        group=place.group,
+    )
+
+
+class IndexMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = Index(KeySpace(b"a secret"))
+        self.owners: list[Owner] = []
+        self.ranks: list[Rank] = []
+        for worker, number in RANKS:
+            self.owners.append(self.index.add(worker, number, "m"))
+            self.ranks.append(Rank(worker))
+        for owner, rank in zip(self.owners, self.ranks, strict=True):
+            owner.trusted = rank.trusted = True
+
+    @rule(
+        rank=ranks,
+        place=places,
+        chain=st.sampled_from(CHAINS),
+        first=st.integers(0, DEPTH - 1),
+        length=st.integers(1, DEPTH),
+        times=st.integers(1, 2),
+    )
+    def store(
+        self, rank: int, place: Place, chain: list[Block], first: int, length: int, times: int
+    ) -> None:
+        for _ in range(times):
+            self._store(rank, place, chain[first : first + length])
+
+    @rule(rank=ranks, place=places, chain=st.sampled_from(CHAINS))
+    def store_children_first(self, rank: int, place: Place, chain: list[Block]) -> None:
+        for block in reversed(chain):
+            self._store(rank, place, [block])
+
+    @rule(rank=ranks, place=places, chain=st.sampled_from(CHAINS), fill=st.integers(2, 3))
+    def store_a_leaf_with_other_tokens(
+        self, rank: int, place: Place, chain: list[Block], fill: int
+    ) -> None:
+        leaf = chain[-1]
+        other = leaf._replace(path=(*leaf.path[:-1], ((fill,) * leaf.size, ())))
+        elsewhere = [
+            copy
+            for copy in self.ranks[rank].copies
+            if copy.held.block == leaf.block and copy.place != place
+        ]
+        waiting = [block for _, block in self.ranks[rank].orphans if block.block == leaf.block]
+        if not elsewhere and not waiting and self._holds(rank, chain[-2]):
+            self._store(rank, place, [other])
+
+    @rule(rank=ranks, place=places, blocks=st.lists(st.sampled_from(BLOCKS), max_size=4))
+    def remove_any(self, rank: int, place: Place, blocks: list[Block]) -> None:
+        self._remove(rank, place, [block.block for block in blocks])
+
+    @rule(rank=ranks, data=st.data())
+    def remove_held(self, rank: int, data: st.DataObject) -> None:
+        copies = [(copy.place, copy.held.block) for copy in self.ranks[rank].copies]
+        copies += [(place, block.block) for place, block in self.ranks[rank].orphans]
+        if copies:
+            for place, block in data.draw(st.lists(st.sampled_from(copies), max_size=5)):
+                self._remove(rank, place, [block])
+
+    @rule(rank=ranks)
+    def clear(self, rank: int) -> None:
+        self.index.apply(self.owners[rank], [AllCleared()])
+        self.ranks[rank].clear()
+
+    @rule(rank=ranks)
+    def demote(self, rank: int) -> None:
+        self.index.demote(self.owners[rank])
+        self.ranks[rank].demote()
+
+    @rule(rank=ranks, trusted=st.booleans())
+    def trust(self, rank: int, *, trusted: bool) -> None:
+        self.owners[rank].trusted = self.ranks[rank].trusted = trusted
+
+    @rule(rank=ranks)
+    def replace_rank(self, rank: int) -> None:
+        worker, number = RANKS[rank]
+        self.index.remove(self.owners[rank])
+        self.owners[rank] = self.index.add(worker, number, "m")
+        self.ranks[rank] = Rank(worker)
+
+    @invariant()
+    def index_is_consistent(self) -> None:
+        self.index.check()
+        for owner, rank in zip(self.owners, self.ranks, strict=True):
+            held = {(copy.place, copy.held.block, copy.certain) for copy in rank.copies}
+            assert owner.blocks == len(held)
+            assert len(owner.orphans) == len({(place, each.block) for place, each in rank.orphans})
+
+    @invariant()
+    def overlaps_are_those_of_the_oracle(self) -> None:
+        for prompt in PROMPTS:
+            expected = best_overlaps(self.ranks, prompt, SIZES)
+            found = self.index.overlaps(prompt)
+            assert found.keys() == expected.keys(), prompt
+            assert all(found[worker] in expected[worker] for worker in found), prompt
+
+    def teardown(self) -> None:
+        for owner in self.owners:
+            self.index.remove(owner)
+        self.index.check()
+        assert not self.index._table
+
+    def _store(self, rank: int, place: Place, chain: list[Block]) -> None:
+        self.index.apply(self.owners[rank], [stored(place, chain)])
+        self.ranks[rank].store(place, chain)
+
+    def _remove(self, rank: int, place: Place, blocks: list[BlockHash]) -> None:
+        event = BlocksRemoved(blocks, place.medium, place.group)
+        self.index.apply(self.owners[rank], [event])
+        for block in blocks:
+            self.ranks[rank].remove(place, block)
+
+    def _holds(self, rank: int, block: Block) -> bool:
+        return any(copy.held.block == block.block for copy in self.ranks[rank].copies)
+
+
+TestIndexByOracle = IndexMachine.TestCase
+TestIndexByOracle.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

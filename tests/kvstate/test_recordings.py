@@ -1,0 +1,178 @@
+"""What the recordings hold, read by this package and by a replay that is obvious."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, Event
+from kvstate.index import Index
+from kvstate.keys import KeySpace
+from kvstate.overlap import Prompt
+from kvstate.zmq_wire import decode_batch, parse_frames
+from tests.kvstate.recordings import (
+    FEEDS,
+    Replayed,
+    Request,
+    replays,
+    requests,
+    tokens_of,
+)
+
+CACHED = "vllm_0.32.0_cached_tokens"
+
+
+def decoded_view(event: Event) -> dict[str, object]:
+    """An event as the recordings show it."""
+
+    def view(block: int | bytes | None) -> object:
+        return {"__hex__": block.hex()} if isinstance(block, bytes) else block
+
+    match event:
+        case AllCleared():
+            return {"type": "AllBlocksCleared"}
+        case BlocksRemoved():
+            hashes = [view(block) for block in event.hashes]
+            return {"type": "BlockRemoved", "block_hashes": hashes, "medium": event.medium}
+        case BlocksStored():
+            return {
+                "type": "BlockStored",
+                "block_hashes": [view(block) for block in event.hashes],
+                "parent_block_hash": view(event.parent),
+                "token_ids": list(event.tokens),
+                "block_size": event.block_size,
+                "lora": event.lora,
+                "medium": event.medium,
+                "extra_keys": [list(extra) for extra in event.extras or []],
+            }
+
+
+def expected_view(event: dict[str, object]) -> dict[str, object]:
+    """The decoded view of the recording, less what events do not keep."""
+    kept = {"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"}
+    view = {name: event[name] for name in event if name in kept}
+    if event["type"] != "AllBlocksCleared":
+        view["medium"] = event.get("medium") or "GPU"
+    if event["type"] == "BlockStored":
+        lora = view["lora"] = event.get("lora_name") or event.get("lora_id")
+        extras = event.get("extra_keys")
+        assert extras is None or isinstance(extras, list)
+        kept_extras = [[key for key in extra or [] if key != lora] for extra in extras or []]
+        view["extra_keys"] = kept_extras if any(kept_extras) else []
+    return view
+
+
+def frame_by_frame(name: str) -> Iterator[tuple[Index, Replayed, list[Request]]]:
+    """The index and the obvious replay of a recording, after every frame."""
+    index, model = Index(KeySpace(b"a secret")), Replayed()
+    owner = index.add("w", 0, "tiny")
+    owner.trusted = True
+    recorded = requests(name)
+    for frame in (frame for request in recorded for frame in request.frames):
+        index.apply(owner, decode_batch(parse_frames(frame.frames).payload).events)
+        for event in frame.events:
+            model.apply(event)
+        yield index, model, recorded
+
+
+def overlap(index: Index, tokens: list[int], lora: str | None, salt: str | None) -> int:
+    found = index.overlaps(Prompt("tiny", tokens_of(tokens), lora, salt))
+    return sum(found["w"].tiers) if found else 0
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_every_field_of_every_event_is_read(name: str) -> None:
+    for frame in (frame for request in requests(name) for frame in request.frames):
+        batch = decode_batch(frame.frames[2])
+        assert (batch.timestamp, batch.faults) == (frame.decoded[0], ())
+        assert batch.rank == (frame.decoded[2] if len(frame.decoded) > 2 else None)
+        assert [decoded_view(event) for event in batch.events] == [
+            expected_view(event) for event in frame.events
+        ]
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_sequence_numbers_follow_each_other(name: str) -> None:
+    frames = [frame for request in requests(name) for frame in request.frames]
+    numbers = [parse_frames(frame.frames).sequence for frame in frames]
+    assert numbers == [frame.sequence for frame in frames]
+    assert all(after == before + 1 for before, after in pairwise(numbers))
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_recorded_prompts_overlap_as_a_plain_replay_says(name: str) -> None:
+    positive = 0
+    for index, model, recorded in frame_by_frame(name):
+        for request in recorded:
+            if request.tokens is not None:
+                space = (request.lora, request.salt)
+                expected = model.overlap(request.tokens, *space)
+                assert overlap(index, request.tokens, *space) == expected
+                positive += expected > 0
+        index.check()
+    assert positive > 0
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_every_chain_ever_stored_overlaps_as_a_plain_replay_says(name: str) -> None:
+    for index, model, _ in frame_by_frame(name):
+        for block in model.parents:
+            tokens = model.paths[block]
+            lora, salt = model.spaces[model.chain(block)[0]]
+            for end in (tokens, [*tokens, 1]):  # the last token is always computed
+                assert overlap(index, end, lora, salt) == model.overlap(end, lora, salt)
+
+
+def test_predicted_cached_tokens_are_those_the_engine_reports() -> None:
+    index = Index(KeySpace(b"a secret"))
+    owner = index.add("w", 0, "tiny")
+    owner.trusted = True
+    predicted = []
+    for request in requests(CACHED):
+        assert request.tokens is not None
+        blocks = overlap(index, request.tokens, request.lora, request.salt)
+        predicted.append((blocks * 32, request.cached_tokens))
+        for frame in request.frames:
+            index.apply(owner, decode_batch(frame.frames[2]).events)
+    assert len(predicted) == 110
+    assert [ours for ours, _ in predicted] == [theirs for _, theirs in predicted]
+
+
+def test_a_salt_is_a_namespace() -> None:
+    index = Index(KeySpace(b"a secret"))
+    owner = index.add("w", 0, "tiny")
+    owner.trusted = True
+    request = next(request for request in requests(CACHED) if request.salt and request.frames)
+    assert request.tokens is not None
+    for frame in request.frames:
+        index.apply(owner, decode_batch(frame.frames[2]).events)
+    assert overlap(index, request.tokens, None, request.salt) > 0
+    assert overlap(index, request.tokens, None, None) == 0
+    assert overlap(index, request.tokens, None, "another") == 0
+
+
+def test_replayed_messages_of_four_frames_are_the_live_ones() -> None:
+    live = [frame for request in requests("vllm_0.32.0_w1") for frame in request.frames]
+    messages = [
+        parse_frames(frames) for frames in replays("vllm_0.32.0_w1")["g2_replay_from_0_DEALER"]
+    ]
+    known = {frame.sequence: frame.frames[2] for frame in live}
+    assert [message.ends_replay for message in messages] == [False] * (len(messages) - 1) + [True]
+    assert [message.sequence for message in messages[:-1]] == list(range(len(messages) - 1))
+    assert all(known[message.sequence] == message.payload for message in messages[:-1])
+
+
+def test_replayed_messages_without_a_topic_read_the_same() -> None:
+    for frames in replays("vllm_0.32.0_w1")["g3_replay_from_5_DEALER"]:
+        assert parse_frames([frames[0], *frames[2:]]) == parse_frames(frames)
+
+
+def test_replay_socket_of_the_wrong_kind_got_the_first_batch_only() -> None:
+    (only,) = replays("vllm_0.32.0_w1")["g1_replay_from_0_REQ"]
+    assert len(only) == 3
+    assert parse_frames(only).sequence == 0
+
+
+def test_replay_from_the_future_is_only_its_end() -> None:
+    (only,) = replays("vllm_0.32.0_w1")["g4_replay_future_DEALER"]
+    assert parse_frames(only).ends_replay

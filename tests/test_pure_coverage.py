@@ -1,0 +1,31 @@
+"""Every pure module is covered, branches too, by its own test file alone."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.purity import PURE
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", PURE)
+def test_a_pure_module_is_covered_by_its_own_tests(module: str, tmp_path: Path) -> None:
+    package, name = module.split(".")
+    tests = ROOT / "tests" / package / f"test_{name}.py"
+    if not tests.exists():
+        source = (ROOT / package / f"{name}.py").read_text()
+        assert "def " not in source, f"{module} has code and no test file"
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    command += [f"--cov={module}", "--cov-branch", "--cov-fail-under=100"]
+    command += ["--cov-report=term-missing", "--override-ini=addopts=--import-mode=importlib"]
+    environment = {**os.environ, "COVERAGE_FILE": str(tmp_path / "coverage")}
+    run = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
