@@ -84,6 +84,7 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for subscriber in subscribers:
+            await subscriber.close()
             self._index.remove(subscriber.owner)
 
     async def close(self) -> None:

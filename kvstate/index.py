@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kvstate.events import (
-    AllCleared,
     BlockHash,
     BlocksRemoved,
     BlocksStored,
@@ -105,7 +104,7 @@ class Index:
                     self._store(owner, event)
                 case BlocksRemoved():
                     self._remove_blocks(owner, event)
-                case AllCleared():
+                case _:  # everything was cleared
                     self.clear(owner)
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
@@ -156,7 +155,7 @@ class Index:
         for block, tokens, extra in _blocks(event):
             key = child(key, tokens, extra)
             self._hold(owner, segment, pool, block, key)
-            self._attach(owner, block)
+            self._attach(owner, segment, block, key)
 
     def _hold(self, owner: Owner, segment: Segment, pool: Pool, block: BlockHash, key: int) -> None:
         if segment is owner.certain:
@@ -175,20 +174,16 @@ class Index:
             owner.orphans.park(Orphan(parent, pool, block, bytes(tokens), extra))
             parent = block
 
-    def _attach(self, owner: Owner, parent: BlockHash) -> None:
+    def _attach(self, owner: Owner, segment: Segment, block: BlockHash, key: int) -> None:
         """Gives the orphans of a block that turned up their keys, and theirs in turn."""
-        turned_up = [parent] if owner.orphans else []
+        turned_up = [(block, key)] if owner.orphans else []
         while turned_up:
-            parent = turned_up.pop()
-            found = owner.find(parent)
-            if found is None:
-                continue
-            segment, key = found
+            parent, key = turned_up.pop()
             for orphan in owner.orphans.take(parent):
                 orphan_key = child(key, orphan.tokens, orphan.extra)
                 for _ in range(orphan.copies):
                     self._hold(owner, segment, orphan.pool, orphan.block, orphan_key)
-                turned_up.append(orphan.block)
+                turned_up.append((orphan.block, orphan_key))
 
     def _remove_blocks(self, owner: Owner, event: BlocksRemoved) -> None:
         for block in event.hashes:

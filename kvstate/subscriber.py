@@ -49,6 +49,7 @@ class Subscriber:
         self._replay: asyncio.Task[None] | None = None
         self._slice_ends = 0.0
         self._heard = False
+        self._told = self.feed.state, self.feed.reason
 
     async def run(self) -> None:
         """Follows the publisher until it is cancelled, or until an error that nobody foresaw."""
@@ -60,9 +61,9 @@ class Subscriber:
             self._distrust()
         finally:
             self.owner.trusted = False
-            await self._end()
 
-    async def _end(self) -> None:
+    async def close(self) -> None:
+        """Gives up the connection, after `run` was cancelled or even before it began."""
         replay = self._replay
         self._stop_replay()
         if replay is not None:
@@ -113,7 +114,6 @@ class Subscriber:
 
     def _do(self, effects: Iterable[Effect[EventBatch]]) -> None:
         """Carries out what the feed asks for, then lets the index know what it may credit."""
-        before = self.feed.state, self.feed.reason
         healed = False
         for effect in effects:
             match effect:
@@ -130,7 +130,7 @@ class Subscriber:
         if healed:
             self.feed.healed()
         self.owner.trusted = self.feed.certain
-        self._tell_change(before)
+        self._tell_change()
 
     def _apply(self, batch: EventBatch) -> bool:
         """Applies a batch; whether nothing uncertain is left since."""
@@ -144,9 +144,10 @@ class Subscriber:
             log.info("%s: block size learned: %s", self.owner.worker, self.owner.block_size)
         return (batch.clears or had_uncertain) and not len(self.owner.uncertain)
 
-    def _tell_change(self, before: tuple[object, str]) -> None:
+    def _tell_change(self) -> None:
         state, reason = self.feed.state, self.feed.reason
-        if (state, reason) != before:
+        if (state, reason) != self._told:
+            self._told = state, reason
             where = (self.owner.worker, self.owner.rank)
             log.info("feed of %s rank %d: %s%s", *where, state, f" ({reason})" if reason else "")
 

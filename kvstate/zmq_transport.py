@@ -72,7 +72,7 @@ class ZmqTransport:
         before it delivers from it, but a poll looks at one socket after the other.
         """
         ready = dict(await self._poller.poll())
-        if self._monitor in ready or self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        if self._monitor in ready or await self._monitor.poll(0):
             event = await recv_monitor_message(self._monitor)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return Connected()

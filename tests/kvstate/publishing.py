@@ -1,0 +1,35 @@
+"""Messages as a publisher sends them, and waiting for what they lead to."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvstate.events import Tokens
+from kvstate.overlap import Prompt
+
+PATIENCE_SECONDS = 10.0
+
+
+def frames(number: int, *events: Any, life: int = 0, topic: bytes = b"kv") -> list[bytes]:
+    """Batch `number` of a publisher's life-th incarnation."""
+    payload = msgspec.msgpack.encode([1000.0 * life + number, list(events), 0])
+    return [topic, number.to_bytes(8, "big"), payload]
+
+
+def block(number: int, parent: int | None = None) -> list[Any]:
+    """The event that stores block `number`, of one token that is its number."""
+    return ["BlockStored", [number], parent, [number], 1]
+
+
+def chain(length: int) -> Prompt:
+    """A prompt whose blocks are 1, 2, ... `length`."""
+    return Prompt("m", Tokens("I", range(1, length + 2)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until something is so."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - conditions here have no event to wait for
+            await asyncio.sleep(0.001)

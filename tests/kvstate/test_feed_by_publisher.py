@@ -1,0 +1,164 @@
+"""A feed against a publisher that restarts, and a network that loses, both simulated."""
+
+from typing import NamedTuple
+from unittest.mock import patch
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvstate import feed as feed_module
+from kvstate.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Replay
+
+BUFFER_BATCHES = 6
+
+
+class Published(NamedTuple):
+    """A batch by the publisher's incarnation and its number."""
+
+    life: int
+    number: int
+
+
+class PublisherMachine(RuleBasedStateMachine):
+    """The believed batches are those applied since the last effect that makes them uncertain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0.0
+        self.life = 0
+        self.published: list[Numbered[Published]] = []
+        self.undelivered: list[Numbered[Published]] = []
+        self.connected = False
+        self.answer: list[Numbered[Published]] | None = None
+        self.believed: list[Published] = []
+        self.seen_life = 0
+
+    @initialize(can_replay=st.booleans())
+    def start(self, *, can_replay: bool) -> None:
+        with patch.object(feed_module, "MAX_HELD_BATCHES", 4):
+            self.feed: Feed[Published] = Feed(can_replay=can_replay)
+
+    @rule(count=st.integers(1, 4))
+    def publish(self, count: int) -> None:
+        for _ in range(count):
+            self.clock += 1
+            body = Published(self.life, len(self.published))
+            batch = Numbered(body.number, self.clock, body)
+            self.published.append(batch)
+            if self.connected:
+                self.undelivered.append(batch)
+
+    @rule()
+    def publish_and_deliver(self) -> None:
+        self.publish(3)
+        self.deliver(len(self.undelivered))
+
+    @rule()
+    def reconnect_and_answer(self) -> None:
+        self.connect()
+        self.answer_replay(BUFFER_BATCHES + 1)
+
+    @rule()
+    def publish_garbage(self) -> None:
+        batch: Numbered[Published] = Numbered(len(self.published), float("-inf"), None)
+        self.published.append(batch)
+        if self.connected:
+            self.undelivered.append(batch)
+
+    @rule(count=st.integers(1, 5))
+    def deliver(self, count: int) -> None:
+        for _ in range(min(count, len(self.undelivered))):
+            self._do(self.feed.received(self.undelivered.pop(0)))
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        if self.undelivered:
+            del self.undelivered[data.draw(st.integers(0, len(self.undelivered) - 1))]
+
+    @rule()
+    def connect(self) -> None:
+        if not self.connected:
+            self.connected = True
+            self.seen_life = self.life
+            self._do(self.feed.connected())
+
+    @rule()
+    def disconnect(self) -> None:
+        if self.connected:
+            self.connected = False
+            self.undelivered = []
+            self.answer = None
+            self._do(self.feed.disconnected())
+
+    @rule(count=st.integers(0, 4))
+    def restart(self, count: int) -> None:
+        self.disconnect()
+        self.life += 1
+        self.published = []
+        self.publish(max(count, 1)) if count else None
+
+    @rule(count=st.integers(1, 9))
+    def answer_replay(self, count: int) -> None:
+        for _ in range(count):
+            if self.answer:
+                self._do(self.feed.replayed(self.answer.pop(0)))
+            elif self.answer is not None:
+                self.answer = None
+                self._do(self.feed.replay_ended())
+
+    @rule()
+    def fail_replay(self) -> None:
+        if self.answer is not None:
+            self.answer = None
+            self._do(self.feed.replay_failed("silent"))
+
+    @rule()
+    def fall_silent(self) -> None:
+        if self.answer is None:
+            self._do(self.feed.probe())
+
+    @invariant()
+    def what_is_certain_is_a_contiguous_run_of_the_present_publisher(self) -> None:
+        if not self.feed.certain or not self.believed:
+            return
+        first = self.believed[0].number
+        run = range(first, first + len(self.believed))
+        assert self.believed == [Published(self.life, number) for number in run]
+
+    @invariant()
+    def what_is_certain_ends_with_the_last_batch_that_arrived(self) -> None:
+        if self.feed.certain and self.believed:
+            assert self.feed.last_sequence is not None
+            assert self.believed[-1].number == self.feed.last_sequence
+
+    def teardown(self) -> None:
+        """Without further losses, what is certain is all that the publisher still has to say."""
+        self.disconnect()
+        self.connect()
+        for _ in range(4):
+            self.answer_replay(BUFFER_BATCHES + 1)
+        self.publish(3)
+        self.deliver(3)
+        for _ in range(4):
+            self.answer_replay(BUFFER_BATCHES + 4)
+        assert self.feed.certain
+        assert [body.number for body in self.believed][-3:] == [
+            len(self.published) - back for back in (3, 2, 1)
+        ]
+        self.what_is_certain_is_a_contiguous_run_of_the_present_publisher()
+
+    def _do(self, effects: list[Effect[Published]]) -> None:
+        for effect in effects:
+            match effect:
+                case Apply():
+                    self.believed.append(effect.body)
+                case Forget() | Demote():
+                    self.believed = []
+                case Replay():
+                    kept = self.published[-BUFFER_BATCHES:]
+                    self.answer = [batch for batch in kept if batch.sequence >= effect.start]
+
+
+TestFeedByPublisher = PublisherMachine.TestCase
+TestFeedByPublisher.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

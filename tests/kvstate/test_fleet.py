@@ -1,0 +1,79 @@
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from kvstate.feed import State
+from kvstate.fleet import Fleet
+from kvstate.overlap import Overlap
+from kvstate.transport import Connected, MemoryTransport
+from tests.kvstate.publishing import block, chain, frames, until
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    fleet = Fleet(b"a secret", clock=lambda: 0.0)
+    yield fleet
+    await fleet.close()
+
+
+def transport(*blocks: int) -> MemoryTransport:
+    """A publisher that is connected and whose first batch stored these blocks."""
+    transport = MemoryTransport({0: frames(0, *(block(number) for number in blocks))})
+    transport.put(Connected())
+    return transport
+
+
+async def test_worker_is_followed_on_all_ranks(fleet: Fleet) -> None:
+    fleet.add("w", "m", [transport(1), transport(7, 8)])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
+    assert fleet.blocks_by_tier("w") == (3, 0, 0, 0)
+    assert fleet.block_size("w") == 1
+    first, second = fleet.feeds("w")
+    assert (first.rank, first.state, first.last_sequence, first.blocks) == (0, State.LIVE, 0, 1)
+    assert (second.rank, second.blocks, second.counts["batches"]) == (1, 2, 1)
+
+
+async def test_unknown_worker_has_no_feeds(fleet: Fleet) -> None:
+    assert fleet.state("w") is State.UNSUPPORTED
+    assert (fleet.feeds("w"), fleet.block_size("w")) == ([], None)
+    await fleet.remove("w")
+
+
+async def test_worker_is_in_the_state_of_its_worst_rank(fleet: Fleet) -> None:
+    fleet.add("w", "m", [transport(1), MemoryTransport()])
+    await until(lambda: fleet.feeds("w")[0].state is State.LIVE)
+    assert fleet.state("w") is State.CONNECTING
+
+
+async def test_removed_worker_leaves_nothing(fleet: Fleet) -> None:
+    fleet.add("w", "m", [transport(1)])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    await fleet.remove("w")
+    assert fleet.overlaps(chain(1)) == {}
+    assert fleet.state("w") is State.UNSUPPORTED
+
+
+async def test_worker_added_while_it_is_removed_stays(fleet: Fleet) -> None:
+    fleet.add("w", "m", [transport(1)])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    removal = asyncio.create_task(fleet.remove("w"))
+    await asyncio.sleep(0)
+    fleet.add("w", "m", [transport(1, 2)])
+    await removal
+    await until(lambda: fleet.state("w") is State.LIVE)
+    assert fleet.blocks_by_tier("w") == (2, 0, 0, 0)
+    fleet._index.check()
+
+
+async def test_replays_are_capped_over_the_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvstate.fleet.MAX_REPLAYS", 1)
+    fleet = Fleet(b"a secret", clock=lambda: 0.0)
+    for number in range(3):
+        fleet.add(f"w{number}", "m", [transport(1)])
+    await until(lambda: all(fleet.state(f"w{number}") is State.LIVE for number in range(3)))
+    await fleet.close()
+    assert fleet.overlaps(chain(1)) == {}

@@ -1,0 +1,239 @@
+import pytest
+
+from kvstate.events import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Extra, Tokens
+from kvstate.index import Index, Limits, Owner
+from kvstate.keys import KeySpace
+from kvstate.overlap import Overlap, Prompt
+
+
+def an_index(limits: Limits | None = None) -> tuple[Index, Owner]:
+    index = Index(KeySpace(b"a secret"), limits)
+    owner = index.add("w", 0, "m")
+    owner.trusted = True
+    return index, owner
+
+
+def stored(
+    hashes: list[BlockHash],
+    ids: list[int],
+    parent: BlockHash | None = None,
+    *,
+    medium: str = "GPU",
+    lora: str | int | None = None,
+    extras: list[Extra] | None = None,
+) -> BlocksStored:
+    size = len(ids) // len(hashes)
+    return BlocksStored(hashes, parent, Tokens("I", ids), size, lora, extras, medium)
+
+
+def prompt(*ids: int, lora: str | None = None, salt: str | None = None) -> Prompt:
+    return Prompt("m", Tokens("I", ids), lora, salt)
+
+
+def tiers(index: Index, asked: Prompt, worker: str = "w") -> tuple[int, int, int, int]:
+    return index.overlaps(asked).get(worker, Overlap(1)).tiers
+
+
+def test_overlap_is_what_is_held_without_a_hole() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2, 3], [1, 1, 2, 2, 3, 3])])
+    assert index.overlaps(prompt(1, 1, 2, 2, 9)) == {"w": Overlap(2, (2, 0, 0, 0))}
+    index.apply(owner, [BlocksRemoved([2])])
+    assert tiers(index, prompt(1, 1, 2, 2, 3, 3, 9)) == (1, 0, 0, 0)
+    assert index.overlaps(prompt(2, 2, 9)) == {}
+    index.check()
+
+
+def test_last_token_is_always_computed() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 1, 2, 2])])
+    assert tiers(index, prompt(1, 1, 2, 2)) == (1, 0, 0, 0)
+    assert index.overlaps(prompt(1, 1)) == {}
+    assert index.overlaps(prompt()) == {}
+
+
+def test_each_block_counts_at_its_best_tier() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2, 3], [1, 2, 3], medium="CPU"), stored([1], [1])])
+    index.apply(owner, [stored([4], [4], 3, medium="EXTERNAL")])
+    assert tiers(index, prompt(1, 2, 3, 4, 9)) == (1, 2, 0, 1)
+    assert index.blocks_by_tier("w") == (1, 3, 0, 1)
+    assert index.blocks_by_tier("other") == (0, 0, 0, 0)
+
+
+def test_adapters_and_salts_are_namespaces() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1], lora="a"), stored([2], [1], extras=[("s",)])])
+    index.apply(owner, [stored([3], [1], lora=7)])
+    assert index.overlaps(prompt(1, 9)) == {}
+    assert tiers(index, prompt(1, 9, lora="a")) == (1, 0, 0, 0)
+    assert tiers(index, prompt(1, 9, salt="s")) == (1, 0, 0, 0)
+    assert index.overlaps(prompt(1, 9, lora="7")) == {}
+
+
+def test_models_do_not_meet() -> None:
+    index, _ = an_index()
+    other = index.add("x", 0, "other")
+    index.apply(other, [stored([1], [1])])
+    assert index.overlaps(prompt(1, 9)) == {}
+    assert index.overlaps(Prompt("other", Tokens("I", [1, 9]))) == {"x": Overlap(1, uncertain=1)}
+
+
+def test_worker_is_as_good_as_its_best_rank() -> None:
+    index, first = an_index()
+    second, third = index.add("w", 1, "m"), index.add("w", 2, "m")
+    second.trusted = third.trusted = True
+    index.apply(first, [stored([1], [1])])
+    index.apply(second, [stored([1, 2], [1, 2])])
+    index.apply(third, [stored([1], [1])])
+    assert tiers(index, prompt(1, 2, 9)) == (2, 0, 0, 0)
+
+
+def test_block_sizes_are_asked_apart() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1, 1]), stored([2], [1, 1, 1])])
+    assert index.overlaps(prompt(1, 1, 1, 9))["w"] == Overlap(3, (1, 0, 0, 0))
+    assert owner.block_size == 3
+
+
+def test_untrusted_rank_is_uncertain_throughout() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2])])
+    owner.trusted = False
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=2)}
+
+
+def test_demoted_blocks_are_uncertain_until_they_are_stored_again() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2])])
+    index.demote(owner)
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=2)}
+    index.apply(owner, [stored([1], [1])])
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, (1, 0, 0, 0), uncertain=1)}
+    index.check()
+
+
+def test_child_of_an_uncertain_block_is_uncertain() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1])])
+    index.demote(owner)
+    index.apply(owner, [stored([2], [2], 1)])
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=2)}
+
+
+def test_certain_block_behind_an_uncertain_one_is_no_more_certain_than_that() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1])])
+    index.demote(owner)
+    index.apply(owner, [stored([1, 2], [1, 2]), BlocksRemoved([1])])
+    index.apply(owner, [stored([7], [7]), stored([1], [1], medium="CPU")])
+    index.demote(owner)
+    index.apply(owner, [stored([8, 9], [1, 2]), BlocksRemoved([8])])
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=2)}
+
+
+def test_block_that_waits_for_its_parent_counts_for_nothing() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([2, 3], [2, 3], 1), stored([2], [2], 1)])
+    assert (len(owner.orphans), owner.blocks, owner.counts["orphaned"]) == (2, 0, 3)
+    assert index.overlaps(prompt(2, 3, 9)) == {}
+    index.apply(owner, [stored([1], [1])])
+    assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)
+    index.apply(owner, [BlocksRemoved([2])])
+    assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)  # it was stored twice
+    index.check()
+
+
+def test_orphans_that_are_each_others_parents_end() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([2], [2], 1), stored([1], [1], 2), stored([1], [1])])
+    assert len(owner.orphans) == 0
+    assert index.overlaps(prompt(1, 9)) == {}  # its later content is behind block 2
+    index.check()
+
+
+def test_orphan_behind_one_that_was_replaced_meanwhile_waits_on() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([3], [3], 2), stored([2], [2], 1), BlocksRemoved([2])])
+    index.apply(owner, [stored([1], [1])])
+    assert len(owner.orphans) == 1
+    index.check()
+
+
+def test_orphans_are_dropped_by_a_hole_and_by_their_removal() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([2], [2], 1), BlocksRemoved([2])])
+    assert len(owner.orphans) == 0
+    index.apply(owner, [stored([2], [2], 1)])
+    index.demote(owner)
+    assert len(owner.orphans) == 0
+
+
+def test_orphans_are_bounded() -> None:
+    index, owner = an_index(Limits(orphans=2))
+    index.apply(owner, [stored([2, 3, 4], [2, 3, 4], 1), stored([9], [9], 8)])
+    assert (len(owner.orphans), owner.counts["orphans_over_limit"]) == (2, 2)
+
+
+def test_blocks_are_bounded() -> None:
+    index, owner = an_index(Limits(blocks=2))
+    index.apply(owner, [stored([1, 2], [1, 2]), stored([3], [3])])
+    assert (owner.blocks, owner.counts["over_limit"]) == (2, 1)
+
+
+def test_removal_of_an_unknown_block_is_counted() -> None:
+    index, owner = an_index()
+    index.apply(owner, [BlocksRemoved([1])])
+    assert owner.counts["removed_unknown"] == 1
+
+
+def test_removal_takes_the_certain_copy_first() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2])])
+    index.demote(owner)
+    index.apply(owner, [stored([1], [1]), BlocksRemoved([1])])
+    assert index.overlaps(prompt(1, 9)) == {}
+    index.apply(owner, [BlocksRemoved([2])])
+    assert owner.blocks == 0
+
+
+def test_hash_with_other_tokens_stands_for_those() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1]), stored([1], [2])])
+    assert index.overlaps(prompt(1, 9)) == {}
+    assert tiers(index, prompt(2, 9)) == (1, 0, 0, 0)
+    assert owner.counts["restored_with_other_tokens"] == 1
+
+
+def test_clearing_forgets_everything_of_that_rank_only() -> None:
+    index, owner = an_index()
+    other = index.add("x", 0, "m")
+    for each in (owner, other):
+        index.apply(each, [stored([1], [1]), stored([3], [3], 2)])
+    index.apply(owner, [AllCleared()])
+    assert (owner.blocks, len(owner.orphans)) == (0, 0)
+    assert index.overlaps(prompt(1, 9)).keys() == {"x"}
+    index.check()
+
+
+def test_removed_rank_leaves_nothing_to_the_next_one() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1])])
+    index.remove(owner)
+    heir = index.add("heir", 0, "m")
+    assert heir.slot == owner.slot
+    assert index.overlaps(prompt(1, 9)) == {}
+
+
+def test_more_than_64_workers_have_room() -> None:
+    index, _ = an_index()
+    owners = [index.add(f"w{number}", 0, "m") for number in range(100)]
+    index.apply(owners[99], [stored([1], [1])])
+    assert index.overlaps(prompt(1, 9)).keys() == {"w99"}
+
+
+def test_check_finds_a_bit_that_nothing_holds() -> None:
+    index, _ = an_index()
+    index._table[1] = 1
+    with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
+        index.check()

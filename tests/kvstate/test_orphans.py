@@ -1,0 +1,70 @@
+from kvstate.events import BlockHash, Extra
+from kvstate.orphans import Name, Orphan, Orphanage
+from kvstate.segment import Pool
+
+GPU = Pool.of("GPU", None, 1)
+
+
+def orphan(parent: BlockHash, block: BlockHash, tokens: bytes = b"", extra: Extra = ()) -> Orphan:
+    return Orphan(parent, GPU, block, tokens, extra)
+
+
+def test_children_wait_until_their_parent_is_asked_for() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2))
+    orphanage.park(orphan(1, 3))
+    orphanage.park(orphan(3, 4))
+    assert [each.block for each in orphanage.take(1)] == [2, 3]
+    assert orphanage.take(1) == []
+    assert len(orphanage) == 1
+
+
+def test_orphan_is_named_as_its_removal_names_it() -> None:
+    assert orphan(1, b"h").name == Name("GPU", None, b"h")
+
+
+def test_orphan_stored_twice_is_removed_twice() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2))
+    orphanage.park(orphan(1, 2))
+    assert [orphanage.remove("GPU", None, 2) for _ in range(3)] == [True, True, False]
+    assert len(orphanage) == 0
+    assert orphanage.take(1) == []
+
+
+def test_removal_leaves_the_other_children() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2))
+    orphanage.park(orphan(1, 3))
+    orphanage.remove("GPU", None, 2)
+    assert [each.block for each in orphanage.take(1)] == [3]
+
+
+def test_removal_from_another_medium_or_group_drops_nothing() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2))
+    assert not orphanage.remove("CPU", None, 2)
+    assert not orphanage.remove("GPU", 1, 2)
+
+
+def test_newer_content_replaces_the_older() -> None:
+    orphanage = Orphanage()
+    for newer in (orphan(1, 2, b"old"), orphan(1, 2, b"new"), orphan(1, 2, b"new", ("salt",))):
+        orphanage.park(newer)
+        assert len(orphanage) == 1
+    assert orphanage.take(1) == [orphan(1, 2, b"new", ("salt",))]
+
+
+def test_orphan_that_changed_its_parent_waits_for_the_new_one() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2))
+    orphanage.park(orphan(7, 2))
+    assert orphanage.take(1) == []
+    assert len(orphanage.take(7)) == 1
+
+
+def test_cleared_orphanage_is_empty() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2))
+    orphanage.clear()
+    assert (len(orphanage), orphanage.take(1)) == (0, [])

@@ -1,0 +1,30 @@
+import pytest
+
+from kvstate.tiers import DEFAULT_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
+
+
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        ("GPU", Tier.DEVICE),
+        ("CPU", Tier.HOST),
+        ("cpu", Tier.HOST),
+        ("CPU_PINNED", Tier.HOST),
+        ("CPU_TIER1", Tier.HOST),
+        ("CPU_TIER2", Tier.DISK),
+        ("STORAGE", Tier.DISK),
+        ("EXTERNAL", Tier.REMOTE),
+        ("TAPE", None),
+    ],
+)
+def test_media_fall_into_tiers(medium: str, tier: Tier | None) -> None:
+    assert tier_of(medium) is tier
+
+
+def test_default_medium_is_the_device() -> None:
+    assert tier_of(DEFAULT_MEDIUM) is Tier.DEVICE
+
+
+def test_nearer_tiers_are_worth_more() -> None:
+    weights = [RESTORE_WEIGHT[tier] for tier in Tier]
+    assert weights == [1.0, 0.8, 0.4, 0.2]
