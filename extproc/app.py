@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import random
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -54,7 +54,7 @@ async def running(config: Config) -> AsyncIterator[Workers]:
         metrics = Metrics()
         workers = Workers(
             config,
-            Fleet(os.urandom(16), time.time),
+            Fleet(secrets.randbits(64), time.time),
             lambda events: _transports(context, events),
         )
         router = Router(config, workers, tokenizers, metrics, random.Random())  # noqa: S311 - ties

@@ -202,6 +202,12 @@ class Feed(Generic[Body]):
         if self.state is State.DEGRADED:
             self._settle()
 
+    def miss(self, reason: str) -> None:
+        """What a batch said is not all known, for a reason that its number does not show."""
+        self._incomplete = reason
+        if self.state is State.LIVE:
+            self._settle()
+
     def probe(self) -> list[Effect[Body]]:
         """Nothing came for a while: ask whether a last batch was lost."""
         if self._can_replay and self.certain and self._next is not None:

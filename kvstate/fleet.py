@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvstate.feed import State
 from kvstate.index import Index
-from kvstate.keys import KeySpace
 from kvstate.overlap import Overlap, Prompt
 from kvstate.subscriber import Subscriber
 from kvstate.transport import Transport
@@ -48,12 +47,12 @@ class FeedStatus:
 class Fleet:
     """The workers' caches as their events tell.
 
-    secret: random bytes for the block keys of this process.
+    secret: 64 random bits for the block keys of this process.
     clock: seconds since the epoch.
     """
 
-    def __init__(self, secret: bytes, clock: Callable[[], float]) -> None:
-        self._index = Index(KeySpace(secret))
+    def __init__(self, secret: int, clock: Callable[[], float]) -> None:
+        self._index = Index(secret)
         self._clock = clock
         self._replay_slots = asyncio.Semaphore(MAX_REPLAYS)
         self._subscribers: dict[str, list[Subscriber]] = {}

@@ -1,100 +1,176 @@
 """The block index: which ranks hold the leading blocks of a prompt, exactly.
 
-Every rank (one publisher inside a worker) owns two segments of blocks: what is certain, and what
-was stored before a hole in its feed and is uncertain since. A row of the table maps a block key to
-a bit set, four bits (one a tier) for each segment.
+Names, orphans and counters are here; the blocks themselves are in a core (`kvstate.core`), compiled
+or plain. What a core cannot do in one call falls back to typed events, whose decoder names faults.
 
-Invariants, which `check()` verifies:
-- a bit is set if and only if some hash of that segment, on a medium of that tier, has that key;
-- engine hashes are counted: a hash stored twice is held until it is removed twice;
-- a block whose parent is unknown has no key: it waits as an orphan, bounded, and counts for
-  nothing until the parent turns up.
+A block whose parent is unknown has no key: it waits as an orphan, bounded, and counts for nothing
+until the parent turns up. A rank's blocks are bounded too: a store that would go beyond is refused,
+newest first, so that what is credited stays true.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvstate.events import (
-    BlockHash,
-    BlocksRemoved,
-    BlocksStored,
-    Event,
-    Extra,
-)
-from kvstate.keys import BYTES_PER_TOKEN, KeySpace, chain, child
+import msgspec
+
+from kvstate.core import Core, OwnerStatus, StoreResult
+from kvstate.core_choice import make_core
+from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event, Extra
+from kvstate.keys import BYTES_PER_TOKEN
 from kvstate.orphans import Orphan, Orphanage
 from kvstate.overlap import Overlap, Prompt
-from kvstate.segment import Pool, Segment, Table
+from kvstate.segment import Pool
+from kvstate.zmq_wire import decode_batch
+
+# What a block takes in the compiled core at the most, tables half grown and all.
+BYTES_PER_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one rank may make us remember: a publisher gone wrong must not take the memory."""
 
-    blocks: int = 4_000_000
+    bytes: int = 256 * 1024 * 1024
     orphans: int = 65_536
+    orphan_bytes: int = 32 * 1024 * 1024
+
+    @property
+    def blocks(self) -> int:
+        """The most blocks of one rank."""
+        return self.bytes // BYTES_PER_BLOCK
+
+
+class Applied(NamedTuple):
+    """What became of a message.
+
+    clears: it emptied the cache. faults: names of what was skipped. removal_lost: a skipped event
+    may have been a removal, and everything before it is uncertain now.
+    """
+
+    clears: bool
+    faults: tuple[str, ...] = ()
+    removal_lost: bool = False
 
 
 class Owner:
     """What the index knows of one rank."""
 
-    def __init__(self, worker: str, rank: int, model: str, slot: int, table: Table) -> None:
+    def __init__(self, core: Core, number: int, worker: str, rank: int, model: str) -> None:
+        self.number = number
         self.worker = worker
         self.rank = rank
         self.model = model
-        self.trusted = False
-        self.block_size: int | None = None
-        self.counts: Counter[str] = Counter()
-        self.slot = slot
-        self.certain = Segment(table, first_bit=8 * slot)
-        self.uncertain = Segment(table, first_bit=8 * slot + 4)
         self.orphans = Orphanage()
+        self._core = core
+        self._trusted = False
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its certain blocks count as such now."""
+        return self._trusted
+
+    @trusted.setter
+    def trusted(self, trusted: bool) -> None:
+        if trusted != self._trusted:
+            self._trusted = trusted
+            self._core.trust(self.number, trusted)
+
+    @property
+    def status(self) -> OwnerStatus:
+        """Counts of its blocks."""
+        return self._core.status(self.number)
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens in a block, as its last store had it."""
+        return self.status["block_size"] or None
 
     @property
     def blocks(self) -> int:
         """Block hashes held, over all media."""
-        return len(self.certain) + len(self.uncertain)
+        return self.status["blocks"]
 
-    def find(self, block: BlockHash) -> tuple[Segment, int] | None:
-        """The segment and key of a block held under this hash; a certain one if there is one."""
-        for segment in (self.certain, self.uncertain):
-            key = segment.key_of(block)
-            if key is not None:
-                return segment, key
-        return None
+    @property
+    def uncertain_blocks(self) -> int:
+        """Those of them that were stored before a hole."""
+        return sum(self._core.tiers(self.number, True))  # noqa: FBT003 - compiled, positional
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What was counted, by name."""
+        status = self.status
+        core = Counter(
+            removed_unknown=status["removed_unknown"],
+            restored_with_other_tokens=status["restored_with_other_tokens"],
+            over_limit=status["over_limit"],
+        )
+        return +(self._counts + core)
+
+    def count(self, name: str) -> None:
+        """Counts one under this name."""
+        self._counts[name] += 1
 
 
 class Index:
-    """Blocks of all ranks of all workers."""
+    """Blocks of all ranks of all workers.
 
-    def __init__(self, keys: KeySpace, limits: Limits | None = None) -> None:
-        self._keys = keys
+    secret: 64 random bits, from which block keys are made. core: for tests; by default the compiled
+    one where it was built.
+    """
+
+    def __init__(
+        self, secret: int, limits: Limits | None = None, *, compiled: bool | None = None
+    ) -> None:
         self._limits = limits or Limits()
-        self._table: Table = {}
+        self._core = make_core(secret, self._limits.blocks, compiled=compiled)
+        self._models: dict[str, int] = {}
+        self._workers: list[str] = []  # by number; "" where a number is free
         self._owners: dict[int, Owner] = {}
 
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
-        slot = next(n for n in range(len(self._owners) + 1) if n not in self._owners)
-        owner = self._owners[slot] = Owner(worker, rank, model, slot, self._table)
+        number = self._core.add_owner(self._worker(worker), self._model(model))
+        owner = self._owners[number] = Owner(self._core, number, worker, rank, model)
         return owner
 
     def remove(self, owner: Owner) -> None:
         """Forgets a rank and frees all it had."""
-        self.clear(owner)
-        del self._owners[owner.slot]
+        self._core.remove_owner(owner.number)
+        del self._owners[owner.number]
+        if all(other.worker != owner.worker for other in self._owners.values()):
+            self._workers[self._workers.index(owner.worker)] = ""
 
     def clear(self, owner: Owner) -> None:
         """Forgets everything a rank holds."""
-        owner.certain.clear()
-        owner.uncertain.clear()
+        self._core.clear(owner.number)
         owner.orphans.clear()
 
     def demote(self, owner: Owner) -> None:
         """Makes everything a rank holds uncertain: its feed has a hole here."""
-        owner.certain.move_to(owner.uncertain)
+        self._core.demote(owner.number)
         owner.orphans.clear()
+
+    def apply_message(self, owner: Owner, payload: bytes) -> Applied:
+        """Applies one message of a feed, in one call of the core where it is as expected.
+
+        Raises:
+            WireError: it is no event batch; nothing has happened.
+        """
+        done = 0
+        if not owner.orphans:
+            fast = self._core.apply(owner.number, payload)
+            if fast is not None:
+                done, events, clears = fast
+                if done == events:
+                    return Applied(clears)
+        batch = decode_batch(payload)
+        self.apply(owner, batch.events[done:])
+        if batch.removal_lost:
+            self.demote(owner)
+        return Applied(batch.clears, batch.faults, batch.removal_lost)
 
     def apply(self, owner: Owner, events: Iterable[Event]) -> None:
         """Applies events in their order."""
@@ -112,118 +188,109 @@ class Index:
 
         At most (tokens - 1) // block size blocks count: an engine always computes the last token.
         """
-        best: dict[str, Overlap] = {}
-        for block_size in self._block_sizes(prompt.model):
-            for owner, overlap in self._overlaps(prompt, block_size):
-                known = best.get(owner.worker)
-                if known is None or overlap.rank_order > known.rank_order:
-                    best[owner.worker] = overlap
-        return best
+        model = self._models.get(prompt.model)
+        if model is None:
+            return {}
+        first = None if prompt.salt is None else _encoded((prompt.salt,))
+        return self._core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Block hashes that a worker's ranks hold on each tier, certain or not."""
         counts = [0, 0, 0, 0]
         for owner in self._owners.values():
             if owner.worker == worker:
-                for segment in (owner.certain, owner.uncertain):
-                    for tier, count in segment.count_by_tier().items():
+                for uncertain in (False, True):
+                    for tier, count in enumerate(self._core.tiers(owner.number, uncertain)):
                         counts[tier] += count
         return counts[0], counts[1], counts[2], counts[3]
 
+    def memory(self) -> int:
+        """Memory of all blocks, in bytes."""
+        return self._core.memory()
+
     def check(self) -> None:
-        """Raises AssertionError where an invariant of this module does not hold; slow."""
-        expected: Table = {}
-        for owner in self._owners.values():
-            for segment in (owner.certain, owner.uncertain):
-                for key, bits in segment.bits_by_key().items():
-                    expected[key] = expected.get(key, 0) | bits
-        if expected != self._table:
-            raise AssertionError("the table differs from what the segments hold")
+        """Raises AssertionError where an invariant of the core does not hold; slow."""
+        self._core.check()
+
+    def _worker(self, name: str) -> int:
+        if name in self._workers:
+            return self._workers.index(name)
+        if "" not in self._workers:
+            self._workers.append("")
+        number = self._workers.index("")
+        self._workers[number] = name
+        return number
+
+    def _model(self, name: str) -> int:
+        if name not in self._models:
+            self._models[name] = self._core.add_model(name.encode())
+        return self._models[name]
 
     def _store(self, owner: Owner, event: BlocksStored) -> None:
-        owner.block_size = event.block_size
-        found = None if event.parent is None else owner.find(event.parent)
-        if event.parent is not None and found is None:
+        extras = [_encoded(extra) for extra in event.extras] if event.extras else None
+        result = self._core.store(
+            owner.number,
+            event.hashes,
+            event.parent,
+            event.tokens,
+            event.block_size,
+            event.lora,
+            extras,
+            event.medium,
+            event.group,
+        )
+        if result == StoreResult.UNKNOWN_PARENT:
             self._park(owner, event)
-            return
-        root = self._keys.root(owner.model, event.lora, event.block_size)
-        segment, key = found or (owner.certain, root)
-        pool = Pool.of(event.medium, event.group, event.block_size)
-        if owner.blocks + len(event.hashes) > self._limits.blocks:
-            owner.counts["over_limit"] += 1
-            return
-        for block, tokens, extra in _blocks(event):
-            key = child(key, tokens, extra)
-            self._hold(owner, segment, pool, block, key)
-            self._attach(owner, segment, block, key)
-
-    def _hold(self, owner: Owner, segment: Segment, pool: Pool, block: BlockHash, key: int) -> None:
-        if segment is owner.certain:
-            owner.uncertain.forget(pool, block)  # it was stored again since the hole
-        if not segment.store(pool, block, key):
-            owner.counts["restored_with_other_tokens"] += 1
+        elif owner.orphans:
+            for block in event.hashes:
+                self._attach(owner, block)
 
     def _park(self, owner: Owner, event: BlocksStored) -> None:
         parent = event.parent
         pool = Pool.of(event.medium, event.group, event.block_size)
         for block, tokens, extra in _blocks(event):
-            owner.counts["orphaned"] += 1
-            if parent is None or len(owner.orphans) >= self._limits.orphans:
-                owner.counts["orphans_over_limit"] += 1
+            owner.count("orphaned")
+            if parent is None or self._is_full(owner.orphans):
+                owner.count("orphans_over_limit")
                 return
-            owner.orphans.park(Orphan(parent, pool, block, bytes(tokens), extra))
+            owner.orphans.park(Orphan(parent, pool, block, bytes(tokens), _encoded(extra)))
             parent = block
 
-    def _attach(self, owner: Owner, segment: Segment, block: BlockHash, key: int) -> None:
+    def _is_full(self, orphans: Orphanage) -> bool:
+        return len(orphans) >= self._limits.orphans or orphans.bytes >= self._limits.orphan_bytes
+
+    def _attach(self, owner: Owner, block: BlockHash) -> None:
         """Gives the orphans of a block that turned up their keys, and theirs in turn."""
-        turned_up = [(block, key)] if owner.orphans else []
+        turned_up = [block]
         while turned_up:
-            parent, key = turned_up.pop()
+            parent = turned_up.pop()
             for orphan in owner.orphans.take(parent):
-                orphan_key = child(key, orphan.tokens, orphan.extra)
                 for _ in range(orphan.copies):
-                    self._hold(owner, segment, orphan.pool, orphan.block, orphan_key)
-                turned_up.append((orphan.block, orphan_key))
+                    self._store_orphan(owner, parent, orphan)
+                turned_up.append(orphan.block)
+
+    def _store_orphan(self, owner: Owner, parent: BlockHash, orphan: Orphan) -> None:
+        self._core.store(
+            owner.number,
+            [orphan.block],
+            parent,
+            memoryview(orphan.tokens).cast("I"),
+            orphan.pool.block_size,
+            None,  # the adapter is in the parent's key
+            None if orphan.extra is None else [orphan.extra],
+            orphan.pool.medium,
+            orphan.pool.group,
+        )
 
     def _remove_blocks(self, owner: Owner, event: BlocksRemoved) -> None:
         for block in event.hashes:
-            held = owner.certain.remove(event.medium, event.group, block)
-            held = held or owner.uncertain.remove(event.medium, event.group, block)
-            held = held or owner.orphans.remove(event.medium, event.group, block)
-            if not held:
-                owner.counts["removed_unknown"] += 1
+            held = self._core.remove(owner.number, block, event.medium, event.group)
+            if not held and not owner.orphans.remove(event.medium, event.group, block):
+                owner.count("removed_unknown")
 
-    def _block_sizes(self, model: str) -> set[int]:
-        sizes: set[int] = set()
-        for owner in self._owners.values():
-            if owner.model == model:
-                sizes |= owner.certain.block_sizes | owner.uncertain.block_sizes
-        return sizes
 
-    def _overlaps(self, prompt: Prompt, block_size: int) -> Iterator[tuple[Owner, Overlap]]:
-        runs = self._runs(prompt, block_size)
-        first_bits = runs[0][0] if runs else 0
-        for owner in self._owners.values():
-            if first_bits >> 8 * owner.slot & 0xFF:
-                yield owner, _count(runs, owner, block_size)
-
-    def _runs(self, prompt: Prompt, block_size: int) -> list[tuple[int, int]]:
-        """The rows of the prompt's blocks as (bits, how many), up to the first that is absent."""
-        root = self._keys.root(prompt.model, prompt.lora, block_size)
-        limit = (len(prompt.tokens) - 1) // block_size
-        runs: list[tuple[int, int]] = []
-        current, length = 0, 0
-        for key in chain(root, prompt.tokens, block_size, prompt.namespace, limit):
-            bits = self._table.get(key)
-            if bits == current:
-                length += 1
-                continue
-            if length:
-                runs.append((current, length))
-            if bits is None:
-                return runs
-            current, length = bits, 1
-        return [*runs, (current, length)] if length else runs
+def _encoded(extra: Extra) -> bytes | None:
+    return msgspec.msgpack.encode(extra) if extra else None
 
 
 def _blocks(event: BlocksStored) -> Iterator[tuple[BlockHash, memoryview, Extra]]:
@@ -232,19 +299,3 @@ def _blocks(event: BlocksStored) -> Iterator[tuple[BlockHash, memoryview, Extra]
     extras = event.extras or [()] * len(event.hashes)
     for position, (block, extra) in enumerate(zip(event.hashes, extras, strict=True)):
         yield block, view[position * step : (position + 1) * step], extra
-
-
-def _count(runs: list[tuple[int, int]], owner: Owner, block_size: int) -> Overlap:
-    tiers = [0, 0, 0, 0]
-    uncertain = 0
-    certain_so_far = owner.trusted
-    for bits, length in runs:
-        certain = bits >> owner.certain.first_bit & 0xF
-        if certain_so_far and certain:
-            tiers[(certain & -certain).bit_length() - 1] += length
-        elif bits >> 8 * owner.slot & 0xFF:
-            certain_so_far = False
-            uncertain += length
-        else:
-            break
-    return Overlap(block_size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain)

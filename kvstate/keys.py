@@ -1,7 +1,8 @@
-"""Block keys: ours, chained from the namespace and the token ids, so that requests and events meet.
+"""Block keys of the plain core: chained from the namespace and the token ids.
 
 A key is a 64-bit routing hint, secret to this process: a collision costs a bad route, never a
-wrong answer, and nobody outside can aim for one. Keys are never shared or stored.
+wrong answer, and nobody outside can aim for one. Keys are never shared or stored. The compiled core
+has keys of its own (kvstate/native/index.h).
 """
 
 from collections.abc import Iterator
@@ -9,48 +10,41 @@ from collections.abc import Iterator
 import msgspec
 import xxhash
 
-from kvstate.events import Extra, Tokens
+from kvstate.events import Tokens
 
 BYTES_PER_TOKEN = 4
 
 
-class KeySpace:
-    """Makes the keys of one process.
+def root_key(secret: int, seed: bytes, lora: str | int | None, block_size: int) -> int:
+    """The key before the first block of a prompt: one key space per model and block size.
 
-    secret: at least 8 random bytes.
+    secret: 64 random bits of this process. seed: stands for the model. An adapter that is known by
+    number only never meets one known by name, nor the base model.
     """
-
-    def __init__(self, secret: bytes) -> None:
-        if len(secret) < 8:  # noqa: PLR2004
-            raise ValueError("the secret of a key space has at least 8 bytes")
-        self._secret = secret
-
-    def root(self, model: str, lora: str | int | None, block_size: int) -> int:
-        """The key before the first block of a prompt: one key space per model and block size.
-
-        An adapter that is known by number only never meets one known by name, nor the base model.
-        """
-        namespace = msgspec.msgpack.encode((self._secret, model, lora, block_size))
-        return int(xxhash.xxh3_64_intdigest(namespace))
+    namespace = msgspec.msgpack.encode((secret, seed, lora, block_size))
+    return int(xxhash.xxh3_64_intdigest(namespace))
 
 
-def child(parent: int, tokens: memoryview | bytes, extra: Extra) -> int:
-    """The key of the block with these tokens (uint32, as bytes) behind `parent`."""
+def child(parent: int, tokens: memoryview | bytes, extra: bytes | None) -> int:
+    """The key of the block with these tokens (uint32, as bytes) behind `parent`.
+
+    extra: what it carries besides tokens.
+    """
     key: int = xxhash.xxh3_64_intdigest(tokens, seed=parent)
-    if extra:
-        key = xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(extra), seed=key)
-    return key
+    return key if extra is None else int(xxhash.xxh3_64_intdigest(extra, seed=key))
 
 
-def chain(root: int, tokens: Tokens, block_size: int, first: Extra, limit: int) -> Iterator[int]:
+def chain(
+    root: int, tokens: Tokens, block_size: int, first: bytes | None, limit: int
+) -> Iterator[int]:
     """The keys of the first `limit` full blocks of a prompt, made as they are asked for.
 
-    first: what makes the first block differ besides its tokens (a cache salt).
+    first: what the first block carries besides its tokens (a cache salt).
     """
     step = block_size * BYTES_PER_TOKEN
     view = memoryview(tokens).cast("B")
     key, extra = root, first
     for start in range(0, min(limit * step, len(view) - step + 1), step):
         key = child(key, view[start : start + step], extra)
-        extra = ()
+        extra = None
         yield key

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstate.events import BlockHash, Extra
+from kvstate.events import BlockHash
 from kvstate.segment import Pool
 
 
@@ -17,17 +17,20 @@ class Name(NamedTuple):
 
 @dataclass(slots=True)
 class Orphan:
-    """One stored block that waits for its parent; tokens are its uint32 ids as bytes."""
+    """One stored block that waits for its parent.
+
+    tokens: its uint32 ids as bytes. extra: what it carries besides tokens.
+    """
 
     parent: BlockHash
     pool: Pool
     block: BlockHash
     tokens: bytes
-    extra: Extra
+    extra: bytes | None
     copies: int = 1
 
     @property
-    def content(self) -> tuple[BlockHash, bytes, Extra]:
+    def content(self) -> tuple[BlockHash, bytes, bytes | None]:
         """What its key is made of."""
         return self.parent, self.tokens, self.extra
 
@@ -41,6 +44,7 @@ class Orphanage:
     """The orphans of one rank."""
 
     def __init__(self) -> None:
+        self.bytes = 0  # of their tokens
         self._orphans: dict[Name, Orphan] = {}
         self._children: dict[BlockHash, dict[Name, None]] = {}
 
@@ -56,11 +60,14 @@ class Orphanage:
                 return
             self._drop(known)
         self._orphans[orphan.name] = orphan
+        self.bytes += len(orphan.tokens)
         self._children.setdefault(orphan.parent, {})[orphan.name] = None
 
     def take(self, parent: BlockHash) -> list[Orphan]:
         """The children of a block that turned up; they wait no longer."""
-        return [self._orphans.pop(name) for name in self._children.pop(parent, {})]
+        taken = [self._orphans.pop(name) for name in self._children.pop(parent, {})]
+        self.bytes -= sum(len(orphan.tokens) for orphan in taken)
+        return taken
 
     def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
         """Drops one copy of a waiting block; False if there was none."""
@@ -74,11 +81,13 @@ class Orphanage:
 
     def clear(self) -> None:
         """Drops everything."""
+        self.bytes = 0
         self._orphans.clear()
         self._children.clear()
 
     def _drop(self, orphan: Orphan) -> None:
         del self._orphans[orphan.name]
+        self.bytes -= len(orphan.tokens)
         children = self._children[orphan.parent]
         del children[orphan.name]
         if not children:

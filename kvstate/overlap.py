@@ -47,4 +47,5 @@ class Overlap(NamedTuple):
     @property
     def rank_order(self) -> tuple[int, int, int]:
         """Orders overlaps of one prompt, the better one greater."""
-        return (self.certain_tokens, self.uncertain_tokens, self.tiers[Tier.DEVICE])
+        on_device = self.tiers[Tier.DEVICE] * self.block_size
+        return (self.certain_tokens, self.uncertain_tokens, on_device)

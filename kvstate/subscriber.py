@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from kvstate.errors import ReplayError, WireError
-from kvstate.events import EventBatch
 from kvstate.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Replay
 from kvstate.index import Index, Owner
 from kvstate.transport import Connected, Disconnected, Message, Signal, Transport
-from kvstate.zmq_wire import decode_batch, parse_frames
+from kvstate.zmq_wire import parse_frames, stamp_of
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -39,7 +38,7 @@ class Subscriber:
         clock: Callable[[], float],
     ) -> None:
         self.owner = owner
-        self.feed: Feed[EventBatch] = Feed(can_replay=transport.can_replay)
+        self.feed: Feed[bytes] = Feed(can_replay=transport.can_replay)
         self.counts: Counter[str] = Counter()
         self.lag_seconds = 0.0
         self._index = index
@@ -82,7 +81,7 @@ class Subscriber:
         self._do(self._take(signal))
         await self._yield_to_picks()
 
-    def _take(self, signal: Signal) -> list[Effect[EventBatch]]:
+    def _take(self, signal: Signal) -> list[Effect[bytes]]:
         match signal:
             case Connected():
                 return self.feed.connected()
@@ -94,7 +93,7 @@ class Subscriber:
                 batch = self._decode(signal)
                 return [] if batch is None else self.feed.received(batch)
 
-    def _decode(self, message: Message) -> Numbered[EventBatch] | None:
+    def _decode(self, message: Message) -> Numbered[bytes] | None:
         """A message as the feed wants it; None, and counted, if not even its number can be read."""
         try:
             frames = parse_frames(message.frames)
@@ -104,15 +103,18 @@ class Subscriber:
         self.counts["batches"] += 1
         self.counts["bytes"] += len(frames.payload)
         try:
-            batch = decode_batch(frames.payload)
+            stamp = stamp_of(frames.payload)
         except WireError as error:
-            self.counts["undecodable_batch"] += 1
-            log.warning("%s rank %d: %s", self.owner.worker, self.owner.rank, error)
+            self._tell_undecodable(error)
             return Numbered(frames.sequence, -math.inf, None)
-        self.lag_seconds = max(0.0, self._clock() - batch.timestamp)
-        return Numbered(frames.sequence, batch.timestamp, batch)
+        self.lag_seconds = max(0.0, self._clock() - stamp)
+        return Numbered(frames.sequence, stamp, frames.payload)
 
-    def _do(self, effects: Iterable[Effect[EventBatch]]) -> None:
+    def _tell_undecodable(self, error: WireError) -> None:
+        self.counts["undecodable_batch"] += 1
+        log.warning("%s rank %d: %s", self.owner.worker, self.owner.rank, error)
+
+    def _do(self, effects: Iterable[Effect[bytes]]) -> None:
         """Carries out what the feed asks for, then lets the index know what it may credit."""
         healed = False
         for effect in effects:
@@ -132,17 +134,28 @@ class Subscriber:
         self.owner.trusted = self.feed.certain
         self._tell_change()
 
-    def _apply(self, batch: EventBatch) -> bool:
+    def _apply(self, payload: bytes) -> bool:
         """Applies a batch; whether nothing uncertain is left since."""
-        self.counts.update(batch.faults)
-        block_size = self.owner.block_size
-        had_uncertain = len(self.owner.uncertain) > 0
-        self._index.apply(self.owner, batch.events)
-        if batch.removal_lost:
+        before = self.owner.status
+        had_uncertain = self.owner.uncertain_blocks > 0
+        try:
+            applied = self._index.apply_message(self.owner, payload)
+        except WireError as error:
+            self._tell_undecodable(error)
             self._index.demote(self.owner)
-        if self.owner.block_size != block_size:
-            log.info("%s: block size learned: %s", self.owner.worker, self.owner.block_size)
-        return (batch.clears or had_uncertain) and not len(self.owner.uncertain)
+            self.feed.miss("a batch could not be decoded")
+            return False
+        self.counts.update(applied.faults)
+        after = self.owner.status
+        if after["block_size"] != before["block_size"]:
+            log.info("%s: block size learned: %s", self.owner.worker, after["block_size"])
+        if applied.removal_lost:
+            self.feed.miss("an event that may have been a removal could not be read")
+            return False
+        if after["over_limit"] != before["over_limit"]:
+            self.feed.miss("it holds more than the index keeps of one rank")
+            return False
+        return (applied.clears or had_uncertain) and not self.owner.uncertain_blocks
 
     def _tell_change(self) -> None:
         state, reason = self.feed.state, self.feed.reason
@@ -193,7 +206,7 @@ class Subscriber:
         """Whether this replay is still the one that the feed asked for last."""
         return self._replay is asyncio.current_task()
 
-    def _finish_replay(self, effects: list[Effect[EventBatch]]) -> None:
+    def _finish_replay(self, effects: list[Effect[bytes]]) -> None:
         self._replay = None
         self._do(effects)
 

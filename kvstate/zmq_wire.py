@@ -6,6 +6,7 @@ Positions and names are those of `vllm.distributed.kv_events`.
 """
 
 import math
+import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,12 @@ from kvstate.tiers import DEFAULT_MEDIUM, tier_of
 END_OF_REPLAY = 0xFFFF_FFFF_FFFF_FFFF
 
 MAX_BLOCK_SIZE = 65_536
+
+# msgpack: arrays of two and three, a float of 64 bits, and where that ends.
+_BATCH_TAGS = (0x92, 0x93)
+_FLOAT_TAG = 0xCB
+_stamp = struct.Struct(">d")
+STAMP_END = 2 + _stamp.size
 
 _STORED_FIELDS = (
     "block_hashes",
@@ -82,6 +89,19 @@ def parse_frames(frames: Sequence[bytes]) -> Frames:
     if len(frames) < 2 or len(frames[-2]) != 8:  # noqa: PLR2004 - the layout above
         raise WireError(f"message of {len(frames)} frames has no sequence number")
     return Frames(int.from_bytes(frames[-2], "big"), frames[-1])
+
+
+def stamp_of(payload: bytes) -> float:
+    """The time stamp of a batch, read without decoding it where it lies where engines put it.
+
+    Raises:
+        WireError: the payload is no event batch at all.
+    """
+    if len(payload) > STAMP_END and payload[0] in _BATCH_TAGS and payload[1] == _FLOAT_TAG:
+        stamp: float = _stamp.unpack_from(payload, 2)[0]
+        if math.isfinite(stamp):
+            return stamp
+    return decode_batch(payload).timestamp
 
 
 _decoder = msgspec.msgpack.Decoder()

@@ -1,6 +1,8 @@
 """Which modules are pure: no await, no clock, no socket, no randomness but as arguments."""
 
 PURE = (
+    "kvstate.core",
+    "kvstate.core_choice",
     "kvstate.errors",
     "kvstate.events",
     "kvstate.feed",
@@ -8,6 +10,7 @@ PURE = (
     "kvstate.keys",
     "kvstate.orphans",
     "kvstate.overlap",
+    "kvstate.plain_core",
     "kvstate.segment",
     "kvstate.tiers",
     "kvstate.zmq_wire",
@@ -22,6 +25,9 @@ PURE = (
     "extproc.request",
     "extproc.stream",
 )
+
+# Compiled, and as pure: its sources in kvstate/native include nothing that does I/O.
+COMPILED = "kvstate._core"
 
 # What a pure module may import besides pure modules and the standard library.
 LIBRARIES = {"msgspec", "numpy", "xxhash", "google"}

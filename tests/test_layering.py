@@ -1,13 +1,14 @@
 """The import rules of the architecture: which module may know which."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.purity import IMPURE_STANDARD_LIBRARY, LIBRARIES, PURE
+from tests.purity import COMPILED, IMPURE_STANDARD_LIBRARY, LIBRARIES, PURE
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kvstate", "extproc", "simulator")
@@ -64,7 +65,8 @@ def test_pure_modules_import_only_what_is_pure(module: str) -> None:
     for imported in IMPORTS[module]:
         top = imported.partition(".")[0]
         if top in PACKAGES:
-            assert imported in PURE or imported.startswith("extproc.pb."), imported
+            generated = imported.startswith("extproc.pb.")
+            assert imported in (*PURE, COMPILED) or generated, imported
         elif top in sys.stdlib_module_names:
             assert top not in IMPURE_STANDARD_LIBRARY, imported
         else:
@@ -81,6 +83,13 @@ def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
     servers = {"extproc.grpc_server", "extproc.health"}
     assert importers_of("extproc.pb") == {*servers, "extproc.stream"}
     assert importers_of("envoy_data_plane") == {"extproc.envoy_clusters", "extproc.envoy_config"}
+
+
+def test_the_compiled_core_does_no_input_or_output() -> None:
+    headers = {"stdbool.h", "stddef.h", "stdint.h", "stdlib.h", "string.h", "Python.h"}
+    for source in sorted((ROOT / "kvstate" / "native").glob("*.[ch]")):
+        included = set(re.findall(r"#include <(\S+)>", source.read_text()))
+        assert included <= headers, source.name
 
 
 def test_every_pure_module_exists() -> None:

@@ -91,6 +91,10 @@ class System:
             workers: list[dict[str, Any]] = await response.json()
             return workers
 
+    async def in_flight(self, count: int) -> bool:
+        """Whether so many requests are under way, over all workers."""
+        return sum(int(worker["in_flight"]) for worker in await self.status()) == count
+
     async def explain(self, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
         """POST /explain."""
         envelope = {"path": path, "headers": {}, "body": body}

@@ -35,6 +35,7 @@ async def test_a_dead_worker_first_in_the_list_loses_nothing(system: System) -> 
     body = chat(long_text("alpha"))
     _, holder, _ = await system.send(body)
     await system.learned(body, holder)
+    await until(lambda: system.in_flight(0), "no request in flight")
     await system.stop_worker(holder)
     pick = (await system.explain(body))["pick"]
     answers = [await system.send(body) for _ in range(20)]
@@ -150,19 +151,15 @@ async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
 
 async def test_a_request_is_in_flight_until_its_response_ends_or_the_client_leaves() -> None:
     async with running(workers=1, decode_tokens_per_second=20.0) as system:
-
-        async def in_flight(count: int) -> bool:
-            return (await system.status())[0]["in_flight"] == count
-
         body = chat(long_text("alpha"), stream=True) | {"max_tokens": 200}
         url = f"{system.envoy}{CHAT}"
         async with system.session.post(url, json=body) as response:
             await response.content.readany()
-            await until(lambda: in_flight(1), "one in flight")
+            await until(lambda: system.in_flight(1), "one in flight")
             response.close()
-        await until(lambda: in_flight(0), "none in flight after the client left")
+        await until(lambda: system.in_flight(0), "none in flight after the client left")
         await system.send(chat(long_text("beta")))
-        await until(lambda: in_flight(0), "none in flight after the answer")
+        await until(lambda: system.in_flight(0), "none in flight after the answer")
 
 
 async def test_the_kill_switch_works_at_run_time(system: System) -> None:

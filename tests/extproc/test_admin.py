@@ -20,7 +20,7 @@ CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]"
 @pytest.fixture
 async def admin() -> AsyncIterator[str]:
     config = parse(CONFIG, "c")
-    workers = Workers(config, Fleet(b"12345678", lambda: 0.0), lambda _: [])
+    workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
     router = Router(config, workers, {}, Metrics(), Random(0))
     place = Address("127.0.0.1", free_port())

@@ -29,7 +29,7 @@ class Running:
         served = "models: [{name: m}]\nworkers: [{endpoint: '10.0.0.1:1'}]"
         text = f"extproc: {{listen: '{listen}'}}\n{served}"
         config = parse(text, "c")
-        workers = Workers(config, Fleet(b"12345678", lambda: 0.0), lambda _: [])
+        workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
         self.ready = True
         self.metrics = Metrics()
         self.router = Router(config, workers, {}, self.metrics, Random(0))

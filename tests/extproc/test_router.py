@@ -27,7 +27,7 @@ async def router() -> AsyncIterator[Router]:
     config = parse(CONFIG, "c")
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
-    workers = Workers(config, Fleet(b"12345678", lambda: 0.0), lambda _: [])
+    workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
     one = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
     yield one

@@ -22,7 +22,7 @@ def workers(text: str, transports: list[MemoryTransport] | None = None) -> Worke
         return [made]
 
     config = parse(f"models: [{{name: a}}, {{name: b}}]\nworkers: [{text}]", "c")
-    return Workers(config, Fleet(b"12345678", lambda: 0.0), make)
+    return Workers(config, Fleet(12345678, lambda: 0.0), make)
 
 
 async def until_live(one: Workers) -> dict[str, Any]:

@@ -417,3 +417,21 @@ def test_batch_replayed_again_without_a_known_stamp_is_dropped(
     assert feed.replayed(batch(0)) == []
     assert feed.replayed(batch(2)) == []
     assert feed.replay_ended() == []
+
+
+def test_what_a_batch_could_not_say_makes_a_live_feed_degraded() -> None:
+    feed = live(2)
+    feed.miss("an event was lost")
+    assert (feed.state, feed.reason, feed.certain) == (State.DEGRADED, "an event was lost", True)
+    feed.healed()
+    assert feed.state is State.LIVE
+
+
+def test_what_a_replayed_batch_could_not_say_shows_when_the_replay_ends() -> None:
+    feed: Feed[str] = Feed(can_replay=True)
+    feed.connected()
+    feed.replayed(batch(0))
+    feed.miss("an event was lost")
+    assert feed.state is State.REPLAYING
+    feed.replay_ended()
+    assert (feed.state, feed.reason) == (State.DEGRADED, "an event was lost")

@@ -12,7 +12,7 @@ from tests.kvstate.publishing import block, chain, frames, until
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet(b"a secret", clock=lambda: 0.0)
+    fleet = Fleet(12345678, clock=lambda: 0.0)
     yield fleet
     await fleet.close()
 
@@ -71,7 +71,7 @@ async def test_replays_are_capped_over_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvstate.fleet.MAX_REPLAYS", 1)
-    fleet = Fleet(b"a secret", clock=lambda: 0.0)
+    fleet = Fleet(12345678, clock=lambda: 0.0)
     for number in range(3):
         fleet.add(f"w{number}", "m", [transport(1)])
     await until(lambda: all(fleet.state(f"w{number}") is State.LIVE for number in range(3)))

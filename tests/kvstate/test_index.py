@@ -1,13 +1,15 @@
+import msgspec
 import pytest
 
 from kvstate.events import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Extra, Tokens
-from kvstate.index import Index, Limits, Owner
-from kvstate.keys import KeySpace
+from kvstate.index import BYTES_PER_BLOCK, Applied, Index, Limits, Owner
 from kvstate.overlap import Overlap, Prompt
+
+pytestmark = pytest.mark.usefixtures("each_core")
 
 
 def an_index(limits: Limits | None = None) -> tuple[Index, Owner]:
-    index = Index(KeySpace(b"a secret"), limits)
+    index = Index(12345678, limits)
     owner = index.add("w", 0, "m")
     owner.trusted = True
     return index, owner
@@ -176,7 +178,7 @@ def test_orphans_are_bounded() -> None:
 
 
 def test_blocks_are_bounded() -> None:
-    index, owner = an_index(Limits(blocks=2))
+    index, owner = an_index(Limits(bytes=2 * BYTES_PER_BLOCK))
     index.apply(owner, [stored([1, 2], [1, 2]), stored([3], [3])])
     assert (owner.blocks, owner.counts["over_limit"]) == (2, 1)
 
@@ -221,7 +223,7 @@ def test_removed_rank_leaves_nothing_to_the_next_one() -> None:
     index.apply(owner, [stored([1], [1])])
     index.remove(owner)
     heir = index.add("heir", 0, "m")
-    assert heir.slot == owner.slot
+    assert heir.number == owner.number
     assert index.overlaps(prompt(1, 9)) == {}
 
 
@@ -232,8 +234,91 @@ def test_more_than_64_workers_have_room() -> None:
     assert index.overlaps(prompt(1, 9)).keys() == {"w99"}
 
 
-def test_check_finds_a_bit_that_nothing_holds() -> None:
-    index, _ = an_index()
-    index._table[1] = 1
-    with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
-        index.check()
+def test_orphans_are_bounded_in_bytes() -> None:
+    index, owner = an_index(Limits(orphan_bytes=8))
+    index.apply(owner, [stored([2, 3, 4], [2, 3, 4], 1)])
+    assert (len(owner.orphans), owner.counts["orphans_over_limit"]) == (2, 1)
+
+
+def test_number_of_a_worker_that_went_is_given_again() -> None:
+    index, owner = an_index()
+    other = index.add("x", 0, "m")
+    index.apply(other, [stored([1], [1])])
+    index.remove(owner)
+    for name in ("y", "z"):
+        index.apply(index.add(name, 0, "m"), [stored([1], [1])])
+    assert index.overlaps(prompt(1, 9)).keys() == {"x", "y", "z"}
+    assert index.overlaps(Prompt("nobody's", Tokens("I", [1, 9]))) == {}
+
+
+def test_memory_is_told() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1])])
+    assert index.memory() > 0
+
+
+@pytest.mark.parametrize("extra", [None, [["a"]]])
+def test_message_is_applied_whichever_way_it_takes(extra: object) -> None:
+    index, owner = an_index()
+    event: dict[str, object] = {
+        "type": "BlockStored",
+        "block_hashes": [1],
+        "parent_block_hash": None,
+    }
+    event |= {"token_ids": [1], "block_size": 1, "lora_id": None, "medium": "GPU"}
+    event |= {"lora_name": None, "extra_keys": extra}
+    applied = index.apply_message(owner, msgspec.msgpack.encode([1.0, [event], 0]))
+    assert applied == Applied(clears=False)
+    assert tiers(index, prompt(1, 9, salt="a" if extra else None)) == (1, 0, 0, 0)
+
+
+def test_message_goes_on_typed_from_an_unknown_parent() -> None:
+    index, owner = an_index()
+    chain = [
+        ["BlockStored", [1], None, [1], 1, None],
+        ["BlockStored", [3], 2, [3], 1, None],
+        ["BlockStored", [2], 1, [2], 1, None],
+    ]
+    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, chain])) == Applied(clears=False)
+    assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)
+
+
+def test_message_with_a_lost_removal_makes_what_was_before_uncertain() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1])])
+    payload = msgspec.msgpack.encode([1.0, [["BlockRemoved", "all"]]])
+    assert index.apply_message(owner, payload) == Applied(
+        clears=False, faults=("bad_hash",), removal_lost=True
+    )
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
+
+
+def test_message_that_clears_says_so() -> None:
+    index, owner = an_index()
+    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]])).clears
+
+
+def test_trust_is_told_and_kept() -> None:
+    index, owner = an_index()
+    owner.trusted = owner.trusted
+    assert owner.trusted
+    index.apply(owner, [stored([1], [1])])
+    assert (tiers(index, prompt(1, 9)), owner.uncertain_blocks) == ((1, 0, 0, 0), 0)
+    index.demote(owner)
+    assert owner.uncertain_blocks == 1
+
+
+def test_worker_keeps_its_number_while_a_rank_is_left() -> None:
+    index, owner = an_index()
+    other = index.add("w", 1, "m")
+    index.apply(other, [stored([1], [1])])
+    index.remove(owner)
+    assert index.overlaps(prompt(1, 9)).keys() == {"w"}
+
+
+def test_message_behind_orphans_attaches_them() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([2], [2], 1)])
+    payload = msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, [1], 1, None]]])
+    index.apply_message(owner, payload)
+    assert tiers(index, prompt(1, 2, 9)) == (2, 0, 0, 0)

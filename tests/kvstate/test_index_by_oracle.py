@@ -1,5 +1,6 @@
 """The index against a brute-force one, under whatever workers may send."""
 
+from hashlib import blake2b
 from itertools import product
 
 from hypothesis import settings
@@ -8,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvstate.events import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Extra, Tokens
 from kvstate.index import Index, Owner
-from kvstate.keys import KeySpace
 from kvstate.overlap import Prompt
+from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
 
 SIZES = {2, 3}
@@ -41,7 +42,8 @@ def _chains() -> list[list[Block]]:
         chain: list[Block] = []
         for depth in range(1, DEPTH + 1):
             name = f"{root}:{fills[:depth]}".encode()
-            block: BlockHash = name if root % 2 else int.from_bytes(name, "big")
+            number = int.from_bytes(blake2b(name, digest_size=8).digest(), "big")
+            block: BlockHash = name if root % 2 else number
             content = (fills[depth - 1],) * size, first if depth == 1 else later
             parent = chain[-1] if chain else None
             path = (*parent.path, content) if parent else (content,)
@@ -82,9 +84,11 @@ def stored(place: Place, chain: list[Block]) -> BlocksStored:
 
 
 class IndexMachine(RuleBasedStateMachine):
+    compiled = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = Index(KeySpace(b"a secret"))
+        self.index = Index(12345678, compiled=self.compiled)
         self.owners: list[Owner] = []
         self.ranks: list[Rank] = []
         for worker, number in RANKS:
@@ -186,7 +190,6 @@ class IndexMachine(RuleBasedStateMachine):
         for owner in self.owners:
             self.index.remove(owner)
         self.index.check()
-        assert not self.index._table
 
     def _store(self, rank: int, place: Place, chain: list[Block]) -> None:
         self.index.apply(self.owners[rank], [stored(place, chain)])
@@ -202,5 +205,13 @@ class IndexMachine(RuleBasedStateMachine):
         return any(copy.held.block == block.block for copy in self.ranks[rank].copies)
 
 
-TestIndexByOracle = IndexMachine.TestCase
-TestIndexByOracle.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class CompiledIndexMachine(IndexMachine):
+    compiled = True
+
+
+# More than ten thousand steps on each core.
+SETTINGS = settings(max_examples=260, stateful_step_count=40, deadline=None)
+TestPlainIndexByOracle = IndexMachine.TestCase
+TestPlainIndexByOracle.settings = SETTINGS
+TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)
+TestCompiledIndexByOracle.settings = SETTINGS

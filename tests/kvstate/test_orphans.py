@@ -1,11 +1,13 @@
-from kvstate.events import BlockHash, Extra
+from kvstate.events import BlockHash
 from kvstate.orphans import Name, Orphan, Orphanage
 from kvstate.segment import Pool
 
 GPU = Pool.of("GPU", None, 1)
 
 
-def orphan(parent: BlockHash, block: BlockHash, tokens: bytes = b"", extra: Extra = ()) -> Orphan:
+def orphan(
+    parent: BlockHash, block: BlockHash, tokens: bytes = b"", extra: bytes | None = None
+) -> Orphan:
     return Orphan(parent, GPU, block, tokens, extra)
 
 
@@ -49,10 +51,10 @@ def test_removal_from_another_medium_or_group_drops_nothing() -> None:
 
 def test_newer_content_replaces_the_older() -> None:
     orphanage = Orphanage()
-    for newer in (orphan(1, 2, b"old"), orphan(1, 2, b"new"), orphan(1, 2, b"new", ("salt",))):
+    for newer in (orphan(1, 2, b"old"), orphan(1, 2, b"new"), orphan(1, 2, b"new", b"salt")):
         orphanage.park(newer)
         assert len(orphanage) == 1
-    assert orphanage.take(1) == [orphan(1, 2, b"new", ("salt",))]
+    assert orphanage.take(1) == [orphan(1, 2, b"new", b"salt")]
 
 
 def test_orphan_that_changed_its_parent_waits_for_the_new_one() -> None:
@@ -68,3 +70,14 @@ def test_cleared_orphanage_is_empty() -> None:
     orphanage.park(orphan(1, 2))
     orphanage.clear()
     assert (len(orphanage), orphanage.take(1)) == (0, [])
+
+
+def test_bytes_are_those_of_the_tokens_that_wait() -> None:
+    orphanage = Orphanage()
+    orphanage.park(orphan(1, 2, b"12345678"))
+    orphanage.park(orphan(2, 3, b"1234"))
+    assert orphanage.bytes == 12
+    orphanage.take(1)
+    assert orphanage.bytes == 4
+    orphanage.remove("GPU", None, 3)
+    assert orphanage.bytes == 0

@@ -7,7 +7,6 @@ import pytest
 
 from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, Event
 from kvstate.index import Index
-from kvstate.keys import KeySpace
 from kvstate.overlap import Prompt
 from kvstate.zmq_wire import decode_batch, parse_frames
 from tests.kvstate.recordings import (
@@ -64,7 +63,7 @@ def expected_view(event: dict[str, object]) -> dict[str, object]:
 
 def frame_by_frame(name: str) -> Iterator[tuple[Index, Replayed, list[Request]]]:
     """The index and the obvious replay of a recording, after every frame."""
-    index, model = Index(KeySpace(b"a secret")), Replayed()
+    index, model = Index(12345678), Replayed()
     owner = index.add("w", 0, "tiny")
     owner.trusted = True
     recorded = requests(name)
@@ -124,7 +123,7 @@ def test_every_chain_ever_stored_overlaps_as_a_plain_replay_says(name: str) -> N
 
 
 def test_predicted_cached_tokens_are_those_the_engine_reports() -> None:
-    index = Index(KeySpace(b"a secret"))
+    index = Index(12345678)
     owner = index.add("w", 0, "tiny")
     owner.trusted = True
     predicted = []
@@ -139,7 +138,7 @@ def test_predicted_cached_tokens_are_those_the_engine_reports() -> None:
 
 
 def test_a_salt_is_a_namespace() -> None:
-    index = Index(KeySpace(b"a secret"))
+    index = Index(12345678)
     owner = index.add("w", 0, "tiny")
     owner.trusted = True
     request = next(request for request in requests(CACHED) if request.salt and request.frames)

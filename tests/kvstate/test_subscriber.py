@@ -8,7 +8,6 @@ import pytest
 from kvstate import subscriber as subscriber_module
 from kvstate.feed import State
 from kvstate.index import Index
-from kvstate.keys import KeySpace
 from kvstate.overlap import Overlap
 from kvstate.subscriber import Subscriber
 from kvstate.transport import Connected, Disconnected, MemoryTransport, Message, Signal
@@ -21,7 +20,7 @@ class Following:
     """A subscriber that runs, and the index that it fills."""
 
     def __init__(self, transport: MemoryTransport, clock: Callable[[], float]) -> None:
-        self.index = Index(KeySpace(b"a secret"))
+        self.index = Index(12345678)
         self.transport = transport
         self.subscriber = Subscriber(
             self.index, self.index.add("w", 0, "m"), transport, asyncio.Semaphore(1), clock
@@ -50,6 +49,7 @@ async def following(
     yield followed
     followed.task.cancel()
     await asyncio.gather(followed.task, return_exceptions=True)
+    await followed.subscriber.close()
     followed.index.check()
 
 
@@ -231,6 +231,7 @@ async def test_replay_is_over_when_the_subscriber_is() -> None:
         await until(lambda: transport.replays == [0])
         followed.task.cancel()
         await asyncio.gather(followed.task, return_exceptions=True)
+        await followed.subscriber.close()
         assert transport.ended
 
 
@@ -274,7 +275,7 @@ async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPa
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.subscriber.owner.blocks == 1)
-        monkeypatch.setattr(followed.index, "apply", None)
+        monkeypatch.setattr(followed.index, "apply_message", None)
         followed.publish(1, block(2, 1))
         await followed.task
         assert followed.overlap() == Overlap(1, uncertain=1)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from kvstate.errors import WireError
 from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, EventBatch, Tokens
 from kvstate.index import Index
-from kvstate.keys import KeySpace
-from kvstate.zmq_wire import END_OF_REPLAY, Frames, decode_batch, parse_frames
+from kvstate.zmq_wire import END_OF_REPLAY, Frames, decode_batch, parse_frames, stamp_of
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",
@@ -207,12 +206,24 @@ def test_skipped_event_about_blocks_that_are_never_stored_is_harmless(
     assert fault(event) == (name, False)
 
 
+@pytest.mark.parametrize("batch", [[1.5, []], [1.5, [], 0], [3, [], 0], {"ts": 2.5, "events": []}])
+def test_stamp_is_read_from_every_layout(batch: Any) -> None:
+    payload = msgspec.msgpack.encode(batch)
+    assert stamp_of(payload) == decode_batch(payload).timestamp
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", msgspec.msgpack.encode([float("nan"), []])])
+def test_stamp_of_what_is_no_batch_is_refused(payload: bytes) -> None:
+    with pytest.raises(WireError):
+        stamp_of(payload)
+
+
 def is_batch_or_refused(payload: bytes) -> bool:
     try:
         batch = decode_batch(payload)
     except WireError:
         return True
-    index = Index(KeySpace(b"a secret"))
+    index = Index(12345678)
     index.apply(index.add("w", 0, "m"), batch.events)  # whatever is decoded can be applied
     index.check()
     return isinstance(batch, EventBatch)

@@ -1,0 +1,93 @@
+"""Our side of the index benchmark: the only place that knows the project's own interfaces."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from measure import CannotRunError
+from workload import BLOCK_SIZE, MODEL, Tokens
+
+from extproc.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.load import Loads
+from kvstate.index import Index, Owner
+from kvstate.overlap import Prompt
+
+_SECRET = 0x9E37_79B9_7F4A_7C15
+
+
+class PlainCore:
+    """The core in plain Python: an index of so many workers, and the pick on top of it."""
+
+    name = "plain core"
+
+    def __init__(self, workers: int) -> None:
+        self._index = self._make_index()
+        self._owners = [self._owner(str(number)) for number in range(workers)]
+        loads = Loads()
+        self._snapshot = Snapshot(
+            workers=[Worker(str(n), f"10.0.0.{n}:8000", "live") for n in range(workers)],
+            overlaps=self._index.overlaps,
+            in_flight=loads.in_flight,
+            backlog_tokens=loads.backlog_tokens,
+            policy="cost",
+            turn=0,
+        )
+        self._rng = Random(3)  # noqa: S311 - breaks ties
+
+    def _make_index(self) -> Index:
+        return Index(_SECRET, compiled=False)
+
+    def _owner(self, worker: str) -> Owner:
+        owner = self._index.add(worker, 0, MODEL)
+        owner.trusted = True
+        return owner
+
+    def apply(self, worker: int, payload: bytes) -> None:
+        """Decodes one message of a worker and applies it."""
+        self._index.apply_message(self._owners[worker], payload)
+
+    def overlaps(self, tokens: Tokens) -> Mapping[int, int]:
+        """Blocks that each worker holds of a prompt; workers that hold none are left out."""
+        found = self._index.overlaps(Prompt(MODEL, tokens))
+        return {int(worker): sum(overlap.tiers) for worker, overlap in found.items()}
+
+    def look_up(self, prompts: Sequence[Tokens]) -> None:
+        """Looks prompts up."""
+        overlaps = self._index.overlaps
+        for tokens in prompts:
+            overlaps(Prompt(MODEL, tokens))
+
+    def pick(self, tokens: Tokens) -> Decision:
+        """The whole decision on a prompt."""
+        return decide(Query(MODEL, [Prompt(MODEL, tokens)]), self._snapshot, 0.0, self._rng)
+
+    def picked_blocks(self, tokens: Tokens) -> int:
+        """Blocks of a prompt that the picked worker holds."""
+        best = self.pick(tokens).best
+        return best.certain_tokens // BLOCK_SIZE if best else 0
+
+
+class CompiledCore(PlainCore):
+    """The compiled core behind the same index."""
+
+    name = "compiled core"
+
+    def _make_index(self) -> Index:
+        try:
+            return Index(_SECRET, compiled=True)
+        except RuntimeError as error:
+            raise CannotRunError(str(error)) from None
+
+
+CORES: Mapping[str, type[PlainCore]] = {core.name: core for core in (CompiledCore, PlainCore)}
+
+
+def made(workers: int) -> tuple[dict[str, PlainCore], dict[str, str]]:
+    """The cores that are there, empty, and why the others are not."""
+    cores: dict[str, PlainCore] = {}
+    missing: dict[str, str] = {}
+    for name, core in CORES.items():
+        try:
+            cores[name] = core(workers)
+        except CannotRunError as error:
+            missing[name] = str(error)
+    return cores, missing

@@ -1,0 +1,85 @@
+"""Benchmark of the index: lookup, pick, events and memory, against Dynamo where it is installed.
+
+python benchmarks/index.py [--quick] [--json FILE]
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import peer_dynamo
+from events_side import events
+from measure import Row, Scale, table
+from memory import TOTAL_BLOCKS, memory
+from requests_side import lookup, pick
+from workload import PROMPTS
+
+SECTIONS: Mapping[str, Callable[[Scale], list[Row]]] = {
+    "lookup": lookup,
+    "pick": pick,
+    "events": events,
+    "memory": memory,
+}
+
+METHOD = """\
+How: medians (least-most) of rounds, contestants in turn within a round, after one that does not
+count; garbage collector off. A cost is the CPU time of all threads, or elapsed time where that is
+less. The ratio is ours / reference, round by round. Overlaps, picks and what events leave behind
+were compared with the reference where it ran.
+Lookup: RadixTree, compute_block_hash_for_seq, find_matches and scores, from a list of tokens.
+Pick: SelectionService, select with a list of tokens, or with their hashes where that is cheaper.
+Events: ours from bytes in memory to applied, one thread; SelectionService over ZMQ until visible,
+on as many threads as it likes. "Over ZMQ too": ours behind bare sockets, all threads.
+Memory: growth of the resident set, each measurement in a process of its own.
+"""
+
+FULL = Scale(rounds=25, passes=5, event_rounds=9, fleets=(8, 64, 128), memory_fleets=(8, 64))
+QUICK = Scale(rounds=7, passes=3, event_rounds=3, fleets=(8, 64), memory_fleets=(8,))
+
+
+def main() -> None:
+    """Runs all sections, or the one that is named."""
+    parser = argparse.ArgumentParser(description="Benchmark of the index.")
+    parser.add_argument("--quick", action="store_true", help="less of all, within two minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser.add_argument("--only", choices=SECTIONS, help="one section only")
+    wanted = parser.parse_args()
+    scale = QUICK if wanted.quick else FULL
+    started = time.monotonic()
+    rows: list[Row] = []
+    for name, section in SECTIONS.items():
+        if wanted.only in (None, name):
+            print(f"measuring: {name}", flush=True)
+            rows += section(scale)
+    print(f"\n{table(rows)}\n\n{_how(scale)}\ntook {time.monotonic() - started:.0f} s")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+def _how(scale: Scale) -> str:
+    """How the table was made."""
+    packages = [f"{name} {_version(name)}" for name in ("msgspec", "pyzmq", "xxhash")]
+    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+    rounds = f"{scale.rounds} of {scale.passes} passes over {PROMPTS} prompts"
+    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    return (
+        f"{METHOD}Rounds: {rounds}, {scale.event_rounds} of events. "
+        f"Memory: {TOTAL_BLOCKS:,} worker-blocks.\n"
+        f"{machine}, load {load}; {', '.join([*packages, peer_dynamo.version()])}"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Memory per worker-block, each measurement in a process of its own.
+
+The growth of the resident set while an index fills, divided by the blocks that its workers hold
+(a block that n workers hold counts n times). Blocks come in chats of 64 behind one system prompt;
+"unique" gives every worker its own chats, "shared" gives all workers the same.
+"""
+
+import argparse
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from cores import CORES, CompiledCore
+from measure import CannotRunError, Figure, Goal, Row, Scale, or_reason
+from peer_dynamo import Radix
+from workload import SYSTEM_BLOCKS, Piece, Source, message, stored
+
+KINDS = ("unique", "shared")
+RADIX = "RadixTree"
+TOTAL_BLOCKS = 800_000
+WARM_UP_BLOCKS = 2_000
+
+Store = Callable[[int, Piece], None]
+
+
+# The least where several figures were published.
+PUBLISHED_BYTES = {"Dynamo": 69.0, "AIBrix": 403.0}
+
+GOALS = {
+    "unique": Goal(64, "<= 64 B", of_ratio=False),
+    "shared": Goal(40, "<= 40 B", of_ratio=False),
+}
+
+
+def memory(scale: Scale) -> list[Row]:
+    """Bytes per worker-block, beside the published figures and the radix tree measured here."""
+    return [
+        row for workers in scale.memory_fleets for kind in KINDS for row in _memory(workers, kind)
+    ]
+
+
+def _memory(workers: int, kind: str) -> list[Row]:
+    radix = or_reason(lambda: _measured(RADIX, workers, kind))
+    rows = []
+    for name in CORES:
+        ours = or_reason(partial(_measured, name, workers, kind))
+        what = f"memory, {workers} workers, {kind}, {name} (B per worker-block)"
+        goal = GOALS[kind] if name == CompiledCore.name else None
+        rows += [
+            Row(f"{what}; {peer} as published", ours, Figure([published]), goal)
+            for peer, published in PUBLISHED_BYTES.items()
+        ]
+        rows.append(Row(f"{what}; Dynamo's {RADIX} here", ours, radix))
+    return rows
+
+
+def _measured(contestant: str, workers: int, kind: str) -> Figure:
+    """Measures a contestant (a core's name, or RADIX) in a fresh process.
+
+    Raises:
+        CannotRunError: it cannot run here.
+    """
+    arguments = [contestant, str(workers), kind]
+    done = subprocess.run(  # noqa: S603 - this very file
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, check=False
+    )
+    lines = done.stdout.split()
+    if done.returncode or not lines:
+        raise CannotRunError((done.stderr.strip().splitlines() or ["did not run"])[-1])
+    return Figure([float(lines[-1])])
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contestant", choices=[*CORES, RADIX])
+    parser.add_argument("workers", type=int)
+    parser.add_argument("kind", choices=KINDS)
+    wanted = parser.parse_args()
+    try:
+        print(_measure(wanted.contestant, wanted.workers, wanted.kind))
+    except CannotRunError as error:
+        sys.exit(str(error))
+
+
+def _measure(contestant: str, workers: int, kind: str) -> float:
+    _fill(_store_of(contestant, 1), 1, WARM_UP_BLOCKS, kind)  # code and buffers of the filling
+    store = _store_of(contestant, workers)
+    before = _resident_bytes()
+    held = _fill(store, workers, TOTAL_BLOCKS // workers, kind)
+    return (_resident_bytes() - before) / held
+
+
+def _store_of(contestant: str, workers: int) -> Store:
+    if contestant == RADIX:
+        return Radix().store
+    core = CORES[contestant](workers)
+    return lambda worker, piece: core.apply(worker, message([stored(piece)]))
+
+
+def _fill(store: Store, workers: int, blocks_each: int, kind: str) -> int:
+    """Fills an index, worker by worker; how many blocks all of them hold."""
+    held = 0
+    for worker in range(workers):
+        for piece in _pieces(worker if kind == "unique" else 0, blocks_each):
+            store(worker, piece)
+            held += len(piece)
+    return held
+
+
+def _pieces(seed: int, blocks: int) -> Iterator[Piece]:
+    system = Source(0).piece(SYSTEM_BLOCKS)
+    yield system
+    source = Source(seed + 1)
+    for _ in range(blocks // SYSTEM_BLOCKS - 1):
+        yield source.piece(SYSTEM_BLOCKS, system)
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    try:
+        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
+    except OSError:
+        raise CannotRunError("did not run: the resident set is read from Linux's /proc") from None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,110 @@
+"""What a core is: the inner part of the index, of which there are two implementations.
+
+A core knows owners by number, engine hashes, tokens and tiers; names, orphans and counters that
+people see are `kvstate.index`'s. `kvstate/native/` has the compiled one, `kvstate/plain_core.py`
+the same in Python; one set of tests holds both to one oracle.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol, TypedDict
+
+from kvstate.events import BlockHash, Tokens
+from kvstate.overlap import Overlap
+
+
+class StoreResult(IntEnum):
+    """What became of a store; anything but STORED left everything as it was."""
+
+    STORED = 0
+    UNKNOWN_PARENT = 1
+    OVER_LIMIT = 2
+
+
+class OwnerStatus(TypedDict):
+    """Counts of one owner; block_size is of its last store, 0 before the first."""
+
+    blocks: int
+    block_size: int
+    removed_unknown: int
+    restored_with_other_tokens: int
+    over_limit: int
+
+
+class Core(Protocol):
+    """Which owner (rank) holds which blocks.
+
+    Made with (secret, limit_blocks, overlap type): 64 random bits, the most blocks of one owner,
+    and `Overlap`, which a compiled core cannot import. Engine hashes are unsigned 64-bit ints, as
+    the wire decoders fold them, or bytes.
+    """
+
+    def add_model(self, seed: bytes) -> int:
+        """The number of a new key space, apart from all others by its seed."""
+
+    def add_owner(self, worker: int, model: int) -> int:
+        """The number of a new owner, which holds nothing; ranks of one worker share its number."""
+
+    def remove_owner(self, owner: int) -> None:
+        """Frees everything an owner had; its number may be given to another."""
+
+    def clear(self, owner: int) -> None:
+        """Forgets everything an owner holds."""
+
+    def demote(self, owner: int) -> None:
+        """Makes everything an owner holds uncertain."""
+
+    def trust(self, owner: int, trusted: bool) -> None:  # noqa: FBT001 - compiled, positional
+        """Whether an owner's certain blocks count as such; at first they do not."""
+
+    def store(  # noqa: PLR0913, PLR0917 - compiled, positional
+        self,
+        owner: int,
+        hashes: list[BlockHash],
+        parent: BlockHash | None,
+        tokens: Tokens | memoryview,
+        block_size: int,
+        lora: str | int | None,
+        extras: list[bytes | None] | None,
+        medium: str,
+        group: int | None,
+    ) -> int:
+        """Holds one more copy of each block of a chain; a `StoreResult`."""
+
+    def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:
+        """Drops one copy, a certain one first; False if there was none."""
+
+    def holds(self, owner: int, block: BlockHash) -> bool:
+        """Whether a block is held under this hash, so that it can be a parent."""
+
+    def apply(self, owner: int, payload: bytes) -> tuple[int, int, bool] | None:
+        """Applies a whole message if it is as expected: (events applied, events, cleared).
+
+        Events stop before a store whose parent is unknown. None, and nothing has happened, if
+        anything in the message is surprising.
+        """
+
+    def overlaps(
+        self,
+        model: int,
+        tokens: Tokens,
+        lora: str | int | None,
+        first: bytes | None,
+        names: Sequence[str],
+    ) -> dict[str, Overlap]:
+        """The best overlap of each worker that holds the first block, by its name.
+
+        first: what the first block carries besides tokens. names: of workers, by number.
+        """
+
+    def status(self, owner: int) -> OwnerStatus:
+        """Counts of one owner."""
+
+    def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: FBT001
+        """Hashes that an owner holds on each tier, certain or uncertain."""
+
+    def memory(self) -> int:
+        """Memory of all tables, in bytes."""
+
+    def check(self) -> None:
+        """Raises AssertionError where an invariant does not hold; slow."""

@@ -1,0 +1,454 @@
+#include "index.h"
+
+bool index_widen(Index *index, uint32_t block_size) {
+    if (block_size <= index->lane_count) return true;
+    uint64_t *lanes = realloc(index->lanes, block_size * sizeof *lanes);
+    if (!lanes) return false;
+    index->lanes = lanes;
+    for (uint32_t n = index->lane_count; n < block_size; n++)
+        lanes[n] = mix64(index->secret + (n + 1) * 0x9e3779b97f4a7c15u) | 1;
+    index->lane_count = block_size;
+    return true;
+}
+
+bool index_init(Index *index, uint64_t secret, size_t limit_blocks) {
+    memset(index, 0, sizeof *index);
+    index->secret = secret;
+    index->limit_blocks = limit_blocks;
+    table_init(&index->rows, mix64(secret + 1), false);
+    table_init(&index->sharers, mix64(secret + 2), false);
+    sets_init(&index->sets);
+    return index_widen(index, 64);
+}
+
+static void owner_free(Owner *owner) {
+    for (uint32_t n = 0; n < owner->pool_count; n++) {
+        for (int segment = 0; segment < SEGMENTS; segment++)
+            table_clear(&owner->pools[n]->blocks[segment]);
+        free(owner->pools[n]);
+    }
+    free(owner->pools);
+    owner->pools = NULL;
+    owner->pool_count = 0;
+}
+
+void index_free(Index *index) {
+    for (uint32_t n = 0; n < index->owner_count; n++) owner_free(&index->owners[n]);
+    for (uint32_t n = 0; n < index->model_count; n++) free(index->models[n].sizes);
+    free(index->owners);
+    free(index->models);
+    free(index->lanes);
+    table_clear(&index->rows);
+    table_clear(&index->sharers);
+    sets_free(&index->sets);
+}
+
+size_t index_bytes(const Index *index) {
+    size_t bytes = table_bytes(&index->rows) + table_bytes(&index->sharers);
+    bytes += sets_bytes(&index->sets);
+    for (uint32_t n = 0; n < index->owner_count; n++) {
+        const Owner *owner = &index->owners[n];
+        for (uint32_t pool = 0; pool < owner->pool_count; pool++)
+            for (int segment = 0; segment < SEGMENTS; segment++)
+                bytes += table_bytes(&owner->pools[pool]->blocks[segment]);
+    }
+    return bytes;
+}
+
+uint32_t index_add_model(Index *index, uint64_t seed) {
+    Model *models = realloc(index->models, (index->model_count + 1) * sizeof *models);
+    if (!models) return UINT32_MAX;
+    index->models = models;
+    models[index->model_count] = (Model){.seed = seed};
+    return index->model_count++;
+}
+
+uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model) {
+    uint32_t at = 0;
+    while (at < index->owner_count && index->owners[at].present) at++;
+    if (at == index->owner_count) {
+        Owner *owners = realloc(index->owners, (at + 1) * sizeof *owners);
+        if (!owners) return UINT32_MAX;
+        index->owners = owners;
+        index->owner_count++;
+    }
+    index->owners[at] = (Owner){.present = true, .worker = worker, .model = model};
+    return at;
+}
+
+/* Counts blocks of one size in a model; negative to count down. */
+static bool count_size(Model *model, uint32_t block_size, int64_t change) {
+    for (uint32_t n = 0; n < model->size_count; n++) {
+        if (model->sizes[n].block_size == block_size) {
+            model->sizes[n].blocks += change;
+            return true;
+        }
+    }
+    SizeInUse *sizes = realloc(model->sizes, (model->size_count + 1) * sizeof *sizes);
+    if (!sizes) return false;
+    model->sizes = sizes;
+    sizes[model->size_count++] = (SizeInUse){block_size, (size_t)change};
+    return true;
+}
+
+static uint64_t sharer_key(const Index *index, Holder holder, uint64_t key) {
+    return mix64(key ^ mix64(holder + index->secret));
+}
+
+/* One more hash stands for this key with this holder. */
+static bool row_hold(Index *index, Holder holder, uint64_t key) {
+    Slot row = table_find(&index->rows, key);
+    SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
+    if (sets_contain(&index->sets, from, holder)) {
+        uint64_t sharer = sharer_key(index, holder, key);
+        Slot slot = table_find(&index->sharers, sharer);
+        if (slot.shard) {
+            slot.shard->tags[slot.at]++;
+            return true;
+        }
+        return table_add(&index->sharers, sharer, 2).shard != NULL;
+    }
+    SetId to = sets_step(&index->sets, from, holder, true);
+    if (to == NO_SET) return false;
+    if (row.shard) {
+        row.shard->tags[row.at] = to;
+    } else if (!table_add(&index->rows, key, to).shard) {
+        sets_drop_unused(&index->sets, to);
+        return false;
+    }
+    index->sets.sets[to].rows++;
+    if (from) {
+        index->sets.sets[from].rows--;
+        sets_drop_unused(&index->sets, from);
+    }
+    return true;
+}
+
+/* One hash less stands for this key with this holder. */
+static bool row_release(Index *index, Holder holder, uint64_t key) {
+    if (index->sharers.used) {
+        Slot slot = table_find(&index->sharers, sharer_key(index, holder, key));
+        if (slot.shard) {
+            if (--slot.shard->tags[slot.at] == 1) table_remove(&index->sharers, slot);
+            return true;
+        }
+    }
+    Slot row = table_find(&index->rows, key);
+    if (!row.shard) return true; /* given up by clear_segment for want of memory */
+    SetId from = row.shard->tags[row.at];
+    SetId to = sets_step(&index->sets, from, holder, false);
+    if (to == NO_SET) return false;
+    if (to) {
+        row.shard->tags[row.at] = to;
+        index->sets.sets[to].rows++;
+    } else {
+        table_remove(&index->rows, row);
+    }
+    index->sets.sets[from].rows--;
+    sets_drop_unused(&index->sets, from);
+    return true;
+}
+
+static Pool *pool_find(Owner *owner, const PoolName *name) {
+    for (uint32_t n = 0; n < owner->pool_count; n++) {
+        Pool *pool = owner->pools[n];
+        if (pool->medium == name->medium && pool->group == name->group &&
+            pool->block_size == name->block_size)
+            return pool;
+    }
+    return NULL;
+}
+
+static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, Pool **made) {
+    if (owner->pool_count == MAX_POOLS) return INDEX_OVER_LIMIT;
+    if (!count_size(&index->models[owner->model], name->block_size, 0)) return INDEX_NO_MEMORY;
+    Pool **pools = realloc(owner->pools, (owner->pool_count + 1) * sizeof *pools);
+    if (!pools) return INDEX_NO_MEMORY;
+    owner->pools = pools;
+    Pool *pool = malloc(sizeof *pool);
+    if (!pool) return INDEX_NO_MEMORY;
+    *pool = (Pool){.medium = name->medium, .group = name->group, .block_size = name->block_size,
+                   .tier = name->tier};
+    for (int segment = 0; segment < SEGMENTS; segment++)
+        table_init(&pool->blocks[segment], mix64(index->secret + 3), true);
+    owner->pools[owner->pool_count++] = pool;
+    *made = pool;
+    return INDEX_OK;
+}
+
+static void count_block(Index *index, Owner *owner, const Pool *pool, int change) {
+    owner->blocks += change;
+    count_size(&index->models[owner->model], pool->block_size, change);
+}
+
+/* Drops all copies of the hash in this slot. */
+static bool forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, Slot slot) {
+    uint64_t key = slot.shard->extras[slot.at];
+    if (!row_release(index, index_holder(owner, segment, pool->tier), key)) return false;
+    table_remove(&pool->blocks[segment], slot);
+    count_block(index, &index->owners[owner], pool, -1);
+    return true;
+}
+
+/* Holds `copies` more copies of a block. */
+static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, uint64_t hash,
+                 uint64_t key, uint32_t copies) {
+    Owner *owner = &index->owners[number];
+    Table *blocks = &pool->blocks[segment];
+    Slot slot = table_find(blocks, hash);
+    if (slot.shard && slot.shard->extras[slot.at] == key) {
+        uint32_t *count = &slot.shard->tags[slot.at];
+        *count = *count > MAX_COPIES - copies ? MAX_COPIES : *count + copies;
+        return true;
+    }
+    if (slot.shard) {
+        owner->restored_with_other_tokens++;
+        if (!forget(index, number, pool, segment, slot)) return false;
+    }
+    slot = table_add(blocks, hash, copies);
+    if (!slot.shard) return false;
+    slot.shard->extras[slot.at] = key;
+    if (!row_hold(index, index_holder(number, segment, pool->tier), key)) {
+        table_remove(blocks, slot);
+        return false;
+    }
+    count_block(index, owner, pool, 1);
+    return true;
+}
+
+/* Where a block is held under this hash; certain ones first. */
+static bool find_key(Owner *owner, uint64_t hash, uint32_t *segment, uint64_t *key) {
+    for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
+        *segment = owner->certain ^ uncertain;
+        for (uint32_t n = 0; n < owner->pool_count; n++) {
+            Slot slot = table_find(&owner->pools[n]->blocks[*segment], hash);
+            if (slot.shard) {
+                *key = slot.shard->extras[slot.at];
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool index_holds(Index *index, uint32_t number, uint64_t hash) {
+    uint32_t segment;
+    uint64_t key;
+    return find_key(&index->owners[number], hash, &segment, &key);
+}
+
+static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32_t segment,
+                               uint64_t hash, uint64_t key) {
+    Owner *owner = &index->owners[number];
+    if (segment == owner->certain) { /* it was stored again since the hole */
+        Slot old = table_find(&pool->blocks[segment ^ 1], hash);
+        if (old.shard && !forget(index, number, pool, segment ^ 1, old)) return INDEX_NO_MEMORY;
+    }
+    return hold(index, number, pool, segment, hash, key, 1) ? INDEX_OK : INDEX_NO_MEMORY;
+}
+
+IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
+    Owner *owner = &index->owners[number];
+    uint32_t block_size = stored->pool.block_size, segment = owner->certain;
+    owner->block_size = block_size;
+    uint64_t key = index_root(index, owner->model, stored->lora, block_size);
+    if (stored->has_parent && !find_key(owner, stored->parent, &segment, &key))
+        return INDEX_UNKNOWN_PARENT;
+    if (!index_widen(index, block_size)) return INDEX_NO_MEMORY;
+    Pool *pool = pool_find(owner, &stored->pool);
+    IndexResult result = INDEX_OK;
+    if (owner->blocks + stored->count > index->limit_blocks)
+        result = INDEX_OVER_LIMIT;
+    else if (!pool)
+        result = pool_make(index, owner, &stored->pool, &pool);
+    for (uint32_t n = 0; n < stored->count && result == INDEX_OK; n++) {
+        const uint32_t *tokens = stored->tokens + (size_t)n * block_size;
+        uint64_t extra = stored->extras ? stored->extras[n] : 0;
+        key = index_child(index, key, tokens, block_size, extra);
+        result = store_block(index, number, pool, segment, stored->hashes[n], key);
+    }
+    if (result == INDEX_OVER_LIMIT) owner->over_limit++;
+    return result;
+}
+
+bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group, uint64_t hash) {
+    Owner *owner = &index->owners[number];
+    for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
+        uint32_t segment = owner->certain ^ uncertain;
+        for (uint32_t n = 0; n < owner->pool_count; n++) {
+            Pool *pool = owner->pools[n];
+            if (pool->medium != medium || pool->group != group) continue;
+            Slot slot = table_find(&pool->blocks[segment], hash);
+            if (!slot.shard) continue;
+            if (--slot.shard->tags[slot.at]) return true;
+            slot.shard->tags[slot.at] = 1;
+            return forget(index, number, pool, segment, slot);
+        }
+    }
+    return false;
+}
+
+/* Gives up a whole row: what others hold of it is not credited any more, which is never wrong. */
+static void row_drop(Index *index, uint64_t key) {
+    Slot row = table_find(&index->rows, key);
+    if (!row.shard) return;
+    SetId set = row.shard->tags[row.at];
+    table_remove(&index->rows, row);
+    index->sets.sets[set].rows--;
+    sets_drop_unused(&index->sets, set);
+}
+
+static void clear_segment(Index *index, uint32_t number, Pool *pool, uint32_t segment) {
+    Holder holder = index_holder(number, segment, pool->tier);
+    Table *blocks = &pool->blocks[segment];
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &blocks->shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            if (!row_release(index, holder, shard->extras[at])) row_drop(index, shard->extras[at]);
+            count_block(index, &index->owners[number], pool, -1);
+        }
+    }
+    table_clear(blocks);
+}
+
+void index_clear(Index *index, uint32_t number) {
+    Owner *owner = &index->owners[number];
+    for (uint32_t n = 0; n < owner->pool_count; n++)
+        for (int segment = 0; segment < SEGMENTS; segment++)
+            clear_segment(index, number, owner->pools[n], segment);
+    owner_free(owner);
+}
+
+void index_remove_owner(Index *index, uint32_t number) {
+    index_clear(index, number);
+    index->owners[number].present = false;
+}
+
+static bool segment_is_empty(const Owner *owner, uint32_t segment) {
+    for (uint32_t n = 0; n < owner->pool_count; n++)
+        if (owner->pools[n]->blocks[segment].used) return false;
+    return true;
+}
+
+/* Moves one pool's certain blocks to its uncertain ones; copies that both had count once. */
+static bool merge_pool(Index *index, uint32_t number, Pool *pool, uint32_t from) {
+    Table *blocks = &pool->blocks[from];
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &blocks->shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            Slot old = table_find(&pool->blocks[from ^ 1], shard->keys[at]);
+            if (old.shard && !forget(index, number, pool, from ^ 1, old)) return false;
+            if (!hold(index, number, pool, from ^ 1, shard->keys[at], shard->extras[at],
+                      shard->tags[at]))
+                return false;
+        }
+    }
+    clear_segment(index, number, pool, from);
+    return true;
+}
+
+IndexResult index_demote(Index *index, uint32_t number) {
+    Owner *owner = &index->owners[number];
+    if (segment_is_empty(owner, owner->certain ^ 1)) {
+        owner->certain ^= 1;
+        return INDEX_OK;
+    }
+    for (uint32_t n = 0; n < owner->pool_count; n++) {
+        if (!merge_pool(index, number, owner->pools[n], owner->certain)) {
+            index_clear(index, number); /* it knows nothing rather than something wrong */
+            return INDEX_NO_MEMORY;
+        }
+    }
+    return INDEX_OK;
+}
+
+size_t index_count_tier(const Index *index, uint32_t number, uint32_t tier, bool uncertain) {
+    const Owner *owner = &index->owners[number];
+    size_t count = 0;
+    for (uint32_t n = 0; n < owner->pool_count; n++)
+        if (owner->pools[n]->tier == tier)
+            count += owner->pools[n]->blocks[owner->certain ^ uncertain].used;
+    return count;
+}
+
+uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length) {
+    uint64_t hash = mix64(index->secret ^ length);
+    for (size_t n = 0; n < length; n += 4) {
+        uint32_t lane = 0;
+        memcpy(&lane, bytes + n, length - n < 4 ? length - n : 4);
+        hash = mix64(hash ^ (lane + 1ull) * index->lanes[n / 4 & 63]);
+    }
+    return hash | 1; /* 0 stands for nothing */
+}
+
+/* check() */
+
+static const char *check_pool(Index *index, uint32_t number, Pool *pool, uint32_t segment,
+                              uint64_t *pairs) {
+    Holder holder = index_holder(number, segment, pool->tier);
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &pool->blocks[segment].shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            Slot row = table_find(&index->rows, shard->extras[at]);
+            if (!row.shard || !sets_contain(&index->sets, row.shard->tags[row.at], holder))
+                return "a held block is missing in its row";
+            ++*pairs;
+        }
+    }
+    return NULL;
+}
+
+static const char *check_owner(Index *index, uint32_t number, uint64_t *pairs) {
+    Owner *owner = &index->owners[number];
+    size_t blocks = 0;
+    for (uint32_t n = 0; n < owner->pool_count; n++) {
+        for (uint32_t segment = 0; segment < SEGMENTS; segment++) {
+            const char *fault = check_pool(index, number, owner->pools[n], segment, pairs);
+            if (fault) return fault;
+            blocks += owner->pools[n]->blocks[segment].used;
+        }
+    }
+    return blocks == owner->blocks ? NULL : "an owner miscounts its blocks";
+}
+
+static const char *check_rows(Index *index, uint64_t *memberships) {
+    uint32_t *rows = calloc(index->sets.count + 1, sizeof *rows);
+    if (!rows) return "no memory to check";
+    const char *fault = NULL;
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &index->rows.shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            rows[shard->tags[at]]++;
+            *memberships += index->sets.sets[shard->tags[at]].length;
+        }
+    }
+    for (uint32_t id = 1; id < index->sets.count; id++)
+        if (rows[id] != index->sets.sets[id].rows) fault = "a set miscounts its rows";
+    free(rows);
+    return fault;
+}
+
+const char *index_check(Index *index) {
+    uint64_t pairs = 0, memberships = 0, shared = 0, sized = 0, blocks = 0;
+    for (uint32_t n = 0; n < index->owner_count; n++) {
+        const char *fault = check_owner(index, n, &pairs);
+        if (fault) return fault;
+        blocks += index->owners[n].blocks;
+    }
+    const char *fault = check_rows(index, &memberships);
+    if (fault) return fault;
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &index->sharers.shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++)
+            if (shard->tags[at]) shared += shard->tags[at] - 1;
+    }
+    for (uint32_t n = 0; n < index->model_count; n++)
+        for (uint32_t size = 0; size < index->models[n].size_count; size++)
+            sized += index->models[n].sizes[size].blocks;
+    if (pairs != memberships + shared) return "a row has a holder too many";
+    return sized == blocks ? NULL : "a model miscounts its blocks";
+}

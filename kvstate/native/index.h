@@ -1,0 +1,169 @@
+/* The block index: which ranks hold the leading blocks of a prompt.
+ *
+ * A rank ("owner") has blocks in pools (medium, group, block size), each with two maps from engine
+ * hash to block key and count of copies: one for each segment, certain and uncertain. A row of the
+ * index maps a block key to the set of its holders; a holder is (owner, segment, tier).
+ *
+ * Invariants, which index_check() verifies:
+ *  1. a holder is in the set of a key's row if and only if some hash of that owner, in that segment
+ *     and a pool of that tier, has that key; a row with no holder does not exist;
+ *  2. `sharers` counts the hashes behind one (holder, key) wherever there are two or more;
+ *  3. each set counts its rows;
+ *  4. each model counts its blocks of each block size, and each owner its blocks.
+ * Whatever comes from outside has been checked before it comes here; a function that returns
+ * INDEX_NO_MEMORY has left the invariants standing.
+ */
+#ifndef KVSTEER_INDEX_H
+#define KVSTEER_INDEX_H
+
+#include "sets.h"
+
+#define TIERS 4
+#define MAX_POOLS 64
+#define MAX_COPIES UINT32_MAX
+#define MAX_BLOCK_SIZE 65536u
+
+enum { CERTAIN = 0, UNCERTAIN = 1, SEGMENTS = 2 };
+
+typedef enum {
+    INDEX_OK,
+    INDEX_UNKNOWN_PARENT,
+    INDEX_OVER_LIMIT,
+    INDEX_NO_MEMORY,
+} IndexResult;
+
+typedef struct {
+    uint32_t medium; /* a small number for each name, see module.c */
+    int64_t group;   /* -1: none */
+    uint32_t block_size;
+    uint32_t tier;
+    Table blocks[SEGMENTS]; /* hash -> copies (tag), block key (extra); by physical segment */
+} Pool;
+
+typedef struct {
+    uint32_t block_size;
+    size_t blocks;
+} SizeInUse;
+
+typedef struct {
+    uint64_t seed;
+    SizeInUse *sizes;
+    uint32_t size_count;
+} Model;
+
+typedef struct {
+    bool present, trusted;
+    uint32_t worker; /* ranks of one worker share it */
+    uint32_t model;
+    uint32_t certain; /* which physical segment is the certain one now */
+    uint32_t block_size; /* of the last store */
+    Pool **pools;
+    uint32_t pool_count;
+    size_t blocks;
+    uint64_t removed_unknown, restored_with_other_tokens, over_limit;
+} Owner;
+
+typedef struct {
+    Table rows;    /* block key -> set of holders (tag) */
+    Table sharers; /* (holder, key) -> hashes (tag), from two on */
+    Sets sets;
+    Owner *owners;
+    uint32_t owner_count;
+    Model *models;
+    uint32_t model_count;
+    uint64_t secret;
+    uint64_t *lanes; /* random multipliers, one for each token of a block */
+    uint32_t lane_count;
+    size_t limit_blocks; /* of one owner */
+} Index;
+
+typedef struct {
+    uint32_t medium, tier, block_size;
+    int64_t group;
+} PoolName;
+
+/* A chain of blocks to store; extras is NULL, or a hash for each block, 0 where only tokens count. */
+typedef struct {
+    PoolName pool;
+    const uint64_t *hashes;
+    uint32_t count;
+    bool has_parent;
+    uint64_t parent;
+    const uint32_t *tokens;
+    uint64_t lora; /* hash of the adapter, 0 for none */
+    const uint64_t *extras;
+} Stored;
+
+/* The overlap of one worker: the best of its ranks. */
+typedef struct {
+    uint32_t worker, block_size;
+    uint32_t tiers[TIERS];
+    uint32_t uncertain;
+} Overlap;
+
+bool index_init(Index *index, uint64_t secret, size_t limit_blocks);
+void index_free(Index *index);
+size_t index_bytes(const Index *index);
+/* The number of a new model or owner; UINT32_MAX where memory is short. */
+uint32_t index_add_model(Index *index, uint64_t seed);
+uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model);
+void index_remove_owner(Index *index, uint32_t owner);
+void index_clear(Index *index, uint32_t owner);
+IndexResult index_demote(Index *index, uint32_t owner);
+IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
+bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
+bool index_holds(Index *index, uint32_t owner, uint64_t hash);
+size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
+uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);
+/* What is wrong with the invariants, NULL if nothing is; slow. */
+const char *index_check(Index *index);
+
+/* lookup.c */
+
+/* Memory that lookups use again and again; all zero at first. */
+typedef struct {
+    uint32_t *holders; /* owners that hold the first block */
+    uint32_t *active;  /* those of them that hold every block so far */
+    uint64_t *seen;    /* by owner: the last run that it holds */
+    uint8_t *bits;     /* by owner: what it holds of that run; bit t certain on tier t, 4 + t not */
+    Overlap *overlaps; /* by owner */
+    uint32_t *place;   /* by worker: 1 + where its overlap is in `answer`, or 0 */
+    Overlap *answer;
+    uint64_t run;
+    uint32_t owners, workers;
+} LookupSpace;
+
+typedef struct {
+    uint32_t model;
+    uint64_t lora;  /* hash of the adapter, 0 for none */
+    uint64_t first; /* hash of what the first block carries besides tokens, 0 for nothing */
+    const uint32_t *tokens;
+    size_t count;
+} Prompt;
+
+/* Writes the best overlap of each worker that holds the first block to space->answer; returns how
+ * many, or -1 where memory is short. At most (count - 1) / block size blocks are looked at. */
+int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt);
+void lookup_free(LookupSpace *space);
+
+static inline Holder index_holder(uint32_t owner, uint32_t segment, uint32_t tier) {
+    return owner * 8 + segment * TIERS + tier;
+}
+
+static inline uint64_t index_child(const Index *index, uint64_t parent, const uint32_t *tokens,
+                                   uint32_t block_size, uint64_t extra) {
+    uint64_t sum = 0;
+    for (uint32_t n = 0; n < block_size; n++) sum += index->lanes[n] * (uint64_t)(tokens[n] + 1ull);
+    uint64_t key = mix64(parent * 0x9e3779b97f4a7c15u + sum);
+    return extra ? mix64(key ^ extra) : key;
+}
+
+static inline uint64_t index_root(const Index *index, uint32_t model, uint64_t lora,
+                                  uint32_t block_size) {
+    return mix64(index->models[model].seed ^ mix64(lora + index->secret) ^ block_size);
+}
+
+/* Makes sure that blocks of this size can be keyed. */
+bool index_widen(Index *index, uint32_t block_size);
+
+#endif

@@ -1,0 +1,439 @@
+/* The Python module kvstate._core: checks and converts, then calls the index.
+ *
+ * kvstate/core.py describes the interface, kvstate/plain_core.py has the same in Python.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include "wire.h"
+
+/* Longer messages take the typed decoder, so that the arrays here stay small. */
+#define MAX_FAST_PAYLOAD (8u << 20)
+
+typedef struct {
+    PyObject_HEAD
+    Index index;
+    LookupSpace space;
+    WireBatch batch;
+    PyTypeObject *overlap;
+} Core;
+
+static Owner *owner_of(Core *self, PyObject *number) {
+    size_t at = PyLong_AsSize_t(number);
+    if (at == (size_t)-1 && PyErr_Occurred()) return NULL;
+    if (at >= self->index.owner_count || !self->index.owners[at].present) {
+        PyErr_SetString(PyExc_ValueError, "no such owner");
+        return NULL;
+    }
+    return &self->index.owners[at];
+}
+
+static uint32_t number_of(Core *self, const Owner *owner) {
+    return (uint32_t)(owner - self->index.owners);
+}
+
+static bool arguments_are(Py_ssize_t given, Py_ssize_t wanted) {
+    if (given == wanted) return true;
+    PyErr_Format(PyExc_TypeError, "wants %zd arguments, got %zd", wanted, given);
+    return false;
+}
+
+/* An engine hash, int or bytes, as the number that stands for it. */
+static bool hash_of(Core *self, PyObject *object, uint64_t *hash) {
+    if (PyBytes_Check(object)) {
+        char *bytes;
+        Py_ssize_t length;
+        if (PyBytes_AsStringAndSize(object, &bytes, &length)) return false;
+        *hash = wire_fold_hash(&self->index, (const unsigned char *)bytes, (size_t)length);
+        return true;
+    }
+    *hash = PyLong_AsUnsignedLongLongMask(object);
+    return !PyErr_Occurred();
+}
+
+/* An adapter: None, its name, or its number. */
+static bool lora_of(Core *self, PyObject *object, uint64_t *lora) {
+    *lora = 0;
+    if (object == Py_None) return true;
+    if (PyUnicode_Check(object)) {
+        Py_ssize_t length;
+        const char *name = PyUnicode_AsUTF8AndSize(object, &length);
+        if (!name) return false;
+        *lora = wire_lora(&self->index, (const unsigned char *)name, (size_t)length);
+        return true;
+    }
+    uint64_t number = PyLong_AsUnsignedLongLongMask(object);
+    if (PyErr_Occurred()) return false;
+    unsigned char bytes[sizeof number];
+    memcpy(bytes, &number, sizeof number);
+    *lora = mix64(~index_hash_bytes(&self->index, bytes, sizeof bytes)) | 1;
+    return true;
+}
+
+/* What a block carries besides tokens: None, or bytes. */
+static bool extra_of(Core *self, PyObject *object, uint64_t *extra) {
+    *extra = 0;
+    if (object == Py_None) return true;
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(object, &bytes, &length)) return false;
+    *extra = index_hash_bytes(&self->index, (const unsigned char *)bytes, (size_t)length);
+    return true;
+}
+
+static bool place_of(PyObject *medium, PyObject *group, PoolName *pool) {
+    Py_ssize_t length;
+    const char *name = PyUnicode_AsUTF8AndSize(medium, &length);
+    if (!name) return false;
+    if (!wire_medium((const unsigned char *)name, (size_t)length, &pool->medium, &pool->tier)) {
+        PyErr_SetString(PyExc_ValueError, "events of unknown media never reach the index");
+        return false;
+    }
+    pool->group = -1;
+    if (group != Py_None) pool->group = PyLong_AsLongLong(group);
+    return !PyErr_Occurred();
+}
+
+/* A buffer of uint32; released by the caller. */
+static bool tokens_of(PyObject *object, Py_buffer *view) {
+    if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT)) return false;
+    bool aligned = !view->len || (uintptr_t)view->buf % sizeof(uint32_t) == 0;
+    if (view->itemsize == 4 && view->len % 4 == 0 && aligned) return true;
+    PyBuffer_Release(view);
+    PyErr_SetString(PyExc_TypeError, "tokens must be an aligned buffer of uint32");
+    return false;
+}
+
+static PyObject *core_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_UNUSED(named)) {
+    unsigned long long secret;
+    Py_ssize_t limit_blocks;
+    PyObject *overlap;
+    if (!PyArg_ParseTuple(arguments, "KnO!", &secret, &limit_blocks, &PyType_Type, &overlap))
+        return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)overlap, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "overlaps must be tuples");
+        return NULL;
+    }
+    Core *self = (Core *)PyType_GenericAlloc(type, 0);
+    if (!self) return NULL;
+    if (!index_init(&self->index, secret, (size_t)limit_blocks)) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    Py_INCREF(overlap);
+    self->overlap = (PyTypeObject *)overlap;
+    return (PyObject *)self;
+}
+
+static void core_dealloc(Core *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    index_free(&self->index);
+    lookup_free(&self->space);
+    wire_free(&self->batch);
+    Py_XDECREF((PyObject *)self->overlap);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *core_add_model(Core *self, PyObject *seed) {
+    uint64_t hash;
+    if (!extra_of(self, seed, &hash)) return NULL;
+    uint32_t model = index_add_model(&self->index, hash);
+    return model == UINT32_MAX ? PyErr_NoMemory() : PyLong_FromUnsignedLong(model);
+}
+
+static PyObject *core_add_owner(Core *self, PyObject *const *arguments, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    unsigned long worker = PyLong_AsUnsignedLong(arguments[0]);
+    unsigned long model = PyLong_AsUnsignedLong(arguments[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (model >= self->index.model_count || worker > 1u << 24) {
+        PyErr_SetString(PyExc_ValueError, "no such model, or a worker's number is too large");
+        return NULL;
+    }
+    uint32_t owner = index_add_owner(&self->index, (uint32_t)worker, (uint32_t)model);
+    return owner == UINT32_MAX ? PyErr_NoMemory() : PyLong_FromUnsignedLong(owner);
+}
+
+static PyObject *core_remove_owner(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    index_remove_owner(&self->index, number_of(self, owner));
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_clear(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    index_clear(&self->index, number_of(self, owner));
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_demote(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    if (index_demote(&self->index, number_of(self, owner)) == INDEX_NO_MEMORY)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_trust(Core *self, PyObject *const *arguments, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    Owner *owner = owner_of(self, arguments[0]);
+    int trusted = PyObject_IsTrue(arguments[1]);
+    if (!owner || trusted < 0) return NULL;
+    owner->trusted = trusted;
+    Py_RETURN_NONE;
+}
+
+/* The hashes and extras of a store, in one array each. */
+static bool blocks_of(Core *self, PyObject *hashes, PyObject *extras, Stored *stored,
+                      uint64_t **memory) {
+    Py_ssize_t count = PyList_Size(hashes);
+    if (count < 0) return false;
+    if (extras != Py_None && PyList_Size(extras) != count) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "one extra for each hash");
+        return false;
+    }
+    *memory = PyMem_Malloc((2 * (size_t)count + 1) * sizeof **memory);
+    if (!*memory) return PyErr_NoMemory(), false;
+    for (Py_ssize_t n = 0; n < count; n++) {
+        if (!hash_of(self, PyList_GetItem(hashes, n), &(*memory)[n])) return false;
+        if (extras != Py_None && !extra_of(self, PyList_GetItem(extras, n), &(*memory)[count + n]))
+            return false;
+    }
+    stored->hashes = *memory;
+    stored->extras = extras == Py_None ? NULL : *memory + count;
+    stored->count = (uint32_t)count;
+    return true;
+}
+
+static PyObject *store(Core *self, uint32_t owner, Stored *stored, PyObject *tokens) {
+    Py_buffer view;
+    if (!tokens_of(tokens, &view)) return NULL;
+    uint64_t needed = (uint64_t)stored->count * stored->pool.block_size * 4;
+    IndexResult result = INDEX_NO_MEMORY;
+    bool sound = stored->pool.block_size && stored->pool.block_size <= MAX_BLOCK_SIZE &&
+                 needed == (uint64_t)view.len;
+    if (sound) {
+        stored->tokens = view.buf;
+        result = index_store(&self->index, owner, stored);
+    }
+    PyBuffer_Release(&view);
+    if (!sound) {
+        PyErr_SetString(PyExc_ValueError, "tokens must be as many as the blocks hold");
+        return NULL;
+    }
+    return result == INDEX_NO_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(result);
+}
+
+static PyObject *core_store(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 9)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    Stored stored = {.has_parent = given[2] != Py_None};
+    uint64_t *memory = NULL;
+    PyObject *answer = NULL;
+    if (!owner || (stored.has_parent && !hash_of(self, given[2], &stored.parent))) return NULL;
+    stored.pool.block_size = (uint32_t)PyLong_AsUnsignedLong(given[4]);
+    if (!PyErr_Occurred() && lora_of(self, given[5], &stored.lora) &&
+        place_of(given[7], given[8], &stored.pool) &&
+        blocks_of(self, given[1], given[6], &stored, &memory))
+        answer = store(self, number_of(self, owner), &stored, given[3]);
+    PyMem_Free(memory);
+    return answer;
+}
+
+static PyObject *core_remove(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 4)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    PoolName pool;
+    uint64_t hash;
+    if (!owner || !hash_of(self, given[1], &hash) || !place_of(given[2], given[3], &pool))
+        return NULL;
+    bool held = index_remove(&self->index, number_of(self, owner), pool.medium, pool.group, hash);
+    return PyBool_FromLong(held);
+}
+
+static PyObject *core_holds(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t hash;
+    if (!arguments_are(count, 2)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    if (!owner || !hash_of(self, given[1], &hash)) return NULL;
+    return PyBool_FromLong(index_holds(&self->index, number_of(self, owner), hash));
+}
+
+/* Applies one event of the parsed batch. */
+static IndexResult apply_event(Core *self, uint32_t owner, const WireEvent *event) {
+    Index *index = &self->index;
+    const uint64_t *hashes = self->batch.hashes + event->first_hash;
+    if (event->kind == EVENT_CLEARED) {
+        index_clear(index, owner);
+        return INDEX_OK;
+    }
+    if (event->kind == EVENT_REMOVED) {
+        for (uint32_t n = 0; n < event->hash_count; n++)
+            if (!index_remove(index, owner, event->pool.medium, event->pool.group, hashes[n]))
+                index->owners[owner].removed_unknown++;
+        return INDEX_OK;
+    }
+    Stored stored = {
+        .pool = event->pool,
+        .hashes = hashes,
+        .count = event->hash_count,
+        .has_parent = event->has_parent,
+        .parent = event->parent,
+        .tokens = self->batch.tokens + event->first_token,
+        .lora = event->lora,
+    };
+    return index_store(index, owner, &stored);
+}
+
+static PyObject *apply(Core *self, uint32_t owner, const unsigned char *bytes, size_t length) {
+    if (length > MAX_FAST_PAYLOAD) Py_RETURN_NONE;
+    WireResult parsed = wire_parse(&self->index, bytes, length, &self->batch);
+    if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory();
+    if (parsed == WIRE_SURPRISE) Py_RETURN_NONE;
+    size_t applied = 0;
+    int clears = 0;
+    for (; applied < self->batch.event_count; applied++) {
+        const WireEvent *event = &self->batch.events[applied];
+        IndexResult result = apply_event(self, owner, event);
+        if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
+        if (result == INDEX_UNKNOWN_PARENT) break;
+        clears |= event->kind == EVENT_CLEARED;
+    }
+    return Py_BuildValue("(nnO)", (Py_ssize_t)applied, (Py_ssize_t)self->batch.event_count,
+                         clears ? Py_True : Py_False);
+}
+
+static PyObject *core_apply(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    Py_buffer view;
+    if (!owner || PyObject_GetBuffer(given[1], &view, PyBUF_SIMPLE)) return NULL;
+    PyObject *answer = apply(self, number_of(self, owner), view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    return answer;
+}
+
+/* (block_size, (device, host, disk, remote), uncertain), as kvstate.overlap.Overlap */
+static PyObject *overlap_object(Core *self, const Overlap *overlap) {
+    PyObject *tiers = Py_BuildValue("(IIII)", overlap->tiers[0], overlap->tiers[1],
+                                    overlap->tiers[2], overlap->tiers[3]);
+    PyObject *fields[3] = {PyLong_FromUnsignedLong(overlap->block_size), tiers,
+                           PyLong_FromUnsignedLong(overlap->uncertain)};
+    PyObject *made = PyType_GenericAlloc(self->overlap, 3);
+    bool failed = !made;
+    for (int n = 0; n < 3; n++) {
+        failed |= !fields[n];
+        if (made && fields[n])
+            PyTuple_SetItem(made, n, fields[n]); /* takes the reference */
+        else
+            Py_XDECREF(fields[n]);
+    }
+    if (failed) Py_CLEAR(made);
+    return made;
+}
+
+static PyObject *overlaps_by_name(Core *self, int64_t count, PyObject *names) {
+    PyObject *answer = PyDict_New();
+    for (int64_t n = 0; answer && n < count; n++) {
+        const Overlap *overlap = &self->space.answer[n];
+        PyObject *name = PyList_GetItem(names, overlap->worker);
+        PyObject *value = name ? overlap_object(self, overlap) : NULL;
+        if (!value || PyDict_SetItem(answer, name, value)) Py_CLEAR(answer);
+        Py_XDECREF(value);
+    }
+    return answer;
+}
+
+static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 5)) return NULL;
+    Prompt prompt;
+    unsigned long model = PyLong_AsUnsignedLong(given[0]);
+    if (PyErr_Occurred() || !lora_of(self, given[2], &prompt.lora) ||
+        !extra_of(self, given[3], &prompt.first))
+        return NULL;
+    Py_buffer view;
+    if (model >= self->index.model_count) {
+        PyErr_SetString(PyExc_ValueError, "no such model");
+        return NULL;
+    }
+    if (!tokens_of(given[1], &view)) return NULL;
+    prompt.model = (uint32_t)model;
+    prompt.tokens = view.buf;
+    prompt.count = (size_t)view.len / 4;
+    int64_t found = index_overlaps(&self->index, &self->space, &prompt);
+    PyBuffer_Release(&view);
+    return found < 0 ? PyErr_NoMemory() : overlaps_by_name(self, found, given[4]);
+}
+
+static PyObject *core_status(Core *self, PyObject *number) {
+    const Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    return Py_BuildValue("{s:n,s:n,s:K,s:K,s:K}", "blocks", (Py_ssize_t)owner->blocks, "block_size",
+                         (Py_ssize_t)owner->block_size, "removed_unknown",
+                         (unsigned long long)owner->removed_unknown, "restored_with_other_tokens",
+                         (unsigned long long)owner->restored_with_other_tokens, "over_limit",
+                         (unsigned long long)owner->over_limit);
+}
+
+static PyObject *core_tiers(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    int uncertain = PyObject_IsTrue(given[1]);
+    if (!owner || uncertain < 0) return NULL;
+    Py_ssize_t tiers[TIERS];
+    for (uint32_t tier = 0; tier < TIERS; tier++)
+        tiers[tier] = (Py_ssize_t)index_count_tier(&self->index, number_of(self, owner), tier,
+                                                   uncertain);
+    return Py_BuildValue("(nnnn)", tiers[0], tiers[1], tiers[2], tiers[3]);
+}
+
+static PyObject *core_memory(Core *self, PyObject *Py_UNUSED(none)) {
+    return PyLong_FromSize_t(index_bytes(&self->index));
+}
+
+static PyObject *core_check(Core *self, PyObject *Py_UNUSED(none)) {
+    const char *fault = index_check(&self->index);
+    if (!fault) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_AssertionError, fault);
+    return NULL;
+}
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))core_##name, METH_FASTCALL, NULL}
+#define ONE(name) {#name, (PyCFunction)core_##name, METH_O, NULL}
+#define NONE(name) {#name, (PyCFunction)core_##name, METH_NOARGS, NULL}
+
+static PyMethodDef core_methods[] = {
+    ONE(add_model), FAST(add_owner), ONE(remove_owner), ONE(clear),     ONE(demote),
+    FAST(trust),    FAST(store),     FAST(remove),      FAST(holds),    FAST(apply),
+    FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),    NONE(check),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot core_slots[] = {
+    {Py_tp_doc, "The compiled core; kvstate.core.Core describes it."},
+    {Py_tp_new, core_new},
+    {Py_tp_dealloc, core_dealloc},
+    {Py_tp_methods, core_methods},
+    {0, NULL},
+};
+
+static PyType_Spec core_spec = {"kvstate._core.CompiledCore", sizeof(Core), 0, Py_TPFLAGS_DEFAULT,
+                                core_slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_core", "The compiled index core.", -1,
+                                    NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__core(void) {
+    PyObject *made = PyModule_Create(&module);
+    PyObject *type = made ? PyType_FromSpec(&core_spec) : NULL;
+    if (!type || PyModule_AddObject(made, "CompiledCore", type)) {
+        Py_XDECREF(type);
+        Py_XDECREF(made);
+        return NULL;
+    }
+    return made;
+}

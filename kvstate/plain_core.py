@@ -1,0 +1,226 @@
+"""The index's inner part in plain Python: what runs where the compiled one could not be built.
+
+Every owner has two segments of blocks, certain and uncertain. A row of the table maps a block key
+to a bit set, four bits (one a tier) for each segment of each owner.
+
+Invariants, which `check()` verifies:
+- a bit is set if and only if some hash of that segment, on a medium of that tier, has that key;
+- no row is empty.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+
+from kvstate.core import OwnerStatus, StoreResult
+from kvstate.events import BlockHash, Tokens
+from kvstate.keys import BYTES_PER_TOKEN, chain, child, root_key
+from kvstate.overlap import Overlap
+from kvstate.segment import Pool, Segment, Table
+from kvstate.tiers import Tier
+
+# Memory of one row and its hash in CPython's dictionaries, for the estimate of `memory`.
+_BYTES_PER_BLOCK = 220
+
+
+@dataclass(slots=True)
+class _Owner:
+    worker: int
+    model: int
+    certain: Segment
+    uncertain: Segment
+    first_bit: int
+    trusted: bool = False
+    block_size: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def blocks(self) -> int:
+        return len(self.certain) + len(self.uncertain)
+
+    def find(self, block: BlockHash) -> tuple[Segment, int] | None:
+        """The segment and key of a block held under this hash; a certain one if there is one."""
+        for segment in (self.certain, self.uncertain):
+            key = segment.key_of(block)
+            if key is not None:
+                return segment, key
+        return None
+
+
+class PlainCore:
+    """See `kvstate.core.Core`, which documents the methods."""
+
+    def __init__(self, secret: int, limit_blocks: int, _overlap: type[Overlap]) -> None:
+        self._secret = secret
+        self._limit_blocks = limit_blocks
+        self._table: Table = {}
+        self._owners: dict[int, _Owner] = {}
+        self._seeds: list[bytes] = []
+
+    def add_model(self, seed: bytes) -> int:  # noqa: D102
+        self._seeds.append(seed)
+        return len(self._seeds) - 1
+
+    def add_owner(self, worker: int, model: int) -> int:  # noqa: D102
+        number = next(n for n in range(len(self._owners) + 1) if n not in self._owners)
+        certain = Segment(self._table, first_bit=8 * number)
+        uncertain = Segment(self._table, first_bit=8 * number + 4)
+        self._owners[number] = _Owner(worker, model, certain, uncertain, 8 * number)
+        return number
+
+    def remove_owner(self, owner: int) -> None:  # noqa: D102
+        self.clear(owner)
+        del self._owners[owner]
+
+    def clear(self, owner: int) -> None:  # noqa: D102
+        self._owners[owner].certain.clear()
+        self._owners[owner].uncertain.clear()
+
+    def demote(self, owner: int) -> None:  # noqa: D102
+        self._owners[owner].certain.move_to(self._owners[owner].uncertain)
+
+    def trust(self, owner: int, trusted: bool) -> None:  # noqa: D102, FBT001
+        self._owners[owner].trusted = trusted
+
+    def store(  # noqa: D102, PLR0913, PLR0917
+        self,
+        owner: int,
+        hashes: list[BlockHash],
+        parent: BlockHash | None,
+        tokens: Tokens | memoryview,
+        block_size: int,
+        lora: str | int | None,
+        extras: list[bytes | None] | None,
+        medium: str,
+        group: int | None,
+    ) -> int:
+        held = self._owners[owner]
+        held.block_size = block_size
+        found = None if parent is None else held.find(parent)
+        if parent is not None and found is None:
+            return StoreResult.UNKNOWN_PARENT
+        if held.blocks + len(hashes) > self._limit_blocks:
+            held.counts["over_limit"] += 1
+            return StoreResult.OVER_LIMIT
+        root = root_key(self._secret, self._seeds[held.model], lora, block_size)
+        segment, key = found or (held.certain, root)
+        pool = Pool.of(medium, group, block_size)
+        step = block_size * BYTES_PER_TOKEN
+        view = memoryview(tokens).cast("B")
+        for position, (block, extra) in enumerate(
+            zip(hashes, extras or repeat(None, len(hashes)), strict=True)
+        ):
+            key = child(key, view[position * step : (position + 1) * step], extra)
+            _hold(held, segment, pool, block, key)
+        return StoreResult.STORED
+
+    def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:  # noqa: D102
+        held = self._owners[owner]
+        return held.certain.remove(medium, group, block) or held.uncertain.remove(
+            medium, group, block
+        )
+
+    def holds(self, owner: int, block: BlockHash) -> bool:  # noqa: D102
+        return self._owners[owner].find(block) is not None
+
+    def apply(self, owner: int, payload: bytes) -> None:  # noqa: ARG002, D102
+        return None  # the typed decoder is the only way here
+
+    def overlaps(  # noqa: D102
+        self,
+        model: int,
+        tokens: Tokens,
+        lora: str | int | None,
+        first: bytes | None,
+        names: Sequence[str],
+    ) -> dict[str, Overlap]:
+        best: dict[str, Overlap] = {}
+        for block_size in self._block_sizes(model):
+            root = root_key(self._secret, self._seeds[model], lora, block_size)
+            runs = self._runs(root, tokens, block_size, first)
+            first_bits = runs[0][0] if runs else 0
+            for owner in self._owners.values():
+                if first_bits >> owner.first_bit & 0xFF:
+                    overlap = _count(runs, owner, block_size)
+                    known = best.get(names[owner.worker])
+                    if known is None or overlap.rank_order > known.rank_order:
+                        best[names[owner.worker]] = overlap
+        return best
+
+    def status(self, owner: int) -> OwnerStatus:  # noqa: D102
+        held = self._owners[owner]
+        return {
+            "blocks": held.blocks,
+            "block_size": held.block_size,
+            "removed_unknown": 0,
+            "restored_with_other_tokens": held.counts["restored_with_other_tokens"],
+            "over_limit": held.counts["over_limit"],
+        }
+
+    def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: D102, FBT001
+        held = self._owners[owner]
+        counts = (held.uncertain if uncertain else held.certain).count_by_tier()
+        device, host, disk, remote = (counts[tier] for tier in Tier)
+        return device, host, disk, remote
+
+    def memory(self) -> int:  # noqa: D102
+        return _BYTES_PER_BLOCK * sum(owner.blocks for owner in self._owners.values())
+
+    def check(self) -> None:  # noqa: D102
+        expected: Table = {}
+        for owner in self._owners.values():
+            for segment in (owner.certain, owner.uncertain):
+                for key, bits in segment.bits_by_key().items():
+                    expected[key] = expected.get(key, 0) | bits
+        if expected != self._table:
+            raise AssertionError("the table differs from what the segments hold")
+
+    def _block_sizes(self, model: int) -> set[int]:
+        sizes: set[int] = set()
+        for owner in self._owners.values():
+            if owner.model == model:
+                sizes |= owner.certain.block_sizes | owner.uncertain.block_sizes
+        return sizes
+
+    def _runs(
+        self, root: int, tokens: Tokens, block_size: int, first: bytes | None
+    ) -> list[tuple[int, int]]:
+        """The rows of the prompt's blocks as (bits, how many), up to the first that is absent."""
+        limit = (len(tokens) - 1) // block_size
+        runs: list[tuple[int, int]] = []
+        current, length = 0, 0
+        for key in chain(root, tokens, block_size, first, limit):
+            bits = self._table.get(key)
+            if bits == current:
+                length += 1
+                continue
+            if length:
+                runs.append((current, length))
+            if bits is None:
+                return runs
+            current, length = bits, 1
+        return [*runs, (current, length)] if length else runs
+
+
+def _hold(owner: _Owner, segment: Segment, pool: Pool, block: BlockHash, key: int) -> None:
+    if segment is owner.certain:
+        owner.uncertain.forget(pool, block)  # it was stored again since the hole
+    if not segment.store(pool, block, key):
+        owner.counts["restored_with_other_tokens"] += 1
+
+
+def _count(runs: Sequence[tuple[int, int]], owner: _Owner, block_size: int) -> Overlap:
+    tiers = [0, 0, 0, 0]
+    uncertain = 0
+    certain_so_far = owner.trusted
+    for bits, length in runs:
+        certain = bits >> owner.first_bit & 0xF
+        if certain_so_far and certain:
+            tiers[(certain & -certain).bit_length() - 1] += length
+        elif bits >> owner.first_bit & 0xFF:
+            certain_so_far = False
+            uncertain += length
+        else:
+            break
+    return Overlap(block_size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain)

@@ -1,0 +1,46 @@
+"""Builds the compiled index core where there is a C compiler; everything else is in pyproject.toml.
+
+Without a compiler the installation goes on, and the plain-Python core does the same work slower.
+KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
+"""
+
+import os
+import sys
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = ["module.c", "wire.c", "lookup.c", "index.c"]
+HEADERS = ["wire.h", "index.h", "sets.h", "table.h"]
+FOLDER = "kvstate/native"
+
+
+class OptionalBuild(build_ext):
+    """Says plainly what is missing, instead of a compiler's traceback."""
+
+    def build_extension(self, extension: Extension) -> None:
+        """Builds the core, or says why there is none."""
+        try:
+            super().build_extension(extension)
+        except Exception as error:  # noqa: BLE001 - whatever a platform's compiler does
+            print(
+                f"kvsteer: the compiled core was not built ({error});"
+                " the plain-Python core is used instead",
+                file=sys.stderr,
+            )
+
+
+core = Extension(
+    "kvstate._core",
+    sources=[f"{FOLDER}/{name}" for name in SOURCES],
+    depends=[f"{FOLDER}/{name}" for name in HEADERS],
+    extra_compile_args=["-std=c11", "-O3", *os.environ.get("KVSTEER_CFLAGS", "").split()],
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(
+    ext_modules=[core],
+    cmdclass={"build_ext": OptionalBuild},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

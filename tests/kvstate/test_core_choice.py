@@ -1,0 +1,36 @@
+import importlib
+import sys
+
+import pytest
+
+from kvstate import core_choice
+from kvstate.core_choice import default_core_name, make_core
+from kvstate.plain_core import PlainCore
+from tests.kvstate.cores import needs_compiled_core
+
+
+def test_plain_core_can_always_be_had() -> None:
+    assert isinstance(make_core(1, 10, compiled=False), PlainCore)
+
+
+@needs_compiled_core
+def test_compiled_core_is_taken_where_it_was_built() -> None:
+    assert not isinstance(make_core(1, 10), PlainCore)
+    assert default_core_name() == "compiled"
+
+
+def test_plain_core_is_taken_where_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_choice, "IS_COMPILED", False)
+    assert isinstance(make_core(1, 10), PlainCore)
+    assert default_core_name() == "plain"
+    with pytest.raises(RuntimeError, match="the compiled core was not built"):
+        make_core(1, 10, compiled=True)
+
+
+def test_import_without_the_compiled_core_finds_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "kvstate._core", None)
+    assert not importlib.reload(core_choice).IS_COMPILED
+    monkeypatch.undo()
+    importlib.reload(core_choice)

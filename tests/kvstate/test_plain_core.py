@@ -1,0 +1,140 @@
+import pytest
+
+from kvstate.core import Core, StoreResult
+from kvstate.events import BlockHash, Tokens
+from kvstate.overlap import Overlap
+from kvstate.plain_core import PlainCore
+from tests.kvstate.cores import needs_compiled_core, new_core
+
+NAMES = ["w", "x"]
+
+
+@pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled_core)])
+def core(request: pytest.FixtureRequest) -> Core:
+    return new_core(compiled=request.param == "compiled")
+
+
+def add(core: Core, worker: int = 0) -> int:
+    model = core.add_model(b"m")
+    owner = core.add_owner(worker, model)
+    core.trust(owner, True)  # noqa: FBT003
+    return owner
+
+
+def store(
+    core: Core,
+    owner: int,
+    hashes: list[BlockHash],
+    ids: list[int],
+    parent: BlockHash | None = None,
+    *,
+    extras: list[bytes | None] | None = None,
+    medium: str = "GPU",
+) -> int:
+    size = len(ids) // len(hashes)
+    tokens = Tokens("I", ids)
+    return core.store(owner, hashes, parent, tokens, size, None, extras, medium, None)
+
+
+def overlaps(core: Core, *ids: int, first: bytes | None = None) -> dict[str, Overlap]:
+    return core.overlaps(0, Tokens("I", ids), None, first, NAMES)
+
+
+def test_chain_is_held_until_it_is_removed(core: Core) -> None:
+    owner = add(core)
+    assert store(core, owner, [1, b"two"], [1, 1, 2, 2]) == StoreResult.STORED
+    assert overlaps(core, 1, 1, 2, 2, 9) == {"w": Overlap(2, (2, 0, 0, 0))}
+    assert core.holds(owner, b"two")
+    assert core.remove(owner, b"two", "GPU", None)
+    assert not core.remove(owner, b"two", "GPU", None)
+    assert not core.remove(owner, 1, "GPU", 7)
+    assert overlaps(core, 1, 1, 2, 2, 9) == {"w": Overlap(2, (1, 0, 0, 0))}
+    core.check()
+
+
+def test_unknown_parent_changes_nothing(core: Core) -> None:
+    owner = add(core)
+    assert store(core, owner, [2], [2], parent=1) == StoreResult.UNKNOWN_PARENT
+    assert core.status(owner)["blocks"] == 0
+
+
+def test_store_beyond_the_bound_is_refused_and_counted(core: Core) -> None:
+    owner = add(core)
+    assert store(core, owner, list(range(11)), list(range(11))) == StoreResult.OVER_LIMIT
+    assert (core.status(owner)["blocks"], core.status(owner)["over_limit"]) == (0, 1)
+
+
+def test_extras_and_tiers_are_told_apart(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1], extras=[b"salt"])
+    store(core, owner, [2], [2], medium="DISK")
+    assert overlaps(core, 1, 9) == {}
+    assert overlaps(core, 1, 9, first=b"salt") == {"w": Overlap(1, (1, 0, 0, 0))}
+    assert core.tiers(owner, False) == (1, 0, 1, 0)  # noqa: FBT003
+    core.demote(owner)
+    assert core.tiers(owner, True) == (1, 0, 1, 0)  # noqa: FBT003
+
+
+def test_hash_that_is_stored_with_other_tokens_is_counted(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1])
+    store(core, owner, [1], [2])
+    assert core.status(owner) == {
+        "blocks": 1,
+        "block_size": 1,
+        "removed_unknown": 0,
+        "restored_with_other_tokens": 1,
+        "over_limit": 0,
+    }
+
+
+def test_second_hole_adds_to_the_first(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1, 2], [1, 2])
+    core.demote(owner)
+    store(core, owner, [1], [1])
+    core.demote(owner)
+    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, uncertain=2)}
+    assert core.status(owner)["blocks"] == 2
+    core.check()
+
+
+def test_holder_that_ends_leaves_the_others(core: Core) -> None:
+    first, better = add(core), core.add_owner(1, 0)
+    worse, other = core.add_owner(1, 0), core.add_owner(0, core.add_model(b"n"))
+    for owner in (better, worse, first):
+        store(core, owner, [1], [1])
+    store(core, better, [2], [2], parent=1)
+    store(core, other, [3], [3])
+    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, (1, 0, 0, 0)), "x": Overlap(1, uncertain=2)}
+    core.clear(first)
+    core.remove_owner(first)
+    core.check()
+    assert overlaps(core, 1, 2, 9) == {"x": Overlap(1, uncertain=2)}
+
+
+def test_block_stored_again_behind_an_uncertain_parent_is_uncertain(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1])
+    core.demote(owner)
+    store(core, owner, [2], [2], parent=1)
+    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, uncertain=2)}
+
+
+def test_memory_grows_with_what_is_held(core: Core) -> None:
+    owner = add(core)
+    before = core.memory()
+    store(core, owner, list(range(8)), list(range(8)))
+    assert core.memory() > before
+
+
+def test_plain_core_leaves_messages_to_the_typed_decoder() -> None:
+    core = new_core(compiled=False)
+    assert core.apply(add(core), b"") is None
+
+
+def test_check_finds_a_bit_that_nothing_holds() -> None:
+    core = PlainCore(1, 10, Overlap)
+    core._table[1] = 1
+    with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
+        core.check()
