@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -16,12 +17,13 @@ from extproc.request import path_of
 from extproc.router import Router
 from extproc.stream import Head
 from extproc.workers import Workers
+from kvstate.core_choice import default_core_name
 
 
 def admin_application(
     router: Router, workers: Workers, max_body_bytes: int, host: str
 ) -> web.Application:
-    """GET /workers, POST /explain, GET and POST /events.
+    """GET /, GET /workers, POST /explain, GET and POST /events.
 
     host: where it listens, which requests may name besides loopback.
     """
@@ -29,6 +31,16 @@ def admin_application(
     application = web.Application(
         client_max_size=2 * max_body_bytes, middlewares=[_same_host_only(host)]
     )
+
+    async def get_about(_: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "version": version("kvsteer"),
+                "index_core": default_core_name(),
+                "index_bytes": workers.index_bytes(),
+                "paths": ["/workers", "/explain", "/events"],
+            }
+        )
 
     async def get_workers(_: web.Request) -> web.Response:
         return web.json_response(workers.status(router.in_flight))
@@ -50,6 +62,7 @@ def admin_application(
 
     application.add_routes(
         [
+            web.get("/", get_about),
             web.get("/workers", get_workers),
             web.post("/explain", post_explain),
             web.get("/events", get_events),

@@ -20,6 +20,7 @@ from extproc.metrics import Metrics
 from extproc.router import Router
 from extproc.tokens import Tokenizer
 from extproc.workers import Workers
+from kvstate.core_choice import default_core_name
 from kvstate.fleet import Fleet
 from kvstate.transport import Transport
 from kvstate.zmq_transport import ZmqContext, ZmqSource, ZmqTransport
@@ -59,7 +60,7 @@ async def running(config: Config) -> AsyncIterator[Workers]:
         )
         router = Router(config, workers, tokenizers, metrics, random.Random())  # noqa: S311 - ties
         stack.callback(router.close)
-        metrics.add_workers(lambda: workers.status(router.in_flight))
+        metrics.add_workers(lambda: workers.status(router.in_flight), workers.index_bytes)
         is_ready = _readiness(workers)
 
         admin_at = address.parse(config.admin.listen)
@@ -96,6 +97,7 @@ async def serve(path: str) -> None:
             signal.SIGHUP, lambda: reloads.add(loop.create_task(_reload(path, workers)))
         )
         gc.freeze()
+        log.info("index core: %s", default_core_name())
         log.info(
             "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
             config.extproc.listen,

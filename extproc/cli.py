@@ -37,7 +37,7 @@ def _parser(*, of_worker: bool) -> argparse.ArgumentParser:
         prog="kvsteer",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
     )
-    parser.add_argument("--version", action="version", version=f"kvsteer {version('kvsteer')}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version and core")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     serve = commands.add_parser("serve", help="run the router")
@@ -75,6 +75,16 @@ def _parser(*, of_worker: bool) -> argparse.ArgumentParser:
         simulator.add_arguments(worker)
         worker.set_defaults(run=simulator.run)
     return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Says which version this is, and which of the two index cores runs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from kvstate.core_choice import default_core_name  # noqa: PLC0415
+
+        print(f"kvsteer {version('kvsteer')} ({default_core_name()} index core)")
+        parser.exit()
 
 
 def _serve(arguments: argparse.Namespace) -> int:

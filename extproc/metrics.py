@@ -45,6 +45,9 @@ class Metrics:
             ["model"],
             registry=self.registry,
         )
+        self._index_bytes = Gauge(
+            "kvsteer_index_bytes", "Memory of the block index", registry=self.registry
+        )
         self.open_streams = Gauge(
             "kvsteer_open_streams", "ext_proc streams open now", registry=self.registry
         )
@@ -64,9 +67,12 @@ class Metrics:
             best = decision.best
             self._predicted_tokens.labels(model).inc(best.certain_tokens if best else 0)
 
-    def add_workers(self, status: Callable[[], list[dict[str, Any]]]) -> None:
+    def add_workers(
+        self, status: Callable[[], list[dict[str, Any]]], index_bytes: Callable[[], int]
+    ) -> None:
         """Shows the workers' state at every scrape, as GET /workers gives it."""
         self.registry.register(_WorkerCollector(status))
+        self._index_bytes.set_function(index_bytes)
 
     def exposition(self) -> bytes:
         """All metrics as text."""

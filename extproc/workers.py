@@ -91,6 +91,10 @@ class Workers:
         state = self._fleet.state(worker.endpoint).value
         return Worker(worker.endpoint, endpoint or worker.endpoint, state, excluded)
 
+    def index_bytes(self) -> int:
+        """Memory of the block index."""
+        return self._fleet.index_bytes()
+
     def replays_done(self) -> bool:
         """Whether no feed waits for its publisher or catches up with it."""
         states = {self._fleet.state(worker.endpoint) for worker in self._config.workers}

@@ -109,6 +109,10 @@ class Fleet:
         """Blocks that a worker holds on device, host, disk and remote."""
         return self._index.blocks_by_tier(worker)
 
+    def index_bytes(self) -> int:
+        """Memory of the block index."""
+        return self._index.memory()
+
     def feeds(self, worker: str) -> list[FeedStatus]:
         """The state of a worker's feeds, in the order of ranks."""
         return [_status(subscriber) for subscriber in self._subscribers.get(worker, [])]

@@ -64,7 +64,7 @@ def test_every_metric_is_documented() -> None:
     feed = {"rank": 0, "state": "live", "lag_seconds": 0, "orphans": 0, "gaps": 0}
     feed |= {"replays": 0, "restarts": 0, "counts": {"batches": 1}}
     worker = {"name": "w", "in_flight": 0, "blocks_by_tier": {"device": 1}, "feeds": [feed]}
-    metrics.add_workers(lambda: [worker])
+    metrics.add_workers(lambda: [worker], lambda: 0)
     shown = set(
         re.findall(r"^# TYPE (\S+)", generate_latest(metrics.registry).decode(), re.MULTILINE)
     )

@@ -11,6 +11,7 @@ from extproc.errors import StartError
 from extproc.metrics import Metrics
 from extproc.router import Router
 from extproc.workers import Workers
+from kvstate.core_choice import default_core_name
 from kvstate.fleet import Fleet
 from tests.e2e.envoy_process import free_port
 
@@ -35,6 +36,14 @@ async def admin() -> AsyncIterator[str]:
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+async def test_the_first_page_says_which_core_runs(
+    admin: str, client: aiohttp.ClientSession
+) -> None:
+    async with client.get(f"{admin}/") as response:
+        about = await response.json()
+    assert (about["index_core"], about["index_bytes"] >= 0) == (default_core_name(), True)
 
 
 async def test_workers_are_a_list(admin: str, client: aiohttp.ClientSession) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from extproc.cli import main
+from kvstate.core_choice import default_core_name
 from simulator.settings import TINY_MODEL
 from tests.e2e.envoy_process import free_port
 
@@ -108,4 +109,6 @@ def test_explaining_without_a_router_says_so() -> None:
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert capsys.readouterr().out.startswith("kvsteer ")
+    told = capsys.readouterr().out
+    assert told.startswith("kvsteer ")
+    assert f"({default_core_name()} index core)" in told
