@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint types stubs-check stubs coverage lock clean
+.PHONY: demo test slow lint types stubs-check stubs sanitize lock clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -21,10 +21,6 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
-
-# Statement and branch coverage of the pure modules (tests/purity.py names them) must be complete.
-coverage: $(READY)
-	$(BIN)/python -m pytest -q tests/kvstate tests/extproc --cov --cov-config=.coveragerc-pure --cov-report=term-missing:skip-covered
 
 stubs: $(READY)
 	$(BIN)/python proto/generate.py
@@ -44,6 +40,10 @@ $(READY): requirements-dev.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
+sanitize: $(READY)
+	$(BIN)/python tests/sanitize.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

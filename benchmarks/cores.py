@@ -24,10 +24,9 @@ class PlainCore:
         self._owners = [self._owner(str(number)) for number in range(workers)]
         loads = Loads()
         self._snapshot = Snapshot(
-            workers=[Worker(str(n), f"10.0.0.{n}:8000", "live") for n in range(workers)],
+            workers=[Worker(str(n), f"10.0.0.{n}:8000") for n in range(workers)],
             overlaps=self._index.overlaps,
-            in_flight=loads.in_flight,
-            backlog_tokens=loads.backlog_tokens,
+            load=loads.load,
             policy="cost",
             turn=0,
         )
@@ -62,8 +61,7 @@ class PlainCore:
 
     def picked_blocks(self, tokens: Tokens) -> int:
         """Blocks of a prompt that the picked worker holds."""
-        best = self.pick(tokens).best
-        return best.certain_tokens // BLOCK_SIZE if best else 0
+        return self.pick(tokens).certain_tokens // BLOCK_SIZE
 
 
 class CompiledCore(PlainCore):

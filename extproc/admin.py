@@ -47,7 +47,7 @@ def admin_application(
 
     async def post_explain(request: web.Request) -> web.Response:
         head, body = _explained(await _json(request))
-        return web.json_response((await router.explain(head, body)).as_json())
+        return web.json_response(await router.explain(head, body))
 
     async def get_events(_: web.Request) -> web.Response:
         return web.json_response({"enabled": workers.events_enabled})

@@ -1,15 +1,16 @@
 """The decision: pure, and the same for a request that is routed and one that is explained."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from extproc.pick import MAX_PICKS, POLICIES, Candidate, Chance, Scored, score
+import msgspec
+
+from extproc.pick import MAX_PICKS, POLICIES, Chance, Load, Rank, worth_tokens
 from kvstate.overlap import Overlap, Prompt
+from kvstate.tiers import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """What is to be placed.
 
     model: the configured model; None where the request names none that is known.
@@ -21,63 +22,51 @@ class Query:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker as it is now; excluded says why it cannot be picked for this query."""
+class Worker(msgspec.Struct, frozen=True):
+    """One worker, for requests to one model.
+
+    endpoint: ip:port; its configured name where that could not be resolved yet. excluded: why it
+    cannot be picked, "" if it can.
+    """
 
     name: str
     endpoint: str
-    state: str
     excluded: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """All that a decision looks at besides the query and the time.
 
-    overlaps: of every worker, by name. in_flight, backlog_tokens: of an endpoint.
-    turn: decisions so far.
+    overlaps: of every worker that holds something of a prompt, by name. load: of an endpoint, at a
+    time. turn: decisions so far.
     """
 
     workers: Sequence[Worker]
     overlaps: Callable[[Prompt], Mapping[str, Overlap]]
-    in_flight: Callable[[str], int]
-    backlog_tokens: Callable[[str, float], float]
+    load: Callable[[str, float], Load]
     policy: str
     turn: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Where a request goes, and why.
+class Decision(msgspec.Struct, frozen=True):
+    """Where a request goes, and all that it was decided on.
 
-    pick: ip:port, best first; empty where we have nothing to say.
-    scored: all candidates, those that were excluded too, in the order of configuration.
-    reason: overlap, or why the pick was made without it; docs/metrics.md lists them.
+    pick: ip:port, best first; empty where we have nothing to say. reason: overlap, or why the pick
+    was made without it; docs/metrics.md lists them. certain_tokens, uncertain_tokens,
+    uncached_tokens: of the first pick. workers, loads and held belong together: all candidates,
+    their loads (None for the excluded), and the overlaps of each prompt.
     """
 
     model: str | None
     prompt_tokens: int
-    scored: tuple[Scored, ...]
     pick: tuple[str, ...]
     reason: str
-
-    @property
-    def best(self) -> Scored | None:
-        """The candidate that was picked first."""
-        if not self.pick:
-            return None
-        return next(one for one in self.scored if one.candidate.endpoint == self.pick[0])
-
-    def as_json(self) -> dict[str, Any]:
-        """The answer of POST /explain."""
-        return {
-            "model": self.model,
-            "prompt_tokens": self.prompt_tokens,
-            "candidates": [_as_json(one) for one in self.scored],
-            "pick": list(self.pick),
-            "reason": self.reason,
-        }
+    certain_tokens: int
+    uncertain_tokens: int
+    uncached_tokens: float
+    workers: Sequence[Worker]
+    loads: Sequence[Load | None]
+    held: Sequence[Mapping[str, Overlap]]
 
 
 def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
@@ -87,51 +76,96 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     """
     prompt_tokens = sum(len(prompt.tokens) for prompt in query.prompts)
     held = [snapshot.overlaps(prompt) for prompt in query.prompts]
-    scored = tuple(
-        score(_candidate(worker, held, snapshot, now), prompt_tokens) for worker in snapshot.workers
+    workers, load, turn = snapshot.workers, snapshot.load, snapshot.turn
+    rank = POLICIES[snapshot.policy]
+    loads: list[Load | None] = []
+    ranked: list[tuple[Rank, int]] = []
+    for position, worker in enumerate(workers):
+        if worker.excluded:
+            loads.append(None)
+            continue
+        known = load(worker.endpoint, now)
+        loads.append(known)
+        cost = uncached_tokens(worker.name, prompt_tokens, held) + known.tokens
+        turns = (position - turn) % len(workers)
+        ranked.append((rank(cost, known.in_flight, turns, rng), position))
+    ranked.sort()
+    order = [workers[position] for _, position in ranked[:MAX_PICKS]]
+    overlaps = [each[order[0].name] for each in held if order[0].name in each] if order else []
+    certain = sum(overlap.certain_tokens for overlap in overlaps)
+    uncertain = sum(overlap.uncertain_tokens for overlap in overlaps)
+    return Decision(
+        model=query.model,
+        prompt_tokens=prompt_tokens,
+        pick=tuple([worker.endpoint for worker in order]),
+        reason=_reason(query, snapshot.policy, picked=bool(order), held=(certain, uncertain)),
+        certain_tokens=certain,
+        uncertain_tokens=uncertain,
+        uncached_tokens=prompt_tokens - sum(map(worth_tokens, overlaps)),
+        workers=workers,
+        loads=loads,
+        held=held,
     )
-    eligible = [one for one in scored if not one.candidate.excluded]
-    ordered = POLICIES[snapshot.policy](eligible, snapshot.turn, rng) if eligible else []
-    pick = tuple(one.candidate.endpoint for one in ordered[:MAX_PICKS])
-    return Decision(query.model, prompt_tokens, scored, pick, _reason(query, snapshot, ordered))
 
 
-def _candidate(
-    worker: Worker, held: Sequence[Mapping[str, Overlap]], snapshot: Snapshot, now: float
-) -> Candidate:
-    return Candidate(
-        endpoint=worker.endpoint,
-        state=worker.state,
-        in_flight=snapshot.in_flight(worker.endpoint),
-        backlog_tokens=snapshot.backlog_tokens(worker.endpoint, now),
-        overlaps=[overlaps[worker.name] for overlaps in held if worker.name in overlaps],
-        excluded=worker.excluded,
-    )
+def uncached_tokens(
+    worker: str, prompt_tokens: int, held: Sequence[Mapping[str, Overlap]]
+) -> float:
+    """Prompt tokens that a worker would have to compute."""
+    left: float = prompt_tokens
+    for overlaps in held:
+        overlap = overlaps.get(worker)
+        if overlap is not None:
+            left -= worth_tokens(overlap)
+    return left
 
 
-def _reason(query: Query, snapshot: Snapshot, ordered: Sequence[Scored]) -> str:
-    if not ordered:
+def _reason(query: Query, policy: str, *, picked: bool, held: tuple[int, int]) -> str:
+    if not picked:
         return "no_worker"
     if query.reason:
         return query.reason
-    if snapshot.policy != "cost":
-        return f"policy_{snapshot.policy}"
-    best = ordered[0]
-    if best.certain_tokens:
+    if policy != "cost":
+        return f"policy_{policy}"
+    certain, uncertain = held
+    if certain:
         return "overlap"
-    return "uncertain_overlap" if best.uncertain_tokens else "nothing_cached"
+    return "uncertain_overlap" if uncertain else "nothing_cached"
 
 
-def _as_json(one: Scored) -> dict[str, Any]:
-    candidate = one.candidate
+def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, Any]:
+    """The answer of POST /explain.
+
+    state: of a worker's feeds, by its name.
+    """
     return {
-        "endpoint": candidate.endpoint,
-        "state": candidate.state,
-        "overlap_tokens": one.certain_tokens,
-        "overlap_blocks": one.blocks_by_tier,
-        "uncertain_tokens": one.uncertain_tokens,
+        "model": decision.model,
+        "prompt_tokens": decision.prompt_tokens,
+        "candidates": [
+            _candidate(decision, worker, load, state)
+            for worker, load in zip(decision.workers, decision.loads, strict=True)
+        ],
+        "pick": list(decision.pick),
+        "reason": decision.reason,
+    }
+
+
+def _candidate(
+    decision: Decision, worker: Worker, load: Load | None, state: Callable[[str], str]
+) -> dict[str, Any]:
+    overlaps = [each[worker.name] for each in decision.held if worker.name in each]
+    known = load or Load()
+    cost = uncached_tokens(worker.name, decision.prompt_tokens, decision.held) + known.tokens
+    return {
+        "endpoint": worker.endpoint,
+        "state": state(worker.name),
+        "overlap_tokens": sum(overlap.certain_tokens for overlap in overlaps),
+        "overlap_blocks": {
+            tier.name.lower(): sum(overlap.tiers[tier] for overlap in overlaps) for tier in Tier
+        },
+        "uncertain_tokens": sum(overlap.uncertain_tokens for overlap in overlaps),
         "speculative_tokens": 0,
-        "in_flight": candidate.in_flight,
-        "cost": round(one.cost, 3),
-        "excluded": candidate.excluded or None,
+        "in_flight": known.in_flight,
+        "cost": round(cost, 3),
+        "excluded": worker.excluded or None,
     }

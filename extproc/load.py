@@ -3,6 +3,8 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from extproc.pick import Load
+
 # How fast an endpoint is taken to work off uncached prompt tokens. Only its order of magnitude
 # matters: it decides for how long a long prompt makes its endpoint less attractive.
 PREFILL_TOKENS_PER_SECOND = 8_000.0
@@ -21,6 +23,9 @@ class _Endpoint:
     bookings: set[Booking] = field(default_factory=set)
     backlog_tokens: float = 0.0
     backlog_at: float = 0.0
+
+
+_IDLE = Load()
 
 
 class Loads:
@@ -53,6 +58,12 @@ class Loads:
         """Requests on their way to, or being answered by, an endpoint."""
         state = self._endpoints.get(endpoint)
         return len(state.bookings) if state else 0
+
+    def load(self, endpoint: str, now: float) -> Load:
+        """Both of an endpoint, in one call."""
+        if endpoint not in self._endpoints:
+            return _IDLE
+        return Load(self.in_flight(endpoint), self.backlog_tokens(endpoint, now))
 
     def backlog_tokens(self, endpoint: str, now: float) -> float:
         """Uncached prompt tokens that the endpoint has probably not computed yet."""

@@ -64,8 +64,7 @@ class Metrics:
         self._seconds.observe(seconds)
         if decision.prompt_tokens:
             self._prompt_tokens.labels(model).inc(decision.prompt_tokens)
-            best = decision.best
-            self._predicted_tokens.labels(model).inc(best.certain_tokens if best else 0)
+            self._predicted_tokens.labels(model).inc(decision.certain_tokens)
 
     def add_workers(
         self, status: Callable[[], list[dict[str, Any]]], index_bytes: Callable[[], int]

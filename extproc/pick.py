@@ -1,12 +1,11 @@
-"""Scoring and picking: from what is known of each candidate to an order of endpoints.
+"""Scoring and picking: from what is known of each worker to an order.
 
-A policy is one function: it gets the scored candidates that are eligible and returns them in the
-order of preference. All costs are in tokens of prefill work.
+A policy gives every eligible worker a rank; the lowest is picked first. Costs are in tokens of
+prefill work. This runs for every worker at every request: plain numbers, no objects.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from kvstate.overlap import Overlap
 from kvstate.tiers import RESTORE_WEIGHT, Tier
@@ -20,61 +19,26 @@ RUNNING_REQUEST_TOKENS = 64
 # Endpoints named to Envoy: the best one, and where to retry.
 MAX_PICKS = 3
 
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What is known of one worker when a request is to be placed.
-
-    endpoint: ip:port; its configured name where it could not be resolved yet.
-    overlaps: one for each prompt of the request that it holds something of.
-    excluded: why it cannot be picked, "" if it can.
-    """
-
-    endpoint: str
-    state: str
-    in_flight: int
-    backlog_tokens: float
-    overlaps: Sequence[Overlap] = ()
-    excluded: str = ""
+_DEVICE, _HOST, _DISK, _REMOTE = (RESTORE_WEIGHT[tier] for tier in Tier)
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """A candidate and what the request would cost there, in tokens."""
+class Load(NamedTuple):
+    """What an endpoint has to do: requests under way, prompt tokens not computed yet."""
 
-    candidate: Candidate
-    uncached_tokens: float
-    cost: float
+    in_flight: int = 0
+    backlog_tokens: float = 0.0
 
     @property
-    def certain_tokens(self) -> int:
-        """Prompt tokens that it certainly holds."""
-        return sum(overlap.certain_tokens for overlap in self.candidate.overlaps)
-
-    @property
-    def uncertain_tokens(self) -> int:
-        """Prompt tokens that it may hold."""
-        return sum(overlap.uncertain_tokens for overlap in self.candidate.overlaps)
-
-    @property
-    def blocks_by_tier(self) -> dict[str, int]:
-        """Certain blocks on each tier."""
-        return {
-            tier.name.lower(): sum(overlap.tiers[tier] for overlap in self.candidate.overlaps)
-            for tier in Tier
-        }
+    def tokens(self) -> float:
+        """What it costs a new request."""
+        return self.backlog_tokens + RUNNING_REQUEST_TOKENS * self.in_flight
 
 
-def score(candidate: Candidate, prompt_tokens: int) -> Scored:
-    """What a prompt of so many tokens costs there: what is not cached, and what is ahead of it."""
-    uncached = max(0.0, prompt_tokens - sum(map(_worth_tokens, candidate.overlaps)))
-    load = candidate.backlog_tokens + RUNNING_REQUEST_TOKENS * candidate.in_flight
-    return Scored(candidate, uncached, uncached + load)
-
-
-def _worth_tokens(overlap: Overlap) -> float:
-    certain = sum(RESTORE_WEIGHT[tier] * overlap.tiers[tier] for tier in Tier)
-    return (certain + UNCERTAIN_DISCOUNT * overlap.uncertain) * overlap.block_size
+def worth_tokens(overlap: Overlap) -> float:
+    """Prompt tokens that an overlap saves, a lower tier's at its restore price."""
+    block_size, (device, host, disk, remote), uncertain = overlap
+    certain = _DEVICE * device + _HOST * host + _DISK * disk + _REMOTE * remote
+    return block_size * (certain + UNCERTAIN_DISCOUNT * uncertain)
 
 
 class Chance(Protocol):
@@ -84,28 +48,29 @@ class Chance(Protocol):
         """A number from 0 to below 1."""
 
 
-Policy = Callable[[Sequence[Scored], int, Chance], list[Scored]]
+# cost in tokens, requests in flight, turns until it is this worker's, chance -> rank
+Rank = tuple[float, float]
+Policy = Callable[[float, int, int, Chance], Rank]
 
 
-def by_cost(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
+def by_cost(cost: float, in_flight: int, turns: int, chance: Chance) -> Rank:  # noqa: ARG001
     """The least work first; ties at random."""
-    return sorted(scored, key=lambda one: (one.cost, rng.random()))
+    return cost, chance.random()
 
 
-def by_least_request(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
+def by_least_request(cost: float, in_flight: int, turns: int, chance: Chance) -> Rank:  # noqa: ARG001
     """The fewest requests in flight first; ties at random."""
-    return sorted(scored, key=lambda one: (one.candidate.in_flight, rng.random()))
+    return in_flight, chance.random()
 
 
-def by_turn(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
+def by_turn(cost: float, in_flight: int, turns: int, chance: Chance) -> Rank:  # noqa: ARG001
     """One after the other."""
-    first = turn % len(scored)
-    return [*scored[first:], *scored[:first]]
+    return turns, 0.0
 
 
-def by_chance(scored: Sequence[Scored], turn: int, rng: Chance) -> list[Scored]:  # noqa: ARG001
+def by_chance(cost: float, in_flight: int, turns: int, chance: Chance) -> Rank:  # noqa: ARG001
     """Any order."""
-    return sorted(scored, key=lambda _: rng.random())
+    return chance.random(), 0.0
 
 
 POLICIES: Mapping[str, Policy] = {

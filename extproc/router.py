@@ -5,12 +5,13 @@ import functools
 import logging
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from typing import Any
 
 from extproc.config import Config
-from extproc.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.decision import Decision, Query, Snapshot, decide, explanation
 from extproc.errors import RequestError
 from extproc.load import Booking, Loads
 from extproc.metrics import Metrics
@@ -20,7 +21,6 @@ from extproc.stream import Ask, Head
 from extproc.tokens import Tokenizer, size_of
 from extproc.workers import Workers
 from kvstate.events import Tokens
-from kvstate.overlap import Overlap
 from kvstate.overlap import Prompt as Keyed
 
 log = logging.getLogger("kvsteer.decision")
@@ -81,12 +81,12 @@ class Router:
         self._tell(decision)
         return decision, booking
 
-    async def explain(self, head: Head, body: bytes) -> Decision:
-        """The decision for a request, without any effect."""
+    async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
+        """The answer of POST /explain: the decision for a request, without any effect."""
         ask = Ask(head, body)
         if not is_inference(head.method, head.path):
             ask = Ask(head, None, "not_inference")
-        return await self._decide(ask)
+        return explanation(await self._decide(ask), self._workers.state)
 
     def release(self, booking: Booking) -> None:
         """The request is over."""
@@ -146,39 +146,29 @@ class Router:
 
     def _place(self, query: Query) -> Decision:
         snapshot = Snapshot(
-            workers=self._candidates(query.model or self._models.default),
-            overlaps=self._overlaps,
-            in_flight=self._loads.in_flight,
-            backlog_tokens=self._loads.backlog_tokens,
+            workers=self._workers.candidates(query.model or self._models.default),
+            overlaps=self._workers.overlaps,
+            load=self._loads.load,
             policy=self._config.policy.name,
             turn=self._turn,
         )
         return decide(query, snapshot, self._monotonic(), self._rng)
 
-    def _overlaps(self, prompt: Keyed) -> Mapping[str, Overlap]:
-        return self._workers.overlaps(prompt)
-
-    def _candidates(self, model: str) -> Sequence[Worker]:
-        return self._workers.candidates(model)
-
     def _book(self, decision: Decision) -> Booking | None:
         self._turn += 1
-        best = decision.best
-        if best is None:
+        if not decision.pick:
             return None
-        endpoint = best.candidate.endpoint
-        return self._loads.begin(endpoint, best.uncached_tokens, self._monotonic())
+        return self._loads.begin(decision.pick[0], decision.uncached_tokens, self._monotonic())
 
     def _tell(self, decision: Decision) -> None:
         if not log.isEnabledFor(logging.DEBUG):
             return
-        best = decision.best
         log.debug(
             "decision: model %s, worker %s, overlap %d of %d tokens, uncertain %d, reason %s",
             decision.model,
-            best.candidate.endpoint if best else None,
-            best.certain_tokens if best else 0,
+            decision.pick[0] if decision.pick else None,
+            decision.certain_tokens,
             decision.prompt_tokens,
-            best.uncertain_tokens if best else 0,
+            decision.uncertain_tokens,
             decision.reason,
         )

@@ -40,6 +40,7 @@ class Workers:
             worker.endpoint: address.parse(worker.endpoint) for worker in config.workers
         }
         self._endpoints = {name: str(place) for name, place in self._places.items() if place.is_ip}
+        self._candidates: dict[str, list[Worker]] = {}  # by model, until an address changes
         self._resolving: asyncio.Task[None] | None = None
         self.events_enabled = False
 
@@ -78,8 +79,12 @@ class Workers:
         return self._fleet.overlaps(prompt)
 
     def candidates(self, model: str) -> list[Worker]:
-        """Every worker as a candidate for a request to a model."""
-        return [self._candidate(worker, model) for worker in self._config.workers]
+        """Every worker as a candidate for requests to a model."""
+        known = self._candidates.get(model)
+        if known is None:
+            known = [self._candidate(worker, model) for worker in self._config.workers]
+            self._candidates[model] = known
+        return known
 
     def _candidate(self, worker: configuration.Worker, model: str) -> Worker:
         endpoint = self._endpoints.get(worker.endpoint)
@@ -88,8 +93,11 @@ class Workers:
             excluded = f"serves {self._config.model_of(worker)}"
         elif endpoint is None:
             excluded = "its host name could not be resolved"
-        state = self._fleet.state(worker.endpoint).value
-        return Worker(worker.endpoint, endpoint or worker.endpoint, state, excluded)
+        return Worker(worker.endpoint, endpoint or worker.endpoint, excluded)
+
+    def state(self, name: str) -> str:
+        """The state of a worker's feeds."""
+        return self._fleet.state(name).value
 
     def index_bytes(self) -> int:
         """Memory of the block index."""
@@ -115,7 +123,7 @@ class Workers:
             "endpoint": endpoint,
             "name": name,
             "model": self._config.model_of(worker),
-            "state": self._fleet.state(name).value,
+            "state": self.state(name),
             "block_size": learned or worker.block_size or self._config.policy.block_size,
             "feeds": [_feed(status) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
@@ -145,6 +153,7 @@ class Workers:
         endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
         if endpoints and self._endpoints.get(name) not in endpoints:
             self._endpoints[name] = endpoints[0]
+            self._candidates.clear()
             log.info("worker %s is at %s", name, endpoints[0])
 
 

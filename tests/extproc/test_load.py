@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.load import PREFILL_TOKENS_PER_SECOND, Booking, Loads
+from extproc.pick import Load
 
 
 def test_a_booking_is_in_flight_until_it_ends() -> None:
@@ -10,6 +11,13 @@ def test_a_booking_is_in_flight_until_it_ends() -> None:
     assert (loads.in_flight("a"), loads.in_flight("b")) == (1, 0)
     loads.end(booking)
     assert loads.in_flight("a") == 0
+
+
+def test_both_are_told_in_one_call() -> None:
+    loads = Loads()
+    assert loads.load("a", 0.0) == Load()
+    loads.begin("a", 100, now=0.0)
+    assert loads.load("a", 0.0) == Load(1, 100.0)
 
 
 def test_ending_twice_changes_nothing() -> None:

@@ -1,69 +1,47 @@
-from collections.abc import Sequence
 from random import Random
 
 import pytest
 
-from extproc.pick import POLICIES, RUNNING_REQUEST_TOKENS, Candidate, Scored, score
+from extproc.pick import POLICIES, RUNNING_REQUEST_TOKENS, Load, worth_tokens
 from kvstate.overlap import Overlap
 
 
-def candidate(name: str = "a", **fields: object) -> Candidate:
-    known: dict[str, object] = {"in_flight": 0, "backlog_tokens": 0.0} | fields
-    return Candidate(endpoint=name, state="live", **known)  # type: ignore[arg-type]
+def test_what_is_on_the_device_saves_all_of_it() -> None:
+    assert worth_tokens(Overlap(16, (4, 0, 0, 0))) == 64
 
 
-def names(scored: Sequence[Scored]) -> list[str]:
-    return [one.candidate.endpoint for one in scored]
-
-
-def test_what_is_cached_on_the_device_costs_nothing() -> None:
-    scored = score(candidate(overlaps=[Overlap(16, (4, 0, 0, 0))]), prompt_tokens=100)
-    assert (scored.uncached_tokens, scored.cost, scored.certain_tokens) == (36, 36, 64)
-
-
-def test_lower_tiers_are_worth_less_and_shown_apart() -> None:
-    scored = score(candidate(overlaps=[Overlap(10, (1, 1, 1, 1))]), prompt_tokens=40)
-    assert scored.uncached_tokens == pytest.approx(40 - 10 * (1 + 0.8 + 0.4 + 0.2))
-    assert scored.blocks_by_tier == {"device": 1, "host": 1, "disk": 1, "remote": 1}
-
-
-def test_uncertain_blocks_are_worth_half() -> None:
-    scored = score(candidate(overlaps=[Overlap(10, uncertain=2)]), prompt_tokens=30)
-    assert (scored.uncached_tokens, scored.certain_tokens, scored.uncertain_tokens) == (20, 0, 20)
-
-
-def test_several_prompts_add_up() -> None:
-    overlaps = [Overlap(10, (1, 0, 0, 0)), Overlap(10, (2, 0, 0, 0))]
-    assert score(candidate(overlaps=overlaps), prompt_tokens=50).uncached_tokens == 20
-
-
-def test_load_costs() -> None:
-    scored = score(candidate(in_flight=2, backlog_tokens=30.0), prompt_tokens=5)
-    assert scored.cost == 5 + 30 + 2 * RUNNING_REQUEST_TOKENS
-
-
-def test_the_least_work_comes_first() -> None:
-    scored = [
-        score(candidate(name, backlog_tokens=load), 10) for name, load in (("a", 9), ("b", 1))
+def test_lower_tiers_save_less() -> None:
+    saved = [
+        worth_tokens(Overlap(10, tiers)) for tiers in ((0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
     ]
-    assert names(POLICIES["cost"](scored, 0, Random(0))) == ["b", "a"]
+    assert saved == [8, 4, 2]
 
 
-def test_the_fewest_requests_come_first() -> None:
-    scored = [score(candidate(name, in_flight=count), 10) for name, count in (("a", 2), ("b", 1))]
-    assert names(POLICIES["least_request"](scored, 0, Random(0))) == ["b", "a"]
+def test_uncertain_blocks_save_half() -> None:
+    assert worth_tokens(Overlap(10, (1, 0, 0, 0), uncertain=2)) == 20
 
 
-def test_turns_go_round() -> None:
-    scored = [score(candidate(name), 10) for name in "abc"]
-    orders = [names(POLICIES["round_robin"](scored, turn, Random(0))) for turn in range(4)]
-    assert [order[0] for order in orders] == ["a", "b", "c", "a"]
-    assert orders[1] == ["b", "c", "a"]
+def test_load_costs_its_backlog_and_something_for_each_request() -> None:
+    assert Load().tokens == 0
+    assert Load(2, 30.0).tokens == 30 + 2 * RUNNING_REQUEST_TOKENS
+
+
+def order(policy: str, *workers: tuple[float, int, int]) -> list[int]:
+    """Positions of workers given as (cost, in flight, turns), best first."""
+    rng = Random(0)
+    ranked = [(POLICIES[policy](*worker, rng), at) for at, worker in enumerate(workers)]
+    return [at for _, at in sorted(ranked)]
+
+
+def test_each_policy_looks_at_its_own() -> None:
+    workers = ((5.0, 1, 2), (3.0, 2, 0), (4.0, 0, 1))
+    assert order("cost", *workers) == [1, 2, 0]
+    assert order("least_request", *workers) == [2, 0, 1]
+    assert order("round_robin", *workers) == [1, 2, 0]
 
 
 @pytest.mark.parametrize("policy", ["cost", "least_request", "random"])
 def test_ties_are_spread_by_chance(policy: str) -> None:
-    scored = [score(candidate(name), 10) for name in "abc"]
     rng = Random(1)
-    firsts = [names(POLICIES[policy](scored, 0, rng))[0] for _ in range(300)]
-    assert all(firsts.count(name) > 60 for name in "abc")
+    firsts = [min((POLICIES[policy](1.0, 0, 0, rng), at) for at in range(3))[1] for _ in range(300)]
+    assert all(firsts.count(at) > 60 for at in range(3))

@@ -114,6 +114,6 @@ async def test_a_fault_of_ours_is_no_fault_of_the_request(
 
 async def test_explaining_books_nothing(router: Router) -> None:
     decision = await router.explain(CHAT, chat().body or b"")
-    assert decision.pick == ("127.0.0.1:1",)
+    assert decision["pick"] == ["127.0.0.1:1"]
     assert router.in_flight("127.0.0.1:1") == 0
-    assert (await router.explain(Head("GET", "/", None), b"")).reason == "not_inference"
+    assert (await router.explain(Head("GET", "/", None), b""))["reason"] == "not_inference"

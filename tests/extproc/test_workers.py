@@ -59,7 +59,7 @@ async def test_a_worker_without_events_is_unsupported_and_eligible() -> None:
     one = workers('{endpoint: "127.0.0.1:1", model: a}')
     await one.start()
     (candidate,) = one.candidates("a")
-    assert (candidate.state, candidate.excluded) == ("unsupported", "")
+    assert (one.state(candidate.name), candidate.excluded) == ("unsupported", "")
     assert one.status(lambda _: 3)[0]["in_flight"] == 3
     await one.close()
 

@@ -1,0 +1,67 @@
+"""Tests the compiled core under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    python tests/sanitize.py
+
+Builds it in a copy of the tree, so that the installed one stays as it is. Anything that the
+sanitizers find ends the run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = (
+    *("kvstate", "extproc", "simulator", "tests"),
+    *("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"),
+)
+FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
+TESTED = ("test_compiled_core.py", "test_index.py", "test_index_by_oracle.py", "test_plain_core.py")
+
+
+def copy_tree(into: Path) -> None:
+    """Copies what the build and the tests need, without anything that was built."""
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, into / name, ignore=ignored)
+        else:
+            shutil.copy(source, into / name)
+
+
+def sanitizer_runtime() -> str:
+    """The library that has to be loaded before Python, since Python was built without it."""
+    command = ["gcc", "-print-file-name=libasan.so"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> int:
+    """Builds and tests; the exit status is pytest's."""
+    with tempfile.TemporaryDirectory(prefix="kvsteer-sanitize-") as directory:
+        tree = Path(directory)
+        copy_tree(tree)
+        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        environment = {**os.environ, "KVSTEER_CFLAGS": FLAGS, "LDSHARED": f"gcc -shared {FLAGS}"}
+        subprocess.run(build, cwd=tree, env=environment, check=True)
+        tests = [str(tree / "tests" / "kvstate" / name) for name in TESTED]
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": sanitizer_runtime(),
+            # the interpreter keeps what it allocates until it ends
+            "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+            "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+            "PYTHONMALLOC": "malloc",
+            "PYTHONPATH": str(tree),
+        }
+        check = f"import kvstate._core as core; assert core.__file__.startswith({str(tree)!r})"
+        subprocess.run([sys.executable, "-c", check], cwd=tree, env=environment, check=True)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
