@@ -78,6 +78,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     held = [snapshot.overlaps(prompt) for prompt in query.prompts]
     workers, load, turn = snapshot.workers, snapshot.load, snapshot.turn
     rank = POLICIES[snapshot.policy]
+    saved = saved_tokens(held)
     loads: list[Load | None] = []
     ranked: list[tuple[Rank, int]] = []
     for position, worker in enumerate(workers):
@@ -86,7 +87,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
             continue
         known = load(worker.endpoint, now)
         loads.append(known)
-        cost = uncached_tokens(worker.name, prompt_tokens, held) + known.tokens
+        cost = prompt_tokens - saved.get(worker.name, 0.0) + known.tokens
         turns = (position - turn) % len(workers)
         ranked.append((rank(cost, known.in_flight, turns, rng), position))
     ranked.sort()
@@ -101,23 +102,20 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         reason=_reason(query, snapshot.policy, picked=bool(order), held=(certain, uncertain)),
         certain_tokens=certain,
         uncertain_tokens=uncertain,
-        uncached_tokens=prompt_tokens - sum(map(worth_tokens, overlaps)),
+        uncached_tokens=prompt_tokens - (saved.get(order[0].name, 0.0) if order else 0.0),
         workers=workers,
         loads=loads,
         held=held,
     )
 
 
-def uncached_tokens(
-    worker: str, prompt_tokens: int, held: Sequence[Mapping[str, Overlap]]
-) -> float:
-    """Prompt tokens that a worker would have to compute."""
-    left: float = prompt_tokens
+def saved_tokens(held: Sequence[Mapping[str, Overlap]]) -> dict[str, float]:
+    """Prompt tokens that each worker need not compute, over all prompts."""
+    saved: dict[str, float] = {}
     for overlaps in held:
-        overlap = overlaps.get(worker)
-        if overlap is not None:
-            left -= worth_tokens(overlap)
-    return left
+        for name, overlap in overlaps.items():
+            saved[name] = saved.get(name, 0.0) + worth_tokens(overlap)
+    return saved
 
 
 def _reason(query: Query, policy: str, *, picked: bool, held: tuple[int, int]) -> str:
@@ -155,7 +153,7 @@ def _candidate(
 ) -> dict[str, Any]:
     overlaps = [each[worker.name] for each in decision.held if worker.name in each]
     known = load or Load()
-    cost = uncached_tokens(worker.name, decision.prompt_tokens, decision.held) + known.tokens
+    saved = sum(map(worth_tokens, overlaps))
     return {
         "endpoint": worker.endpoint,
         "state": state(worker.name),
@@ -166,6 +164,6 @@ def _candidate(
         "uncertain_tokens": sum(overlap.uncertain_tokens for overlap in overlaps),
         "speculative_tokens": 0,
         "in_flight": known.in_flight,
-        "cost": round(cost, 3),
+        "cost": round(decision.prompt_tokens - saved + known.tokens, 3),
         "excluded": worker.excluded or None,
     }

@@ -5,6 +5,7 @@ prefill work. This runs for every worker at every request: plain numbers, no obj
 """
 
 from collections.abc import Callable, Mapping
+from operator import mul
 from typing import NamedTuple, Protocol
 
 from kvstate.overlap import Overlap
@@ -19,7 +20,8 @@ RUNNING_REQUEST_TOKENS = 64
 # Endpoints named to Envoy: the best one, and where to retry.
 MAX_PICKS = 3
 
-_DEVICE, _HOST, _DISK, _REMOTE = (RESTORE_WEIGHT[tier] for tier in Tier)
+_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
+_NOTHING = (0, 0, 0)
 
 
 class Load(NamedTuple):
@@ -31,13 +33,16 @@ class Load(NamedTuple):
     @property
     def tokens(self) -> float:
         """What it costs a new request."""
-        return self.backlog_tokens + RUNNING_REQUEST_TOKENS * self.in_flight
+        in_flight, backlog_tokens = self
+        return backlog_tokens + RUNNING_REQUEST_TOKENS * in_flight
 
 
 def worth_tokens(overlap: Overlap) -> float:
     """Prompt tokens that an overlap saves, a lower tier's at its restore price."""
-    block_size, (device, host, disk, remote), uncertain = overlap
-    certain = _DEVICE * device + _HOST * host + _DISK * disk + _REMOTE * remote
+    block_size, tiers, uncertain = overlap
+    if tiers[1:] == _NOTHING and not uncertain:  # as nearly always
+        return block_size * tiers[0]
+    certain: float = sum(map(mul, _WEIGHTS, tiers))
     return block_size * (certain + UNCERTAIN_DISCOUNT * uncertain)
 
 
