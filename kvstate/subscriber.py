@@ -72,14 +72,15 @@ class Subscriber:
     async def _step(self) -> None:
         try:
             async with asyncio.timeout(QUIET_SECONDS):
-                signal = await self._transport.receive()
+                signals = await self._transport.receive()
         except TimeoutError:
             if self._heard and self._replay is None:
                 self._heard = False
                 self._do(self.feed.probe())
             return
-        self._do(self._take(signal))
-        await self._yield_to_picks()
+        for signal in signals:
+            self._do(self._take(signal))
+            await self._yield_to_picks()
 
     def _take(self, signal: Signal) -> list[Effect[bytes]]:
         match signal:

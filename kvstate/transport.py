@@ -39,8 +39,8 @@ class Transport(Protocol):
     def can_replay(self) -> bool:
         """Whether the publisher has a replay endpoint."""
 
-    async def receive(self) -> Signal:
-        """The next signal; waits for it."""
+    async def receive(self) -> list[Signal]:
+        """The signals that wait, at least one; waits for it."""
 
     def replay(self, start: int) -> AsyncGenerator[Message]:
         """The publisher's batches from number `start` on, as many as it still has.
@@ -74,9 +74,12 @@ class MemoryTransport:
         """Makes a signal happen."""
         self._signals.put_nowait(signal)
 
-    async def receive(self) -> Signal:
-        """The next signal that was put in."""
-        return await self._signals.get()
+    async def receive(self) -> list[Signal]:
+        """The signals that were put in."""
+        signals = [await self._signals.get()]
+        while not self._signals.empty():
+            signals.append(self._signals.get_nowait())
+        return signals
 
     async def replay(self, start: int) -> AsyncGenerator[Message]:
         """Answers from `history`, or fails with `replay_error`."""

@@ -5,13 +5,12 @@ vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket; t
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from kvstate.errors import ReplayError, WireError
 from kvstate.transport import Connected, Disconnected, Message, Signal
@@ -28,6 +27,8 @@ RECONNECT_MAX_MS = 2_000
 
 # Messages kept by the socket while the loop is busy; beyond it the publisher's own limit drops.
 RECEIVE_QUEUE_MESSAGES = 20_000
+# Signals handed on at once: several waiting messages cost one poll.
+MAX_SIGNALS = 64
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # How long a publisher may take for each message of a replay.
@@ -65,29 +66,42 @@ class ZmqTransport:
         """Whether the source names a replay endpoint."""
         return self._source.replay is not None
 
-    async def receive(self) -> Signal:
-        """The next signal; what happened to the connection comes before what it carried.
+    async def receive(self) -> list[Signal]:
+        """All signals that wait, at least one, up to `MAX_SIGNALS`.
 
-        The monitor is looked at once more when a message is ready: libzmq tells of a connection
-        before it delivers from it, but a poll looks at one socket after the other.
+        A message is taken before the monitor is looked at: libzmq tells of a connection before it
+        delivers from it. Nothing after the poll waits, or a cancellation would lose signals.
         """
-        ready = dict(await self._poller.poll())
-        if self._monitor in ready or await self._monitor.poll(0):
-            event = await recv_monitor_message(self._monitor)
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                return Connected()
-            await self._drop_queued()
-            return Disconnected()
-        return Message(await self._socket.recv_multipart())
+        signals: list[Signal] = []
+        while not signals:
+            await self._poller.poll()
+            while len(signals) < MAX_SIGNALS:
+                message = await _waiting(self._socket)
+                changes = await self._changes()
+                signals += changes
+                if Disconnected() in changes:
+                    await self._drop_queued()
+                elif message is not None:
+                    signals.append(Message(message))
+                if message is None or changes:
+                    break
+        return signals
+
+    async def _changes(self) -> list[Signal]:
+        """What happened to the connection since the last look."""
+        changes: list[Signal] = []
+        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            frames = await _waiting(self._monitor)
+            if frames is not None:
+                event = parse_monitor_message(frames)["event"]
+                connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                changes.append(Connected() if connected else Disconnected())
+        return changes
 
     async def _drop_queued(self) -> None:
-        """Drops what the lost connection left behind: it must not pass for the next one's.
-
-        Nothing here waits, or a cancellation would lose the signal.
-        """
-        with contextlib.suppress(zmq.Again):
-            while True:
-                await self._socket.recv_multipart(zmq.NOBLOCK)
+        """Drops what the lost connection left behind: it must not pass for the next one's."""
+        while await _waiting(self._socket) is not None:
+            pass
 
     async def replay(self, start: int) -> AsyncGenerator[Message]:
         """Asks for the batches from `start` on; each replay has a socket of its own."""
@@ -125,6 +139,15 @@ class ZmqTransport:
                 return Message(await socket.recv_multipart())
         except TimeoutError:
             raise ReplayError(f"no answer within {REPLAY_TIMEOUT_SECONDS:g} s") from None
+
+
+async def _waiting(socket: zmq.asyncio.Socket) -> list[bytes] | None:
+    """A message that waits already, None if there is none."""
+    try:
+        frames: list[bytes] = await socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    return frames
 
 
 def _configure(socket: zmq.asyncio.Socket) -> None:

@@ -138,3 +138,29 @@ def test_check_finds_a_bit_that_nothing_holds() -> None:
     core._table[1] = 1
     with pytest.raises(AssertionError, match="the table differs from what the segments hold"):
         core.check()
+
+
+def thue_morse(length: int) -> list[int]:
+    """The sequence that makes polynomial hashes collide whatever their multiplier is."""
+    return [bin(number).count("1") & 1 for number in range(length)]
+
+
+@pytest.mark.parametrize("low", [0, 7])
+def test_patterns_that_collide_in_weaker_hashes_stay_apart(core: Core, low: int) -> None:
+    core = new_core(compiled=not isinstance(core, PlainCore), limit_blocks=10_000)
+    owner = add(core)
+    pattern = [low + bit * 1000 for bit in thue_morse(2048)]
+    inverse = [low + (1 - bit) * 1000 for bit in thue_morse(2048)]
+    ids = [token for block in pattern for token in [block] * 4]
+    store(core, owner, list(range(1, 2049)), ids)
+    assert overlaps(core, *ids, 9)["w"].tiers[0] == 2048
+    assert overlaps(core, *(token for block in inverse for token in [block] * 4), 9) == {}
+
+
+def test_block_that_is_its_own_parent_is_never_held(core: Core) -> None:
+    owner = add(core)
+    assert store(core, owner, [1], [1], parent=1) == StoreResult.UNKNOWN_PARENT
+    store(core, owner, [1], [1])
+    assert store(core, owner, [1], [2], parent=1) == StoreResult.STORED
+    assert overlaps(core, 1, 2, 9) == {}
+    core.check()

@@ -238,11 +238,11 @@ async def test_replay_is_over_when_the_subscriber_is() -> None:
 class Faulty(MemoryTransport):
     """Fails in ways that nobody foresaw."""
 
-    async def receive(self) -> Signal:
-        signal = await super().receive()
-        if isinstance(signal, Message) and not signal.frames:
+    async def receive(self) -> list[Signal]:
+        signals = await super().receive()
+        if any(isinstance(signal, Message) and not signal.frames for signal in signals):
             raise RuntimeError("no frames")
-        return signal
+        return signals
 
     async def replay(self, start: int) -> AsyncGenerator[Message]:
         async for message in super().replay(start):

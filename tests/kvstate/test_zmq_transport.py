@@ -8,7 +8,7 @@ import zmq.asyncio
 
 from kvstate import zmq_transport
 from kvstate.errors import ReplayError
-from kvstate.transport import Connected, Disconnected, Message
+from kvstate.transport import Connected, Disconnected, Message, Signal
 from kvstate.zmq_transport import ZmqSource, ZmqTransport
 from tests.kvstate.publishing import frames
 
@@ -61,7 +61,9 @@ async def test_messages_follow_their_connection(engine: Publisher) -> None:
     publisher, address = engine.bind(zmq.XPUB)
     async with subscribed(engine, address) as transport:
         await published(publisher, frames(0), [b"another topic"], frames(1))
-        signals = [await transport.receive() for _ in range(3)]
+        signals: list[Signal] = []
+        while len(signals) < 3:
+            signals += await transport.receive()
     assert signals == [Connected(), Message(frames(0)), Message(frames(1))]
     assert not transport.can_replay
 
@@ -71,27 +73,40 @@ async def test_reconnection_is_told_and_what_the_lost_one_left_is_dropped(
 ) -> None:
     publisher, address = engine.bind(zmq.XPUB)
     async with subscribed(engine, address) as transport:
-        assert await transport.receive() == Connected()
+        assert await transport.receive() == [Connected()]
         await published(publisher, frames(0))
         assert await transport._socket.poll(5000)  # it arrived, and nobody took it yet
         publisher.close()
         assert await transport._monitor.poll(5000)
-        assert await transport.receive() == Disconnected()
+        assert await transport.receive() == [Disconnected()]
         publisher, _ = engine.bind(zmq.XPUB, address)
-        assert await transport.receive() == Connected()
+        assert await transport.receive() == [Connected()]
         await published(publisher, frames(0, life=1))
-        assert await transport.receive() == Message(frames(0, life=1))
+        assert await transport.receive() == [Message(frames(0, life=1))]
+
+
+async def test_messages_that_wait_are_taken_together(engine: Publisher) -> None:
+    publisher, address = engine.bind(zmq.XPUB)
+    async with subscribed(engine, address) as transport:
+        assert await transport.receive() == [Connected()]
+        await published(publisher, *(frames(number) for number in range(100)))
+        taken = [await transport.receive()]
+        while sum(map(len, taken)) < 100:
+            taken.append(await transport.receive())
+    assert max(map(len, taken)) <= zmq_transport.MAX_SIGNALS
+    numbers = [Message(frames(number)) for number in range(100)]
+    assert [signal for signals in taken for signal in signals] == numbers
 
 
 async def test_timeout_while_waiting_loses_nothing(engine: Publisher) -> None:
     publisher, address = engine.bind(zmq.XPUB)
     async with subscribed(engine, address) as transport:
-        assert await transport.receive() == Connected()
+        assert await transport.receive() == [Connected()]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await transport.receive()
         await published(publisher, frames(0))
-        assert await transport.receive() == Message(frames(0))
+        assert await transport.receive() == [Message(frames(0))]
 
 
 async def answer(router: zmq.asyncio.Socket, *messages: list[bytes]) -> list[bytes]:
