@@ -142,7 +142,7 @@ def test_check_finds_a_bit_that_nothing_holds() -> None:
 
 def thue_morse(length: int) -> list[int]:
     """The sequence that makes polynomial hashes collide whatever their multiplier is."""
-    return [bin(number).count("1") & 1 for number in range(length)]
+    return [number.bit_count() & 1 for number in range(length)]
 
 
 @pytest.mark.parametrize("low", [0, 7])
