@@ -10,8 +10,8 @@ import sys
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["module.c", "wire.c", "lookup.c", "index.c"]
-HEADERS = ["wire.h", "index.h", "sets.h", "table.h"]
+SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c"]
+HEADERS = ["wire.h", "rows.h", "index.h", "sets.h", "table.h"]
 FOLDER = "kvstate/native"
 
 

@@ -1,4 +1,4 @@
-#include "index.h"
+#include "rows.h"
 
 bool index_widen(Index *index, uint32_t block_size) {
     if (block_size <= index->lane_count) return true;
@@ -88,64 +88,6 @@ static bool count_size(Model *model, uint32_t block_size, int64_t change) {
     if (!sizes) return false;
     model->sizes = sizes;
     sizes[model->size_count++] = (SizeInUse){block_size, (size_t)change};
-    return true;
-}
-
-static uint64_t sharer_key(const Index *index, Holder holder, uint64_t key) {
-    return mix64(key ^ mix64(holder + index->secret));
-}
-
-/* One more hash stands for this key with this holder. */
-static bool row_hold(Index *index, Holder holder, uint64_t key) {
-    Slot row = table_find(&index->rows, key);
-    SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
-    if (sets_contain(&index->sets, from, holder)) {
-        uint64_t sharer = sharer_key(index, holder, key);
-        Slot slot = table_find(&index->sharers, sharer);
-        if (slot.shard) {
-            slot.shard->tags[slot.at]++;
-            return true;
-        }
-        return table_add(&index->sharers, sharer, 2).shard != NULL;
-    }
-    SetId to = sets_step(&index->sets, from, holder, true);
-    if (to == NO_SET) return false;
-    if (row.shard) {
-        row.shard->tags[row.at] = to;
-    } else if (!table_add(&index->rows, key, to).shard) {
-        sets_drop_unused(&index->sets, to);
-        return false;
-    }
-    index->sets.sets[to].rows++;
-    if (from) {
-        index->sets.sets[from].rows--;
-        sets_drop_unused(&index->sets, from);
-    }
-    return true;
-}
-
-/* One hash less stands for this key with this holder. */
-static bool row_release(Index *index, Holder holder, uint64_t key) {
-    if (index->sharers.used) {
-        Slot slot = table_find(&index->sharers, sharer_key(index, holder, key));
-        if (slot.shard) {
-            if (--slot.shard->tags[slot.at] == 1) table_remove(&index->sharers, slot);
-            return true;
-        }
-    }
-    Slot row = table_find(&index->rows, key);
-    if (!row.shard) return true; /* given up by clear_segment for want of memory */
-    SetId from = row.shard->tags[row.at];
-    SetId to = sets_step(&index->sets, from, holder, false);
-    if (to == NO_SET) return false;
-    if (to) {
-        row.shard->tags[row.at] = to;
-        index->sets.sets[to].rows++;
-    } else {
-        table_remove(&index->rows, row);
-    }
-    index->sets.sets[from].rows--;
-    sets_drop_unused(&index->sets, from);
     return true;
 }
 
@@ -288,16 +230,6 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
     return false;
 }
 
-/* Gives up a whole row: what others hold of it is not credited any more, which is never wrong. */
-static void row_drop(Index *index, uint64_t key) {
-    Slot row = table_find(&index->rows, key);
-    if (!row.shard) return;
-    SetId set = row.shard->tags[row.at];
-    table_remove(&index->rows, row);
-    index->sets.sets[set].rows--;
-    sets_drop_unused(&index->sets, set);
-}
-
 static void clear_segment(Index *index, uint32_t number, Pool *pool, uint32_t segment) {
     Holder holder = index_holder(number, segment, pool->tier);
     Table *blocks = &pool->blocks[segment];
@@ -381,74 +313,4 @@ uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t lengt
         hash = mix64(hash ^ (lane + 1ull) * index->lanes[n / 4 & 63]);
     }
     return hash | 1; /* 0 stands for nothing */
-}
-
-/* check() */
-
-static const char *check_pool(Index *index, uint32_t number, Pool *pool, uint32_t segment,
-                              uint64_t *pairs) {
-    Holder holder = index_holder(number, segment, pool->tier);
-    for (unsigned n = 0; n < SHARDS; n++) {
-        Shard *shard = &pool->blocks[segment].shards[n];
-        for (uint32_t at = 0; at < shard->capacity; at++) {
-            if (!shard->tags[at]) continue;
-            Slot row = table_find(&index->rows, shard->extras[at]);
-            if (!row.shard || !sets_contain(&index->sets, row.shard->tags[row.at], holder))
-                return "a held block is missing in its row";
-            ++*pairs;
-        }
-    }
-    return NULL;
-}
-
-static const char *check_owner(Index *index, uint32_t number, uint64_t *pairs) {
-    Owner *owner = &index->owners[number];
-    size_t blocks = 0;
-    for (uint32_t n = 0; n < owner->pool_count; n++) {
-        for (uint32_t segment = 0; segment < SEGMENTS; segment++) {
-            const char *fault = check_pool(index, number, owner->pools[n], segment, pairs);
-            if (fault) return fault;
-            blocks += owner->pools[n]->blocks[segment].used;
-        }
-    }
-    return blocks == owner->blocks ? NULL : "an owner miscounts its blocks";
-}
-
-static const char *check_rows(Index *index, uint64_t *memberships) {
-    uint32_t *rows = calloc(index->sets.count + 1, sizeof *rows);
-    if (!rows) return "no memory to check";
-    const char *fault = NULL;
-    for (unsigned n = 0; n < SHARDS; n++) {
-        Shard *shard = &index->rows.shards[n];
-        for (uint32_t at = 0; at < shard->capacity; at++) {
-            if (!shard->tags[at]) continue;
-            rows[shard->tags[at]]++;
-            *memberships += index->sets.sets[shard->tags[at]].length;
-        }
-    }
-    for (uint32_t id = 1; id < index->sets.count; id++)
-        if (rows[id] != index->sets.sets[id].rows) fault = "a set miscounts its rows";
-    free(rows);
-    return fault;
-}
-
-const char *index_check(Index *index) {
-    uint64_t pairs = 0, memberships = 0, shared = 0, sized = 0, blocks = 0;
-    for (uint32_t n = 0; n < index->owner_count; n++) {
-        const char *fault = check_owner(index, n, &pairs);
-        if (fault) return fault;
-        blocks += index->owners[n].blocks;
-    }
-    const char *fault = check_rows(index, &memberships);
-    if (fault) return fault;
-    for (unsigned n = 0; n < SHARDS; n++) {
-        Shard *shard = &index->sharers.shards[n];
-        for (uint32_t at = 0; at < shard->capacity; at++)
-            if (shard->tags[at]) shared += shard->tags[at] - 1;
-    }
-    for (uint32_t n = 0; n < index->model_count; n++)
-        for (uint32_t size = 0; size < index->models[n].size_count; size++)
-            sized += index->models[n].sizes[size].blocks;
-    if (pairs != memberships + shared) return "a row has a holder too many";
-    return sized == blocks ? NULL : "a model miscounts its blocks";
 }

@@ -1,0 +1,70 @@
+/* The invariants of index.h, verified from nothing but the tables; for tests, and slow. */
+#include "index.h"
+
+static const char *check_pool(Index *index, uint32_t number, Pool *pool, uint32_t segment,
+                              uint64_t *pairs) {
+    Holder holder = index_holder(number, segment, pool->tier);
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &pool->blocks[segment].shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            Slot row = table_find(&index->rows, shard->extras[at]);
+            if (!row.shard || !sets_contain(&index->sets, row.shard->tags[row.at], holder))
+                return "a held block is missing in its row";
+            ++*pairs;
+        }
+    }
+    return NULL;
+}
+
+static const char *check_owner(Index *index, uint32_t number, uint64_t *pairs) {
+    Owner *owner = &index->owners[number];
+    size_t blocks = 0;
+    for (uint32_t n = 0; n < owner->pool_count; n++) {
+        for (uint32_t segment = 0; segment < SEGMENTS; segment++) {
+            const char *fault = check_pool(index, number, owner->pools[n], segment, pairs);
+            if (fault) return fault;
+            blocks += owner->pools[n]->blocks[segment].used;
+        }
+    }
+    return blocks == owner->blocks ? NULL : "an owner miscounts its blocks";
+}
+
+static const char *check_rows(Index *index, uint64_t *memberships) {
+    uint32_t *rows = calloc(index->sets.count + 1, sizeof *rows);
+    if (!rows) return "no memory to check";
+    const char *fault = NULL;
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &index->rows.shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++) {
+            if (!shard->tags[at]) continue;
+            rows[shard->tags[at]]++;
+            *memberships += index->sets.sets[shard->tags[at]].length;
+        }
+    }
+    for (uint32_t id = 1; id < index->sets.count; id++)
+        if (rows[id] != index->sets.sets[id].rows) fault = "a set miscounts its rows";
+    free(rows);
+    return fault;
+}
+
+const char *index_check(Index *index) {
+    uint64_t pairs = 0, memberships = 0, shared = 0, sized = 0, blocks = 0;
+    for (uint32_t n = 0; n < index->owner_count; n++) {
+        const char *fault = check_owner(index, n, &pairs);
+        if (fault) return fault;
+        blocks += index->owners[n].blocks;
+    }
+    const char *fault = check_rows(index, &memberships);
+    if (fault) return fault;
+    for (unsigned n = 0; n < SHARDS; n++) {
+        Shard *shard = &index->sharers.shards[n];
+        for (uint32_t at = 0; at < shard->capacity; at++)
+            if (shard->tags[at]) shared += shard->tags[at] - 1;
+    }
+    for (uint32_t n = 0; n < index->model_count; n++)
+        for (uint32_t size = 0; size < index->models[n].size_count; size++)
+            sized += index->models[n].sizes[size].blocks;
+    if (pairs != memberships + shared) return "a row has a holder too many";
+    return sized == blocks ? NULL : "a model miscounts its blocks";
+}

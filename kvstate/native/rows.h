@@ -1,0 +1,75 @@
+/* Rows: which holders have a block key, and how many hashes of a holder stand for it. */
+#ifndef KVSTEER_ROWS_H
+#define KVSTEER_ROWS_H
+
+#include "index.h"
+
+static inline uint64_t sharer_key(const Index *index, Holder holder, uint64_t key) {
+    return mix64(key ^ mix64(holder + index->secret));
+}
+
+/* One more hash stands for this key with this holder. */
+static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
+    Slot row = table_find(&index->rows, key);
+    SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
+    if (sets_contain(&index->sets, from, holder)) {
+        uint64_t sharer = sharer_key(index, holder, key);
+        Slot slot = table_find(&index->sharers, sharer);
+        if (slot.shard) {
+            slot.shard->tags[slot.at]++;
+            return true;
+        }
+        return table_add(&index->sharers, sharer, 2).shard != NULL;
+    }
+    SetId to = sets_step(&index->sets, from, holder, true);
+    if (to == NO_SET) return false;
+    if (row.shard) {
+        row.shard->tags[row.at] = to;
+    } else if (!table_add(&index->rows, key, to).shard) {
+        sets_drop_unused(&index->sets, to);
+        return false;
+    }
+    index->sets.sets[to].rows++;
+    if (from) {
+        index->sets.sets[from].rows--;
+        sets_drop_unused(&index->sets, from);
+    }
+    return true;
+}
+
+/* One hash less stands for this key with this holder. */
+static inline bool row_release(Index *index, Holder holder, uint64_t key) {
+    if (index->sharers.used) {
+        Slot slot = table_find(&index->sharers, sharer_key(index, holder, key));
+        if (slot.shard) {
+            if (--slot.shard->tags[slot.at] == 1) table_remove(&index->sharers, slot);
+            return true;
+        }
+    }
+    Slot row = table_find(&index->rows, key);
+    if (!row.shard) return true; /* given up by clear_segment for want of memory */
+    SetId from = row.shard->tags[row.at];
+    SetId to = sets_step(&index->sets, from, holder, false);
+    if (to == NO_SET) return false;
+    if (to) {
+        row.shard->tags[row.at] = to;
+        index->sets.sets[to].rows++;
+    } else {
+        table_remove(&index->rows, row);
+    }
+    index->sets.sets[from].rows--;
+    sets_drop_unused(&index->sets, from);
+    return true;
+}
+
+/* Gives up a whole row: what others hold of it is not credited any more, which is never wrong. */
+static inline void row_drop(Index *index, uint64_t key) {
+    Slot row = table_find(&index->rows, key);
+    if (!row.shard) return;
+    SetId set = row.shard->tags[row.at];
+    table_remove(&index->rows, row);
+    index->sets.sets[set].rows--;
+    sets_drop_unused(&index->sets, set);
+}
+
+#endif
