@@ -123,7 +123,7 @@ def _transports(context: ZmqContext, events: WorkerEvents) -> Sequence[Transport
         ZmqTransport(
             context,
             ZmqSource(
-                events=_of_rank(events.zmq, rank),
+                events=_of_rank(events.zmq or "", rank),
                 replay=None if events.replay is None else _of_rank(events.replay, rank),
                 topic=events.topic,
             ),

@@ -10,6 +10,7 @@ from typing import Any
 DIALECTS = ("auto", "buffered")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+SERVICES = ("vllm", "sglang", "trtllm")
 POLICIES = ("cost", "least_request", "round_robin", "random")
 
 
@@ -84,15 +85,22 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteTokenizer:
+    """A worker's own /tokenize instead of files here."""
+
+    remote: bool = key("true: a worker's /tokenize; this version does not ask it yet", default=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A model as requests name it, and how its prompts become tokens."""
 
     name: str = key("the name that requests use")
     aliases: tuple[str, ...] = key("other names for the same model", ())
     lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
-    tokenizer: str | None = key(
-        "a directory, a tokenizer.json, or a hub id found in the local Hugging Face cache;"
-        " without one the model is routed by load",
+    tokenizer: str | RemoteTokenizer | None = key(
+        "a directory, a tokenizer.json, a hub id found in the local Hugging Face cache, or"
+        " {remote: true}; without one here the model is routed by load",
         None,
     )
     chat_template: str | None = key(
@@ -102,9 +110,9 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvents:
-    """Where a worker publishes its KV-cache events."""
+    """Where a worker publishes its KV-cache events: over ZMQ, or over gRPC."""
 
-    zmq: str = key("the ZMQ PUB endpoint of rank 0, tcp://host:port")
+    zmq: str | None = key("the ZMQ PUB endpoint of rank 0, tcp://host:port", None)
     replay: str | None = key(
         "the ZMQ replay endpoint of rank 0, tcp://host:port; without one, what was published"
         " before the connection or lost on it stays unknown",
@@ -114,6 +122,12 @@ class WorkerEvents:
     ranks: int = key(
         "publishers inside this worker (data parallel); rank r uses both ports + r", 1, minimum=1
     )
+    grpc: str | None = key(
+        "host:port of a gRPC server with SubscribeKvEvents; this version does not follow it yet,"
+        " and routes the worker by load",
+        None,
+    )
+    service: str = key("whose service that is", "vllm", choices=SERVICES)
 
 
 @dataclass(frozen=True, slots=True)

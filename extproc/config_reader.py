@@ -98,7 +98,7 @@ def _is_required(item: "Field[Any]") -> bool:
 
 
 def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:
-    kind, optional = _without_none(hint)
+    kind, optional = _chosen(hint, raw)
     if raw is None and optional:
         return None
     if is_dataclass(kind):
@@ -112,11 +112,14 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
     return raw
 
 
-def _without_none(hint: object) -> tuple[object, bool]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-        return rest[0], True
-    return hint, False
+def _chosen(hint: object, raw: object) -> tuple[object, bool]:
+    """What a value is to be, and whether it may be absent; of a text or a section, by its shape."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    sections = [kind for kind in kinds if is_dataclass(kind)]
+    kind = sections[0] if sections and isinstance(raw, Mapping) else kinds[0]
+    return kind, len(kinds) < len(typing.get_args(hint))
 
 
 def _items(kind: object, raw: object, path: str, item: "Field[Any]", faults: list[str]) -> object:

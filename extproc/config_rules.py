@@ -86,7 +86,7 @@ def _models(config: Config) -> Iterator[str]:
 
 
 def _files(key: str, model: Model) -> Iterator[str]:
-    if model.tokenizer is not None:
+    if isinstance(model.tokenizer, str):
         try:
             TokenizerFiles.find(model.tokenizer)
         except FileNotFoundError as error:
@@ -120,6 +120,10 @@ def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
 
 
 def _events(key: str, events: WorkerEvents) -> Iterator[str]:
+    if (events.zmq is None) == (events.grpc is None):
+        yield f"{key}: needs one of zmq and grpc"
+    if events.grpc is not None:
+        yield from _address_fault(f"{key}.grpc", events.grpc, address.parse)
     taken: set[tuple[str, int]] = set()
     for name, text in (("zmq", events.zmq), ("replay", events.replay)):
         if text is None:

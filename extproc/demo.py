@@ -208,8 +208,8 @@ def _free_ports(wanted: Sequence[int]) -> list[int]:
 
 def _worker_command(worker: Worker) -> list[str]:
     command = [*_KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
-    if worker.events is not None and worker.events.replay is not None:
-        command += ["--events", worker.events.zmq, "--replay", worker.events.replay]
+    if worker.events is not None:
+        command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
     return [*command, "--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
 
 

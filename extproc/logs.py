@@ -28,5 +28,4 @@ def configure(level: str, style: str) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     root = logging.getLogger("kvsteer")
     root.handlers = [handler]
-    root.propagate = False
     root.setLevel(level.upper())

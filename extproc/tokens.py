@@ -1,6 +1,7 @@
 """From prompts to token ids: exactly the engine's, or an error and no claim."""
 
 import json
+import logging
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 import tokenizers
 
 from extproc.chat_template import ChatTemplate
-from extproc.config import Model
+from extproc.config import Model, RemoteTokenizer
 from extproc.errors import RequestError, StartError
 from extproc.request import Chat, Prompt, Text
 from extproc.tokenizer_files import TokenizerFiles
 from kvstate.events import Tokens
+
+log = logging.getLogger("kvsteer.tokens")
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -32,6 +35,11 @@ class Tokenizer:
         Raises:
             StartError: its files cannot be read.
         """
+        if isinstance(model.tokenizer, RemoteTokenizer):
+            log.warning(
+                "model %s: remote tokenizers are not asked yet; it is routed by load", model.name
+            )
+            return None
         if model.tokenizer is None:
             return None
         try:

@@ -70,9 +70,14 @@ class Workers:
             await self._fleet.close()
             return
         for worker in self._config.workers:
-            if worker.events is not None:
-                model = self._config.model_of(worker)
-                self._fleet.add(worker.endpoint, model, self._make_transports(worker.events))
+            if worker.events is None:
+                continue
+            if worker.events.zmq is None:
+                message = "worker %s: events over gRPC are not followed yet; it is routed by load"
+                log.warning(message, worker.endpoint)
+                continue
+            model = self._config.model_of(worker)
+            self._fleet.add(worker.endpoint, model, self._make_transports(worker.events))
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block, by name."""

@@ -24,12 +24,12 @@ def rows_of(kind: type, path: str) -> Iterator[str]:
     for item in fields(kind):
         key = f"{path}{item.name}"
         inner = section_in(hints[item.name])
-        if inner is None:
+        if inner is None or str in typing.get_args(hints[item.name]):
             default = "required" if item.default is MISSING else yaml_of(item.default)
             choices = " \\| ".join(item.metadata["choices"])
             doc = item.metadata["doc"] + (f" ({choices})" if choices else "")
             yield f"| `{key}` | {default} | {doc} |"
-        else:
+        if inner is not None:
             is_list = typing.get_origin(hints[item.name]) is tuple
             yield from rows_of(inner, f"{key}[]." if is_list else f"{key}.")
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config import Config, Model, Worker, WorkerEvents
+from extproc.config import Config, Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.config_reader import MAX_FILE_BYTES, load, parse
 from extproc.errors import ConfigError
 from simulator.settings import TINY_MODEL
@@ -36,6 +36,18 @@ def test_sections_lists_and_json_are_read() -> None:
     assert config.workers == (Worker("[::1]:1", "m", 64, events),)
 
 
+def test_a_tokenizer_is_a_text_or_a_section() -> None:
+    text = "models: [{name: m, tokenizer: {remote: true}}]\nworkers: [{endpoint: 'a:1'}]"
+    assert parse(text, "c.yaml").models[0].tokenizer == RemoteTokenizer()
+
+
+def test_events_may_come_over_grpc() -> None:
+    events = "{grpc: '127.0.0.1:50051', service: sglang}"
+    text = f"models: [{{name: m}}]\nworkers: [{{endpoint: 'a:1', events: {events}}}]"
+    taken = WorkerEvents(grpc="127.0.0.1:50051", service="sglang")
+    assert parse(text, "c.yaml").workers[0].events == taken
+
+
 def test_null_stands_for_what_may_be_absent() -> None:
     text = "models: [{name: m, tokenizer: null}]\nworkers: [{endpoint: 'a:1', events: null}]"
     assert parse(text, "c.yaml").workers[0].events is None
@@ -61,6 +73,11 @@ def test_null_stands_for_what_may_be_absent() -> None:
         ("models: x", "models: must be a list, is 'x'"),
         ("models: [{}]", "models[0].name: missing"),
         ("models: [{name: ''}]", "models[0].name: must not be empty"),
+        ("models: [{name: m, tokenizer: 5}]", "models[0].tokenizer: must be text, is 5"),
+        (
+            "models: [{name: m, tokenizer: {remot: 1}}]",
+            "models[0].tokenizer.remot: unknown key; did you mean remote?",
+        ),
         ("models: [{name: m, lora: [5]}]", "models[0].lora[0]: must be text, is 5"),
         ("workers: [{endpoint: 5}]", "workers[0].endpoint: must be text, is 5"),
     ],

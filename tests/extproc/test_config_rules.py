@@ -64,6 +64,12 @@ def events(rest: str) -> str:
             [MODEL, events("zmq: 'a:1'")],
             "workers[0].events.zmq: must be tcp://host:port, is 'a:1'",
         ),
+        ([MODEL, events("topic: t")], "workers[0].events: needs one of zmq and grpc"),
+        (
+            [MODEL, events("zmq: 'tcp://a:1', grpc: 'a:2'")],
+            "workers[0].events: needs one of zmq and grpc",
+        ),
+        ([MODEL, events("grpc: a")], "workers[0].events.grpc: must be host:port, is 'a'"),
         (
             [MODEL, events("zmq: 'tcp://a:65535', ranks: 2")],
             "workers[0].events.zmq: port 65535 + 2 ranks is above 65535",

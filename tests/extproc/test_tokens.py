@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Model
+from extproc.config import Model, RemoteTokenizer
 from extproc.errors import RequestError, StartError
 from extproc.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizer_files import TokenizerFiles
@@ -71,8 +71,10 @@ def test_a_model_without_a_template_takes_text_only(tmp_path: Path) -> None:
         tokenizer.encode(Chat([{"role": "user", "content": "hello"}], {}))
 
 
-def test_a_model_without_a_tokenizer_has_none() -> None:
+def test_a_model_without_a_tokenizer_has_none(caplog: pytest.LogCaptureFixture) -> None:
     assert Tokenizer.load(Model("m")) is None
+    assert Tokenizer.load(Model("m", tokenizer=RemoteTokenizer())) is None
+    assert "remote tokenizers are not asked yet" in caplog.text
 
 
 def test_a_file_that_is_no_tokenizer_is_told_at_start(tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ async def test_a_worker_without_events_is_unsupported_and_eligible() -> None:
     await one.close()
 
 
+async def test_a_feed_that_is_not_followed_yet_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    one = workers('{endpoint: "127.0.0.1:1", model: a, events: {grpc: "127.0.0.1:50051"}}')
+    await one.start()
+    assert one.state("127.0.0.1:1") == "unsupported"
+    assert "events over gRPC are not followed yet" in caplog.text
+    await one.close()
+
+
 async def test_workers_of_other_models_are_excluded() -> None:
     one = workers('{endpoint: "127.0.0.1:1", model: a}')
     assert one.candidates("b")[0].excluded == "serves a"
