@@ -7,7 +7,7 @@ import pytest
 
 from kvstate import subscriber as subscriber_module
 from kvstate.feed import State
-from kvstate.index import Index
+from kvstate.index import BYTES_PER_BLOCK, Index, Limits
 from kvstate.overlap import Overlap
 from kvstate.subscriber import Subscriber
 from kvstate.transport import Connected, Disconnected, MemoryTransport, Message, Signal
@@ -19,8 +19,10 @@ CLEAR = ["AllBlocksCleared"]
 class Following:
     """A subscriber that runs, and the index that it fills."""
 
-    def __init__(self, transport: MemoryTransport, clock: Callable[[], float]) -> None:
-        self.index = Index(12345678)
+    def __init__(
+        self, transport: MemoryTransport, clock: Callable[[], float], limits: Limits | None
+    ) -> None:
+        self.index = Index(12345678, limits)
         self.transport = transport
         self.subscriber = Subscriber(
             self.index, self.index.add("w", 0, "m"), transport, asyncio.Semaphore(1), clock
@@ -43,9 +45,11 @@ class Following:
 
 @asynccontextmanager
 async def following(
-    transport: MemoryTransport | None = None, clock: Callable[[], float] = lambda: 0.0
+    transport: MemoryTransport | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    limits: Limits | None = None,
 ) -> AsyncIterator[Following]:
-    followed = Following(transport or MemoryTransport(), clock)
+    followed = Following(transport or MemoryTransport(), clock, limits)
     yield followed
     followed.task.cancel()
     await asyncio.gather(followed.task, return_exceptions=True)
@@ -233,6 +237,17 @@ async def test_replay_is_over_when_the_subscriber_is() -> None:
         await asyncio.gather(followed.task, return_exceptions=True)
         await followed.subscriber.close()
         assert transport.ended
+
+
+async def test_rank_that_holds_more_than_its_bound_is_degraded() -> None:
+    async with following(limits=Limits(bytes=2 * BYTES_PER_BLOCK)) as followed:
+        await connected(followed)
+        followed.publish(0, block(1), block(2, 1), block(3, 2))
+        await followed.state(State.DEGRADED)
+        assert followed.feed.reason == "it holds more than the index keeps of one rank"
+        assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
+        followed.publish(1, CLEAR)
+        await followed.state(State.LIVE)
 
 
 class Faulty(MemoryTransport):
