@@ -5,7 +5,7 @@ import functools
 import logging
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
@@ -30,7 +30,6 @@ INLINE_CHARACTERS = 2_048
 
 # Threads for long prompts; tokenizers releases the interpreter lock.
 TOKENIZER_THREADS = 2
-
 
 # What of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
@@ -122,27 +121,22 @@ class Router:
             return Query(served.model, reason="deadline")
 
     async def _keyed(self, request: InferenceRequest, served: Served) -> list[Keyed]:
-        async with asyncio.timeout(self._config.extproc.deadline_ms / 1000):
-            return [
-                Keyed(
-                    served.model,
-                    await self._tokens(prompt, served),
-                    served.lora,
-                    request.cache_salt,
-                )
-                for prompt in request.prompts
-            ]
+        encode = functools.partial(self._encode, request.prompts, served.model)
+        if sum(map(size_of, request.prompts)) <= INLINE_CHARACTERS:
+            tokens = encode()
+        else:
+            async with asyncio.timeout(self._config.extproc.deadline_ms / 1000):
+                tokens = await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        return [Keyed(served.model, one, served.lora, request.cache_salt) for one in tokens]
 
-    async def _tokens(self, prompt: Prompt, served: Served) -> Tokens:
-        tokenizer = self._tokenizers.get(served.model)
-        if tokenizer is None:
-            if isinstance(prompt, array):
-                return prompt
+    def _encode(self, prompts: Sequence[Prompt], model: str) -> list[Tokens]:
+        tokenizer = self._tokenizers.get(model)
+        if tokenizer is not None:
+            return [tokenizer.encode(prompt) for prompt in prompts]
+        tokens = [prompt for prompt in prompts if isinstance(prompt, array)]
+        if len(tokens) < len(prompts):
             raise RequestError("no_tokenizer")
-        if size_of(prompt) <= INLINE_CHARACTERS:
-            return tokenizer.encode(prompt)
-        encode = functools.partial(tokenizer.encode, prompt)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        return tokens
 
     def _place(self, query: Query) -> Decision:
         snapshot = Snapshot(

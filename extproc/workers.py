@@ -23,6 +23,9 @@ log = logging.getLogger("kvsteer.workers")
 # Host names are looked up again so often; Envoy's own DNS clusters do it every 5 s.
 RESOLVE_INTERVAL_SECONDS = 5.0
 
+# How long start-up waits for the first answers; a resolver that is away must not hold it up.
+FIRST_RESOLVE_SECONDS = 2.0
+
 MakeTransports = Callable[[configuration.WorkerEvents], Sequence[Transport]]
 
 
@@ -42,14 +45,15 @@ class Workers:
         self._endpoints = {name: str(place) for name, place in self._places.items() if place.is_ip}
         self._candidates: dict[str, list[Worker]] = {}  # by model, until an address changes
         self._resolving: asyncio.Task[None] | None = None
+        self._resolved_once = asyncio.Event()
         self.events_enabled = False
 
     async def start(self) -> None:
         """Resolves names once, then keeps them resolved; follows the feeds if that is enabled."""
-        names = [place for place in self._places.values() if not place.is_ip]
-        if names:
-            await self._resolve_all()
+        if not all(place.is_ip for place in self._places.values()):
             self._resolving = asyncio.create_task(self._keep_resolved())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._resolved_once.wait(), FIRST_RESOLVE_SECONDS)
         await self.enable_events(enabled=self._config.events.enabled)
 
     async def close(self) -> None:
@@ -138,13 +142,11 @@ class Workers:
         }
 
     async def _keep_resolved(self) -> None:
-        while True:
-            await asyncio.sleep(RESOLVE_INTERVAL_SECONDS)
-            await self._resolve_all()
-
-    async def _resolve_all(self) -> None:
         named = [(name, place) for name, place in self._places.items() if not place.is_ip]
-        await asyncio.gather(*(self._resolve(name, place) for name, place in named))
+        while True:
+            await asyncio.gather(*(self._resolve(name, place) for name, place in named))
+            self._resolved_once.set()
+            await asyncio.sleep(RESOLVE_INTERVAL_SECONDS)
 
     async def _resolve(self, name: str, place: Address) -> None:
         """Looks a host name up; the last address that was found stays where none is found now."""

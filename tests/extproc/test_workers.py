@@ -113,6 +113,21 @@ async def test_an_address_stays_while_its_name_cannot_be_resolved(
     await one.close()
 
 
+async def test_a_resolver_that_is_away_does_not_hold_up_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lookup(*_: object, **__: object) -> list[Any]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    monkeypatch.setattr("extproc.workers.FIRST_RESOLVE_SECONDS", 0.01)
+    one = workers('{endpoint: "w:7", model: a}')
+    await one.start()
+    assert one.candidates("a")[0].excluded == "its host name could not be resolved"
+    await one.close()
+
+
 async def test_the_kill_switch_stops_and_starts_the_feeds() -> None:
     made: list[MemoryTransport] = []
     one = workers(f'{{endpoint: "127.0.0.1:1", model: a, events: {EVENTS}}}', made)
