@@ -124,12 +124,10 @@ static void count_block(Index *index, Owner *owner, const Pool *pool, int change
 }
 
 /* Drops all copies of the hash in this slot. */
-static bool forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, Slot slot) {
-    uint64_t key = slot.shard->extras[slot.at];
-    if (!row_release(index, index_holder(owner, segment, pool->tier), key)) return false;
+static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, Slot slot) {
+    row_release(index, index_holder(owner, segment, pool->tier), slot.shard->extras[slot.at]);
     table_remove(&pool->blocks[segment], slot);
     count_block(index, &index->owners[owner], pool, -1);
-    return true;
 }
 
 /* Holds `copies` more copies of a block. */
@@ -145,7 +143,7 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
     }
     if (slot.shard) {
         owner->restored_with_other_tokens++;
-        if (!forget(index, number, pool, segment, slot)) return false;
+        forget(index, number, pool, segment, slot);
     }
     slot = table_add(blocks, hash, copies);
     if (!slot.shard) return false;
@@ -184,7 +182,7 @@ static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32
     Owner *owner = &index->owners[number];
     if (segment == owner->certain) { /* it was stored again since the hole */
         Slot old = table_find(&pool->blocks[segment ^ 1], hash);
-        if (old.shard && !forget(index, number, pool, segment ^ 1, old)) return INDEX_NO_MEMORY;
+        if (old.shard) forget(index, number, pool, segment ^ 1, old);
     }
     return hold(index, number, pool, segment, hash, key, 1) ? INDEX_OK : INDEX_NO_MEMORY;
 }
@@ -222,9 +220,11 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
             if (pool->medium != medium || pool->group != group) continue;
             Slot slot = table_find(&pool->blocks[segment], hash);
             if (!slot.shard) continue;
-            if (--slot.shard->tags[slot.at]) return true;
-            slot.shard->tags[slot.at] = 1;
-            return forget(index, number, pool, segment, slot);
+            if (slot.shard->tags[slot.at] > 1)
+                slot.shard->tags[slot.at]--;
+            else
+                forget(index, number, pool, segment, slot);
+            return true;
         }
     }
     return false;
@@ -237,7 +237,7 @@ static void clear_segment(Index *index, uint32_t number, Pool *pool, uint32_t se
         Shard *shard = &blocks->shards[n];
         for (uint32_t at = 0; at < shard->capacity; at++) {
             if (!shard->tags[at]) continue;
-            if (!row_release(index, holder, shard->extras[at])) row_drop(index, shard->extras[at]);
+            row_release(index, holder, shard->extras[at]);
             count_block(index, &index->owners[number], pool, -1);
         }
     }
@@ -271,7 +271,7 @@ static bool merge_pool(Index *index, uint32_t number, Pool *pool, uint32_t from)
         for (uint32_t at = 0; at < shard->capacity; at++) {
             if (!shard->tags[at]) continue;
             Slot old = table_find(&pool->blocks[from ^ 1], shard->keys[at]);
-            if (old.shard && !forget(index, number, pool, from ^ 1, old)) return false;
+            if (old.shard) forget(index, number, pool, from ^ 1, old);
             if (!hold(index, number, pool, from ^ 1, shard->keys[at], shard->extras[at],
                       shard->tags[at]))
                 return false;

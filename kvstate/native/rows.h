@@ -37,20 +37,32 @@ static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
     return true;
 }
 
+/* Gives up a whole row, for want of memory to change it: what others hold of it is not credited any
+ * more, which is never wrong. Their own release of it finds nothing. */
+static inline void row_drop(Index *index, Slot row) {
+    SetId set = row.shard->tags[row.at];
+    table_remove(&index->rows, row);
+    index->sets.sets[set].rows--;
+    sets_drop_unused(&index->sets, set);
+}
+
 /* One hash less stands for this key with this holder. */
-static inline bool row_release(Index *index, Holder holder, uint64_t key) {
+static inline void row_release(Index *index, Holder holder, uint64_t key) {
     if (index->sharers.used) {
         Slot slot = table_find(&index->sharers, sharer_key(index, holder, key));
         if (slot.shard) {
             if (--slot.shard->tags[slot.at] == 1) table_remove(&index->sharers, slot);
-            return true;
+            return;
         }
     }
     Slot row = table_find(&index->rows, key);
-    if (!row.shard) return true; /* given up by clear_segment for want of memory */
-    SetId from = row.shard->tags[row.at];
+    SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
+    if (!sets_contain(&index->sets, from, holder)) return; /* its row was given up */
     SetId to = sets_step(&index->sets, from, holder, false);
-    if (to == NO_SET) return false;
+    if (to == NO_SET) {
+        row_drop(index, row);
+        return;
+    }
     if (to) {
         row.shard->tags[row.at] = to;
         index->sets.sets[to].rows++;
@@ -59,17 +71,6 @@ static inline bool row_release(Index *index, Holder holder, uint64_t key) {
     }
     index->sets.sets[from].rows--;
     sets_drop_unused(&index->sets, from);
-    return true;
-}
-
-/* Gives up a whole row: what others hold of it is not credited any more, which is never wrong. */
-static inline void row_drop(Index *index, uint64_t key) {
-    Slot row = table_find(&index->rows, key);
-    if (!row.shard) return;
-    SetId set = row.shard->tags[row.at];
-    table_remove(&index->rows, row);
-    index->sets.sets[set].rows--;
-    sets_drop_unused(&index->sets, set);
 }
 
 #endif
