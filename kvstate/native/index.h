@@ -23,7 +23,7 @@
 #define MAX_COPIES UINT32_MAX
 #define MAX_BLOCK_SIZE 65536u
 
-enum { CERTAIN = 0, UNCERTAIN = 1, SEGMENTS = 2 };
+#define SEGMENTS 2 /* certain, and uncertain */
 
 typedef enum {
     INDEX_OK,
@@ -33,7 +33,7 @@ typedef enum {
 } IndexResult;
 
 typedef struct {
-    uint32_t medium; /* a small number for each name, see module.c */
+    uint32_t medium; /* a small number for each name, see wire.c */
     int64_t group;   /* -1: none */
     uint32_t block_size;
     uint32_t tier;
