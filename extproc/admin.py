@@ -140,15 +140,22 @@ def _same_host_only(host: str) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        named = urlsplit(f"//{request.host}").hostname or ""
+        named = _host_in(request.host)
         if not (_is_loopback(named) or named == host):
             raise web.HTTPForbidden(text=f"Host {named!r} is not served here\n")
         origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
+        if origin is not None and origin.partition("://")[2] != request.host:
             raise web.HTTPForbidden(text="requests from other origins are refused\n")
         return await handler(request)
 
     return check
+
+
+def _host_in(authority: str) -> str:
+    try:
+        return urlsplit(f"//{authority}").hostname or ""
+    except ValueError:
+        return ""  # as a bracket that is not closed
 
 
 def _is_loopback(host: str) -> bool:

@@ -91,11 +91,17 @@ async def serve(path: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    # what it would reload has just been read; unhandled, it would end the process
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with running(config) as workers:
         reloads: set[asyncio.Task[None]] = set()
-        loop.add_signal_handler(
-            signal.SIGHUP, lambda: reloads.add(loop.create_task(_reload(path, workers)))
-        )
+
+        def reload() -> None:
+            task = loop.create_task(_reload(path, workers))
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
         gc.freeze()
         log.info("index core: %s", default_core_name())
         log.info(
@@ -110,7 +116,7 @@ async def serve(path: str) -> None:
 
 async def _reload(path: str, workers: Workers) -> None:
     try:
-        config = load(path)
+        config = await asyncio.to_thread(load, path)  # thousands of workers take a second
     except ConfigError as error:
         for fault in error.faults:
             log.error("not reloaded: %s", fault)

@@ -5,7 +5,7 @@ transformers library offers them (its `apply_chat_template`). A client's templat
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,9 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from extproc.errors import RequestError
+
+# What a model thought before an answer, under the names that clients send back.
+_REASONING = frozenset(("reasoning", "reasoning_content"))
 
 
 class ChatTemplate:
@@ -30,25 +33,42 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self._wants_parts = _iterates_over_content(environment.parse(source))
+            tree = environment.parse(source)
         except jinja2.TemplateError as error:
             raise ValueError(f"not a Jinja template: {error}") from None
+        self._wants_parts = _iterates_over_content(tree)
+        self._reads_reasoning = "reasoning" in source
+        self._reads_effort = "reasoning_effort" in source or "enable_thinking" in source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        has_reasoning_effort: bool = False,
+    ) -> str:
         """The prompt text of a conversation.
 
+        has_reasoning_effort: whether the request sets it beside the variables.
+
         Raises:
-            RequestError: the template refuses the conversation; an engine would as well.
+            RequestError: the template refuses the conversation, as an engine would; or it reads
+                what engines, and their versions, hand it differently.
         """
-        shaped = messages if self._wants_parts else [_flat(message) for message in messages]
+        if has_reasoning_effort and self._reads_effort:
+            raise RequestError("unsupported_reasoning_effort")
+        if self._reads_reasoning and any(_REASONING & message.keys() for message in messages):
+            raise RequestError("unsupported_reasoning")
+        shape = _in_parts if self._wants_parts else _flat
+        shaped = [shape(message) for message in messages]
         context = {**self._special_tokens, "tools": None, "documents": None, **variables}
         try:
             text = self._template.render(**{**context, "messages": shaped})
         except Exception:  # noqa: BLE001 - whatever a template does, the request must go on
             raise RequestError("template_failed") from None
         if variables.get("continue_final_message"):
-            return _up_to_final_content(text, shaped[-1])
+            return _up_to_final_content(text, messages[-1])
         return text
 
 
@@ -118,12 +138,19 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Text as one part, as vLLM does for templates that take parts; what a tool said stays text."""
+    content = message.get("content")
+    if message.get("role") == "tool":
+        return _flat(message)
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
 def _up_to_final_content(text: str, message: Mapping[str, Any]) -> str:
     content = message.get("content")
     final = content.strip() if isinstance(content, str) else ""
     if not final or final not in text:
         raise RequestError("template_failed")
     return text[: text.rindex(final) + len(final)]
-
-
-Renderer = Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str]

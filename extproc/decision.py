@@ -38,7 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """All that a decision looks at besides the query and the time.
 
     overlaps: of every worker that holds something of a prompt, by name. load: of an endpoint, at a
-    time. turn: decisions so far.
+    time. turn: decisions so far for this model.
     """
 
     workers: Sequence[Worker]
@@ -81,6 +81,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     saved = saved_tokens(held)
     loads: list[Load | None] = []
     ranked: list[tuple[Rank, int]] = []
+    eligible = [worker.excluded for worker in workers].count("")
     for position, worker in enumerate(workers):
         if worker.excluded:
             loads.append(None)
@@ -88,7 +89,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         known = load(worker.endpoint, now)
         loads.append(known)
         cost = prompt_tokens - saved.get(worker.name, 0.0) + known.tokens
-        turns = (position - turn) % len(workers)
+        turns = (len(ranked) - turn) % eligible
         ranked.append((rank(cost, known.in_flight, turns, rng), position))
     ranked.sort()
     order = [workers[position] for _, position in ranked[:MAX_PICKS]]

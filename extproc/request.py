@@ -15,17 +15,28 @@ from kvstate.events import Tokens
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
 
-# More prompts or messages than this are not keyed: the work must stay within the deadline.
+# More than this is not keyed: parsing holds the event loop, and tokenizing must not hold a thread
+# for long after the deadline has passed.
+MAX_BYTES = 4 * 1024 * 1024
 MAX_PROMPTS = 64
 MAX_MESSAGES = 8192
 
+# In chat_template_kwargs these replace what the request itself says, in some engines only.
+_RESERVED_VARIABLES = frozenset(
+    ("messages", "conversation", "tools", "chat_template", "tokenize", "truncation", "max_length")
+)
+
 
 class Chat(NamedTuple):
-    """A conversation, as the chat template sees it."""
+    """A conversation, as the chat template sees it.
+
+    has_reasoning_effort: whether the request sets it; engines hand it to templates each in its way.
+    """
 
     messages: list[dict[str, Any]]
     variables: dict[str, Any]
     add_special_tokens: bool = False
+    has_reasoning_effort: bool = False
 
 
 class Text(NamedTuple):
@@ -54,6 +65,8 @@ class _ChatBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     model: str | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    reasoning_effort: Any = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -70,6 +83,7 @@ class _CompletionBody(msgspec.Struct):
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     suffix: str | None = None
+    prompt_embeds: Any = None
     cache_salt: str | None = None
 
 
@@ -107,6 +121,8 @@ def parse(path: str, body: bytes) -> InferenceRequest:
         RequestError: the body is not one that an engine would accept either (bad_json,
             bad_request), or one whose prompt we do not claim to know (unsupported_*).
     """
+    if len(body) > MAX_BYTES:
+        raise RequestError("too_many_bytes")
     try:
         if path == CHAT_PATH:
             return _chat(_chat_body.decode(body))
@@ -126,37 +142,87 @@ def _chat(body: _ChatBody) -> InferenceRequest:
         raise RequestError("unsupported_client_template")
     if body.truncate_prompt_tokens is not None:
         raise RequestError("unsupported_truncation")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise RequestError("bad_request")
+    given = body.chat_template_kwargs or {}
+    if not _RESERVED_VARIABLES.isdisjoint(given):
+        raise RequestError("unsupported_template_kwargs")
     variables: dict[str, Any] = {
-        **(body.chat_template_kwargs or {}),
+        **given,
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
     }
     if body.tools is not None:
-        variables["tools"] = body.tools
+        if body.tool_choice not in (None, "auto", "required"):
+            raise RequestError("unsupported_tool_choice")  # some engines then leave tools out
+        variables["tools"] = _tools(body.tools)
     if body.documents is not None:
         variables["documents"] = body.documents
     messages = [_message(message) for message in body.messages]
-    return InferenceRequest(
-        body.model, [Chat(messages, variables, body.add_special_tokens)], body.cache_salt
-    )
+    chat = Chat(messages, variables, body.add_special_tokens, body.reasoning_effort is not None)
+    return InferenceRequest(body.model, [chat], body.cache_salt)
+
+
+def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tools as vLLM hands them to templates, which print them as JSON: in this order of keys.
+
+    What else a tool may have is written differently from one version to the next.
+    """
+    if not tools:
+        raise RequestError("unsupported_tools")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    match tool:
+        case {"function": {"name": str(), "description": str(), "parameters": dict()} as function}:
+            keys = ("name", "description", "parameters")
+            is_plain = len(function) == len(keys) and tool.get("type", "function") == "function"
+            if is_plain and tool.keys() <= {"type", "function"}:
+                return {"type": "function", "function": {key: function[key] for key in keys}}
+    raise RequestError("unsupported_tools")
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(message.get("role"), str):
+    """A message with what vLLM leaves of it; templates then see nothing else either."""
+    role = message.get("role")
+    if not isinstance(role, str):
         raise RequestError("bad_request")
-    content = message.get("content")
+    kept = {"role": role, "content": _content(message.get("content"))}
+    if isinstance(message.get("name"), str):
+        kept["name"] = message["name"]
+    if role == "tool" and "tool_call_id" in message:
+        kept["tool_call_id"] = message["tool_call_id"]
+    if role == "developer" and message.get("tools") is not None:
+        raise RequestError("unsupported_tools")
+    if role != "assistant":
+        return kept
+    for key in ("reasoning", "reasoning_content"):
+        if message.get(key) is not None:
+            kept[key] = message[key]
+    calls = message.get("tool_calls")
+    return _with_parsed_arguments(kept, calls) if calls else kept
+
+
+def _content(content: object) -> str | list[dict[str, str]]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
     if isinstance(content, list):
-        for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise RequestError("unsupported_content")
-    elif content is not None and not isinstance(content, str):
-        raise RequestError("bad_request")
-    return _with_parsed_arguments(message) if message.get("tool_calls") else message
+        return [_part(part) for part in content]
+    raise RequestError("bad_request")
 
 
-def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+def _part(part: object) -> dict[str, str]:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+    raise RequestError("unsupported_content")
+
+
+def _with_parsed_arguments(message: dict[str, Any], calls: object) -> dict[str, Any]:
     """Tool call arguments as the object that templates expect; clients send them as JSON text."""
-    calls = message["tool_calls"]
     if not isinstance(calls, list):
         raise RequestError("bad_request")
     return {**message, "tool_calls": [_parsed_call(call) for call in calls]}
@@ -166,10 +232,10 @@ def _parsed_call(call: object) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise RequestError("bad_request")
-    arguments = function.get("arguments")
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments) if arguments else {}
+            arguments = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError):
             raise RequestError("bad_request") from None
     return {**call, "function": {**function, "arguments": arguments}}
@@ -180,6 +246,10 @@ def _completion(body: _CompletionBody) -> InferenceRequest:
         raise RequestError("empty_prompt")
     if body.truncate_prompt_tokens is not None:
         raise RequestError("unsupported_truncation")
+    if body.suffix:
+        raise RequestError("unsupported_suffix")
+    if body.prompt_embeds is not None:
+        raise RequestError("unsupported_embeddings")
     prompts = _prompts(body.prompt, add_special_tokens=body.add_special_tokens)
     return InferenceRequest(body.model, prompts, body.cache_salt)
 

@@ -4,7 +4,9 @@ import asyncio
 import functools
 import logging
 import time
+import traceback
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -18,15 +20,16 @@ from extproc.metrics import Metrics
 from extproc.models import Models, Served
 from extproc.request import InferenceRequest, Prompt, is_inference, model_of, parse
 from extproc.stream import Ask, Head
-from extproc.tokens import Tokenizer, size_of
+from extproc.tokens import Tokenizer
 from extproc.workers import Workers
 from kvstate.events import Tokens
 from kvstate.overlap import Prompt as Keyed
 
 log = logging.getLogger("kvsteer.decision")
 
-# Prompts of more characters than this are tokenized beside the event loop (about a millisecond).
-INLINE_CHARACTERS = 2_048
+# Prompts in longer bodies are tokenized beside the event loop (this much takes a millisecond). The
+# whole body counts: tools and tool calls become prompt text as well.
+INLINE_BYTES = 2_048
 
 # Threads for long prompts; tokenizers releases the interpreter lock.
 TOKENIZER_THREADS = 2
@@ -59,7 +62,7 @@ class Router:
         self._rng = rng
         self._monotonic = monotonic
         self._loads = Loads()
-        self._turn = 0
+        self._turns: Counter[str | None] = Counter()
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
 
     async def route(self, ask: Ask) -> tuple[Decision, Booking | None]:
@@ -70,15 +73,11 @@ class Router:
         started = self._monotonic()
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        try:
-            decision = await self._decide(ask)
-        except Exception:
-            log.exception("decision failed; the request is routed by load")
-            decision = self._place(Query(self._models.default, reason="internal_error"))
-        booking = self._book(decision)
+        decision = await self._decide(ask)
         self._metrics.observe_decision(decision, self._monotonic() - started)
         self._tell(decision)
-        return decision, booking
+        # last: what fails before it leaves no load behind that nobody would release
+        return decision, self._book(decision)
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
         """The answer of POST /explain: the decision for a request, without any effect."""
@@ -100,7 +99,11 @@ class Router:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _decide(self, ask: Ask) -> Decision:
-        return self._place(await self._query(ask))
+        try:
+            return self._place(await self._query(ask))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
+            _tell_fault(error)
+            return self._place(Query(self._models.default, reason="internal_error"))
 
     async def _query(self, ask: Ask) -> Query:
         if ask.body is None:
@@ -114,15 +117,17 @@ class Router:
         if served is None:
             return Query(None, reason="unknown_model")
         try:
-            return Query(served.model, await self._keyed(request, served))
+            return Query(served.model, await self._keyed(request, served, len(ask.body)))
         except RequestError as error:
             return Query(served.model, reason=error.reason)
         except TimeoutError:
             return Query(served.model, reason="deadline")
 
-    async def _keyed(self, request: InferenceRequest, served: Served) -> list[Keyed]:
+    async def _keyed(
+        self, request: InferenceRequest, served: Served, body_bytes: int
+    ) -> list[Keyed]:
         encode = functools.partial(self._encode, request.prompts, served.model)
-        if sum(map(size_of, request.prompts)) <= INLINE_CHARACTERS:
+        if body_bytes <= INLINE_BYTES or all(isinstance(one, array) for one in request.prompts):
             tokens = encode()
         else:
             async with asyncio.timeout(self._config.extproc.deadline_ms / 1000):
@@ -144,12 +149,12 @@ class Router:
             overlaps=self._workers.overlaps,
             load=self._loads.load,
             policy=self._config.policy.name,
-            turn=self._turn,
+            turn=self._turns[query.model],
         )
         return decide(query, snapshot, self._monotonic(), self._rng)
 
     def _book(self, decision: Decision) -> Booking | None:
-        self._turn += 1
+        self._turns[decision.model] += 1
         if not decision.pick:
             return None
         return self._loads.begin(decision.pick[0], decision.uncached_tokens, self._monotonic())
@@ -166,3 +171,11 @@ class Router:
             decision.uncertain_tokens,
             decision.reason,
         )
+
+
+def _tell_fault(error: Exception) -> None:
+    """Where it happened, never what the exception says: that may quote a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error(
+        "decision failed with %s; the request is routed by load\n%s", type(error).__name__, frames
+    )

@@ -18,7 +18,9 @@ from kvstate.events import Tokens
 
 log = logging.getLogger("kvsteer.tokens")
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SPECIAL_TOKENS = tuple(
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
 
 
 class Tokenizer:
@@ -45,6 +47,9 @@ class Tokenizer:
         try:
             files = TokenizerFiles.find(model.tokenizer)
             tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
+            # left in the file by training; engines switch both off
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
             return cls(tokenizer, _load_template(files, model.chat_template))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
@@ -64,7 +69,9 @@ class Tokenizer:
     def _render(self, chat: Chat) -> str:
         if self._template is None:
             raise RequestError("no_chat_template")
-        return self._template.render(chat.messages, chat.variables)
+        return self._template.render(
+            chat.messages, chat.variables, has_reasoning_effort=chat.has_reasoning_effort
+        )
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> Tokens:
         try:
@@ -72,15 +79,6 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError):
             raise RequestError("not_unicode") from None  # a lone surrogate from a JSON escape
         return array("I", encoding.ids)
-
-
-def size_of(prompt: Prompt) -> int:
-    """Characters of text in a prompt: what tokenizing it will cost, roughly."""
-    if isinstance(prompt, Text):
-        return len(prompt.text)
-    if isinstance(prompt, Chat):
-        return sum(len(str(message.get("content"))) for message in prompt.messages)
-    return 0
 
 
 def _load_template(files: TokenizerFiles, override: str | None) -> ChatTemplate | None:

@@ -46,6 +46,7 @@ class Workers:
         self._candidates: dict[str, list[Worker]] = {}  # by model, until an address changes
         self._resolving: asyncio.Task[None] | None = None
         self._resolved_once = asyncio.Event()
+        self._switching = asyncio.Lock()
         self.events_enabled = False
 
     async def start(self) -> None:
@@ -66,6 +67,11 @@ class Workers:
 
     async def enable_events(self, *, enabled: bool) -> None:
         """The kill switch: without events every worker is as one that publishes none."""
+        # switched off and on at once, feeds must not be closed that were just started
+        async with self._switching:
+            await self._switch_events(enabled=enabled)
+
+    async def _switch_events(self, *, enabled: bool) -> None:
         if enabled == self.events_enabled:
             return
         self.events_enabled = enabled
@@ -153,9 +159,9 @@ class Workers:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of what can be no name at all
             if name not in self._endpoints:
-                log.warning("worker %s: cannot be resolved yet: %s", name, error.strerror)
+                log.warning("worker %s: cannot be resolved yet: %s", name, error)
             return
         endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
         if endpoints and self._endpoints.get(name) not in endpoints:

@@ -85,7 +85,13 @@ async def test_events_are_switched(admin: str, client: aiohttp.ClientSession) ->
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}],
+    [
+        {"Host": "evil.example"},
+        {"Host": "[::1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://[::1"},
+        {"Origin": "null"},
+    ],
 )
 async def test_requests_of_other_sites_are_refused(
     admin: str, client: aiohttp.ClientSession, headers: dict[str, str]

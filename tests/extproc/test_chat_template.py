@@ -46,6 +46,26 @@ def test_parts_stay_parts_for_a_template_that_takes_them_apart(loop: str) -> Non
     assert render(loop, [{"role": "user", "content": parts}]) == "[a][b]"
 
 
+def test_text_is_one_part_for_a_template_that_takes_parts_but_not_what_a_tool_said() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
+    )
+    tool = {"role": "tool", "content": [{"text": "a"}, {"text": "b"}]}
+    assert render(source, [USER, tool]) == "[hi]a\nb"
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_what_engines_show_to_templates_differently_is_not_claimed(field: str) -> None:
+    messages = [{"role": "assistant", "content": "a", field: "because"}]
+    assert render("{{ messages[0].content }}", messages) == "a"
+    with pytest.raises(RequestError, match="unsupported_reasoning"):
+        render("{{ messages[0].reasoning_content }}", messages)
+    for source in ("{{ reasoning_effort }}", "{{ enable_thinking }}"):
+        with pytest.raises(RequestError, match="unsupported_reasoning_effort"):
+            ChatTemplate(source, {}).render([USER], {}, has_reasoning_effort=True)
+
+
 def test_json_is_written_as_transformers_writes_it() -> None:
     assert render("{{ tools | tojson }}", tools=[{"a": "é<"}]) == '[{"a": "é<"}]'
     assert render("{{ tools | tojson(indent=2) }}", tools=[1]) == "[\n  1\n]"

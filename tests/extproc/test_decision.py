@@ -60,6 +60,14 @@ def test_a_query_without_prompts_is_placed_by_load_for_its_own_reason() -> None:
     assert (len(made.pick), made.reason, made.prompt_tokens) == (3, "bad_json", 0)
 
 
+def test_excluded_workers_have_no_turn() -> None:
+    picks = [
+        decision(Query("m"), policy="round_robin", turn=turn, excluded={"a": "x", "c": "x"}).pick[0]
+        for turn in range(4)
+    ]
+    assert picks == ["b:1", "d:1", "b:1", "d:1"]
+
+
 def test_turns_go_round() -> None:
     picks = [
         decision(Query("m", [PROMPT]), policy="round_robin", turn=turn).pick for turn in range(5)

@@ -10,6 +10,7 @@ from extproc.errors import RequestError
 from extproc.request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
+    MAX_BYTES,
     MAX_MESSAGES,
     MAX_PROMPTS,
     Chat,
@@ -22,6 +23,8 @@ from extproc.request import (
 )
 
 USER = {"role": "user", "content": "hello"}
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
 
 
 def chat(**fields: Any) -> InferenceRequest:
@@ -41,7 +44,7 @@ def refusal(path: str, content: bytes) -> str:
 def test_a_conversation_keeps_what_changes_the_prompt() -> None:
     request = chat(
         model="m",
-        tools=[{"type": "function"}],
+        tools=[TOOL],
         documents=[{"text": "d"}],
         chat_template_kwargs={"enable_thinking": False},
         add_generation_prompt=False,
@@ -57,7 +60,7 @@ def test_a_conversation_keeps_what_changes_the_prompt() -> None:
                 "enable_thinking": False,
                 "add_generation_prompt": False,
                 "continue_final_message": True,
-                "tools": [{"type": "function"}],
+                "tools": [TOOL],
                 "documents": [{"text": "d"}],
             },
         )
@@ -72,7 +75,7 @@ def test_text_parts_are_kept_for_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parsed"), [('{"a": 1}', {"a": 1}), ("", {}), ({"a": 1}, {"a": 1})]
+    ("arguments", "parsed"), [('{"a": 1}', {"a": 1}), ("", {}), (None, {}), ({"a": 1}, {"a": 1})]
 )
 def test_tool_call_arguments_become_objects(arguments: object, parsed: object) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
@@ -112,6 +115,20 @@ def test_completions_may_leave_special_tokens_out() -> None:
             "unsupported_content",
         ),
         ({"messages": [{"role": "user", "content": ["bare"]}]}, "unsupported_content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "a"}]}]},
+            "unsupported_content",
+        ),
+        ({"messages": [{"role": "developer", "tools": [TOOL]}]}, "unsupported_tools"),
+        ({"continue_final_message": True}, "bad_request"),
+        ({"chat_template_kwargs": {"messages": []}}, "unsupported_template_kwargs"),
+        ({"tools": []}, "unsupported_tools"),
+        ({"tools": [{"type": "function"}]}, "unsupported_tools"),
+        ({"tools": [{**TOOL, "type": "custom"}]}, "unsupported_tools"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "unsupported_tools"),
+        ({"tools": [{"function": {**FUNCTION, "strict": True}}]}, "unsupported_tools"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "unsupported_tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "unsupported_tool_choice"),
         ({"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]}, "bad_request"),
         ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "bad_request"),
         (
@@ -145,9 +162,41 @@ def test_prompts_that_cannot_be_keyed_say_why(prompt: object, reason: str) -> No
     assert refusal(COMPLETIONS_PATH, json.dumps({"prompt": prompt}).encode()) == reason
 
 
-def test_truncated_completions_are_not_claimed() -> None:
-    content = b'{"prompt": "a", "truncate_prompt_tokens": 3}'
-    assert refusal(COMPLETIONS_PATH, content) == "unsupported_truncation"
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        (b'"truncate_prompt_tokens": 3', "unsupported_truncation"),
+        (b'"suffix": "z"', "unsupported_suffix"),
+        (b'"prompt_embeds": "AA=="', "unsupported_embeddings"),
+    ],
+)
+def test_completions_with_more_than_their_prompt_are_not_claimed(field: bytes, reason: str) -> None:
+    assert refusal(COMPLETIONS_PATH, b'{"prompt": "a", ' + field + b"}") == reason
+
+
+def test_a_body_that_takes_too_long_to_read_is_not_read() -> None:
+    assert refusal(CHAT_PATH, b"{" * (MAX_BYTES + 1)) == "too_many_bytes"
+
+
+def test_tools_have_the_order_of_keys_in_which_engines_print_them() -> None:
+    backwards = {"function": dict(reversed(FUNCTION.items()))}
+    (prompt,) = chat(tools=[backwards], tool_choice="auto").prompts
+    assert isinstance(prompt, Chat)
+    assert json.dumps(prompt.variables["tools"]) == json.dumps([TOOL])
+
+
+def test_templates_see_of_a_message_only_what_an_engine_shows_them() -> None:
+    said = {"role": "assistant", "content": None, "name": "n", "refusal": "r", "reasoning": "w"}
+    result = {"role": "tool", "content": "c", "tool_call_id": "1", "tool_calls": [5]}
+    (prompt,) = chat(messages=[said, result], reasoning_effort="low").prompts
+    assert prompt == Chat(
+        [
+            {"role": "assistant", "content": "", "name": "n", "reasoning": "w"},
+            {"role": "tool", "content": "c", "tool_call_id": "1"},
+        ],
+        {"add_generation_prompt": True, "continue_final_message": False},
+        has_reasoning_effort=True,
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"messages": [' * 5000])

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.config_reader import parse
 from extproc.metrics import Metrics
-from extproc.router import INLINE_CHARACTERS, Router
+from extproc.router import INLINE_BYTES, Router
 from extproc.stream import Ask, Head
 from extproc.tokens import Tokenizer
 from extproc.workers import Workers
@@ -60,8 +60,8 @@ async def test_an_adapter_is_served_by_its_models_workers(router: Router) -> Non
 
 
 async def test_a_long_prompt_is_tokenized_beside_the_loop(router: Router) -> None:
-    decision, _ = await router.route(chat("word " * INLINE_CHARACTERS))
-    assert decision.prompt_tokens > INLINE_CHARACTERS
+    decision, _ = await router.route(chat("word " * INLINE_BYTES))
+    assert decision.prompt_tokens > INLINE_BYTES
 
 
 async def test_a_prompt_that_takes_too_long_is_placed_by_load(
@@ -71,7 +71,7 @@ async def test_a_prompt_that_takes_too_long_is_placed_by_load(
         raise TimeoutError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
-    decision, _ = await router.route(chat("word " * INLINE_CHARACTERS))
+    decision, _ = await router.route(chat("word " * INLINE_BYTES))
     assert (decision.reason, decision.pick) == ("deadline", ("127.0.0.1:1",))
 
 
@@ -110,6 +110,57 @@ async def test_a_fault_of_ours_is_no_fault_of_the_request(
     monkeypatch.setattr("extproc.router.parse", broken)
     decision, _ = await router.route(chat())
     assert (decision.reason, decision.pick) == ("internal_error", ("127.0.0.1:1",))
+    assert (await router.explain(CHAT, b"{}"))["reason"] == "internal_error"
+
+
+async def test_what_an_exception_quotes_is_not_logged(
+    router: Router, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def quoting(_: str, content: bytes) -> None:
+        raise KeyError(content)
+
+    monkeypatch.setattr("extproc.router.parse", quoting)
+    await router.route(chat("a secret"))
+    assert "decision failed with KeyError" in caplog.text
+    assert "in quoting" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def test_a_decision_that_cannot_be_counted_leaves_no_load(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(Metrics, "observe_decision", broken)
+    with pytest.raises(RuntimeError):
+        await router.route(chat())
+    assert router.in_flight("127.0.0.1:1") == 0
+
+
+async def test_long_tools_are_tokenized_beside_the_loop_as_well(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
+    function = {"name": "f", "description": "d" * INLINE_BYTES, "parameters": {}}
+    decision, _ = await router.route(chat(tools=[{"type": "function", "function": function}]))
+    assert decision.reason == "deadline"
+
+
+async def test_each_model_has_its_own_turns() -> None:
+    workers = "".join(
+        f"- {{endpoint: '127.0.0.1:{n}', model: {m}}}\n" for n, m in enumerate("aabb")
+    )
+    models = "models: [{name: a}, {name: b}]\npolicy: {name: round_robin}\n"
+    config = parse(f"{models}workers:\n{workers}", "c")
+    fleet = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+    router = Router(config, fleet, {}, Metrics(), Random(0))
+    picked = [(await router.route(chat(model=model)))[0].pick[0][-1] for model in "abab"]
+    router.close()
+    assert picked == ["0", "2", "1", "3"]
 
 
 async def test_explaining_books_nothing(router: Router) -> None:

@@ -9,7 +9,7 @@ from extproc.config import Model, RemoteTokenizer
 from extproc.errors import RequestError, StartError
 from extproc.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizer_files import TokenizerFiles
-from extproc.tokens import Tokenizer, size_of
+from extproc.tokens import Tokenizer
 from simulator.settings import TINY_MODEL
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "wire").glob("vllm_0.32.0_*.jsonl"))
@@ -77,6 +77,22 @@ def test_a_model_without_a_tokenizer_has_none(caplog: pytest.LogCaptureFixture) 
     assert "remote tokenizers are not asked yet" in caplog.text
 
 
+def test_truncation_and_padding_left_in_the_file_are_switched_off(tmp_path: Path) -> None:
+    content = json.loads((TINY_MODEL / "tokenizer.json").read_bytes())
+    content["truncation"] = {
+        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    content["padding"] = {
+        "strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "x",
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.load(Model("m", tokenizer=str(tmp_path)))
+    assert tokenizer is not None
+    text = Text("a prompt of more than two tokens")
+    assert tokenizer.encode(text) == load().encode(text)
+
+
 def test_a_file_that_is_no_tokenizer_is_told_at_start(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartError, match="model m: "):
@@ -86,12 +102,6 @@ def test_a_file_that_is_no_tokenizer_is_told_at_start(tmp_path: Path) -> None:
 def test_a_lone_surrogate_cannot_be_tokenized() -> None:
     with pytest.raises(RequestError, match="not_unicode"):
         load().encode(Text("\ud800"))
-
-
-def test_sizes_are_characters() -> None:
-    assert size_of(Text("four")) == 4
-    assert size_of(Chat([{"role": "user", "content": "four"}], {})) == 4
-    assert size_of(array("I", [1, 2])) == 0
 
 
 def test_a_hub_id_is_found_in_the_local_cache(

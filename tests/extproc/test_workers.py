@@ -143,6 +143,24 @@ async def test_the_kill_switch_stops_and_starts_the_feeds() -> None:
     await one.close()
 
 
+async def test_feeds_switched_off_and_on_at_once_are_all_followed() -> None:
+    listed = [f'{{endpoint: "127.0.0.1:{n}", model: a, events: {EVENTS}}}' for n in (1, 2)]
+    one = workers(", ".join(listed))
+    await one.start()
+    off, on = one.enable_events(enabled=False), one.enable_events(enabled=True)
+    await asyncio.gather(off, on)
+    assert [len(status["feeds"]) for status in one.status(lambda _: 0)] == [1, 1]
+    await one.close()
+
+
+async def test_a_name_that_can_be_none_stops_no_other_from_being_resolved() -> None:
+    bad = f"{'a' * 70}.example:1"
+    one = workers(f'{{endpoint: "{bad}", model: a}}, {{endpoint: "localhost:2", model: a}}')
+    await one.start()
+    assert [bool(worker.excluded) for worker in one.candidates("a")] == [True, False]
+    await one.close()
+
+
 async def test_readiness_waits_for_replays() -> None:
     made: list[MemoryTransport] = []
     one = workers(f'{{endpoint: "127.0.0.1:1", model: a, events: {EVENTS}}}', made)
