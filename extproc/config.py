@@ -43,7 +43,7 @@ class ExtProc:
     )
     max_body_bytes: int = key(
         "largest request body that is read, in bytes; larger ones are routed by load on their"
-        " headers",
+        " headers, and prompts in bodies over 4 MiB by load as well",
         32 * 1024 * 1024,
         minimum=1024,
     )

@@ -74,9 +74,6 @@ class Core(Protocol):
     def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:
         """Drops one copy, a certain one first; False if there was none."""
 
-    def holds(self, owner: int, block: BlockHash) -> bool:
-        """Whether a block is held under this hash, so that it can be a parent."""
-
     def apply(self, owner: int, payload: bytes) -> tuple[int, int, bool] | None:
         """Applies a whole message if it is as expected: (events applied, events, cleared).
 

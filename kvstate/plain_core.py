@@ -121,9 +121,6 @@ class PlainCore:
             medium, group, block
         )
 
-    def holds(self, owner: int, block: BlockHash) -> bool:  # noqa: D102
-        return self._owners[owner].find(block) is not None
-
     def apply(self, owner: int, payload: bytes) -> None:  # noqa: ARG002, D102
         return None  # the typed decoder is the only way here
 

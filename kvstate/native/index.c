@@ -171,12 +171,6 @@ static bool find_key(Owner *owner, uint64_t hash, uint32_t *segment, uint64_t *k
     return false;
 }
 
-bool index_holds(Index *index, uint32_t number, uint64_t hash) {
-    uint32_t segment;
-    uint64_t key;
-    return find_key(&index->owners[number], hash, &segment, &key);
-}
-
 static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32_t segment,
                                uint64_t hash, uint64_t key) {
     Owner *owner = &index->owners[number];

@@ -112,7 +112,6 @@ void index_clear(Index *index, uint32_t owner);
 IndexResult index_demote(Index *index, uint32_t owner);
 IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
-bool index_holds(Index *index, uint32_t owner, uint64_t hash);
 size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
 uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);
 /* What is wrong with the invariants, NULL if nothing is; slow. */

@@ -255,14 +255,6 @@ static PyObject *core_remove(Core *self, PyObject *const *given, Py_ssize_t coun
     return PyBool_FromLong(held);
 }
 
-static PyObject *core_holds(Core *self, PyObject *const *given, Py_ssize_t count) {
-    uint64_t hash;
-    if (!arguments_are(count, 2)) return NULL;
-    Owner *owner = owner_of(self, given[0]);
-    if (!owner || !hash_of(self, given[1], &hash)) return NULL;
-    return PyBool_FromLong(index_holds(&self->index, number_of(self, owner), hash));
-}
-
 /* Applies one event of the parsed batch. */
 static IndexResult apply_event(Core *self, uint32_t owner, const WireEvent *event) {
     Index *index = &self->index;
@@ -408,7 +400,7 @@ static PyObject *core_check(Core *self, PyObject *Py_UNUSED(none)) {
 
 static PyMethodDef core_methods[] = {
     ONE(add_model), FAST(add_owner), ONE(remove_owner), ONE(clear),     ONE(demote),
-    FAST(trust),    FAST(store),     FAST(remove),      FAST(holds),    FAST(apply),
+    FAST(trust),    FAST(store),     FAST(remove),      FAST(apply),
     FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),    NONE(check),
     {NULL, NULL, 0, NULL},
 };

@@ -44,7 +44,6 @@ def test_chain_is_held_until_it_is_removed(core: Core) -> None:
     owner = add(core)
     assert store(core, owner, [1, b"two"], [1, 1, 2, 2]) == StoreResult.STORED
     assert overlaps(core, 1, 1, 2, 2, 9) == {"w": Overlap(2, (2, 0, 0, 0))}
-    assert core.holds(owner, b"two")
     assert core.remove(owner, b"two", "GPU", None)
     assert not core.remove(owner, b"two", "GPU", None)
     assert not core.remove(owner, 1, "GPU", 7)
