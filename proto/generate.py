@@ -13,7 +13,12 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"kvsteer_ext_proc.proto": "extproc/pb", "kvsteer_health.proto": "extproc/pb"}
+PACKAGES = {
+    "kvsteer_ext_proc.proto": "extproc/pb",
+    "kvsteer_generate.proto": "extproc/pb",
+    "kvsteer_health.proto": "extproc/pb",
+    "kvsteer_kv_events.proto": "kvstate/pb",
+}
 
 
 def generate(proto: str, into: Path) -> None:

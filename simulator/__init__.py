@@ -1,4 +1,5 @@
-"""A stand-in for one vLLM 0.32 server, without a GPU.
+"""A stand-in for one engine's server, without a GPU: vLLM, SGLang or TensorRT-LLM.
 
-It has the server's API, prefix cache and KV-cache events, and says made-up words.
+It has the server's API, prefix cache and KV-cache events, says made-up words, and misbehaves on
+request. What tells engines and releases apart is in `dialects`.
 """

@@ -1,41 +1,39 @@
-"""The HTTP API of vLLM's server, as far as clients, routers and operators use it."""
+"""The HTTP API of an engine's server, as far as clients, routers and operators use it.
+
+The OpenAI endpoints are vLLM's; what tells of the cache depends on the dialect. Every dialect has
+POST /reset_prefix_cache.
+"""
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from simulator import metrics, prompts, responses
+from simulator import discovery, metrics, prompts, responses
+from simulator.bodies import decoded, json_response
 from simulator.generation import Generator
-from simulator.publisher import HIGH_WATER_MARK_BATCHES
+from simulator.inspection import Inspection
 from simulator.requests import Chat, Completion, Tokenize
-from simulator.responses import ApiError, bad_request
-from simulator.settings import Settings
+from simulator.responses import ApiError
 from simulator.tokens import ModelTokens
 from simulator.worker import Worker
 
-SIMULATED_VERSION = "0.32.0"
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Far above any prompt that fits a context; keeps a client from filling the memory."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_Body = TypeVar("_Body")
 
 
 class Api:
     """The endpoints of one worker."""
 
-    def __init__(
-        self, settings: Settings, tokens: ModelTokens, generator: Generator, worker: Worker
-    ) -> None:
-        self._settings = settings
+    def __init__(self, tokens: ModelTokens, generator: Generator, worker: Worker) -> None:
+        self._settings = worker.settings
         self._tokens = tokens
         self._generator = generator
         self._worker = worker
-        self._metrics = metrics.registry(worker.engine, settings.model)
+        self._metrics = metrics.registry(worker)
         self._created = int(time.time())
 
     def application(self) -> web.Application:
@@ -43,41 +41,57 @@ class Api:
         application = web.Application(
             client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_openai_sends_them]
         )
-        application.add_routes(
-            [
-                web.post("/v1/chat/completions", self._chat),
-                web.post("/v1/completions", self._completion),
-                web.post("/tokenize", self._tokenize),
-                web.post("/reset_prefix_cache", self._reset_prefix_cache),
-                web.get("/v1/models", self._models),
-                web.get("/health", self._health),
-                web.get("/metrics", self._show_metrics),
-                web.get("/kv_event_sources", self._kv_event_sources),
-                web.get("/version", self._version),
-            ]
-        )
+        application.add_routes([*self._routes(), *self._routes_of_dialect()])
+        if self._settings.misbehave:
+            application.add_routes(Inspection(self._worker).routes())
         application.on_response_prepare.append(self._sign)
         return application
 
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", self._chat),
+            web.post("/v1/completions", self._completion),
+            web.post("/tokenize", self._tokenize),
+            web.post("/reset_prefix_cache", self._reset_prefix_cache),
+            web.get("/v1/models", self._models),
+            web.get("/health", self._health),
+            web.get("/metrics", self._show_metrics),
+            web.get("/version", self._version),
+        ]
+
+    def _routes_of_dialect(self) -> list[web.RouteDef]:
+        dialect = self._settings.speaks
+        if dialect.lists_sources:
+            return [web.get("/kv_event_sources", self._kv_event_sources)]
+        if dialect.engine == "sglang":
+            return [
+                web.get("/server_info", self._server_info),
+                web.get("/get_server_info", self._server_info),
+                web.post("/flush_cache", self._reset_prefix_cache),
+            ]
+        if dialect.engine == "trtllm":
+            return [web.post("/kv_cache_events", self._kv_cache_events)]
+        return []
+
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._generator.chat(request, await _decoded(request, Chat))
+        return await self._generator.chat(request, await decoded(request, Chat))
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
-        return await self._generator.completion(request, await _decoded(request, Completion))
+        return await self._generator.completion(request, await decoded(request, Completion))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        body = await _decoded(request, Tokenize)
+        body = await decoded(request, Tokenize)
         self._generator.check_model(body.model)
         tokens = await prompts.of_tokenize(self._tokens, body)
         limit = self._settings.context_tokens
-        return _json({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+        return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
 
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
-        return _json({"success": self._worker.engine.reset_prefix_cache()})
+        return json_response({"success": self._worker.reset_prefix_cache()})
 
     async def _models(self, _: web.Request) -> web.Response:
         settings = self._settings
-        return _json(
+        return json_response(
             responses.models(
                 settings.model,
                 settings.loras,
@@ -94,24 +108,16 @@ class Api:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _kv_event_sources(self, _: web.Request) -> web.Response:
-        """By data-parallel rank, of which a simulated worker has one."""
-        worker, settings = self._worker, self._settings
-        if worker.events_endpoint is None:
-            return _json({})
-        source = {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": worker.events_endpoint,
-            "replay_endpoint": worker.replay_endpoint,
-            "buffer_steps": settings.buffer_batches,
-            "hwm": HIGH_WATER_MARK_BATCHES,
-            "max_queue_size": HIGH_WATER_MARK_BATCHES,
-            "topic": settings.topic,
-        }
-        return _json({"0": source})
+        return json_response(discovery.kv_event_sources(self._worker))
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        return json_response(discovery.server_info(self._worker))
+
+    async def _kv_cache_events(self, _: web.Request) -> web.Response:
+        return json_response([event for rank in self._worker.ranks for event in rank.drain()])
 
     async def _version(self, _: web.Request) -> web.Response:
-        return _json({"version": SIMULATED_VERSION})
+        return json_response({"version": self._settings.speaks.version})
 
     async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-worker"] = self._worker.name
@@ -124,25 +130,9 @@ async def _errors_as_openai_sends_them(
     try:
         return await handler(request)
     except ApiError as error:
-        return _json(error.body(), status=error.status)
+        return json_response(error.body(), status=error.status)
     except web.HTTPException as error:
         kind = error.reason.replace(" ", "")
         body = responses.error(error.status, kind, error.text or error.reason)
         headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return _json(body, status=error.status, headers=headers)
-
-
-async def _decoded(request: web.Request, kind: type[_Body]) -> _Body:
-    try:
-        return msgspec.json.decode(await request.read(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(str(error)) from error
-
-
-def _json(
-    body: dict[str, Any], *, status: int = 200, headers: dict[str, str] | None = None
-) -> web.Response:
-    content = msgspec.json.encode(body)
-    return web.Response(
-        body=content, content_type="application/json", status=status, headers=headers
-    )
+        return json_response(body, status=error.status, headers=headers)

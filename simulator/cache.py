@@ -1,17 +1,21 @@
-"""vLLM's prefix cache: which blocks a request reuses, fills and overwrites, and what is announced.
+"""A prefix cache: which blocks a request reuses, fills and overwrites, and what is announced.
 
 Pure: nothing here sleeps, sends or looks at a clock. Calls change the state at once and leave
 events behind, which `take_events` hands over; one scheduler step is whatever lies between two of
 those calls. Only full blocks are reusable and announced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
-from simulator.events import ATTENTION, MEDIUM, AllBlocksCleared, BlockRemoved, BlockStored, Event
-from simulator.hashing import Namespace, block_digest, chain, wire_hash
+import msgspec
+
+from simulator.dialects import Habits
+from simulator.events import ATTENTION, DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event
+from simulator.hashing import Hashing, Namespace, chain
+from simulator.host import HostTier
 from simulator.pool import BlockPool
+from simulator.vllm_hashing import VllmHashing
 
 _GROUP = 0  # a model with one kind of attention has one group of caches
 
@@ -31,18 +35,49 @@ class Holding:
     """Of the full blocks, first to last."""
 
 
-class PrefixCache:
-    """The cache of one worker: `blocks` blocks, one of them reserved, of `block_size` tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large a cache is, and whose."""
 
-    def __init__(self, *, blocks: int, block_size: int) -> None:
-        self._pool = BlockPool(blocks)
-        self._block_size = block_size
+    blocks: int
+    """Blocks on the device, one of them reserved."""
+    block_size: int
+    """Tokens a block."""
+    hashing: Hashing = field(default_factory=VllmHashing)
+    habits: Habits = field(default_factory=Habits)
+    host_blocks: int = 0
+    """Blocks that may be kept off the device."""
+    placeholders: bool = False
+    """Blocks off the device are announced by their hashes alone."""
+
+
+class PrefixCache:
+    """The cache of one rank."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._hashing = shape.hashing
+        self._pool = BlockPool(shape.blocks)
+        self._host = HostTier(shape.host_blocks)
+        self._block_size = shape.block_size
         self._events: list[Event] = []
+        if shape.habits.clears_at_start:
+            self._events.append(AllBlocksCleared())
 
     @property
     def usage(self) -> float:
         """The share of blocks that running requests use, 0 to 1."""
         return 1 - self._pool.unused / self._pool.usable
+
+    @property
+    def blocks_held(self) -> tuple[int, int]:
+        """Blocks with reusable content, copies included: on the device, and off it."""
+        return self._pool.filled, len(self._host)
+
+    def held_tokens(self, prompt: Sequence[int], namespace: Namespace) -> int:
+        """How many leading tokens of a prompt would be found, at least one being computed."""
+        digests = chain(prompt, self._block_size, namespace, self._hashing)
+        return sum(1 for _ in self._find(digests, len(prompt))) * self._block_size
 
     def begin(
         self,
@@ -56,17 +91,21 @@ class PrefixCache:
 
         With `reuse` off the cache is filled but not read, as vLLM does for `prompt_logprobs`.
         """
-        digests = list(chain(prompt, self._block_size, namespace))
-        found = self._find(digests, len(prompt)) if reuse else []
-        missing = -(-len(prompt) // self._block_size) - len(found)
-        if missing + sum(map(self._pool.is_unused, found)) > self._pool.unused:
+        digests = list(chain(prompt, self._block_size, namespace, self._hashing))
+        found = list(self._find(digests, len(prompt))) if reuse else []
+        on_device = [block for block in found if block is not None]
+        missing = -(-len(prompt) // self._block_size) - len(on_device)
+        if missing + sum(map(self._pool.is_unused, on_device)) > self._pool.unused:
             return None
-        for block in found:
-            self._pool.share(block)
         holding = Holding(namespace, session_id, list(prompt), len(found) * self._block_size)
-        holding.blocks = found + [self._take() for _ in range(missing)]
         holding.digests = digests
-        self._announce(holding, len(found))
+        for block, digest in zip(found, digests, strict=False):
+            self._host.touch(digest)
+            if block is not None:
+                self._pool.share(block)
+        holding.blocks = [self._take() if block is None else block for block in found]
+        holding.blocks += [self._take() for _ in range(missing - found.count(None))]
+        self._announce(holding, 0)
         return holding
 
     def extend(self, holding: Holding, token: int) -> bool:
@@ -76,24 +115,34 @@ class PrefixCache:
                 return False
             holding.blocks.append(self._take())
         holding.tokens.append(token)
-        if len(holding.tokens) == len(holding.blocks) * self._block_size:
+        full = len(holding.digests)
+        window = holding.tokens[full * self._block_size :]
+        if len(window) == self._block_size + self._hashing.lookahead:
             parent = holding.digests[-1] if holding.digests else None
-            last = holding.tokens[-self._block_size :]
-            holding.digests.append(block_digest(parent, last, holding.namespace))
-            self._announce(holding, len(holding.digests) - 1)
+            digest = self._hashing.block_digest(parent, window, holding.namespace)
+            holding.digests.append(digest)
+            if not self._shape.habits.stores_answers_at_end:
+                self._announce(holding, full)
         return True
 
     def release(self, holding: Holding) -> None:
         """End the request. Its last block queues first: a chain is overwritten from its end."""
+        if self._shape.habits.stores_answers_at_end:
+            self._announce(holding, 0)
         self._pool.release(reversed(holding.blocks))
         holding.blocks = []
 
     def reset(self) -> bool:
-        """Forget everything, announced with the next step; refused while a request runs."""
+        """Forget everything; refused while a request runs."""
         if self._pool.unused < self._pool.usable:
             return False
+        if self._shape.habits.announces_clear:
+            self._events.append(AllBlocksCleared())
+        else:
+            self._remove(self._pool.digests(), DEVICE)
+            self._remove(self._host, self._shape.habits.host_medium)
         self._pool.clear()
-        self._events.append(AllBlocksCleared())
+        self._host.clear()
         return True
 
     def take_events(self) -> list[Event]:
@@ -101,42 +150,86 @@ class PrefixCache:
         events, self._events = self._events, []
         return events
 
-    def _find(self, digests: Sequence[bytes], prompt_tokens: int) -> list[int]:
+    def _find(self, digests: Iterable[bytes], prompt_tokens: int) -> Iterator[int | None]:
+        """The leading blocks that are held: where on the device, or None for those off it."""
         # The engine needs the logits of the last token, so it always computes that token's block.
-        usable = digests[: (prompt_tokens - 1) // self._block_size]
-        found = takewhile(lambda block: block is not None, map(self._pool.find, usable))
-        return [block for block in found if block is not None]
+        usable = (prompt_tokens - 1 - self._hashing.lookahead) // self._block_size
+        for _, digest in zip(range(usable), digests, strict=False):
+            block = self._pool.find(digest)
+            if block is None and not self._host.holds(digest):
+                return
+            yield block
 
     def _take(self) -> int:
         block, lost = self._pool.take()
         if lost is not None:
-            self._events.append(BlockRemoved((wire_hash(lost),), MEDIUM, _GROUP))
+            if self._pool.find(lost) is None:
+                self._offload(lost)
+            self._remove([lost], DEVICE)
         return block
 
-    def _announce(self, holding: Holding, start: int) -> None:
-        """Make the full blocks from number `start` on reusable, in one event."""
-        new = holding.digests[start:]
-        if not new:
+    def _offload(self, digest: bytes) -> None:
+        medium = self._shape.habits.host_medium
+        stored, lost = self._host.keep(digest)
+        if lost is not None:
+            self._remove([lost], medium)
+        if stored is None:
             return
-        for block, digest in zip(holding.blocks[start:], new, strict=False):
-            self._pool.fill(block, digest)
+        if self._shape.placeholders:
+            # vLLM's offloading connector, unless told to describe its blocks.
+            self._events.append(BlockStored(stored.block_hashes, None, (), 0, None, medium, None))
+        else:
+            self._events.append(msgspec.structs.replace(stored, medium=medium))
+
+    def _remove(self, digests: Iterable[bytes], medium: str) -> None:
+        hashes = tuple(map(self._hashing.wire, digests))
+        if hashes:
+            self._events.append(BlockRemoved(hashes, medium, _GROUP))
+
+    def _announce(self, holding: Holding, start: int) -> None:
+        """Make the full blocks from number `start` on reusable; one event a run of new ones."""
+        first = None
+        for number in range(start, len(holding.digests) + 1):
+            if number < len(holding.digests) and self._fill(holding, number):
+                first = number if first is None else first
+            elif first is not None:
+                self._events.append(self._stored(holding, first, number))
+                first = None
+
+    def _fill(self, holding: Holding, number: int) -> bool:
+        """Whether this block is new to the device."""
+        block, digest = holding.blocks[number], holding.digests[number]
+        if self._pool.content(block) == digest:
+            return False
+        copy = self._pool.find(digest) if self._shape.habits.shares_copies else None
+        if copy is not None:
+            self._pool.share(copy)
+            self._pool.release([block])
+            holding.blocks[number] = copy
+            return False
+        self._pool.fill(block, digest)
+        if self._shape.host_blocks:
+            self._host.learn(digest, self._stored(holding, number, number + 1))
+        return True
+
+    def _stored(self, holding: Holding, start: int, end: int) -> BlockStored:
+        """The announcement of the blocks from number `start` to before `end`."""
         namespace, size = holding.namespace, self._block_size
         adapter = namespace.adapter
-        self._events.append(
-            BlockStored(
-                block_hashes=tuple(map(wire_hash, new)),
-                parent_block_hash=wire_hash(holding.digests[start - 1]) if start else None,
-                token_ids=tuple(holding.tokens[start * size : len(holding.digests) * size]),
-                block_size=size,
-                lora_id=adapter.number if adapter else None,
-                medium=MEDIUM,
-                lora_name=adapter.name if adapter else None,
-                extra_keys=tuple(
-                    namespace.published_keys(first=not (start + offset))
-                    for offset in range(len(new))
-                ),
-                group_idx=_GROUP,
-                kv_cache_spec_kind=ATTENTION,
-                session_id=holding.session_id,
-            )
+        tokens = holding.tokens[start * size : end * size + self._hashing.lookahead]
+        return BlockStored(
+            block_hashes=tuple(map(self._hashing.wire, holding.digests[start:end])),
+            parent_block_hash=self._hashing.wire(holding.digests[start - 1]) if start else None,
+            token_ids=self._hashing.shown(tokens),
+            block_size=size,
+            lora_id=adapter.number if adapter else None,
+            medium=DEVICE,
+            lora_name=adapter.name if adapter else None,
+            extra_keys=tuple(
+                namespace.published_keys(first=not number) for number in range(start, end)
+            ),
+            group_idx=_GROUP,
+            kv_cache_spec_kind=ATTENTION,
+            session_id=holding.session_id,
+            cache_salt=namespace.salt,
         )

@@ -7,11 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
+from simulator.dialects import DIALECTS
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
 
 _NOWHERE = "none"
+_DIALECTS = f"engine and release to pass for: {', '.join(DIALECTS)} (default: %(default)s)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,16 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--listen", default="127.0.0.1:8001", help="host:port of the API; port 0: any free one")
     add("--name", help="sent as x-worker with every response (default: host:port)")
+    add("--dialect", choices=DIALECTS, default=defaults.dialect, metavar="NAME", help=_DIALECTS)
+    add("--ranks", type=int, default=defaults.ranks, help="data-parallel ranks, a cache each")
     add("--model", default=defaults.model, help="the name requests use (default: %(default)s)")
     add("--lora", action="append", default=[], metavar="NAME", help="an adapter; repeatable")
     add("--model-dir", type=Path, default=TINY_MODEL, help="tokenizer and chat template")
     add("--block-size", type=int, default=defaults.block_size_tokens, help="tokens a block")
     add("--blocks", type=int, default=defaults.blocks, help="blocks of the cache")
+    add("--bigrams", action="store_true", help="SGLang: blocks of pairs of tokens, as with EAGLE")
+    add("--host-blocks", type=int, default=defaults.host_blocks, help="evicted blocks to keep")
+    add("--placeholders", action="store_true", help="vLLM: announce kept blocks by hashes alone")
     add("--max-model-len", type=int, default=defaults.max_model_len_tokens, help="tokens")
     add("--events", default="tcp://127.0.0.1:5557", help="ZMQ endpoint of KV-cache events, or none")
+    add("--connect", action="store_true", help="connect to the events endpoint, where others bind")
     add("--replay", default="tcp://127.0.0.1:5558", help="ZMQ endpoint for replays, or none")
     add("--topic", default=defaults.topic, help="topic of the events")
     add("--buffer-steps", type=int, default=defaults.buffer_batches, help="batches to replay")
+    add("--drain-events", type=int, default=defaults.drain_events, help="TensorRT-LLM: kept events")
+    add("--misbehave", action="store_true", help="serve POST /misbehave, which breaks things")
     for phase in ("prefill", "decode"):
         name = f"--{phase}-tokens-per-second"
         add(name, type=float, default=math.inf, metavar="RATE", help="default: no delay")
@@ -57,17 +67,25 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         listen=arguments.listen,
         name=arguments.name,
+        dialect=arguments.dialect,
+        ranks=arguments.ranks,
         model=arguments.model,
         loras=tuple(arguments.lora),
         model_dir=arguments.model_dir,
         block_size_tokens=arguments.block_size,
         blocks=arguments.blocks,
+        bigrams=arguments.bigrams,
+        host_blocks=arguments.host_blocks,
+        placeholders=arguments.placeholders,
         max_model_len_tokens=arguments.max_model_len,
         events_endpoint=events,
+        connect=arguments.connect,
         # Nothing is kept for asking again where nothing is published.
         replay_endpoint=replay if events else None,
         topic=arguments.topic,
         buffer_batches=arguments.buffer_steps,
+        drain_events=arguments.drain_events,
+        misbehave=arguments.misbehave,
         prefill_tokens_per_second=arguments.prefill_tokens_per_second,
         decode_tokens_per_second=arguments.decode_tokens_per_second,
         max_running_requests=arguments.max_running,
@@ -90,8 +108,8 @@ async def _serve(settings: Settings) -> None:
 
 def _greeting(worker: Worker) -> str:
     parts = [f"worker {worker.name} listening on {worker.url}"]
-    if worker.events_endpoint:
-        parts.append(f"events {worker.events_endpoint}")
-    if worker.replay_endpoint:
-        parts.append(f"replay {worker.replay_endpoint}")
+    if worker.events_endpoints:
+        parts.append(f"events {' '.join(worker.events_endpoints)}")
+    if worker.replay_endpoints:
+        parts.append(f"replay {' '.join(worker.replay_endpoints)}")
     return ", ".join(parts)

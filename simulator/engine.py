@@ -61,12 +61,17 @@ class Counters:
 class _Request:
     job: Job
     tokens: list[int]
+    cache: PrefixCache
+    """The one it began with: another may have taken its place since."""
     cached_tokens: int | None = None
     holding: Holding | None = None
 
 
 class Engine:
-    """Runs jobs on one cache. `publish` gets the events of every step, possibly none."""
+    """Runs jobs on one cache. `publish` gets the events of every step, possibly none.
+
+    With `publishes_idle` it also gets what happens between steps, at once.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class Engine:
         end_of_turn: int,
         max_running: int,
         publish: Callable[[Sequence[Event]], None],
+        publishes_idle: bool = False,
     ) -> None:
         self.counters = Counters()
         self._cache = cache
@@ -84,9 +90,16 @@ class Engine:
         self._writer = writer
         self._end_of_turn = end_of_turn
         self._publish = publish
+        self._publishes_idle = publishes_idle
         self._slots = asyncio.Semaphore(max_running)
         self._prefilling = asyncio.Lock()
         self._blocks_released = asyncio.Event()
+        self._idle()
+
+    @property
+    def cache(self) -> PrefixCache:
+        """What requests use from now on."""
+        return self._cache
 
     @property
     def cache_usage(self) -> float:
@@ -95,7 +108,20 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; refused while requests run."""
-        return self._cache.reset()
+        done = self._cache.reset()
+        self._idle()
+        return done
+
+    def restart(self, cache: PrefixCache) -> None:
+        """Begin again with an empty cache, as after the death of the process.
+
+        Requests that run are not cut off: they end on the cache they began with, which nobody
+        hears of any more.
+        """
+        self._cache = cache
+        self.counters.queried_tokens = self.counters.hit_tokens = 0
+        self._blocks_released.set()
+        self._idle()
 
     async def run(self, job: Job) -> AsyncGenerator[Step, None]:
         """Generate an answer token by token. Close the generator to abort: its blocks are freed.
@@ -103,7 +129,7 @@ class Engine:
         The cache must be able to hold the prompt and the answer together.
         """
         self.counters.in_flight += 1
-        request = _Request(job, list(job.prompt))
+        request = _Request(job, list(job.prompt), self._cache)
         seed = self._writer.seed(job.prompt, job.choice)
         try:
             async with self._slots:
@@ -123,7 +149,7 @@ class Engine:
     async def _compute(self, request: _Request) -> None:
         """Bring the request's KV up to its last token, which gives the next one."""
         if request.holding is not None:
-            if self._cache.extend(request.holding, request.tokens[-1]):
+            if request.cache.extend(request.holding, request.tokens[-1]):
                 await self._step(self._latency.decode_seconds)
                 return
             # The cache is full of running requests: this one gives way and starts over, finding
@@ -135,7 +161,8 @@ class Engine:
     async def _prefill(self, request: _Request) -> None:
         job = request.job
         while True:
-            request.holding = self._cache.begin(
+            request.cache = self._cache
+            request.holding = request.cache.begin(
                 request.tokens, job.namespace, session_id=job.session_id, reuse=job.reuse
             )
             if request.holding is not None:
@@ -159,10 +186,15 @@ class Engine:
 
     def _release(self, request: _Request) -> None:
         if request.holding is not None:
-            self._cache.release(request.holding)
+            request.cache.release(request.holding)
             request.holding = None
             self.counters.running -= 1
             self._blocks_released.set()
+            self._idle()
+
+    def _idle(self) -> None:
+        if self._publishes_idle:
+            self._publish(self._cache.take_events())
 
 
 def _finish_reason(job: Job, position: int) -> FinishReason | None:

@@ -1,15 +1,16 @@
-"""KV-cache events as vLLM 0.32 puts them on the wire.
+"""KV-cache events, before a dialect puts them on the wire.
 
-Field names, their order, and which of them are left out when unset follow recorded frames:
-fields without a default are always sent, even as null; those with one only when they differ.
+Fields are named and ordered as in vLLM 0.32; a dialect leaves out those that it does not have.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-MEDIUM = "GPU"
-"""vLLM calls the engine's own cache "GPU" on every backend, the CPU one included."""
+from simulator.hashing import ShownToken
+
+DEVICE = "GPU"
+"""Engines call their own cache "GPU" on every backend, the CPU one included."""
 ATTENTION = "full_attention"
 
 # vLLM sends 64-bit numbers by default and whole digests on request.
@@ -22,7 +23,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_
     block_hashes: Sequence[WireHash]
     parent_block_hash: WireHash | None
     """The block before the first of these; None at the start of a prompt."""
-    token_ids: Sequence[int]
+    token_ids: Sequence[ShownToken]
     """The tokens of all these blocks, one after the other."""
     block_size: int
     """Tokens a block."""
@@ -33,11 +34,15 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_
     """One entry a block: the LoRA name and the cache salt that its hash contains, or None."""
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    """Tokens; None for attention without a window."""
     session_id: str | None = None
+    cache_salt: str | None = None
+    """SGLang's way to name the salt."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_defaults=True):
-    """One copy of a block was overwritten; other copies of the same hash may remain."""
+    """One copy of each block was overwritten; other copies of the same hash may remain."""
 
     block_hashes: Sequence[WireHash]
     medium: str | None

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import msgspec
 from aiohttp import web
@@ -12,30 +13,50 @@ from aiohttp import web
 from simulator import prompts
 from simulator.answers import Writer
 from simulator.engine import Engine, Job, Step
-from simulator.hashing import Adapter, Namespace
+from simulator.hashing import Namespace
 from simulator.requests import Chat, Completion, Generation
 from simulator.responses import ApiError, Body, Form, Usage, bad_request
-from simulator.settings import Settings
 from simulator.tokens import ModelTokens
+from simulator.worker import Worker
 
 _DEFAULT_COMPLETION_TOKENS = 16  # the OpenAI API's own default for completions
+_RANK_HEADER = "X-data-parallel-rank"
 
 Sink = Callable[[int, Step], Awaitable[None]]
 
 
-class Generator:
-    """Answers completions and chats with one engine."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The jobs of one request, and what they add up to."""
 
-    def __init__(
-        self, settings: Settings, tokens: ModelTokens, writer: Writer, engine: Engine
-    ) -> None:
-        self._settings = settings
+    engine: Engine
+    jobs: Sequence[Job]
+    usage: Usage
+
+    async def to_end(self, sink: Sink) -> None:
+        """Run all jobs at once, handing each token to `sink` with its job's number."""
+        async with asyncio.TaskGroup() as group:
+            for index, job in enumerate(self.jobs):
+                group.create_task(self._job(index, job, sink))
+
+    async def _job(self, index: int, job: Job, sink: Sink) -> None:
+        async with aclosing(self.engine.run(job)) as steps:
+            async for step in steps:
+                self.usage.completion_tokens += 1
+                if step.finish_reason and not job.choice:
+                    self.usage.cached_tokens += step.cached_tokens
+                await sink(index, step)
+
+
+class Generator:
+    """Answers completions and chats, each with one of a worker's ranks."""
+
+    def __init__(self, tokens: ModelTokens, writer: Writer, worker: Worker) -> None:
+        self._settings = worker.settings
         self._tokens = tokens
         self._writer = writer
-        self._engine = engine
-        self._adapters = {
-            name: Adapter(name, number) for number, name in enumerate(settings.loras, start=1)
-        }
+        self._worker = worker
+        self._adapters = worker.settings.adapters
 
     def check_model(self, model: str | None) -> None:
         """Refuse a model that is not served here (404); none named means the base model."""
@@ -91,6 +112,7 @@ class Generator:
     async def _answer(
         self, request: web.Request, body: Generation, jobs: Sequence[Job], *, chat: bool
     ) -> web.StreamResponse:
+        engine = self._engine_for(request)
         form = Form(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -100,29 +122,30 @@ class Generator:
         # Several answers to one prompt share its tokens.
         usage = Usage(prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice))
         if body.stream:
-            return await self._stream(request, body, jobs, form, usage)
-        return await self._whole(jobs, form, usage)
+            return await self._stream(request, body, _Run(engine, jobs, usage), form)
+        return await self._whole(_Run(engine, jobs, usage), form)
 
-    async def _whole(self, jobs: Sequence[Job], form: Form, usage: Usage) -> web.Response:
-        answers: list[list[int]] = [[] for _ in jobs]
-        reasons: list[str | None] = [None for _ in jobs]
+    def _engine_for(self, request: web.Request) -> Engine:
+        try:
+            return self._worker.pick_rank(request.headers.get(_RANK_HEADER)).engine
+        except ValueError as error:
+            raise bad_request(str(error)) from error
+
+    async def _whole(self, run: _Run, form: Form) -> web.Response:
+        answers: list[list[int]] = [[] for _ in run.jobs]
+        reasons: list[str | None] = [None for _ in run.jobs]
 
         async def collect(index: int, step: Step) -> None:
             answers[index].append(step.token)
             reasons[index] = step.finish_reason
 
-        await self._run(jobs, usage, collect)
+        await run.to_end(collect)
         texts = map(self._tokens.text_of, answers)
-        body = form.whole(list(zip(texts, reasons, strict=True)), usage)
+        body = form.whole(list(zip(texts, reasons, strict=True)), run.usage)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _stream(
-        self,
-        request: web.Request,
-        body: Generation,
-        jobs: Sequence[Job],
-        form: Form,
-        usage: Usage,
+        self, request: web.Request, body: Generation, run: _Run, form: Form
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
         response.content_type = "text/event-stream"
@@ -133,31 +156,16 @@ class Generator:
             await response.write(_server_sent(form.piece(index, text, step.finish_reason)))
 
         try:
-            for index in range(len(jobs)):
+            for index in range(len(run.jobs)):
                 if opening := form.opening(index):
                     await response.write(_server_sent(opening))
-            await self._run(jobs, usage, send)
+            await run.to_end(send)
             if body.wants_usage_chunk:
-                await response.write(_server_sent(form.closing(usage)))
+                await response.write(_server_sent(form.closing(run.usage)))
             await response.write(b"data: [DONE]\n\n")
         except* ConnectionResetError:
-            pass  # The client left; leaving `_run` freed the blocks.
+            pass  # The client left; leaving `to_end` freed the blocks.
         return response
-
-    async def _run(self, jobs: Sequence[Job], usage: Usage, sink: Sink) -> None:
-        """Run all jobs at once, handing each token to `sink` with its job's number."""
-
-        async def run(index: int, job: Job) -> None:
-            async with aclosing(self._engine.run(job)) as steps:
-                async for step in steps:
-                    usage.completion_tokens += 1
-                    if step.finish_reason and not job.choice:
-                        usage.cached_tokens += step.cached_tokens
-                    await sink(index, step)
-
-        async with asyncio.TaskGroup() as group:
-            for index, job in enumerate(jobs):
-                group.create_task(run(index, job))
 
 
 def _server_sent(body: Body) -> bytes:

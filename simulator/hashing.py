@@ -1,24 +1,14 @@
-"""vLLM 0.32's block hashes (algorithm `sha256`, its default).
+"""What tells cached blocks apart: their tokens, what came before them, and their namespace.
 
-A block's digest is SHA-256 over the protocol-5 pickle of (parent digest, token ids, extra keys),
-so two blocks with equal digests hold the same tokens after the same history in the same namespace.
+Every engine chains digests over that, each in its own way; a `Hashing` is one of these ways.
 """
 
-import hashlib
-import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-_PICKLE_PROTOCOL = 5
-_WIRE_BYTES = 8
-
-
-def _digest(value: object) -> bytes:
-    return hashlib.sha256(pickle.dumps(value, protocol=_PICKLE_PROTOCOL)).digest()
-
-
-ROOT: bytes = _digest("vllm-none-hash")
-"""The parent of a prompt's first block: a constant since vLLM 0.30, random a process before."""
+# A token, or with bigrams a token and the one after it.
+ShownToken = int | tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,7 @@ class Namespace:
     salt: str | None = None
 
     def hashed_keys(self, *, first: bool) -> tuple[tuple[str, ...], ...] | None:
-        """The tagged keys inside the digest; the salt is part of the `first` block only.
+        """The tagged keys inside vLLM's digest; the salt is part of the `first` block only.
 
         vLLM puts an adapter's path beside its name; a simulated one has none and repeats the name.
         """
@@ -58,20 +48,34 @@ NO_NAMESPACE = Namespace()
 """What most requests share."""
 
 
-def block_digest(parent: bytes | None, tokens: Sequence[int], namespace: Namespace) -> bytes:
-    """The 32-byte digest of one full block after `parent`, or of a first block if that is None."""
-    keys = namespace.hashed_keys(first=parent is None)
-    return _digest((ROOT if parent is None else parent, tuple(tokens), keys))
+class Hashing(Protocol):
+    """One engine's way to name blocks."""
+
+    @property
+    def lookahead(self) -> int:
+        """Tokens after a block that its digest contains too: 1 with bigrams, else 0."""
+
+    def block_digest(
+        self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
+    ) -> bytes:
+        """The digest of one full block after `parent`, or of a first block if that is None.
+
+        `tokens` are the block's and then `lookahead` more. Equal digests are equal blocks.
+        """
+
+    def wire(self, digest: bytes) -> int:
+        """A digest as events carry it."""
+
+    def shown(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
+        """The tokens of some blocks, and `lookahead` more, as events carry them."""
 
 
-def chain(tokens: Sequence[int], block_size: int, namespace: Namespace) -> Iterator[bytes]:
+def chain(
+    tokens: Sequence[int], block_size: int, namespace: Namespace, hashing: Hashing
+) -> Iterator[bytes]:
     """The digests of all full blocks of `tokens`, first to last."""
     parent = None
-    for end in range(block_size, len(tokens) + 1, block_size):
-        parent = block_digest(parent, tokens[end - block_size : end], namespace)
+    for end in range(block_size + hashing.lookahead, len(tokens) + 1, block_size):
+        start = end - block_size - hashing.lookahead
+        parent = hashing.block_digest(parent, tokens[start:end], namespace)
         yield parent
-
-
-def wire_hash(digest: bytes) -> int:
-    """A digest as events carry it: its low 8 bytes as an unsigned big-endian number."""
-    return int.from_bytes(digest[-_WIRE_BYTES:], "big")

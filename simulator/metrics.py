@@ -1,31 +1,34 @@
 """vLLM's metrics that routers read, under vLLM's names."""
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from simulator.engine import Engine
+from simulator.worker import Worker
 
 
-class EngineCollector(Collector):
-    """Reads an engine's counters when scraped."""
+class WorkerCollector(Collector):
+    """Reads the counters of all ranks when scraped, and adds them up."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
-        self._engine = engine
-        self._model = model
+    def __init__(self, worker: Worker) -> None:
+        self._engines = [rank.engine for rank in worker.ranks]
+        self._model = worker.settings.model
 
     def collect(self) -> Iterator[Metric]:
         """The metric families, each with the label `model_name`."""
-        counters = self._engine.counters
-        yield self._gauge("num_requests_running", "Requests being computed.", counters.running)
-        waiting = counters.in_flight - counters.running
+        counters = [engine.counters for engine in self._engines]
+        running = sum(one.running for one in counters)
+        yield self._gauge("num_requests_running", "Requests being computed.", running)
+        waiting = sum(one.in_flight for one in counters) - running
         yield self._gauge("num_requests_waiting", "Requests waiting to be computed.", waiting)
-        usage = self._engine.cache_usage
+        usage = fmean(engine.cache_usage for engine in self._engines)
         yield self._gauge("kv_cache_usage_perc", "Used share of the cache, 1 is all.", usage)
-        queried, hit = counters.queried_tokens, counters.hit_tokens
+        queried = sum(one.queried_tokens for one in counters)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", queried)
+        hit = sum(one.hit_tokens for one in counters)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hit)
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
@@ -39,8 +42,8 @@ class EngineCollector(Collector):
         return family
 
 
-def registry(engine: Engine, model: str) -> CollectorRegistry:
-    """A registry of this engine's metrics alone."""
+def registry(worker: Worker) -> CollectorRegistry:
+    """A registry of this worker's metrics alone."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(engine, model))
+    registry.register(WorkerCollector(worker))
     return registry

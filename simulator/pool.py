@@ -30,6 +30,19 @@ class BlockPool:
         """Blocks that no request uses, whether or not their content can be reused."""
         return len(self._queue)
 
+    @property
+    def filled(self) -> int:
+        """Blocks whose content can be reused, copies included."""
+        return sum(map(len, self._copies.values()))
+
+    def digests(self) -> list[bytes]:
+        """All reusable content."""
+        return list(self._copies)
+
+    def content(self, block: int) -> bytes | None:
+        """What this block holds, if it was ever full."""
+        return self._digests[block]
+
     def find(self, digest: bytes) -> int | None:
         """A block that holds this content."""
         copies = self._copies.get(digest)

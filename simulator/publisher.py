@@ -1,89 +1,126 @@
-"""The sockets that vLLM's `zmq` event publisher opens: PUB for events, ROUTER for asking again."""
+"""The sockets of one rank's event publisher: PUB for events, ROUTER for asking again."""
 
-import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import zmq
-import zmq.asyncio
 
 from simulator import frames
+from simulator.dialects import Dialect
 from simulator.events import Event
+from simulator.interference import Interference, ReplayFault
+from simulator.layouts import WireEvent
+from simulator.replay import Kept, ReplaySocket
+from simulator.sockets import bind, connect
 
 HIGH_WATER_MARK_BATCHES = 100_000
 """vLLM's default: a subscriber that falls this far behind loses batches."""
-_MAX_REQUEST_BYTES = 1024  # a replay request has 8
+_GARBAGE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherOptions:
+    """How one rank publishes."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    dialect: Dialect
+    topic: str
+    buffer_batches: int
+    rank: int
+    connects: bool = False
+    """PUB connects to its endpoint, for a subscriber that binds; the replay socket always binds."""
 
 
 class Publisher:
-    """Publishes batches and keeps the latest `buffer_batches` of them for `answer_replays`.
+    """Publishes batches and keeps the latest `buffer_batches` of them for the replay socket.
 
-    Binds when constructed (OSError if an endpoint is taken). Must be closed.
+    Opens its sockets when constructed, in a running event loop (OSError if an endpoint is taken).
+    Must be closed.
     """
 
-    def __init__(
-        self, endpoint: str, replay_endpoint: str | None, *, topic: str, buffer_batches: int
-    ) -> None:
-        self._topic = topic.encode()
-        self._next_sequence = 0
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_batches)
+    def __init__(self, options: PublisherOptions, interference: Interference) -> None:
+        self._options = options
+        self._interference = interference
+        self._topic = options.topic.encode()
+        self.endpoint = options.endpoint
+        self.replay_endpoint = options.replay_endpoint
+        self._open()
+
+    def publish(self, events: Sequence[Event]) -> None:
+        """Send one step's events, if there are any to tell of."""
+        written: Sequence[WireEvent] = self._options.dialect.layout.written(events)
+        if written:
+            written = self._interference.spoiled(written)
+            payload = frames.batch(time.time(), written, self._options.rank)
+            self._deliver(self._interference.garbled(payload))
+
+    def publish_garbage(self, messages: int) -> None:
+        """Send random bytes, numbered and kept as batches are."""
+        for _ in range(messages):
+            self._deliver(os.urandom(_GARBAGE_BYTES))
+
+    def restart(self) -> None:
+        """Begin again on the same endpoints, as after the death of the process."""
+        self.close()
+        self._interference.forget()
+        self._open()
+
+    def show_replay_fault(self, fault: ReplayFault | None) -> None:
+        """Let the replay socket be as broken as told; None: healthy."""
+        self._interference.replay = fault
+        if fault == "absent":
+            self._close_replay()
+        elif self._replay is None:
+            self._open_replay()
+
+    def close(self) -> None:
+        """Close all sockets at once; what is not sent yet is lost, as when an engine stops."""
+        self._close_replay()
+        self._pub.close(linger=0)
+        self._context.term()
+
+    def _open(self) -> None:
+        self.next_sequence = 0
+        self._kept: Kept = deque(maxlen=self._options.buffer_batches)
         self._context = zmq.Context()
         # Sending on PUB never waits, so this socket needs no event loop.
         self._pub = self._context.socket(zmq.PUB)
-        self._router = zmq.asyncio.Context(self._context).socket(zmq.ROUTER)
-        self._sockets = (self._pub, self._router)
+        self._replay: ReplaySocket | None = None
         try:
             self._pub.sndhwm = HIGH_WATER_MARK_BATCHES
-            self.endpoint = _bind(self._pub, endpoint)
-            self.replay_endpoint: str | None = None
-            if replay_endpoint is not None:
-                # A ROUTER drops what exceeds this, and one whole answer must fit.
-                self._router.sndhwm = buffer_batches + 1
-                self._router.maxmsgsize = _MAX_REQUEST_BYTES
-                self.replay_endpoint = _bind(self._router, replay_endpoint)
+            attach = connect if self._options.connects else bind
+            self.endpoint = attach(self._pub, self.endpoint)
+            self._open_replay()
         except BaseException:
             self.close()
             raise
 
-    def publish(self, events: Sequence[Event]) -> None:
-        """Send one step's events, if there are any."""
-        if not events:
+    def _open_replay(self) -> None:
+        if self.replay_endpoint is None or self._interference.replay == "absent":
             return
-        payload = frames.batch(time.time(), events)
-        self._buffer.append((self._next_sequence, payload))
-        self._pub.send_multipart(frames.published(self._topic, self._next_sequence, payload))
-        self._next_sequence += 1
+        self._replay = ReplaySocket(
+            self.replay_endpoint,
+            self._kept,
+            topic=self._topic,
+            dialect=self._options.dialect,
+            interference=self._interference,
+        )
+        self.replay_endpoint = self._replay.endpoint
 
-    async def answer_replays(self) -> None:
-        """Serve the replay socket until cancelled; returns at once without one."""
-        if self.replay_endpoint is None:
-            return
-        while True:
-            client, *request = await self._router.recv_multipart()
-            start = frames.replay_start(request)
-            if start is None:
-                continue
-            for sequence, payload in list(self._buffer):
-                if sequence >= start:
-                    batch = frames.replayed(self._topic, sequence, payload)
-                    await self._router.send_multipart((client, *batch))
-            await self._router.send_multipart((client, *frames.END_OF_REPLAY))
-            await asyncio.sleep(0)
+    def _close_replay(self) -> None:
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
 
-    def close(self) -> None:
-        """Close all sockets at once; what is not sent yet is lost, as when an engine stops."""
-        for socket in self._sockets:
-            socket.close(linger=0)
-        self._context.term()
-
-
-def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, endpoint: str) -> str:
-    socket.ipv6 = "[" in endpoint
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise OSError(
-            error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}"
-        ) from error
-    return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    def _deliver(self, payload: bytes) -> None:
+        sequence, fate = self.next_sequence, self._interference.fate()
+        self.next_sequence += 1
+        if fate.kept:
+            self._kept.append((sequence, payload))
+        message = frames.published(self._topic, sequence, payload)
+        for ready in self._interference.ordered([message] * fate.sent):
+            self._pub.send_multipart(ready)

@@ -9,7 +9,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from simulator.interference import Corruption, ReplayFault
+
 MAX_PROMPTS = 128  # of one completion request; each is a request of its own to the engine
+MAX_COUNT = 100_000  # of batches to interfere with; garbage is sent without a pause
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Choices = Annotated[int, Meta(ge=1, le=16)]
@@ -70,6 +75,29 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+
+
+class Misbehave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /misbehave: any of these, as the methods of `Faults` of the same names have it."""
+
+    rank: Count | None = None
+    drop: Count | None = None
+    lose: Count | None = None
+    duplicate: Count | None = None
+    reorder: bool = False
+    corrupt: Corruption | None = None
+    garbage: Count | None = None
+    hide_replay: ReplayFault | msgspec.UnsetType | None = msgspec.UNSET
+    restart: bool = False
+
+
+class CachedPrefix(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /cache/prefix: a prompt's tokens and its namespace."""
+
+    tokens: list[TokenId]
+    salt: str | None = None
+    lora: str | None = None
+    rank: Count = 0
 
 
 def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:

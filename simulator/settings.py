@@ -4,8 +4,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulator.dialects import DEFAULT, DIALECTS, Dialect
+from simulator.endpoints import check_rank_endpoints, split_address
+from simulator.hashing import Adapter
+
 TINY_MODEL = Path(__file__).parent / "tiny_model"
-_MAX_PORT = 65535
 _MIN_BLOCKS = 2  # one is reserved
 
 
@@ -20,6 +23,10 @@ class Settings:
     """host:port of the HTTP API; IPv6 addresses in brackets."""
     name: str | None = None
     """Who answered, as the `x-worker` response header tells; None: the worker's host:port."""
+    dialect: str = DEFAULT
+    """The engine and release to pass for: a name of `dialects.DIALECTS`."""
+    ranks: int = 1
+    """Data-parallel ranks: caches and publishers of their own behind one API."""
     model: str = "tiny"
     """The name that requests use."""
     loras: tuple[str, ...] = ()
@@ -28,15 +35,27 @@ class Settings:
     """Holds the model's tokenizer and chat template."""
     block_size_tokens: int = 16
     blocks: int = 1024
-    """Blocks of the cache; as in vLLM one of them is reserved."""
+    """Blocks of each rank's cache; as in vLLM one of them is reserved."""
+    bigrams: bool = False
+    """SGLang only: blocks are of pairs of tokens, as with EAGLE."""
+    host_blocks: int = 0
+    """Evicted blocks that each rank keeps off the device."""
+    placeholders: bool = False
+    """vLLM only: blocks kept off the device are announced by their hashes alone."""
     max_model_len_tokens: int = 16384
     events_endpoint: str | None = "tcp://127.0.0.1:0"
-    """Where KV-cache events are published; None: nowhere."""
+    """Where KV-cache events are published; None: nowhere. Rank r: the port + r, unless it is 0."""
+    connect: bool = False
+    """Publish by connecting to `events_endpoint`, where a subscriber binds."""
     replay_endpoint: str | None = "tcp://127.0.0.1:0"
-    """Where published events can be asked for again; None: nowhere."""
+    """Where published events can be asked for again; None: nowhere. Rank r: the port + r."""
     topic: str = ""
     buffer_batches: int = 10_000
     """How many of the latest batches can be asked for again."""
+    drain_events: int = 10_000
+    """TensorRT-LLM only: events that wait to be fetched by POST /kv_cache_events, at most."""
+    misbehave: bool = False
+    """Serve POST /misbehave, which breaks things on request, and GET /cache."""
     prefill_tokens_per_second: float = math.inf
     decode_tokens_per_second: float = math.inf
     """Of one request; requests do not slow each other down while decoding."""
@@ -44,35 +63,62 @@ class Settings:
 
     def __post_init__(self) -> None:
         split_address(self.listen)
+        self._check_numbers()
+        self._check_dialect()
+        self._check_endpoints()
+        if len({self.model, *self.loras}) != 1 + len(self.loras):
+            raise ValueError("model and LoRA names must differ from each other")
+
+    def _check_numbers(self) -> None:
         for name, least in (
             ("block_size_tokens", 1),
             ("blocks", _MIN_BLOCKS),
             ("max_model_len_tokens", 2),
             ("buffer_batches", 1),
             ("max_running_requests", 1),
+            ("ranks", 1),
+            ("host_blocks", 0),
+            ("drain_events", 1),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}")
         for name in ("prefill_tokens_per_second", "decode_tokens_per_second"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        if self.replay_endpoint is not None and self.events_endpoint is None:
-            raise ValueError("a replay endpoint needs an events endpoint")
-        if len({self.model, *self.loras}) != 1 + len(self.loras):
-            raise ValueError("model and LoRA names must differ from each other")
+
+    def _check_dialect(self) -> None:
+        if self.dialect not in DIALECTS:
+            raise ValueError(f"no dialect {self.dialect!r}; there are {', '.join(DIALECTS)}")
+        engine = DIALECTS[self.dialect].engine
+        if self.bigrams and engine != "sglang":
+            raise ValueError("only SGLang has bigrams")
+        if self.placeholders and engine != "vllm":
+            raise ValueError("only vLLM has placeholders")
+
+    def _check_endpoints(self) -> None:
+        if self.events_endpoint is None:
+            if self.replay_endpoint is not None:
+                raise ValueError("a replay endpoint needs an events endpoint")
+            return
+        if self.connect and self.events_endpoint.endswith(":0"):
+            raise ValueError("there is no port 0 to connect to")
+        endpoints = [one for one in (self.events_endpoint, self.replay_endpoint) if one]
+        check_rank_endpoints(endpoints, self.ranks)
+        any_port = any(one.endswith(":0") for one in endpoints)
+        if any_port and self.ranks > 1 and self.speaks.engine == "sglang":
+            raise ValueError("SGLang tells one port for all ranks: give it one that is not 0")
+
+    @property
+    def speaks(self) -> Dialect:
+        """The dialect itself."""
+        return DIALECTS[self.dialect]
+
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The LoRA adapters by name."""
+        return {name: Adapter(name, number) for number, name in enumerate(self.loras, start=1)}
 
     @property
     def context_tokens(self) -> int:
         """The longest prompt and answer together: the model's limit, or what the cache can hold."""
         return min(self.max_model_len_tokens, (self.blocks - 1) * self.block_size_tokens)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port of a host:port."""
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _MAX_PORT):
-        raise ValueError(f"not a host:port: {address!r}")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if ":" in host and not bracketed:
-        raise ValueError(f"an IPv6 address needs brackets: {address!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)

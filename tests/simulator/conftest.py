@@ -15,11 +15,11 @@ WIRE = Path(__file__).parents[1] / "wire"
 
 
 @pytest.fixture(scope="session")
-def recorded() -> Callable[[str], list[dict[str, Any]]]:
-    """The requests of one recording of vLLM 0.32.0, each with the `payloads` that it caused."""
+def recording() -> Callable[[str], list[dict[str, Any]]]:
+    """The requests of one recording, each with the `payloads` that it caused."""
 
     def read(name: str) -> list[dict[str, Any]]:
-        lines = (WIRE / f"vllm_0.32.0_{name}.jsonl").read_text().splitlines()
+        lines = (WIRE / f"{name}.jsonl").read_text().splitlines()
         records = [record for line in lines if (record := json.loads(line))["kind"] == "request"]
         for record in records:
             frames = record["frames"]
@@ -27,6 +27,14 @@ def recorded() -> Callable[[str], list[dict[str, Any]]]:
         return records
 
     return read
+
+
+@pytest.fixture(scope="session")
+def recorded(
+    recording: Callable[[str], list[dict[str, Any]]],
+) -> Callable[[str], list[dict[str, Any]]]:
+    """The same of vLLM 0.32.0."""
+    return lambda name: recording(f"vllm_0.32.0_{name}")
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.cache import Holding, PrefixCache
+from simulator.cache import Holding, PrefixCache, Shape
+from simulator.dialects import DEFAULT, DIALECTS
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
-from simulator.hashing import NO_NAMESPACE, Namespace, chain, wire_hash
+from simulator.hashing import NO_NAMESPACE, Namespace, chain
 from simulator.tokens import ModelTokens
+from simulator.vllm_hashing import VllmHashing
 
 Recorded = Callable[[str], list[dict[str, Any]]]
 Batches = list[list[Event]]
@@ -40,6 +42,10 @@ def prompts_of(record: dict[str, Any], tokens: ModelTokens) -> list[list[int]]:
     return [record["prompt_token_ids"]] * body.get("n", 1)
 
 
+def tokens_of(event: BlockStored) -> list[int]:
+    return [token for token in event.token_ids if isinstance(token, int)]
+
+
 def outputs(prompts: list[list[int]], length: int, batches: Batches) -> list[list[int]]:
     """The generated tokens as the events show them; those in blocks never filled are zero."""
     first = len(prompts[0])
@@ -48,7 +54,7 @@ def outputs(prompts: list[list[int]], length: int, batches: Batches) -> list[lis
     decoded = stored[len(stored) - blocks * len(prompts) :]
     result = []
     for number, prompt in enumerate(prompts):
-        mine = [token for event in decoded[number :: len(prompts)] for token in event.token_ids]
+        mine = [token for event in decoded[number :: len(prompts)] for token in tokens_of(event)]
         shown = mine[len(prompt) % BLOCK_SIZE :]
         result.append(shown + [0] * (length - len(shown)))
     return result
@@ -81,7 +87,8 @@ def drive(cache: PrefixCache, record: dict[str, Any], tokens: ModelTokens) -> tu
 
 
 def as_bytes(batches: Batches) -> list[bytes]:
-    return [msgspec.msgpack.encode(events) for events in batches]
+    layout = DIALECTS[DEFAULT].layout
+    return [msgspec.msgpack.encode(layout.written(events)) for events in batches]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def as_bytes(batches: Batches) -> list[bytes]:
 def test_every_recorded_request_gives_the_recorded_events_in_order_and_step_by_step(
     recorded: Recorded, tokens: ModelTokens, name: str, blocks: int, requests: int
 ) -> None:
-    cache = PrefixCache(blocks=blocks, block_size=BLOCK_SIZE)
+    cache = PrefixCache(Shape(blocks=blocks, block_size=BLOCK_SIZE))
     # Left out: a chat that was refused, and resets, which show in the next request's events.
     served = [r for r in recorded(name) if r["status"] == 200 and "prompt_token_ids" in r]
     assert len(served) == requests
@@ -105,7 +112,7 @@ def test_every_recorded_request_gives_the_recorded_events_in_order_and_step_by_s
 def test_every_recorded_hit_has_the_length_that_vllm_reported(
     recorded: Recorded, tokens: ModelTokens
 ) -> None:
-    cache = PrefixCache(blocks=48, block_size=BLOCK_SIZE)
+    cache = PrefixCache(Shape(blocks=48, block_size=BLOCK_SIZE))
     for record in recorded("cached_tokens"):
         if any(AllBlocksCleared() in events for events in recorded_batches(record)):
             assert cache.reset()
@@ -121,20 +128,20 @@ def begin(cache: PrefixCache, length: int, *, first: int = 0, reuse: bool = True
 
 
 def test_a_prompt_shorter_than_a_block_is_not_announced() -> None:
-    cache = PrefixCache(blocks=8, block_size=4)
+    cache = PrefixCache(Shape(blocks=8, block_size=4))
     cache.release(begin(cache, 3))
     assert cache.take_events() == []
 
 
 def test_the_block_of_the_last_prompt_token_is_always_computed() -> None:
-    cache = PrefixCache(blocks=8, block_size=4)
+    cache = PrefixCache(Shape(blocks=8, block_size=4))
     cache.release(begin(cache, 8))
     assert begin(cache, 8).cached_tokens == 4
     assert begin(cache, 9).cached_tokens == 8
 
 
 def test_a_prompt_that_finds_no_room_changes_nothing() -> None:
-    cache = PrefixCache(blocks=4, block_size=4)
+    cache = PrefixCache(Shape(blocks=4, block_size=4))
     running = begin(cache, 8)
     cache.take_events()
     assert cache.begin(range(100, 108), NO_NAMESPACE) is None
@@ -145,14 +152,14 @@ def test_a_prompt_that_finds_no_room_changes_nothing() -> None:
 
 
 def test_a_hit_on_unused_blocks_needs_their_room_too() -> None:
-    cache = PrefixCache(blocks=5, block_size=4)
+    cache = PrefixCache(Shape(blocks=5, block_size=4))
     cache.release(begin(cache, 8))
     begin(cache, 8, first=100)
     assert cache.begin(range(9), NO_NAMESPACE) is None
 
 
 def test_decoding_stops_where_no_block_is_left() -> None:
-    cache = PrefixCache(blocks=2, block_size=2)
+    cache = PrefixCache(Shape(blocks=2, block_size=2))
     holding = begin(cache, 1)
     assert cache.extend(holding, 7)
     assert not cache.extend(holding, 8)
@@ -160,7 +167,7 @@ def test_decoding_stops_where_no_block_is_left() -> None:
 
 
 def test_each_copy_of_a_block_is_removed_by_an_event_of_its_own() -> None:
-    cache = PrefixCache(blocks=3, block_size=4)
+    cache = PrefixCache(Shape(blocks=3, block_size=4))
     for _ in range(2):
         cache.release(begin(cache, 4, reuse=False))
     stored = [e for e in cache.take_events() if isinstance(e, BlockStored)]
@@ -177,11 +184,12 @@ def test_counting_announced_copies_tells_every_hit_before_it_happens(
     operations: list[Operation],
 ) -> None:
     """The rule that routers rely on, for any order of prompts, answers and evictions."""
-    cache = PrefixCache(blocks=7, block_size=2)
+    cache = PrefixCache(Shape(blocks=7, block_size=2))
     copies: Counter[WireHash] = Counter()
     for salt, length, generated in operations:
         namespace = Namespace(salt=str(salt))
-        hashes = [wire_hash(digest) for digest in chain(range(length), 2, namespace)]
+        hashing = VllmHashing()
+        hashes = list(map(hashing.wire, chain(range(length), 2, namespace, hashing)))
         expected = len(list(takewhile(lambda key: copies[key] > 0, hashes[: (length - 1) // 2])))
         holding = cache.begin(range(length), namespace)
         if holding is None:
@@ -201,7 +209,7 @@ def test_counting_announced_copies_tells_every_hit_before_it_happens(
 
 
 def test_a_running_request_keeps_the_cache_from_being_reset() -> None:
-    cache = PrefixCache(blocks=8, block_size=4)
+    cache = PrefixCache(Shape(blocks=8, block_size=4))
     holding = begin(cache, 4)
     assert not cache.reset()
     cache.release(holding)

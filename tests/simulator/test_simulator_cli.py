@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from simulator.cli import add_arguments, run
-from simulator.settings import Settings, split_address
+from simulator.cli import _greeting, _settings, add_arguments, run
+from simulator.endpoints import split_address
+from simulator.server import running
+from simulator.settings import Settings
 
 MAIN = (
     "import argparse, sys; from simulator.cli import add_arguments, run;"
@@ -46,13 +48,14 @@ async def test_a_worker_says_where_it_listens_and_stops_on_a_signal(number: sign
     assert (process.returncode, errors) == (0, b"")
 
 
-async def test_a_worker_stops_at_once_in_the_middle_of_an_answer() -> None:
-    process = await start(*FREE, "--decode-tokens-per-second", "5")
+@pytest.mark.parametrize("dialect", ["vllm-0.32", "sglang-0.5.22"])
+async def test_a_worker_stops_at_once_in_the_middle_of_an_answer(dialect: str) -> None:
+    process = await start(*FREE, "--dialect", dialect, "--decode-tokens-per-second", "5")
     assert process.stdout is not None
     address = (await process.stdout.readline()).decode().split("http://")[1].split(",")[0]
     host, port = split_address(address)
     reader, writer = await asyncio.open_connection(host, port)
-    body = b'{"prompt": "a", "max_tokens": 999, "stream": true}'
+    body = b'{"prompt": [%s1], "max_tokens": 999, "stream": true}' % (b"1, " * 16)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: w\r\n")
     writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
     await reader.readuntil(b"data: ")
@@ -97,6 +100,24 @@ def test_a_directory_without_a_model_is_one_line_and_status_1(
 def test_settings_say_what_is_wrong(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Settings(**wrong)
+
+
+def test_options_reach_the_settings() -> None:
+    numbers = ("--ranks", "2", "--host-blocks", "3", "--drain-events", "4")
+    switches = ("--bigrams", "--connect", "--misbehave")
+    endpoints = ("--events", "tcp://h:5000", "--replay", "tcp://h:6000")
+    told = _settings(parsed("--dialect", "sglang-0.4", *numbers, *switches, *endpoints))
+    assert told.dialect == "sglang-0.4"
+    assert (told.ranks, told.host_blocks, told.drain_events) == (2, 3, 4)
+    assert (told.bigrams, told.connect, told.misbehave) == (True, True, True)
+    assert not told.placeholders
+    assert _settings(parsed("--placeholders", "--events", "none")).placeholders
+
+
+async def test_a_worker_with_ranks_says_where_each_publishes() -> None:
+    async with running(Settings(name="two", ranks=2)) as worker:
+        line = _greeting(worker)
+    assert len(re.findall(r"tcp://127\.0\.0\.1:\d+", line)) == 4
 
 
 def test_an_ipv6_address_is_split_without_its_brackets() -> None:

@@ -1,12 +1,8 @@
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 import zmq
@@ -16,25 +12,9 @@ from simulator.latency import Latency
 from simulator.server import Worker, running
 from simulator.settings import Settings
 from simulator.tokens import ModelTokens
-
-Client = aiohttp.ClientSession
-Body = dict[str, Any]
+from tests.simulator.readers import END, Body, Client, eventually, post, replay, socket
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 8
-END = [b"", b"", b"\xff" * 8, b""]
-
-
-async def post(client: Client, path: str, body: Body) -> Body:
-    async with client.post(path, json=body) as response:
-        assert response.status == 200
-        answer: Body = await response.json()
-        return answer
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the engine tells nobody when it frees blocks
-            await asyncio.sleep(0.002)
 
 
 async def chunks(client: Client, path: str, body: Body) -> list[Body]:
@@ -43,30 +23,6 @@ async def chunks(client: Client, path: str, body: Body) -> list[Body]:
         lines = [line for line in (await response.text()).split("\n\n") if line]
     assert lines.pop() == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-@asynccontextmanager
-async def socket(kind: int, endpoint: str | None) -> AsyncIterator[zmq.asyncio.Socket]:
-    assert endpoint is not None
-    context = zmq.asyncio.Context()
-    result = context.socket(kind)
-    result.linger = 0
-    result.ipv6 = "[" in endpoint
-    result.connect(endpoint)
-    try:
-        yield result
-    finally:
-        result.close()
-        context.term()
-
-
-async def replay(worker: Worker, start: int) -> list[list[bytes]]:
-    async with socket(zmq.DEALER, worker.replay_endpoint) as dealer, asyncio.timeout(5):
-        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        received = [await dealer.recv_multipart()]
-        while received[-1] != END:
-            received.append(await dealer.recv_multipart())
-        return received[:-1]
 
 
 async def test_a_repeated_prompt_is_cached_but_for_its_last_block(client: Client) -> None:

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 
 from simulator import frames
+from simulator.dialects import DIALECTS
 from simulator.events import BlockRemoved, BlockStored, Event
-from simulator.hashing import Adapter, Namespace, chain, wire_hash
+from simulator.hashing import Adapter, Namespace, chain
 from simulator.requests import Chat, Completion
 from simulator.settings import TINY_MODEL
 from simulator.tokens import ModelTokens, PromptError
+from simulator.vllm_hashing import VllmHashing
 
 Recorded = Callable[[str], list[dict[str, Any]]]
 
@@ -48,8 +50,10 @@ def test_prompts_become_the_hashes_that_vllm_announced(recorded: Recorded, name:
                     announced.update(event["block_hashes"])
         if record["status"] == 200 and record.get("prompt_token_ids"):
             namespace = Namespace(salt=record["body"].get("cache_salt"))
-            digests = chain(record["prompt_token_ids"], 32, namespace)
-            assert {wire_hash(digest) for digest in digests} <= announced, record["scenario"]
+            digests = chain(record["prompt_token_ids"], 32, namespace, VllmHashing())
+            assert {VllmHashing().wire(digest) for digest in digests} <= announced, record[
+                "scenario"
+            ]
 
 
 @pytest.mark.parametrize("name", ["w1", "w2_lora", "cached_tokens", "dp2_rank0", "dp2_rank1"])
@@ -59,7 +63,8 @@ def test_recorded_payloads_encode_to_the_same_bytes(recorded: Recorded, name: st
     for payload in payloads:
         timestamp, events, rank = msgspec.msgpack.decode(payload)
         values = [msgspec.convert(event, Event) for event in events]
-        assert frames.batch(timestamp, values, rank) == payload
+        written = DIALECTS["vllm-0.32"].layout.written(values)
+        assert frames.batch(timestamp, written, rank) == payload
 
 
 def test_adapter_and_salt_are_published_as_vllm_does() -> None:
@@ -72,12 +77,16 @@ def test_adapter_and_salt_are_published_as_vllm_does() -> None:
 def test_adapters_and_salts_do_not_share_blocks() -> None:
     adapter = Adapter("same", 1)
     namespaces = [Namespace(), Namespace(salt="same"), Namespace(adapter), Namespace(adapter, "x")]
-    assert len({next(chain(range(16), 16, namespace)) for namespace in namespaces}) == 4
+    assert len({next(chain(range(16), 16, one, VllmHashing())) for one in namespaces}) == 4
 
 
 def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None:
-    stored = msgspec.to_builtins(BlockStored((1,), None, (2,), 1, None, None, None))
-    removed = msgspec.to_builtins(BlockRemoved((1,), None))
+    events: list[Event] = [
+        BlockStored((1,), None, (2,), 1, None, None, None),
+        BlockRemoved((1,), None),
+    ]
+    layout = DIALECTS["vllm-0.32"].layout
+    stored, removed = layout.written(events)
     assert list(stored) == [
         *("type", "block_hashes", "parent_block_hash", "token_ids", "block_size"),
         *("lora_id", "medium", "lora_name"),

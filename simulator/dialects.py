@@ -1,0 +1,175 @@
+"""The engines and releases that a worker can pass for, and what tells them apart.
+
+Each name is that of the first release with the layout. vLLM: `vllm/distributed/kv_events.py` of
+each release; SGLang: its `kv_events.py`; TensorRT-LLM: `_torch/pyexecutor/kv_cache_events.py`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from simulator.layouts import Layout
+
+EngineName = Literal["vllm", "sglang", "trtllm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How an engine keeps blocks and when it announces them. The defaults are vLLM's."""
+
+    shares_copies: bool = False
+    """A block computed twice is kept once, as in a radix tree; else both copies are kept."""
+    stores_answers_at_end: bool = False
+    """Blocks of generated tokens are announced when the request ends; else when they fill up."""
+    clears_at_start: bool = False
+    """The first batch of an incarnation says that the cache is empty."""
+    announces_clear: bool = True
+    """A reset is one event; else each block is removed."""
+    publishes_idle: bool = False
+    """What happens between steps is published at once; else with the next step."""
+    host_medium: str = "CPU"
+    """Where blocks lie that were evicted from the device and kept."""
+
+
+_HABITS: dict[EngineName, Habits] = {
+    "vllm": Habits(),
+    "sglang": Habits(
+        shares_copies=True,
+        stores_answers_at_end=True,
+        clears_at_start=True,
+        publishes_idle=True,
+        host_medium="CPU_PINNED",
+    ),
+    "trtllm": Habits(
+        shares_copies=True,
+        stores_answers_at_end=True,
+        announces_clear=False,
+        publishes_idle=True,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One engine from one release on."""
+
+    name: str
+    engine: EngineName
+    version: str
+    """The release that is passed for."""
+    layout: Layout
+    replay_topic: bool
+    """Whether answers of the replay socket have a topic frame."""
+    random_root: bool = False
+    """Whether hashes differ from process to process."""
+    lists_sources: bool = False
+    """Whether GET /kv_event_sources exists."""
+    habits: Habits = field(default_factory=Habits)
+
+
+_OLDEST = Layout(
+    positional=True,
+    stored=("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id"),
+    removed=("block_hashes",),
+    tiers=False,
+)
+
+
+def _vllm() -> Iterable[Dialect]:
+    """Each release adds to the one before it.
+
+    Fields that a simulated worker never sets (`locality`, `ownership`) are not listed: they came
+    with maps, which leave them out.
+    """
+    v0_10 = _with(_OLDEST, ("medium",), ("medium",), tiers=True)
+    v0_14 = _with(v0_10, ("lora_name",))
+    v0_17 = _with(v0_14, ("extra_keys",))
+    v0_20 = _with(v0_17, ("group_idx",), ("group_idx",))
+    v0_22 = _with(v0_20, ("kv_cache_spec_kind", "kv_cache_spec_sliding_window"))
+    v0_24 = replace(v0_22, positional=False)
+    v0_32 = _with(v0_24, ("session_id",))
+    for name, version, layout in (
+        ("vllm-0.9", "0.9.2", _OLDEST),
+        ("vllm-0.10", "0.10.2", v0_10),
+        ("vllm-0.14", "0.14.1", v0_14),
+        ("vllm-0.17", "0.17.1", v0_17),
+        ("vllm-0.20", "0.20.0", v0_20),
+        ("vllm-0.22", "0.22.1", v0_22),
+        ("vllm-0.24", "0.24.0", v0_24),
+        ("vllm-0.26", "0.26.0", v0_24),
+        ("vllm-0.32", "0.32.0", v0_32),
+    ):
+        yield Dialect(
+            name=name,
+            engine="vllm",
+            version=version,
+            layout=layout,
+            replay_topic=name in {"vllm-0.26", "vllm-0.32"},
+            random_root=layout is not v0_32,
+            lists_sources=layout is v0_32,
+            habits=_HABITS["vllm"],
+        )
+
+
+def _sglang() -> Iterable[Dialect]:
+    optional = _OLDEST.optional | {"lora_name"}
+    v0_4 = replace(_OLDEST, merges_removals=True, nulls=frozenset({"lora_id"}), optional=optional)
+    v0_5_9 = _with(v0_4, ("medium",), ("medium",), tiers=True)
+    v0_5_18 = replace(v0_5_9, appended=("cache_salt",))
+    v0_5_20 = replace(_with(v0_5_9, ("cache_salt", "session_id")), positional=False)
+    v0_5_22 = _with(v0_5_20, ("lora_name",))
+    for name, version, layout in (
+        ("sglang-0.4", "0.4.10", v0_4),
+        ("sglang-0.5.9", "0.5.9", v0_5_9),
+        ("sglang-0.5.18", "0.5.18", v0_5_18),
+        ("sglang-0.5.20", "0.5.20", v0_5_20),
+        ("sglang-0.5.22", "0.5.23", v0_5_22),
+    ):
+        yield Dialect(
+            name=name,
+            engine="sglang",
+            version=version,
+            layout=layout,
+            replay_topic=layout is v0_5_22,
+            habits=_HABITS["sglang"],
+        )
+
+
+def _trtllm() -> Iterable[Dialect]:
+    """Its wire format has more fields; the engine fills these."""
+    layout = replace(
+        _with(_OLDEST, ("medium", "lora_name"), ("medium",)),
+        positional=False,
+        nulls=frozenset({"lora_name"}),
+        merges_removals=True,
+    )
+    yield Dialect(
+        name="trtllm",
+        engine="trtllm",
+        version="1.4.0",
+        layout=layout,
+        replay_topic=True,
+        habits=_HABITS["trtllm"],
+    )
+
+
+def _with(
+    layout: Layout,
+    stored: tuple[str, ...],
+    removed: tuple[str, ...] = (),
+    *,
+    tiers: bool | None = None,
+) -> Layout:
+    """The layout with more fields behind its own."""
+    return replace(
+        layout,
+        stored=(*layout.stored, *stored),
+        removed=(*layout.removed, *removed),
+        tiers=layout.tiers if tiers is None else tiers,
+    )
+
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect for dialect in (*_vllm(), *_sglang(), *_trtllm())
+}
+DEFAULT = "vllm-0.32"

@@ -1,0 +1,93 @@
+"""What is done to the next batches of one publisher, so that its readers can be tested.
+
+Pure: decides, and spoils payloads; the publisher sends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from simulator.layouts import WireEvent
+
+Corruption = Literal["event", "batch"]
+ReplayFault = Literal["silent", "absent", "truncated"]
+Message = tuple[bytes, ...]
+
+_NEVER_USED_BYTE = b"\xc1"  # msgpack gives it no meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to one numbered batch."""
+
+    kept: bool
+    """Whether it can be asked for again."""
+    sent: int
+    """How often it is sent."""
+
+
+@dataclass(slots=True)
+class Interference:
+    """Counts are of batches to come."""
+
+    drop: int = 0
+    """Numbered and kept, but not sent."""
+    lose: int = 0
+    """Numbered, neither sent nor kept."""
+    duplicate: int = 0
+    """Sent twice."""
+    corrupt: Corruption | None = None
+    """The next batch has one undecodable event, or is no msgpack at all."""
+    reorder: bool = False
+    """The next two messages are sent in the opposite order."""
+    replay: ReplayFault | None = None
+    """What is wrong with the replay socket until told otherwise."""
+    _held_back: list[Message] = field(default_factory=list)
+
+    def fate(self) -> Fate:
+        """Of the next batch; losing comes before dropping, dropping before duplicating."""
+        if self.lose:
+            self.lose -= 1
+            return Fate(kept=False, sent=0)
+        if self.drop:
+            self.drop -= 1
+            return Fate(kept=True, sent=0)
+        if self.duplicate:
+            self.duplicate -= 1
+            return Fate(kept=True, sent=2)
+        return Fate(kept=True, sent=1)
+
+    def spoiled(self, events: Sequence[WireEvent]) -> Sequence[WireEvent]:
+        """The events to encode: the first is replaced if one is to be undecodable."""
+        if self.corrupt != "event":
+            return events
+        self.corrupt = None
+        first = events[0]
+        wrong: WireEvent
+        if isinstance(first, list):
+            wrong = ["BlockStored", "no list of hashes"]
+        else:
+            wrong = {"type": "BlockStored", "block_hashes": "no list of hashes"}
+        return [wrong, *events[1:]]
+
+    def garbled(self, payload: bytes) -> bytes:
+        """The payload to send: no msgpack if that was asked for."""
+        if self.corrupt != "batch":
+            return payload
+        self.corrupt = None
+        return _NEVER_USED_BYTE + payload
+
+    def ordered(self, messages: list[Message]) -> list[Message]:
+        """What to send now, given what would be."""
+        if not (self.reorder and messages):
+            return messages
+        if not self._held_back:
+            self._held_back = messages
+            return []
+        self.reorder = False
+        return messages + self.forget()
+
+    def forget(self) -> list[Message]:
+        """Give up what waits to be sent out of order."""
+        held_back, self._held_back = self._held_back, []
+        return held_back

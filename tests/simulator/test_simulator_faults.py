@@ -1,0 +1,286 @@
+"""Misbehaviour on request, as a subscriber and one who asks again see it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from simulator.interference import Fate, Interference
+from simulator.server import Worker, running
+from simulator.settings import Settings
+from tests.simulator.readers import (
+    Client,
+    complete,
+    events_of,
+    eventually,
+    joined,
+    post,
+    received,
+    replay,
+    sequence_of,
+    sequences,
+    socket,
+    store_block,
+    subscribed,
+)
+
+PROMPT = range(100, 117)
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    async with running(Settings(loras=("ad-a",), misbehave=True)) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def client(worker: Worker) -> AsyncIterator[Client]:
+    async with Client(worker.url) as session:
+        yield session
+
+
+async def store(client: Client, batches: int) -> None:
+    for _ in range(batches):
+        await store_block(client)
+
+
+async def ask(dealer: zmq.asyncio.Socket) -> None:
+    await dealer.send_multipart([b"", b"\0" * 8])
+
+
+@pytest.mark.parametrize(("fault", "kept"), [("drop", True), ("lose", False)])
+async def test_dropped_batches_can_be_asked_for_again_and_lost_ones_cannot(
+    worker: Worker, client: Client, fault: str, *, kept: bool
+) -> None:
+    async with subscribed(worker, client) as sub:
+        start = worker.next_sequence()
+        await post(client, "/misbehave", {fault: 2})
+        await store(client, 3)
+        assert sequences(await received(sub, 1)) == [start + 2]
+        again = sequences(await replay(worker, start))
+        assert again == ([start, start + 1, start + 2] if kept else [start + 2])
+
+
+async def test_a_duplicate_is_sent_twice_and_kept_once(worker: Worker, client: Client) -> None:
+    async with subscribed(worker, client) as sub:
+        start = worker.next_sequence()
+        await post(client, "/misbehave", {"duplicate": 1})
+        await store(client, 2)
+        assert sequences(await received(sub, 3)) == [start, start, start + 1]
+        assert sequences(await replay(worker, start)) == [start, start + 1]
+
+
+async def test_two_batches_change_places_on_the_way_but_not_in_the_buffer(
+    worker: Worker, client: Client
+) -> None:
+    async with subscribed(worker, client) as sub:
+        start = worker.next_sequence()
+        await post(client, "/misbehave", {"reorder": True})
+        await store(client, 3)
+        assert sequences(await received(sub, 3)) == [start + 1, start, start + 2]
+        assert sequences(await replay(worker, start)) == [start, start + 1, start + 2]
+
+
+@pytest.mark.parametrize("dialect", ["vllm-0.9", "vllm-0.32"])
+async def test_one_event_is_spoiled_and_the_batch_stays_readable(dialect: str) -> None:
+    settings = Settings(dialect=dialect, blocks=3)
+    async with (
+        running(settings) as worker,
+        Client(worker.url) as own,
+        subscribed(worker, own) as sub,
+    ):
+        worker.faults.corrupt("event")
+        await complete(own, PROMPT)
+        [message] = await received(sub, 1)
+        spoiled, *_, stored = events_of(message)
+        hashes = spoiled[1] if isinstance(spoiled, list) else spoiled["block_hashes"]
+        assert hashes == "no list of hashes"
+        assert "BlockStored" in (stored[0] if isinstance(stored, list) else stored["type"])
+        [again] = await replay(worker, sequence_of(message))
+        assert again[-1] == message[-1]
+        await store_block(own)
+        assert "no list of hashes" not in str(events_of((await received(sub, 1))[0]))
+
+
+async def test_a_spoiled_batch_is_no_msgpack_though_the_cache_did_change(
+    worker: Worker, client: Client
+) -> None:
+    async with subscribed(worker, client) as sub:
+        await post(client, "/misbehave", {"corrupt": "batch"})
+        await complete(client, PROMPT)
+        [message] = await received(sub, 1)
+        with pytest.raises(msgspec.DecodeError):
+            msgspec.msgpack.decode(message[2])
+        assert worker.held_prefix_tokens(PROMPT) == 16
+        await store_block(client)
+        assert events_of((await received(sub, 1))[0])
+
+
+async def test_garbage_takes_sequence_numbers(worker: Worker, client: Client) -> None:
+    async with subscribed(worker, client) as sub:
+        start = worker.next_sequence()
+        await post(client, "/misbehave", {"garbage": 50})
+        await store_block(client)
+        messages = await received(sub, 51)
+        assert sequences(messages) == list(range(start, start + 51))
+        assert len({message[2] for message in messages}) == 51
+        assert worker.next_sequence() == start + 51
+
+
+async def test_a_restarted_worker_has_the_same_ports_and_nothing_else(
+    worker: Worker, client: Client
+) -> None:
+    before = (worker.events_endpoint, worker.replay_endpoint)
+    async with subscribed(worker, client) as sub:
+        await complete(client, PROMPT)
+        await received(sub, 1)
+        await post(client, "/misbehave", {"restart": True})
+        assert (worker.events_endpoint, worker.replay_endpoint) == before
+        assert worker.next_sequence() == worker.held_prefix_tokens(PROMPT) == 0
+        assert await replay(worker, 0) == []
+        assert not await sub.poll(0)
+        await joined(worker, client, sub)
+        assert sequence_of((await replay(worker, 0))[0]) == 0
+        assert await complete(client, PROMPT) == 0
+
+
+async def test_requests_that_run_during_a_restart_end_unheard_of() -> None:
+    settings = Settings(decode_tokens_per_second=100)
+    async with running(settings) as worker, Client(worker.url) as own:
+        running_on = asyncio.create_task(complete(own, PROMPT, generate=20))
+        await eventually(lambda: worker.next_sequence() == 1)
+        worker.faults.restart()
+        await running_on
+        assert worker.next_sequence() == 0
+        assert worker.engine.counters.running == worker.engine.counters.in_flight == 0
+        assert worker.held_prefix_tokens(PROMPT) == 0
+
+
+async def test_a_request_that_waited_for_room_runs_after_a_restart() -> None:
+    settings = Settings(blocks=3, decode_tokens_per_second=0.2)
+    async with running(settings) as worker, Client(worker.url) as own:
+        first = asyncio.create_task(complete(own, range(20), generate=10))
+        await eventually(lambda: worker.engine.counters.running == 1)
+        second = asyncio.create_task(complete(own, range(50, 67)))
+        await eventually(lambda: worker.engine.counters.in_flight == 2)
+        worker.faults.restart()
+        await second
+        assert not first.done()
+        first.cancel()
+
+
+async def test_a_silent_replay_socket_swallows_requests(worker: Worker, client: Client) -> None:
+    await store_block(client)
+    await post(client, "/misbehave", {"hide_replay": "silent"})
+    async with socket(zmq.DEALER, worker.replay_endpoint) as dealer:
+        await ask(dealer)
+        assert not await dealer.poll(100)
+        await post(client, "/misbehave", {"hide_replay": None})
+        await ask(dealer)
+        assert await dealer.poll(5000)
+
+
+async def test_a_truncated_replay_stops_half_way(worker: Worker, client: Client) -> None:
+    await store(client, 4)
+    worker.faults.hide_replay("truncated")
+    async with socket(zmq.DEALER, worker.replay_endpoint) as dealer, asyncio.timeout(5):
+        await ask(dealer)
+        assert sequences([await dealer.recv_multipart() for _ in range(2)]) == [0, 1]
+        assert not await dealer.poll(100)
+    worker.faults.hide_replay(None)
+    assert sequences(await replay(worker, 0)) == [0, 1, 2, 3]
+
+
+async def test_an_absent_replay_socket_refuses_until_it_is_back(
+    worker: Worker, client: Client
+) -> None:
+    await store_block(client)
+    endpoint = worker.replay_endpoint
+    assert endpoint is not None
+    port = int(endpoint.rpartition(":")[2])
+    worker.faults.hide_replay("absent")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    worker.faults.restart()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    worker.faults.hide_replay(None)
+    await store_block(client)
+    assert sequences(await replay(worker, 0)) == [0]
+
+
+async def test_faults_of_one_rank_leave_the_others_alone() -> None:
+    async with running(Settings(ranks=2, misbehave=True)) as worker, Client(worker.url) as own:
+        await post(own, "/misbehave", {"lose": 1, "rank": 1})
+        for rank in ("0", "1"):
+            await store_block(own, **{"X-data-parallel-rank": rank})
+        assert [len(await replay(worker, 0, rank=rank)) for rank in (0, 1)] == [1, 0]
+        await post(own, "/misbehave", {"restart": True, "rank": 1})
+        assert [worker.next_sequence(rank) for rank in (0, 1)] == [1, 0]
+
+
+async def test_a_worker_without_events_has_nothing_to_break() -> None:
+    settings = Settings(events_endpoint=None, replay_endpoint=None)
+    async with running(settings) as worker, Client(worker.url) as own:
+        await complete(own, PROMPT)
+        worker.faults.garbage(3)
+        worker.faults.hide_replay("absent")
+        worker.faults.restart()
+        assert worker.next_sequence() == worker.held_prefix_tokens(PROMPT) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"unknown": 1},
+        {"drop": -1},
+        {"garbage": 10**9},
+        {"corrupt": "all"},
+        {"hide_replay": "gone"},
+        {"rank": 1, "drop": 1},
+    ],
+)
+async def test_misbehaviour_of_no_known_kind_is_refused(client: Client, body: Any) -> None:
+    assert (await client.post("/misbehave", json=body)).status == 400
+
+
+async def test_the_cache_tells_what_it_holds(worker: Worker, client: Client) -> None:
+    await complete(client, PROMPT, cache_salt="s", model="ad-a")
+    listed = await (await client.get("/cache")).json()
+    assert listed == [{"rank": 0, "blocks": 1, "host_blocks": 0, "next_sequence": 1}]
+    tokens = {"tokens": list(PROMPT)}
+    for namespace, held in (({}, 0), ({"salt": "s", "lora": "ad-a"}, 16)):
+        assert await post(client, "/cache/prefix", tokens | namespace) == {"held_tokens": held}
+    assert worker.held_prefix_tokens(PROMPT, "s", "ad-a") == 16
+    for wrong in ({"lora": "no"}, {"rank": 1}, {"tokens": "x"}, {"tokens": [-1]}):
+        assert (await client.post("/cache/prefix", json=tokens | wrong)).status == 400
+
+
+async def test_what_is_held_is_what_a_request_then_finds(worker: Worker, client: Client) -> None:
+    for length in (40, 33, 32, 17, 16, 1, 64):
+        prompt = range(length)
+        assert worker.held_prefix_tokens(prompt) == await complete(client, prompt, generate=3)
+
+
+def test_losing_comes_before_dropping_and_dropping_before_duplicating() -> None:
+    interference = Interference(drop=1, lose=1, duplicate=1)
+    assert [interference.fate() for _ in range(4)] == [
+        Fate(kept=False, sent=0),
+        Fate(kept=True, sent=0),
+        Fate(kept=True, sent=2),
+        Fate(kept=True, sent=1),
+    ]
+
+
+def test_what_waits_to_be_sent_out_of_order_dies_with_its_incarnation() -> None:
+    interference = Interference(reorder=True)
+    assert interference.ordered([(b"1",)]) == []
+    assert interference.ordered([]) == []
+    assert interference.forget() == [(b"1",)]
+    assert interference.ordered([(b"2",)]) == []
+    assert interference.ordered([(b"3",)]) == [(b"3",), (b"2",)]
+    assert interference.ordered([(b"4",)]) == [(b"4",)]

@@ -1,0 +1,155 @@
+"""SGLang's hashes, pages and habits against a recording of its radix cache (0.5.23)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from simulator.cache import PrefixCache, Shape
+from simulator.dialects import DIALECTS
+from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from simulator.hashing import NO_NAMESPACE, Adapter, Namespace
+from simulator.server import running
+from simulator.settings import Settings
+from simulator.sglang_hashing import SglangHashing
+from tests.simulator.readers import Client, complete, published, subscribed
+
+Recording = Callable[[str], list[dict[str, Any]]]
+
+# The recording's other namespace has a name that this layout does not show.
+LAYOUT = DIALECTS["sglang-0.5.20"].layout
+
+
+def new_cache(*, blocks: int = 100, page: int = 16, bigrams: bool = False) -> PrefixCache:
+    habits = DIALECTS["sglang-0.5.22"].habits
+    return PrefixCache(
+        Shape(blocks=blocks, block_size=page, hashing=SglangHashing(bigrams), habits=habits)
+    )
+
+
+def run(
+    cache: PrefixCache,
+    prompt: Sequence[int],
+    namespace: Namespace = NO_NAMESPACE,
+    *,
+    generated: Sequence[int] = (),
+) -> int:
+    holding = cache.begin(prompt, namespace)
+    assert holding is not None
+    for token in generated:
+        cache.extend(holding, token)
+    cache.release(holding)
+    return holding.cached_tokens
+
+
+def recorded_events(record: dict[str, Any]) -> bytes:
+    events = [msgspec.msgpack.decode(payload)[1] for payload in record["payloads"]]
+    return msgspec.msgpack.encode([event for batch in events for event in batch])
+
+
+def written(events: Sequence[Event]) -> bytes:
+    return msgspec.msgpack.encode(LAYOUT.written(events))
+
+
+def test_the_recorded_requests_give_the_recorded_events(recording: Recording) -> None:
+    cache = new_cache()
+    records = {one["scenario"]: one for one in recording("sglang_0.5.23_radix")}
+    assert written(cache.take_events()) == recorded_events(records["z_initial_after_construct"])
+    for scenario, namespace in (
+        ("a_first_70tok_page16", NO_NAMESPACE),
+        ("a2_same_again", NO_NAMESPACE),
+        ("b_longer_suffix", NO_NAMESPACE),
+        ("b2_diverge_splits_node", NO_NAMESPACE),
+        ("f_cache_salt", Namespace(salt="tenant-A")),
+        ("e_extra_key_unregistered", Namespace(Adapter("lora-ns", 1))),
+        ("b5_shorter_than_page_no_event", NO_NAMESPACE),
+    ):
+        run(cache, records[scenario]["prompt_token_ids"], namespace)
+        assert written(cache.take_events()) == recorded_events(records[scenario]), scenario
+    assert cache.reset()
+    assert written(cache.take_events()) == recorded_events(records["d_reset"])
+
+
+def test_recorded_bigrams_are_hashed_and_shown_as_pairs(recording: Recording) -> None:
+    records = {one["scenario"]: one for one in recording("sglang_0.5.23_radix")}
+    cache = new_cache(page=4, bigrams=True)
+    cache.take_events()
+    run(cache, records["eagle_bigram_page4"]["prompt_token_ids"])
+    assert written(cache.take_events()) == recorded_events(records["eagle_bigram_page4"])
+
+
+@pytest.mark.parametrize(("length", "cached"), [(13, 8), (14, 12), (17, 12), (18, 16), (19, 16)])
+def test_a_hit_on_bigrams_leaves_two_tokens_to_compute(length: int, cached: int) -> None:
+    cache = new_cache(page=4, bigrams=True)
+    run(cache, range(40))
+    assert run(cache, range(length)) == cached == cache.held_tokens(range(length), NO_NAMESPACE)
+
+
+def test_a_page_of_bigrams_needs_the_token_after_it() -> None:
+    cache = new_cache(page=4, bigrams=True)
+    run(cache, range(3), generated=[3])
+    run(cache, range(10, 13), generated=[13, 14])
+    stored = [event for event in cache.take_events() if isinstance(event, BlockStored)]
+    assert [event.token_ids for event in stored] == [((10, 11), (11, 12), (12, 13), (13, 14))]
+
+
+def test_a_page_is_kept_once_whoever_computed_it() -> None:
+    cache = new_cache(page=4)
+    cache.take_events()
+    holdings = [cache.begin(range(8), NO_NAMESPACE, reuse=False) for _ in range(3)]
+    for holding in holdings:
+        assert holding is not None
+        cache.release(holding)
+    assert len(cache.take_events()) == 1
+    assert cache.blocks_held == (2, 0)
+    assert cache.usage == 0
+
+
+def test_an_adapters_pages_have_the_base_models_hashes_and_are_others() -> None:
+    cache = new_cache(page=4)
+    cache.take_events()
+    adapter = Namespace(Adapter("a", 1))
+    assert [run(cache, range(9), one) for one in (NO_NAMESPACE, adapter, adapter)] == [0, 0, 8]
+    base, other = (event for event in cache.take_events() if isinstance(event, BlockStored))
+    assert base.block_hashes == other.block_hashes
+    assert other.lora_name == "a"
+
+
+def test_evicted_pages_are_removed_from_the_end_of_a_chain_in_one_event() -> None:
+    cache = new_cache(blocks=5, page=4)
+    run(cache, range(16))
+    [_, stored] = cache.take_events()
+    run(cache, range(100, 112))
+    removed = LAYOUT.written(cache.take_events())[0]
+    assert isinstance(stored, BlockStored)
+    assert isinstance(removed, dict)
+    assert list(removed["block_hashes"]) == list(reversed(stored.block_hashes))[:3]
+
+
+async def test_the_first_batch_of_every_incarnation_is_a_clear() -> None:
+    async with running(Settings(dialect="sglang-0.5.22")) as worker:
+        assert await published(worker) == [{"type": "AllBlocksCleared"}]
+        worker.faults.restart()
+        assert await published(worker) == [{"type": "AllBlocksCleared"}]
+
+
+async def test_an_answers_pages_are_announced_when_it_ends() -> None:
+    settings = Settings(dialect="sglang-0.5.22", block_size_tokens=4)
+    async with running(settings) as worker, Client(worker.url) as own:
+        async with subscribed(worker, own) as sub:
+            await complete(own, range(6), generate=8)
+            prompt, answer = await sub.recv_multipart(), await sub.recv_multipart()
+        stored = [msgspec.msgpack.decode(frames[2])[1] for frames in (prompt, answer)]
+        assert [len(event["block_hashes"]) for [event] in stored] == [1, 2]
+        assert stored[1][0]["parent_block_hash"] == stored[0][0]["block_hashes"][0]
+
+
+def test_nothing_but_tokens_salt_and_adapter_tells_pages_apart() -> None:
+    cache = new_cache(page=4)
+    for namespace in (NO_NAMESPACE, Namespace(salt="s"), Namespace(Adapter("a", 1), "s")):
+        assert run(cache, range(9), namespace) == 0
+        assert run(cache, range(9), namespace) == 8
+    kinds = [type(event) for event in cache.take_events()]
+    assert kinds == [AllBlocksCleared, BlockStored, BlockStored, BlockStored]
+    assert BlockRemoved not in kinds
