@@ -11,7 +11,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c"]
-HEADERS = ["wire.h", "rows.h", "index.h", "sets.h", "table.h"]
+HEADERS = ["groups.h", "reader.h", "wire.h", "rows.h", "index.h", "sets.h", "table.h"]
 FOLDER = "kvstate/native"
 
 

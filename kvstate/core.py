@@ -29,6 +29,7 @@ class OwnerStatus(TypedDict):
     removed_unknown: int
     restored_with_other_tokens: int
     over_limit: int
+    copied_unknown: int
 
 
 class Core(Protocol):
@@ -71,20 +72,43 @@ class Core(Protocol):
     ) -> int:
         """Holds one more copy of each block of a chain; a `StoreResult`."""
 
+    def copy(self, owner: int, hashes: list[BlockHash], medium: str, group: int | None) -> None:
+        """Holds one more copy of each block, as certain as the one found by its hash.
+
+        A block that is not held anywhere is counted as copied_unknown.
+        """
+
     def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:
         """Drops one copy, a certain one first; False if there was none."""
 
-    def apply(self, owner: int, payload: bytes) -> tuple[int, int, bool] | None:
-        """Applies a whole message if it is as expected: (events applied, events, cleared).
+    def admit(self, owner: int, group: int | None, holds_prefix: bool | None) -> int:  # noqa: FBT001
+        """Notes that blocks of a group were stored; an `Admission`.
 
-        Events stop before a store whose parent is unknown. None, and nothing has happened, if
-        anything in the message is surprising.
+        holds_prefix: whether its kind of attention holds the whole prefix; None where the kind is
+            not named. See `kvstate.wire.groups`.
+        """
+
+    def admission(self, owner: int, group: int | None) -> int:
+        """What becomes of blocks of a group, by what was stored so far; an `Admission`."""
+
+    def forget_layout(self, owner: int) -> None:
+        """Forgets what was learned of an owner's groups and layouts: it may be another engine."""
+
+    def layout(self, owner: int) -> tuple[bool | None, bool | None]:
+        """What `apply` saw of (names_salts, names_loras), as `BlocksStored` has them."""
+
+    def apply(self, owner: int, payload: bytes) -> tuple[int, int, bool, tuple[str, ...]] | None:
+        """Applies a whole message if it is as expected.
+
+        Returns (events done, events, whether it cleared, names of what was skipped of those done).
+        It stops before a store whose parent is unknown or whose group is doubtful. None, and
+        nothing has happened, if anything in the message is surprising.
         """
 
     def overlaps(
         self,
         model: int,
-        tokens: Tokens,
+        tokens: Tokens | memoryview,
         lora: str | int | None,
         first: bytes | None,
         names: Sequence[str],

@@ -25,8 +25,15 @@ class BlocksStored(msgspec.Struct, frozen=True):
     hashes: one a block, each the child of the one before, the first the child of `parent`.
     tokens: len(hashes) * block_size ids, uint32.
     lora: the adapter's name; its number where the layout carries no name; None for the base model.
-    extras: one a block, empty where only tokens count.
+    extras: one a block, empty where only tokens count. A cache salt is the root block's only.
     group: the engine's attention group, None where it has only one.
+    kind: the group's kind of attention as on the wire, one that holds the whole prefix; None where
+        the layout does not say.
+    bigrams: the engine's tokens are pairs that overlap by one, [a, b], [b, c] (SGLang with EAGLE).
+        Then `tokens` are the second ones, and the root block carries the first of all as its first
+        extra.
+    names_salts, names_loras: whether this layout would have said so, had there been a cache salt or
+        an adapter's name; None where that cannot be told.
     """
 
     hashes: list[BlockHash]
@@ -36,6 +43,27 @@ class BlocksStored(msgspec.Struct, frozen=True):
     lora: str | int | None = None
     extras: list[Extra] | None = None
     medium: str = "GPU"
+    group: int | None = None
+    kind: str | None = None
+    bigrams: bool = False
+    names_salts: bool | None = None
+    names_loras: bool | None = None
+
+
+class BlocksCopied(msgspec.Struct, frozen=True):
+    """Blocks that the rank holds, known by their hashes only, have one more copy on this medium."""
+
+    hashes: list[BlockHash]
+    medium: str = "GPU"
+    group: int | None = None
+
+
+class OtherGroupStored(msgspec.Struct, frozen=True):
+    """Blocks of an attention group that does not hold the whole prefix: a window, or a state.
+
+    They are not indexed; later events of this group that do not name its kind follow it.
+    """
+
     group: int | None = None
 
 
@@ -51,7 +79,7 @@ class AllCleared(msgspec.Struct, frozen=True):
     """The rank holds nothing any more, on any medium."""
 
 
-Event = BlocksStored | BlocksRemoved | AllCleared
+Event = BlocksStored | BlocksCopied | OtherGroupStored | BlocksRemoved | AllCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True):

@@ -1,15 +1,19 @@
 """All workers' caches and feeds: the one object that the request side asks."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstate.feed import State
-from kvstate.index import Index
+from kvstate.feeds.engine_load import EngineLoad
+from kvstate.feeds.feed import State
+from kvstate.feeds.sink import Body, IndexSink
+from kvstate.feeds.subscriber import Place, Shared, Subscriber
+from kvstate.feeds.transport import Transport
+from kvstate.feeds.turns import Turns
+from kvstate.index import Index, Owner
 from kvstate.overlap import Overlap, Prompt
-from kvstate.subscriber import Subscriber
-from kvstate.transport import Transport
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -28,6 +32,14 @@ _STATES_WORST_FIRST = (
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedLoad:
+    """What an engine said of its load, and how long ago."""
+
+    load: EngineLoad
+    age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class FeedStatus:
     """One rank's feed, for people and metrics; lag is in seconds, the rest are counts."""
 
@@ -36,60 +48,94 @@ class FeedStatus:
     reason: str
     last_sequence: int | None
     blocks: int
+    uncertain_blocks: int
     orphans: int
     gaps: int
     replays: int
     restarts: int
     lag_seconds: float
+    load: ReportedLoad | None
     counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """One rank that is followed."""
+
+    owner: Owner
+    sink: IndexSink
+    subscriber: Subscriber
+    task: asyncio.Task[None]
 
 
 class Fleet:
     """The workers' caches as their events tell.
 
-    secret: 64 random bits for the block keys of this process.
-    clock: seconds since the epoch.
+    secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
+    chance: 0 to 1, for jitter.
     """
 
-    def __init__(self, secret: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, secret: int, clock: Callable[[], float], chance: Callable[[], float] = lambda: 0.5
+    ) -> None:
         self._index = Index(secret)
         self._clock = clock
-        self._replay_slots = asyncio.Semaphore(MAX_REPLAYS)
-        self._subscribers: dict[str, list[Subscriber]] = {}
-        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._shared = Shared(Turns(), asyncio.Semaphore(MAX_REPLAYS), clock, chance)
+        self._followed: dict[str, list[_Followed]] = {}
+        self._releasing: set[asyncio.Task[None]] = set()
 
     def add(self, worker: str, model: str, transports: Sequence[Transport]) -> None:
-        """Follows a worker, one transport a rank, in the order of ranks."""
+        """Follows a worker that is not followed yet, one transport a rank, in the order of ranks.
+
+        Raises:
+            ValueError: it is followed already.
+        """
+        if worker in self._followed:
+            raise ValueError(f"{worker} is followed already")
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
-        self._subscribers[worker] = [
-            Subscriber(
-                self._index,
-                self._index.add(worker, rank, model),
-                transport,
-                self._replay_slots,
-                self._clock,
-            )
+        self._followed[worker] = [
+            self._follow(worker, rank, model, transport)
             for rank, transport in enumerate(transports)
         ]
-        self._tasks[worker] = [
-            asyncio.create_task(subscriber.run()) for subscriber in self._subscribers[worker]
-        ]
+
+    def _follow(self, worker: str, rank: int, model: str, transport: Transport) -> _Followed:
+        owner = self._index.add(worker, rank, model)
+        sink = IndexSink(self._index, owner)
+        subscriber = Subscriber(Place(worker, rank), sink, transport, self._shared)
+        return _Followed(owner, sink, subscriber, asyncio.create_task(subscriber.run()))
+
+    def listen(self, worker: str, listener: Callable[[int, Body], None] | None) -> None:
+        """Shows every batch of a worker to a listener, with its rank, after it was applied.
+
+        None ends it, as does the worker's removal, or the listener itself by failing.
+        """
+        for rank, each in enumerate(self._followed.get(worker, [])):
+            each.sink.listener = None if listener is None else functools.partial(listener, rank)
 
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
-        tasks = self._tasks.pop(worker, [])
-        subscribers = self._subscribers.pop(worker, [])  # before the wait: it may be added again
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for subscriber in subscribers:
-            await subscriber.close()
-            self._index.remove(subscriber.owner)
+        followed = self._followed.pop(worker, [])  # before the wait: it may be added again
+        if followed:
+            releasing = asyncio.create_task(self._release(followed))
+            self._releasing.add(releasing)
+            releasing.add_done_callback(self._releasing.discard)
+            await asyncio.shield(
+                releasing
+            )  # whoever waits may be cancelled; it is done all the same
+
+    async def _release(self, followed: Sequence[_Followed]) -> None:
+        for each in followed:
+            each.task.cancel()
+        await asyncio.gather(*(each.task for each in followed), return_exceptions=True)
+        for each in followed:
+            await each.subscriber.close()
+            self._index.remove(each.owner)
 
     async def close(self) -> None:
         """Stops following all workers."""
-        for worker in list(self._subscribers):
+        for worker in list(self._followed):
             await self.remove(worker)
+        await asyncio.gather(*self._releasing)
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block."""
@@ -97,12 +143,12 @@ class Fleet:
 
     def state(self, worker: str) -> State:
         """A worker's worst feed state; unsupported if it has no feeds."""
-        states = {subscriber.feed.state for subscriber in self._subscribers.get(worker, [])}
+        states = {each.subscriber.feed.state for each in self._followed.get(worker, [])}
         return next((state for state in _STATES_WORST_FIRST if state in states), State.UNSUPPORTED)
 
     def block_size(self, worker: str) -> int | None:
         """Tokens in a block, as learned from the worker's events."""
-        sizes = [subscriber.owner.block_size for subscriber in self._subscribers.get(worker, [])]
+        sizes = [each.owner.block_size for each in self._followed.get(worker, [])]
         return next((size for size in sizes if size is not None), None)
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
@@ -115,21 +161,31 @@ class Fleet:
 
     def feeds(self, worker: str) -> list[FeedStatus]:
         """The state of a worker's feeds, in the order of ranks."""
-        return [_status(subscriber) for subscriber in self._subscribers.get(worker, [])]
+        return [self._status(each) for each in self._followed.get(worker, [])]
 
+    def loads(self, worker: str) -> list[ReportedLoad | None]:
+        """What each rank's feed said last of its load; None where it says nothing of it."""
+        return [self._load(each.subscriber) for each in self._followed.get(worker, [])]
 
-def _status(subscriber: Subscriber) -> FeedStatus:
-    feed, owner = subscriber.feed, subscriber.owner
-    return FeedStatus(
-        rank=owner.rank,
-        state=feed.state,
-        reason=feed.reason,
-        last_sequence=feed.last_sequence,
-        blocks=owner.blocks,
-        orphans=len(owner.orphans),
-        gaps=feed.gaps,
-        replays=feed.replays,
-        restarts=feed.restarts,
-        lag_seconds=subscriber.lag_seconds,
-        counts={**subscriber.counts, **owner.counts},
-    )
+    def _load(self, subscriber: Subscriber) -> ReportedLoad | None:
+        if subscriber.load is None:
+            return None
+        return ReportedLoad(subscriber.load, max(0.0, self._clock() - subscriber.load_at))
+
+    def _status(self, followed: _Followed) -> FeedStatus:
+        feed, owner = followed.subscriber.feed, followed.owner
+        return FeedStatus(
+            rank=owner.rank,
+            state=feed.state,
+            reason=feed.reason,
+            last_sequence=feed.last_sequence,
+            blocks=owner.blocks,
+            uncertain_blocks=owner.blocks if not owner.trusted else owner.uncertain_blocks,
+            orphans=len(owner.orphans),
+            gaps=feed.gaps,
+            replays=feed.replays,
+            restarts=feed.restarts,
+            lag_seconds=followed.subscriber.lag_seconds,
+            load=self._load(followed.subscriber),
+            counts={**followed.subscriber.counts, **owner.counts},
+        )

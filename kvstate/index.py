@@ -8,21 +8,36 @@ until the parent turns up. A rank's blocks are bounded too: a store that would g
 newest first, so that what is credited stays true.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
-
-from kvstate.core import Core, OwnerStatus, StoreResult
+from kvstate.core import StoreResult
 from kvstate.core_choice import make_core
-from kvstate.events import BlockHash, BlocksRemoved, BlocksStored, Event, Extra
-from kvstate.keys import BYTES_PER_TOKEN
-from kvstate.orphans import Orphan, Orphanage
+from kvstate.events import (
+    BlockHash,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    EventBatch,
+    OtherGroupStored,
+)
+from kvstate.keys import encoded
+from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Overlap, Prompt
-from kvstate.segment import Pool
-from kvstate.zmq_wire import decode_batch
+from kvstate.owner import Owner
+from kvstate.wire.groups import Admission
+from kvstate.wire.zmq_wire import decode_batch
+
+__all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
+
+# The names under which what the groups keep out is counted.
+_DOUBTFUL_GROUP = "group_without_kind"
+_ADMISSION_FAULTS: dict[int, str] = {
+    Admission.OTHER_GROUP: "other_attention_group",
+    Admission.DOUBTFUL: _DOUBTFUL_GROUP,
+}
 
 # What a block takes in the compiled core at the most, tables half grown and all.
 BYTES_PER_BLOCK = 64
@@ -46,72 +61,13 @@ class Applied(NamedTuple):
     """What became of a message.
 
     clears: it emptied the cache. faults: names of what was skipped. removal_lost: a skipped event
-    may have been a removal, and everything before it is uncertain now.
+    may have been a removal, or shows that earlier ones should not have been believed; everything
+    before is uncertain now.
     """
 
     clears: bool
     faults: tuple[str, ...] = ()
     removal_lost: bool = False
-
-
-class Owner:
-    """What the index knows of one rank."""
-
-    def __init__(self, core: Core, number: int, worker: str, rank: int, model: str) -> None:
-        self.number = number
-        self.worker = worker
-        self.rank = rank
-        self.model = model
-        self.orphans = Orphanage()
-        self._core = core
-        self._trusted = False
-        self._counts: Counter[str] = Counter()
-
-    @property
-    def trusted(self) -> bool:
-        """Whether its certain blocks count as such now."""
-        return self._trusted
-
-    @trusted.setter
-    def trusted(self, trusted: bool) -> None:
-        if trusted != self._trusted:
-            self._trusted = trusted
-            self._core.trust(self.number, trusted)
-
-    @property
-    def status(self) -> OwnerStatus:
-        """Counts of its blocks."""
-        return self._core.status(self.number)
-
-    @property
-    def block_size(self) -> int | None:
-        """Tokens in a block, as its last store had it."""
-        return self.status["block_size"] or None
-
-    @property
-    def blocks(self) -> int:
-        """Block hashes held, over all media."""
-        return self.status["blocks"]
-
-    @property
-    def uncertain_blocks(self) -> int:
-        """Those of them that were stored before a hole."""
-        return sum(self._core.tiers(self.number, True))  # noqa: FBT003 - compiled, positional
-
-    @property
-    def counts(self) -> Counter[str]:
-        """What was counted, by name."""
-        status = self.status
-        core = Counter(
-            removed_unknown=status["removed_unknown"],
-            restored_with_other_tokens=status["restored_with_other_tokens"],
-            over_limit=status["over_limit"],
-        )
-        return +(self._counts + core)
-
-    def count(self, name: str) -> None:
-        """Counts one under this name."""
-        self._counts[name] += 1
 
 
 class Index:
@@ -129,6 +85,7 @@ class Index:
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._owners: dict[int, Owner] = {}
+        self._with_bigrams: set[int] = set()  # models
 
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
@@ -144,44 +101,43 @@ class Index:
             self._workers[self._workers.index(owner.worker)] = ""
 
     def clear(self, owner: Owner) -> None:
-        """Forgets everything a rank holds."""
-        self._core.clear(owner.number)
-        owner.orphans.clear()
+        """Forgets everything a rank holds, and how it speaks: it restarted."""
+        self._clear_blocks(owner)
+        owner.forget_layout()
 
     def demote(self, owner: Owner) -> None:
         """Makes everything a rank holds uncertain: its feed has a hole here."""
         self._core.demote(owner.number)
         owner.orphans.clear()
 
-    def apply_message(self, owner: Owner, payload: bytes) -> Applied:
+    def apply_message(self, owner: Owner, body: bytes | EventBatch) -> Applied:
         """Applies one message of a feed, in one call of the core where it is as expected.
+
+        body: a msgpack payload as ZMQ publishers send it, or what another decoder made.
 
         Raises:
             WireError: it is no event batch; nothing has happened.
         """
-        done = 0
-        if not owner.orphans:
-            fast = self._core.apply(owner.number, payload)
-            if fast is not None:
-                done, events, clears = fast
-                if done == events:
-                    return Applied(clears)
-        batch = decode_batch(payload)
-        self.apply(owner, batch.events[done:])
-        if batch.removal_lost:
-            self.demote(owner)
-        return Applied(batch.clears, batch.faults, batch.removal_lost)
+        if isinstance(body, EventBatch):
+            return self._apply_batch(owner, body)
+        fast = None if owner.orphans else self._core.apply(owner.number, body)
+        if fast is None:
+            return self._apply_batch(owner, decode_batch(body))
+        done, events, clears, faults = fast
+        if done == events:
+            return Applied(clears, faults)
+        rest = self._apply_batch(owner, decode_batch(body, done))
+        return Applied(clears or rest.clears, faults + rest.faults, rest.removal_lost)
 
-    def apply(self, owner: Owner, events: Iterable[Event]) -> None:
-        """Applies events in their order."""
-        for event in events:
-            match event:
-                case BlocksStored():
-                    self._store(owner, event)
-                case BlocksRemoved():
-                    self._remove_blocks(owner, event)
-                case _:  # everything was cleared
-                    self.clear(owner)
+    def apply(self, owner: Owner, events: Iterable[Event]) -> tuple[str, ...]:
+        """Applies events in their order; the names of what was skipped.
+
+        With group_without_kind among them, everything the rank holds is uncertain now.
+        """
+        faults = tuple(fault for event in events if (fault := self._apply(owner, event)))
+        if _DOUBTFUL_GROUP in faults:
+            self.demote(owner)
+        return faults
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block, its best rank's.
@@ -191,8 +147,14 @@ class Index:
         model = self._models.get(prompt.model)
         if model is None:
             return {}
-        first = None if prompt.salt is None else _encoded((prompt.salt,))
-        return self._core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
+        first = encoded(prompt.namespace)
+        found = self._core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
+        if model in self._with_bigrams:
+            for worker, overlap in self._bigram_overlaps(model, prompt).items():
+                known = found.get(worker)
+                if known is None or overlap.rank_order > known.rank_order:
+                    found[worker] = overlap
+        return found
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Block hashes that a worker's ranks hold on each tier, certain or not."""
@@ -226,8 +188,51 @@ class Index:
             self._models[name] = self._core.add_model(name.encode())
         return self._models[name]
 
+    def _bigram_overlaps(self, model: int, prompt: Prompt) -> dict[str, Overlap]:
+        """The same for pages of bigrams: of N tokens there are N - 1, and N - 2 can be reused."""
+        if not prompt.tokens:
+            return {}
+        first = encoded((prompt.tokens[0], *prompt.namespace))
+        seconds = memoryview(prompt.tokens)[1:]
+        return self._core.overlaps(model, seconds, prompt.lora, first, self._workers)
+
+    def _apply_batch(self, owner: Owner, batch: EventBatch) -> Applied:
+        faults = self.apply(owner, batch.events)
+        if batch.removal_lost:
+            self.demote(owner)
+        removal_lost = batch.removal_lost or _DOUBTFUL_GROUP in faults
+        return Applied(batch.clears, batch.faults + faults, removal_lost)
+
+    def _apply(self, owner: Owner, event: Event) -> str:
+        """Applies one event; under which name it was skipped, "" if it was not."""
+        admission: int = Admission.INDEXED
+        match event:
+            case BlocksStored():
+                holds_prefix = None if event.kind is None else True
+                admission = self._core.admit(owner.number, event.group, holds_prefix)
+                if admission == Admission.INDEXED:
+                    self._store(owner, event)
+            case OtherGroupStored():
+                admission = self._core.admit(owner.number, event.group, False)  # noqa: FBT003
+            case BlocksCopied():
+                admission = self._core.admission(owner.number, event.group)
+                if admission == Admission.INDEXED:
+                    self._core.copy(owner.number, event.hashes, event.medium, event.group)
+            case BlocksRemoved():
+                self._remove_blocks(owner, event)
+            case _:  # everything was cleared
+                self._clear_blocks(owner)
+        return _ADMISSION_FAULTS.get(admission, "")
+
+    def _clear_blocks(self, owner: Owner) -> None:
+        self._core.clear(owner.number)
+        owner.orphans.clear()
+
     def _store(self, owner: Owner, event: BlocksStored) -> None:
-        extras = [_encoded(extra) for extra in event.extras] if event.extras else None
+        owner.note_layout(event)
+        if event.bigrams:
+            self._with_bigrams.add(self._models[owner.model])
+        extras = [encoded(extra) for extra in event.extras] if event.extras else None
         result = self._core.store(
             owner.number,
             event.hashes,
@@ -246,15 +251,12 @@ class Index:
                 self._attach(owner, block)
 
     def _park(self, owner: Owner, event: BlocksStored) -> None:
-        parent = event.parent
-        pool = Pool.of(event.medium, event.group, event.block_size)
-        for block, tokens, extra in _blocks(event):
+        for orphan in orphans_of(event):
             owner.count("orphaned")
-            if parent is None or self._is_full(owner.orphans):
+            if self._is_full(owner.orphans):
                 owner.count("orphans_over_limit")
                 return
-            owner.orphans.park(Orphan(parent, pool, block, bytes(tokens), _encoded(extra)))
-            parent = block
+            owner.orphans.park(orphan)
 
     def _is_full(self, orphans: Orphanage) -> bool:
         return len(orphans) >= self._limits.orphans or orphans.bytes >= self._limits.orphan_bytes
@@ -285,17 +287,7 @@ class Index:
     def _remove_blocks(self, owner: Owner, event: BlocksRemoved) -> None:
         for block in event.hashes:
             held = self._core.remove(owner.number, block, event.medium, event.group)
-            if not held and not owner.orphans.remove(event.medium, event.group, block):
+            if held or owner.orphans.remove(event.medium, event.group, block):
+                continue
+            if self._core.admission(owner.number, event.group) == Admission.INDEXED:
                 owner.count("removed_unknown")
-
-
-def _encoded(extra: Extra) -> bytes | None:
-    return msgspec.msgpack.encode(extra) if extra else None
-
-
-def _blocks(event: BlocksStored) -> Iterator[tuple[BlockHash, memoryview, Extra]]:
-    step = event.block_size * BYTES_PER_TOKEN
-    view = memoryview(event.tokens).cast("B")
-    extras = event.extras or [()] * len(event.hashes)
-    for position, (block, extra) in enumerate(zip(event.hashes, extras, strict=True)):
-        yield block, view[position * step : (position + 1) * step], extra

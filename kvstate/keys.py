@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import xxhash
 
-from kvstate.events import Tokens
+from kvstate.events import Extra, Tokens
 
 BYTES_PER_TOKEN = 4
 
@@ -25,6 +25,11 @@ def root_key(secret: int, seed: bytes, lora: str | int | None, block_size: int) 
     return int(xxhash.xxh3_64_intdigest(namespace))
 
 
+def encoded(extra: Extra) -> bytes | None:
+    """What a block carries besides tokens, as cores take it; None where there is nothing."""
+    return msgspec.msgpack.encode(extra) if extra else None
+
+
 def child(parent: int, tokens: memoryview | bytes, extra: bytes | None) -> int:
     """The key of the block with these tokens (uint32, as bytes) behind `parent`.
 
@@ -35,7 +40,7 @@ def child(parent: int, tokens: memoryview | bytes, extra: bytes | None) -> int:
 
 
 def chain(
-    root: int, tokens: Tokens, block_size: int, first: bytes | None, limit: int
+    root: int, tokens: Tokens | memoryview, block_size: int, first: bytes | None, limit: int
 ) -> Iterator[int]:
     """The keys of the first `limit` full blocks of a prompt, made as they are asked for.
 

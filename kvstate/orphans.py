@@ -1,9 +1,11 @@
 """Blocks whose parent has not been seen: kept without a key until it turns up."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstate.events import BlockHash
+from kvstate.events import BlockHash, BlocksStored
+from kvstate.keys import BYTES_PER_TOKEN, encoded
 from kvstate.segment import Pool
 
 
@@ -38,6 +40,19 @@ class Orphan:
     def name(self) -> Name:
         """By which it is removed."""
         return Name(self.pool.medium, self.pool.group, self.block)
+
+
+def orphans_of(event: BlocksStored) -> Iterator[Orphan]:
+    """The blocks of a chain whose parent is unknown, each the parent of the next."""
+    pool = Pool.of(event.medium, event.group, event.block_size)
+    step = event.block_size * BYTES_PER_TOKEN
+    view = memoryview(event.tokens).cast("B")
+    parents = [event.parent, *event.hashes]
+    for position, (parent, block) in enumerate(zip(parents, event.hashes, strict=False)):
+        tokens = bytes(view[position * step : (position + 1) * step])
+        extra = encoded(event.extras[position]) if event.extras else None
+        if parent is not None:  # a chain that begins a prompt leaves no orphan there
+            yield Orphan(parent, pool, block, tokens, extra)
 
 
 class Orphanage:

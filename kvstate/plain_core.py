@@ -19,6 +19,7 @@ from kvstate.keys import BYTES_PER_TOKEN, chain, child, root_key
 from kvstate.overlap import Overlap
 from kvstate.segment import Pool, Segment, Table
 from kvstate.tiers import Tier
+from kvstate.wire.groups import Admission, Groups
 
 # Memory of one row and its hash in CPython's dictionaries, for the estimate of `memory`.
 _BYTES_PER_BLOCK = 220
@@ -34,17 +35,18 @@ class _Owner:
     trusted: bool = False
     block_size: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    groups: Groups = field(default_factory=Groups)
 
     @property
     def blocks(self) -> int:
         return len(self.certain) + len(self.uncertain)
 
-    def find(self, block: BlockHash) -> tuple[Segment, int] | None:
-        """The segment and key of a block held under this hash; a certain one if there is one."""
+    def find(self, block: BlockHash) -> tuple[Segment, Pool, int] | None:
+        """Where a block is held under this hash, and its key; a certain one if there is one."""
         for segment in (self.certain, self.uncertain):
-            key = segment.key_of(block)
-            if key is not None:
-                return segment, key
+            found = segment.find(block)
+            if found is not None:
+                return segment, *found
         return None
 
 
@@ -104,7 +106,7 @@ class PlainCore:
             held.counts["over_limit"] += 1
             return StoreResult.OVER_LIMIT
         root = root_key(self._secret, self._seeds[held.model], lora, block_size)
-        segment, key = found or (held.certain, root)
+        segment, _, key = found or (held.certain, None, root)
         pool = Pool.of(medium, group, block_size)
         step = block_size * BYTES_PER_TOKEN
         view = memoryview(tokens).cast("B")
@@ -115,11 +117,38 @@ class PlainCore:
             _hold(held, segment, pool, block, key)
         return StoreResult.STORED
 
+    def copy(  # noqa: D102
+        self, owner: int, hashes: list[BlockHash], medium: str, group: int | None
+    ) -> None:
+        held = self._owners[owner]
+        for block in hashes:
+            found = held.find(block)
+            if found is None:
+                held.counts["copied_unknown"] += 1
+                continue
+            if held.blocks >= self._limit_blocks:
+                held.counts["over_limit"] += 1
+                return
+            segment, source, key = found
+            _hold(held, segment, Pool.of(medium, group, source.block_size), block, key)
+
     def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:  # noqa: D102
         held = self._owners[owner]
         return held.certain.remove(medium, group, block) or held.uncertain.remove(
             medium, group, block
         )
+
+    def admit(self, owner: int, group: int | None, holds_prefix: bool | None) -> Admission:  # noqa: D102, FBT001
+        return self._owners[owner].groups.stored(group, holds_prefix=holds_prefix)
+
+    def admission(self, owner: int, group: int | None) -> Admission:  # noqa: D102
+        return self._owners[owner].groups.admission(group)
+
+    def forget_layout(self, owner: int) -> None:  # noqa: D102
+        self._owners[owner].groups.forget()
+
+    def layout(self, owner: int) -> tuple[None, None]:  # noqa: ARG002, D102
+        return None, None  # all its stores are typed ones, which say it themselves
 
     def apply(self, owner: int, payload: bytes) -> None:  # noqa: ARG002, D102
         return None  # the typed decoder is the only way here
@@ -127,7 +156,7 @@ class PlainCore:
     def overlaps(  # noqa: D102
         self,
         model: int,
-        tokens: Tokens,
+        tokens: Tokens | memoryview,
         lora: str | int | None,
         first: bytes | None,
         names: Sequence[str],
@@ -153,6 +182,7 @@ class PlainCore:
             "removed_unknown": 0,
             "restored_with_other_tokens": held.counts["restored_with_other_tokens"],
             "over_limit": held.counts["over_limit"],
+            "copied_unknown": held.counts["copied_unknown"],
         }
 
     def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: D102, FBT001
@@ -181,7 +211,7 @@ class PlainCore:
         return sizes
 
     def _runs(
-        self, root: int, tokens: Tokens, block_size: int, first: bytes | None
+        self, root: int, tokens: Tokens | memoryview, block_size: int, first: bytes | None
     ) -> list[tuple[int, int]]:
         """The rows of the prompt's blocks as (bits, how many), up to the first that is absent."""
         limit = (len(tokens) - 1) // block_size

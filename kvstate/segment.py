@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from kvstate.events import BlockHash
-from kvstate.tiers import Tier, tier_of
+from kvstate.tiers import ORDER_OF_MEDIUM, Tier, tier_of
 
 # Block key -> the bits of all segments that hold it.
 Table = dict[int, int]
@@ -26,6 +26,15 @@ class Pool(NamedTuple):
             raise ValueError("events of unknown media never reach the index")
         return cls(medium, group, block_size, tier)
 
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """In which order the pools of an owner are searched, the same in both cores."""
+        return (
+            ORDER_OF_MEDIUM[self.medium],
+            -1 if self.group is None else self.group,
+            self.block_size,
+        )
+
 
 class Segment:
     """Blocks of one rank that share a degree of certainty.
@@ -36,7 +45,7 @@ class Segment:
     def __init__(self, table: Table, first_bit: int) -> None:
         self.first_bit = first_bit
         self._table = table
-        self._pools: dict[Pool, dict[BlockHash, int]] = {}
+        self._pools: dict[Pool, dict[BlockHash, int]] = {}  # in their order
         self._copies: dict[tuple[Pool, BlockHash], int] = {}  # where more than one
         self._sharers: dict[tuple[Tier, int], int] = {}  # hashes with one key, where more than one
 
@@ -55,11 +64,11 @@ class Segment:
             counts[pool.tier] += len(blocks)
         return counts
 
-    def key_of(self, block: BlockHash) -> int | None:
-        """The key of a block held under this hash on any medium."""
-        for blocks in self._pools.values():
+    def find(self, block: BlockHash) -> tuple[Pool, int] | None:
+        """The pool and key of a block held under this hash, on the nearest medium."""
+        for pool, blocks in self._pools.items():
             if block in blocks:
-                return blocks[block]
+                return pool, blocks[block]
         return None
 
     def store(self, pool: Pool, block: BlockHash, key: int) -> bool:
@@ -70,7 +79,9 @@ class Segment:
             return True
         if known is not None:
             self.forget(pool, block)
-        self._pools.setdefault(pool, {})[block] = key
+        if pool not in self._pools:
+            self._add(pool)
+        self._pools[pool][block] = key
         self._share(pool.tier, key)
         return known is None
 
@@ -120,6 +131,10 @@ class Segment:
             for key in blocks.values():
                 bits[key] |= 1 << self.first_bit + pool.tier
         return dict(bits)
+
+    def _add(self, pool: Pool) -> None:
+        pools = sorted((*self._pools, pool), key=lambda pool: pool.order)
+        self._pools = {pool: self._pools.get(pool, {}) for pool in pools}
 
     def _pop(self, pool: Pool, block: BlockHash) -> int:
         """Takes a hash out; an empty pool goes too, or a publisher could make ever more of them."""

@@ -17,8 +17,10 @@ RESTORE_WEIGHT = {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.4, Tier.REMOTE:
 
 # vLLM 0.32: GPU, CPU, STORAGE (Mooncake's connector writes lower case). SGLang: CPU_TIER1 is pinned
 # host memory, CPU_TIER2 its remote storage back end (0.5.9), later CPU_PINNED, DISK, EXTERNAL.
+# SMG's relay also writes DEVICE. kvstate/native/wire.c has the same in the same order.
 _TIER_OF_MEDIUM = {
     "GPU": Tier.DEVICE,
+    "DEVICE": Tier.DEVICE,
     "CPU": Tier.HOST,
     "CPU_PINNED": Tier.HOST,
     "CPU_TIER1": Tier.HOST,
@@ -38,3 +40,7 @@ DEFAULT_MEDIUM = "GPU"
 def tier_of(medium: str) -> Tier | None:
     """The tier of a medium as on the wire; None where the medium is unknown."""
     return _TIER_OF_MEDIUM.get(medium.upper())
+
+
+# Media in one order for both cores, nearest first.
+ORDER_OF_MEDIUM = {medium: number for number, medium in enumerate(_TIER_OF_MEDIUM)}

@@ -19,7 +19,14 @@ COPIED = (
     *("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"),
 )
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-TESTED = ("test_compiled_core.py", "test_index.py", "test_index_by_oracle.py", "test_plain_core.py")
+TESTED = (
+    "test_compiled_core.py",
+    "wire/test_groups.py",
+    "test_index.py",
+    "test_index_by_oracle.py",
+    "test_index_messages.py",
+    "test_plain_core.py",
+)
 
 
 def copy_tree(into: Path) -> None:

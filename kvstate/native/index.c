@@ -33,7 +33,10 @@ static void owner_free(Owner *owner) {
 }
 
 void index_free(Index *index) {
-    for (uint32_t n = 0; n < index->owner_count; n++) owner_free(&index->owners[n]);
+    for (uint32_t n = 0; n < index->owner_count; n++) {
+        owner_free(&index->owners[n]);
+        groups_forget(&index->owners[n].groups);
+    }
     for (uint32_t n = 0; n < index->model_count; n++) free(index->models[n].sizes);
     free(index->owners);
     free(index->models);
@@ -72,7 +75,8 @@ uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model) {
         index->owners = owners;
         index->owner_count++;
     }
-    index->owners[at] = (Owner){.present = true, .worker = worker, .model = model};
+    index->owners[at] = (Owner){.present = true, .worker = worker, .model = model,
+                                .names_salts = -1, .names_loras = -1};
     return at;
 }
 
@@ -101,6 +105,20 @@ static Pool *pool_find(Owner *owner, const PoolName *name) {
     return NULL;
 }
 
+static bool pool_is_before(const Pool *pool, const PoolName *name) {
+    if (pool->medium != name->medium) return pool->medium < name->medium;
+    if (pool->group != name->group) return pool->group < name->group;
+    return pool->block_size < name->block_size;
+}
+
+/* Where in the order a new pool belongs; moves the others up. */
+static uint32_t make_place(Owner *owner, const PoolName *name) {
+    uint32_t at = owner->pool_count++;
+    for (; at && !pool_is_before(owner->pools[at - 1], name); at--)
+        owner->pools[at] = owner->pools[at - 1];
+    return at;
+}
+
 static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, Pool **made) {
     if (owner->pool_count == MAX_POOLS) return INDEX_OVER_LIMIT;
     if (!count_size(&index->models[owner->model], name->block_size, 0)) return INDEX_NO_MEMORY;
@@ -113,7 +131,7 @@ static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, P
                    .tier = name->tier};
     for (int segment = 0; segment < SEGMENTS; segment++)
         table_init(&pool->blocks[segment], mix64(index->secret + 3), true);
-    owner->pools[owner->pool_count++] = pool;
+    owner->pools[make_place(owner, name)] = pool;
     *made = pool;
     return INDEX_OK;
 }
@@ -156,19 +174,19 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
     return true;
 }
 
-/* Where a block is held under this hash; certain ones first. */
-static bool find_key(Owner *owner, uint64_t hash, uint32_t *segment, uint64_t *key) {
+/* Where a block is held under this hash, NULL if it is not; certain ones first. */
+static const Pool *find_key(Owner *owner, uint64_t hash, uint32_t *segment, uint64_t *key) {
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
         *segment = owner->certain ^ uncertain;
         for (uint32_t n = 0; n < owner->pool_count; n++) {
             Slot slot = table_find(&owner->pools[n]->blocks[*segment], hash);
             if (slot.shard) {
                 *key = slot.shard->extras[slot.at];
-                return true;
+                return owner->pools[n];
             }
         }
     }
-    return false;
+    return NULL;
 }
 
 static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32_t segment,
@@ -202,6 +220,31 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
         result = store_block(index, number, pool, segment, stored->hashes[n], key);
     }
     if (result == INDEX_OVER_LIMIT) owner->over_limit++;
+    return result;
+}
+
+static IndexResult copy_block(Index *index, uint32_t number, PoolName name, uint64_t hash) {
+    Owner *owner = &index->owners[number];
+    uint32_t segment;
+    uint64_t key;
+    const Pool *source = find_key(owner, hash, &segment, &key);
+    if (!source) {
+        owner->copied_unknown++;
+        return INDEX_OK;
+    }
+    if (owner->blocks >= index->limit_blocks) return INDEX_OVER_LIMIT;
+    name.block_size = source->block_size;
+    Pool *pool = pool_find(owner, &name);
+    IndexResult result = pool ? INDEX_OK : pool_make(index, owner, &name, &pool);
+    return result == INDEX_OK ? store_block(index, number, pool, segment, hash, key) : result;
+}
+
+IndexResult index_copy(Index *index, uint32_t number, const PoolName *pool, const uint64_t *hashes,
+                       uint32_t count) {
+    IndexResult result = INDEX_OK;
+    for (uint32_t n = 0; n < count && result == INDEX_OK; n++)
+        result = copy_block(index, number, *pool, hashes[n]);
+    if (result == INDEX_OVER_LIMIT) index->owners[number].over_limit++;
     return result;
 }
 
@@ -248,6 +291,7 @@ void index_clear(Index *index, uint32_t number) {
 
 void index_remove_owner(Index *index, uint32_t number) {
     index_clear(index, number);
+    groups_forget(&index->owners[number].groups);
     index->owners[number].present = false;
 }
 

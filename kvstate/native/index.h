@@ -16,6 +16,7 @@
 #ifndef KVSTEER_INDEX_H
 #define KVSTEER_INDEX_H
 
+#include "groups.h"
 #include "sets.h"
 
 #define TIERS 4
@@ -34,7 +35,7 @@ typedef enum {
 
 typedef struct {
     uint32_t medium; /* a small number for each name, see wire.c */
-    int64_t group;   /* -1: none */
+    int64_t group;   /* or NO_GROUP */
     uint32_t block_size;
     uint32_t tier;
     Table blocks[SEGMENTS]; /* hash -> copies (tag), block key (extra); by physical segment */
@@ -57,10 +58,12 @@ typedef struct {
     uint32_t model;
     uint32_t certain; /* which physical segment is the certain one now */
     uint32_t block_size; /* of the last store */
-    Pool **pools;
+    Pool **pools; /* in one order for both cores: by medium, group and block size */
     uint32_t pool_count;
     size_t blocks;
-    uint64_t removed_unknown, restored_with_other_tokens, over_limit;
+    Groups groups;
+    int8_t names_salts, names_loras; /* what layouts could say: -1 unknown, 0 no, 1 yes */
+    uint64_t removed_unknown, restored_with_other_tokens, over_limit, copied_unknown;
 } Owner;
 
 typedef struct {
@@ -111,6 +114,9 @@ void index_remove_owner(Index *index, uint32_t owner);
 void index_clear(Index *index, uint32_t owner);
 IndexResult index_demote(Index *index, uint32_t owner);
 IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
+/* One more copy in the pool of this medium and group of each block that is held under its hash. */
+IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
+                       uint32_t count);
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
 size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
 uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);

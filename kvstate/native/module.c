@@ -82,6 +82,11 @@ static bool extra_of(Core *self, PyObject *object, uint64_t *extra) {
     return true;
 }
 
+static bool group_of(PyObject *object, int64_t *group) {
+    *group = object == Py_None ? NO_GROUP : PyLong_AsLongLong(object);
+    return !PyErr_Occurred();
+}
+
 static bool place_of(PyObject *medium, PyObject *group, PoolName *pool) {
     Py_ssize_t length;
     const char *name = PyUnicode_AsUTF8AndSize(medium, &length);
@@ -90,9 +95,7 @@ static bool place_of(PyObject *medium, PyObject *group, PoolName *pool) {
         PyErr_SetString(PyExc_ValueError, "events of unknown media never reach the index");
         return false;
     }
-    pool->group = -1;
-    if (group != Py_None) pool->group = PyLong_AsLongLong(group);
-    return !PyErr_Occurred();
+    return group_of(group, &pool->group);
 }
 
 /* A buffer of uint32; released by the caller. */
@@ -255,48 +258,154 @@ static PyObject *core_remove(Core *self, PyObject *const *given, Py_ssize_t coun
     return PyBool_FromLong(held);
 }
 
-/* Applies one event of the parsed batch. */
-static IndexResult apply_event(Core *self, uint32_t owner, const WireEvent *event) {
-    Index *index = &self->index;
-    const uint64_t *hashes = self->batch.hashes + event->first_hash;
-    if (event->kind == EVENT_CLEARED) {
-        index_clear(index, owner);
-        return INDEX_OK;
-    }
-    if (event->kind == EVENT_REMOVED) {
-        for (uint32_t n = 0; n < event->hash_count; n++)
-            if (!index_remove(index, owner, event->pool.medium, event->pool.group, hashes[n]))
-                index->owners[owner].removed_unknown++;
-        return INDEX_OK;
-    }
+static PyObject *core_copy(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 4)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    Stored stored = {0};
+    uint64_t *memory = NULL;
+    IndexResult result = INDEX_NO_MEMORY;
+    bool sound = owner && place_of(given[2], given[3], &stored.pool) &&
+                 blocks_of(self, given[1], Py_None, &stored, &memory);
+    if (sound)
+        result = index_copy(&self->index, number_of(self, owner), &stored.pool, stored.hashes,
+                            stored.count);
+    PyMem_Free(memory);
+    if (!sound) return NULL;
+    if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* holds_prefix: None, True or False */
+static bool kind_of(PyObject *holds_prefix, GroupKind *kind) {
+    int truth = PyObject_IsTrue(holds_prefix);
+    *kind = holds_prefix == Py_None ? KIND_UNNAMED : truth ? KIND_PREFIX : KIND_OTHER;
+    return truth >= 0;
+}
+
+static PyObject *core_admit(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 3)) return NULL;
+    Owner *owner = owner_of(self, given[0]);
+    int64_t group;
+    GroupKind kind;
+    if (!owner || !group_of(given[1], &group) || !kind_of(given[2], &kind)) return NULL;
+    return PyLong_FromLong(groups_stored(&owner->groups, group, kind));
+}
+
+static PyObject *core_admission(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    int64_t group;
+    if (!owner || !group_of(given[1], &group)) return NULL;
+    return PyLong_FromLong(groups_admission(&owner->groups, group));
+}
+
+static PyObject *core_forget_layout(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    groups_forget(&owner->groups);
+    owner->names_salts = owner->names_loras = -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *told(int8_t yes) { return yes < 0 ? Py_None : yes ? Py_True : Py_False; }
+
+static PyObject *core_layout(Core *self, PyObject *number) {
+    const Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    return Py_BuildValue("(OO)", told(owner->names_salts), told(owner->names_loras));
+}
+
+typedef enum { STEP_DONE, STEP_LEFT, STEP_NO_MEMORY } Step;
+
+static Step step_of(IndexResult result) {
+    if (result == INDEX_NO_MEMORY) return STEP_NO_MEMORY;
+    return result == INDEX_UNKNOWN_PARENT ? STEP_LEFT : STEP_DONE;
+}
+
+static Step apply_stored(Core *self, uint32_t number, const WireEvent *event) {
+    Owner *owner = &self->index.owners[number];
+    if (event->names_salts > owner->names_salts) owner->names_salts = event->names_salts;
+    if (event->names_loras > owner->names_loras) owner->names_loras = event->names_loras;
     Stored stored = {
         .pool = event->pool,
-        .hashes = hashes,
+        .hashes = self->batch.hashes + event->first_hash,
         .count = event->hash_count,
         .has_parent = event->has_parent,
         .parent = event->parent,
         .tokens = self->batch.tokens + event->first_token,
         .lora = event->lora,
     };
-    return index_store(index, owner, &stored);
+    return step_of(index_store(&self->index, number, &stored));
 }
 
-static PyObject *apply(Core *self, uint32_t owner, const unsigned char *bytes, size_t length) {
-    if (length > MAX_FAST_PAYLOAD) Py_RETURN_NONE;
-    WireResult parsed = wire_parse(&self->index, bytes, length, &self->batch);
-    if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory();
-    if (parsed == WIRE_SURPRISE) Py_RETURN_NONE;
+static void apply_removed(Core *self, uint32_t number, const WireEvent *event) {
+    Owner *owner = &self->index.owners[number];
+    const uint64_t *hashes = self->batch.hashes + event->first_hash;
+    for (uint32_t n = 0; n < event->hash_count; n++)
+        if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hashes[n]) &&
+            groups_admission(&owner->groups, event->pool.group) == GROUP_INDEXED)
+            owner->removed_unknown++;
+}
+
+/* What becomes of a stored event, whatever it stores. */
+static Admission admit(Owner *owner, const WireEvent *event) {
+    if (event->kind == EVENT_COPIED) return groups_admission(&owner->groups, event->pool.group);
+    return groups_stored(&owner->groups, event->pool.group, event->group_kind);
+}
+
+/* Applies one event of the parsed batch; `fault` is the name of what is skipped. */
+static Step apply_event(Core *self, uint32_t number, const WireEvent *event, const char **fault) {
+    const uint64_t *hashes = self->batch.hashes + event->first_hash;
+    switch (event->kind) {
+        case EVENT_CLEARED: index_clear(&self->index, number); return STEP_DONE;
+        case EVENT_REMOVED: apply_removed(self, number, event); return STEP_DONE;
+        case EVENT_OTHER_LOCALITY: *fault = "other_locality"; return STEP_DONE;
+        case EVENT_FOREIGN_OWNERSHIP: *fault = "foreign_ownership"; return STEP_DONE;
+        default: break;
+    }
+    Admission admission = admit(&self->index.owners[number], event);
+    if (admission == GROUP_DOUBTFUL) return STEP_LEFT;
+    if (admission == GROUP_OTHER) {
+        *fault = "other_attention_group";
+        return STEP_DONE;
+    }
+    if (event->kind == EVENT_STORED) return apply_stored(self, number, event);
+    return step_of(index_copy(&self->index, number, &event->pool, hashes, event->hash_count));
+}
+
+static bool append_name(PyObject *names, const char *name) {
+    PyObject *text = PyUnicode_InternFromString(name);
+    bool done = text && !PyList_Append(names, text);
+    Py_XDECREF(text);
+    return done;
+}
+
+/* Applies the parsed batch; the faults are appended as they occur. NULL with an exception set. */
+static PyObject *apply_batch(Core *self, uint32_t number, PyObject *faults) {
     size_t applied = 0;
     int clears = 0;
     for (; applied < self->batch.event_count; applied++) {
         const WireEvent *event = &self->batch.events[applied];
-        IndexResult result = apply_event(self, owner, event);
-        if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
-        if (result == INDEX_UNKNOWN_PARENT) break;
+        const char *fault = NULL;
+        Step step = apply_event(self, number, event, &fault);
+        if (step == STEP_NO_MEMORY) return PyErr_NoMemory();
+        if (step == STEP_LEFT) break;
+        if (fault && !append_name(faults, fault)) return NULL;
         clears |= event->kind == EVENT_CLEARED;
     }
-    return Py_BuildValue("(nnO)", (Py_ssize_t)applied, (Py_ssize_t)self->batch.event_count,
-                         clears ? Py_True : Py_False);
+    return Py_BuildValue("(nnON)", (Py_ssize_t)applied, (Py_ssize_t)self->batch.event_count,
+                         clears ? Py_True : Py_False, PyList_AsTuple(faults));
+}
+
+static PyObject *apply(Core *self, uint32_t number, const unsigned char *bytes, size_t length) {
+    if (length > MAX_FAST_PAYLOAD) Py_RETURN_NONE;
+    WireResult parsed = wire_parse(&self->index, bytes, length, &self->batch);
+    if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory();
+    if (parsed == WIRE_SURPRISE) Py_RETURN_NONE;
+    PyObject *faults = PyList_New(0);
+    PyObject *answer = faults ? apply_batch(self, number, faults) : NULL;
+    Py_XDECREF(faults);
+    return answer;
 }
 
 static PyObject *core_apply(Core *self, PyObject *const *given, Py_ssize_t count) {
@@ -364,11 +473,12 @@ static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t co
 static PyObject *core_status(Core *self, PyObject *number) {
     const Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
-    return Py_BuildValue("{s:n,s:n,s:K,s:K,s:K}", "blocks", (Py_ssize_t)owner->blocks, "block_size",
+    return Py_BuildValue("{s:n,s:n,s:K,s:K,s:K,s:K}", "blocks", (Py_ssize_t)owner->blocks, "block_size",
                          (Py_ssize_t)owner->block_size, "removed_unknown",
                          (unsigned long long)owner->removed_unknown, "restored_with_other_tokens",
                          (unsigned long long)owner->restored_with_other_tokens, "over_limit",
-                         (unsigned long long)owner->over_limit);
+                         (unsigned long long)owner->over_limit, "copied_unknown",
+                         (unsigned long long)owner->copied_unknown);
 }
 
 static PyObject *core_tiers(Core *self, PyObject *const *given, Py_ssize_t count) {
@@ -400,8 +510,9 @@ static PyObject *core_check(Core *self, PyObject *Py_UNUSED(none)) {
 
 static PyMethodDef core_methods[] = {
     ONE(add_model), FAST(add_owner), ONE(remove_owner), ONE(clear),     ONE(demote),
-    FAST(trust),    FAST(store),     FAST(remove),      FAST(apply),
-    FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),    NONE(check),
+    FAST(trust),    FAST(store),     FAST(copy),        FAST(remove),        FAST(apply),
+    FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
+    FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
     {NULL, NULL, 0, NULL},
 };
 

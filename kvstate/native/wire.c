@@ -1,110 +1,6 @@
 #include "wire.h"
 
-/* A reader never goes past `end`; once it has failed, it stays failed and yields zeros. */
-typedef struct {
-    const unsigned char *at, *end;
-    bool failed;
-} Reader;
-
-typedef struct {
-    const unsigned char *at;
-    size_t length;
-} Text;
-
-static uint64_t fail(Reader *reader) {
-    reader->failed = true;
-    return 0;
-}
-
-static uint64_t big_endian(Reader *reader, size_t width) {
-    if ((size_t)(reader->end - reader->at) < width) return fail(reader);
-    uint64_t value = 0;
-    for (size_t n = 0; n < width; n++) value = value << 8 | reader->at[n];
-    reader->at += width;
-    return value;
-}
-
-static unsigned peek(const Reader *reader) {
-    return reader->failed || reader->at == reader->end ? 0xc1 : *reader->at; /* 0xc1: never used */
-}
-
-static bool take_nil(Reader *reader) {
-    if (peek(reader) != 0xc0) return false;
-    reader->at++;
-    return true;
-}
-
-/* The length of an array or a map, by its three tags; fails for anything else. */
-static size_t take_length(Reader *reader, unsigned fix, unsigned wide16, unsigned wide32) {
-    unsigned tag = peek(reader);
-    if (tag == 0xc1) return fail(reader);
-    reader->at++;
-    if ((tag & 0xf0) == fix) return tag & 0xf;
-    if (tag == wide16) return big_endian(reader, 2);
-    if (tag == wide32) return big_endian(reader, 4);
-    return fail(reader);
-}
-
-static size_t take_array(Reader *reader) { return take_length(reader, 0x90, 0xdc, 0xdd); }
-
-static size_t take_map(Reader *reader) { return take_length(reader, 0x80, 0xde, 0xdf); }
-
-static bool is_array(const Reader *reader) {
-    unsigned tag = peek(reader);
-    return (tag & 0xf0) == 0x90 || tag == 0xdc || tag == 0xdd;
-}
-
-static Text take_bytes(Reader *reader, size_t length) {
-    if (reader->failed || (size_t)(reader->end - reader->at) < length)
-        return (Text){reader->at, fail(reader)};
-    Text text = {reader->at, length};
-    reader->at += length;
-    return text;
-}
-
-/* A text of ASCII: whether others are sound UTF-8 is for the typed decoder to judge. */
-static Text take_text(Reader *reader) {
-    unsigned tag = peek(reader);
-    if (tag == 0xc1) return (Text){reader->at, fail(reader)};
-    reader->at++;
-    size_t length = (tag & 0xe0) == 0xa0 ? tag & 0x1f
-                    : tag == 0xd9        ? big_endian(reader, 1)
-                    : tag == 0xda        ? big_endian(reader, 2)
-                                         : fail(reader);
-    Text text = take_bytes(reader, length);
-    unsigned char every = 0;
-    for (size_t n = 0; n < text.length; n++) every |= text.at[n];
-    if (every & 0x80) fail(reader);
-    return text;
-}
-
-/* Any integer as its 64 bits. */
-static uint64_t take_integer(Reader *reader) {
-    unsigned tag = peek(reader);
-    if (tag == 0xc1) return fail(reader);
-    reader->at++;
-    if (tag < 0x80) return tag;
-    if (tag >= 0xe0) return (uint64_t)(int64_t)(int8_t)tag;
-    switch (tag) {
-        case 0xcc: return big_endian(reader, 1);
-        case 0xcd: return big_endian(reader, 2);
-        case 0xce: return big_endian(reader, 4);
-        case 0xcf: return big_endian(reader, 8);
-        case 0xd0: return (uint64_t)(int64_t)(int8_t)big_endian(reader, 1);
-        case 0xd1: return (uint64_t)(int64_t)(int16_t)big_endian(reader, 2);
-        case 0xd2: return (uint64_t)(int64_t)(int32_t)big_endian(reader, 4);
-        case 0xd3: return big_endian(reader, 8);
-        default: return fail(reader);
-    }
-}
-
-/* An integer from 0 to limit; fails for others, negative ones too. */
-static uint64_t take_count(Reader *reader, uint64_t limit) {
-    unsigned tag = peek(reader);
-    bool negative = tag >= 0xe0 || (tag >= 0xd0 && tag <= 0xd3);
-    uint64_t value = take_integer(reader);
-    return negative || value > limit ? fail(reader) : value;
-}
+#include "reader.h"
 
 static uint64_t take_hash(Index *index, Reader *reader) {
     unsigned tag = peek(reader);
@@ -112,37 +8,6 @@ static uint64_t take_hash(Index *index, Reader *reader) {
     reader->at++;
     Text bytes = take_bytes(reader, big_endian(reader, tag == 0xc4 ? 1 : 2));
     return reader->failed ? 0 : wire_fold_hash(index, bytes.at, bytes.length);
-}
-
-/* Steps over one value of any type, however deeply nested, without recursion. */
-static void skip(Reader *reader) {
-    for (uint64_t left = 1; left && !reader->failed; left--) {
-        unsigned tag = peek(reader);
-        if (tag == 0xc1) {
-            fail(reader);
-        } else if (is_array(reader)) {
-            left += take_array(reader);
-        } else if ((tag & 0xf0) == 0x80 || tag == 0xde || tag == 0xdf) {
-            left += 2 * (uint64_t)take_map(reader);
-        } else if ((tag & 0xe0) == 0xa0 || (tag >= 0xd9 && tag <= 0xda)) {
-            take_text(reader);
-        } else if (tag < 0x80 || tag >= 0xe0 || tag == 0xc0 || tag == 0xc2 || tag == 0xc3) {
-            reader->at++;
-        } else if (tag == 0xc4 || tag == 0xc5) {
-            reader->at++;
-            take_bytes(reader, big_endian(reader, tag == 0xc4 ? 1 : 2));
-        } else if (tag >= 0xca && tag <= 0xd3) {
-            static const unsigned char widths[] = {4, 8, 1, 2, 4, 8, 1, 2, 4, 8};
-            reader->at++;
-            take_bytes(reader, widths[tag - 0xca]);
-        } else {
-            fail(reader); /* extensions and huge texts: no engine sends them */
-        }
-    }
-}
-
-static bool text_is(Text text, const char *word) {
-    return text.length == strlen(word) && !memcmp(text.at, word, text.length);
 }
 
 /* Makes room for `more` items behind `count`; both are bounded by the length of the payload. */
@@ -170,12 +35,14 @@ uint64_t wire_lora(Index *index, const unsigned char *name, size_t length) {
     return index_hash_bytes(index, name, length);
 }
 
+/* In the order of kvstate/tiers.py. */
 static const struct {
     const char *name;
     uint32_t tier;
 } media[] = {
-    {"GPU", 0},  {"CPU", 1},     {"CPU_PINNED", 1}, {"CPU_TIER1", 1}, {"DISK", 2},    {"NVME", 2},
-    {"STORAGE", 2}, {"CPU_TIER2", 2}, {"EXTERNAL", 3},   {"REMOTE", 3},    {"NETWORK", 3}, {"SHARED", 3},
+    {"GPU", 0},     {"DEVICE", 0},    {"CPU", 1},      {"CPU_PINNED", 1}, {"CPU_TIER1", 1},
+    {"DISK", 2},    {"NVME", 2},      {"STORAGE", 2},  {"CPU_TIER2", 2},  {"EXTERNAL", 3},
+    {"REMOTE", 3},  {"NETWORK", 3},   {"SHARED", 3},
 };
 
 bool wire_medium(const unsigned char *name, size_t length, uint32_t *medium, uint32_t *tier) {
@@ -193,11 +60,13 @@ bool wire_medium(const unsigned char *name, size_t length, uint32_t *medium, uin
 /* An event's fields while it is read; what was not sent keeps its default. */
 typedef struct {
     WireEvent event;
-    bool has_hashes, has_tokens;
+    bool has_hashes, has_tokens, has_block_size;
     size_t token_count;
     Text lora;
     bool has_lora, has_lora_number;
+    bool is_remote, is_foreign; /* its locality and its ownership */
     const unsigned char *extras; /* where extra_keys begins; read when lora and hashes are known */
+    const unsigned char *images; /* where mm_keys begins; likewise */
 } Fields;
 
 static bool read_hashes(Index *index, Reader *reader, WireBatch *batch, Fields *fields) {
@@ -229,23 +98,53 @@ static bool read_tokens(Reader *reader, WireBatch *batch, Fields *fields) {
 }
 
 static void read_medium(Reader *reader, PoolName *pool) {
+    pool->medium = pool->tier = 0;
     if (take_nil(reader)) return; /* none: GPU, number 0 */
     Text name = take_text(reader);
     if (reader->failed || !wire_medium(name.at, name.length, &pool->medium, &pool->tier))
         fail(reader);
 }
 
-static void read_kind(Reader *reader) {
-    if (take_nil(reader)) return;
+static GroupKind read_kind(Reader *reader) {
+    if (take_nil(reader)) return KIND_UNNAMED;
     Text kind = take_text(reader);
-    if (!text_is(kind, "full_attention") && !text_is(kind, "mla_attention") &&
-        !text_is(kind, "sink_full_attention"))
-        fail(reader); /* its blocks do not hold the whole prefix: the typed decoder counts them */
+    bool holds_prefix = text_is(kind, "full_attention") || text_is(kind, "mla_attention") ||
+                        text_is(kind, "sink_full_attention");
+    return holds_prefix ? KIND_PREFIX : KIND_OTHER;
 }
 
-static void read_locality(Reader *reader) {
-    if (take_nil(reader)) return;
-    if (text_is(take_text(reader), "REMOTE")) fail(reader);
+static bool read_is_remote(Reader *reader) {
+    return !take_nil(reader) && !text_is(take_text(reader), "LOCAL");
+}
+
+/* Whether the blocks are a residency agent's. */
+static bool read_is_foreign(Reader *reader) {
+    static const char agent[] = "kvcr";
+    if (take_nil(reader)) return false;
+    Text owner = take_text(reader);
+    if (reader->failed || owner.length != strlen(agent)) return false;
+    for (size_t n = 0; n < owner.length; n++)
+        if ((owner.at[n] | 0x20) != agent[n]) return false;
+    return true;
+}
+
+/* Reads what an event has seldom. */
+static void read_rare_field(Reader *reader, Text name, Fields *fields) {
+    if (text_is(name, "kv_cache_spec_kind")) {
+        fields->event.group_kind = read_kind(reader);
+    } else if (text_is(name, "locality")) {
+        fields->is_remote = read_is_remote(reader);
+    } else if (text_is(name, "ownership")) {
+        fields->is_foreign = read_is_foreign(reader);
+    } else if (text_is(name, "cache_salt")) {
+        if (!take_nil(reader)) fail(reader); /* salted chains are the typed decoder's */
+    } else if (text_is(name, "type")) {
+        fail(reader); /* a second one */
+    } else {
+        if (text_is(name, "extra_keys")) fields->extras = reader->at;
+        if (text_is(name, "mm_keys")) fields->images = reader->at;
+        skip(reader);
+    }
 }
 
 /* Reads the field of this name; false where memory is short. */
@@ -257,24 +156,22 @@ static bool read_field(Index *index, Reader *reader, Text name, WireBatch *batch
         event->has_parent = !take_nil(reader);
         if (event->has_parent) event->parent = take_hash(index, reader);
     } else if (text_is(name, "block_size")) {
+        fields->has_block_size = true;
         event->pool.block_size = (uint32_t)take_count(reader, MAX_BLOCK_SIZE);
     } else if (text_is(name, "medium")) {
         read_medium(reader, &event->pool);
     } else if (text_is(name, "lora_name")) {
+        event->names_loras = 1;
         fields->has_lora = !take_nil(reader);
         if (fields->has_lora) fields->lora = take_text(reader);
     } else if (text_is(name, "lora_id")) {
         fields->has_lora_number = !take_nil(reader);
         if (fields->has_lora_number) take_integer(reader);
     } else if (text_is(name, "group_idx")) {
-        if (!take_nil(reader)) event->pool.group = (int64_t)take_count(reader, INT64_MAX);
-    } else if (text_is(name, "kv_cache_spec_kind")) {
-        read_kind(reader);
-    } else if (text_is(name, "locality")) {
-        read_locality(reader);
+        event->pool.group = NO_GROUP;
+        if (!take_nil(reader)) event->pool.group = (int64_t)take_count(reader, UINT32_MAX);
     } else {
-        if (text_is(name, "extra_keys")) fields->extras = reader->at;
-        skip(reader);
+        read_rare_field(reader, name, fields);
     }
     return true;
 }
@@ -297,12 +194,46 @@ static bool extras_are_plain(Reader reader, const Fields *fields) {
     return !reader.failed;
 }
 
+/* Whether mm_keys say nothing: nil, or for each block nil or []. */
+static bool images_are_none(Reader reader, const Fields *fields) {
+    if (!fields->images) return true;
+    reader.at = fields->images;
+    if (take_nil(&reader)) return true;
+    size_t count = take_array(&reader);
+    if (reader.failed || count != fields->event.hash_count) return false;
+    for (size_t n = 0; n < count && !reader.failed; n++)
+        if (!take_nil(&reader) && take_array(&reader)) return false;
+    return !reader.failed;
+}
+
 static bool stored_is_sound(const Reader *reader, const Fields *fields) {
     const WireEvent *event = &fields->event;
-    return fields->has_hashes && fields->has_tokens && event->hash_count &&
-           event->pool.block_size && (fields->has_lora || !fields->has_lora_number) &&
+    return fields->has_tokens && event->hash_count && event->pool.block_size &&
+           (fields->has_lora || !fields->has_lora_number) &&
            fields->token_count == (uint64_t)event->hash_count * event->pool.block_size &&
-           extras_are_plain(*reader, fields);
+           extras_are_plain(*reader, fields) && images_are_none(*reader, fields);
+}
+
+/* Says what the event is by all of its fields; false where that is for the typed decoder to say. */
+static bool classify(const Reader *reader, Fields *fields) {
+    WireEvent *event = &fields->event;
+    bool is_placeholder = (fields->has_block_size && !event->pool.block_size) ||
+                          (fields->has_tokens && !fields->token_count);
+    if (fields->is_remote) {
+        event->kind = EVENT_OTHER_LOCALITY;
+    } else if (fields->is_foreign) {
+        event->kind = EVENT_FOREIGN_OWNERSHIP;
+    } else if (event->kind == EVENT_STORED && event->group_kind == KIND_OTHER) {
+        event->kind = EVENT_OTHER_GROUP;
+    } else if (event->kind == EVENT_STORED && is_placeholder) {
+        event->kind = EVENT_COPIED;
+        return fields->has_hashes;
+    } else if (event->kind == EVENT_STORED) {
+        return fields->has_hashes && stored_is_sound(reader, fields);
+    } else if (event->kind == EVENT_REMOVED) {
+        return fields->has_hashes;
+    }
+    return true;
 }
 
 static const char *const stored_names[] = {
@@ -324,6 +255,19 @@ static bool kind_of(Text tag, EventKind *kind) {
 
 static Text word(const char *text) { return (Text){(const unsigned char *)text, strlen(text)}; }
 
+/* How many fields of an event have a name by their position. */
+static size_t named_positions(EventKind kind) {
+    if (kind == EVENT_STORED) return sizeof stored_names / sizeof *stored_names;
+    return kind == EVENT_REMOVED ? sizeof removed_names / sizeof *removed_names : 0;
+}
+
+/* Notes whether a store of this layout could say that there is a salt, or an adapter; that it can
+ * name one shows when its field is read. */
+static void note_layout(WireEvent *event, bool by_position, size_t count) {
+    event->names_salts = !by_position || count > 8; /* its tag, and fields up to extra_keys */
+    event->names_loras = by_position ? 0 : -1;
+}
+
 /* Reads an event's fields, named or by position. */
 static bool read_fields(Index *index, Reader *reader, WireBatch *batch, Fields *fields) {
     bool by_position = is_array(reader);
@@ -331,10 +275,9 @@ static bool read_fields(Index *index, Reader *reader, WireBatch *batch, Fields *
     if (reader->failed || !count || (!by_position && !text_is(take_text(reader), "type")))
         return !fail(reader); /* every publisher puts the tag first */
     if (!kind_of(take_text(reader), &fields->event.kind)) return !fail(reader);
-    bool stored = fields->event.kind == EVENT_STORED;
-    size_t known = stored ? sizeof stored_names / sizeof *stored_names
-                          : sizeof removed_names / sizeof *removed_names;
-    const char *const *names = stored ? stored_names : removed_names;
+    note_layout(&fields->event, by_position, count);
+    size_t known = named_positions(fields->event.kind);
+    const char *const *names = fields->event.kind == EVENT_STORED ? stored_names : removed_names;
     for (size_t n = 1; n < count && !reader->failed; n++) {
         Text name = by_position ? word(n <= known ? names[n - 1] : "") : take_text(reader);
         if (!reader->failed && !read_field(index, reader, name, batch, fields)) return false;
@@ -343,11 +286,9 @@ static bool read_fields(Index *index, Reader *reader, WireBatch *batch, Fields *
 }
 
 static WireResult read_event(Index *index, Reader *reader, WireBatch *batch) {
-    Fields fields = {.event = {.pool = {.group = -1}}};
+    Fields fields = {.event = {.pool = {.group = NO_GROUP}}};
     if (!read_fields(index, reader, batch, &fields)) return WIRE_NO_MEMORY;
-    if (reader->failed) return WIRE_SURPRISE;
-    if (fields.event.kind == EVENT_STORED && !stored_is_sound(reader, &fields)) return WIRE_SURPRISE;
-    if (fields.event.kind == EVENT_REMOVED && !fields.has_hashes) return WIRE_SURPRISE;
+    if (reader->failed || !classify(reader, &fields)) return WIRE_SURPRISE;
     if (fields.has_lora)
         fields.event.lora = wire_lora(index, fields.lora.at, fields.lora.length);
     if (!make_room((void **)&batch->events, &batch->event_room, batch->event_count, 1,

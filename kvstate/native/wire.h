@@ -1,7 +1,7 @@
 /* Event batches as vLLM and its kin publish them, parsed without building Python objects.
  *
  * [timestamp, [event...], rank?] in msgpack; an event is a tagged array (vLLM before 0.24) or a
- * tagged map (since). Positions and names: vllm.distributed.kv_events, as kvstate/zmq_wire.py has
+ * tagged map (since). Positions and names: vllm.distributed.kv_events, as kvstate/wire/zmq_events.py has
  * them. Anything that is not exactly what is expected makes wire_parse() say WIRE_SURPRISE, before
  * anything was applied: the typed decoder in Python then names the fault.
  */
@@ -11,7 +11,16 @@
 #include "index.h"
 
 typedef enum { WIRE_OK, WIRE_SURPRISE, WIRE_NO_MEMORY } WireResult;
-typedef enum { EVENT_STORED, EVENT_REMOVED, EVENT_CLEARED } EventKind;
+
+typedef enum {
+    EVENT_STORED, /* the first three in the order of their tags in wire.c */
+    EVENT_REMOVED,
+    EVENT_CLEARED,
+    EVENT_COPIED,            /* stored, known by hash only */
+    EVENT_OTHER_GROUP,       /* stored, but not the whole prefix */
+    EVENT_OTHER_LOCALITY,    /* on another server */
+    EVENT_FOREIGN_OWNERSHIP, /* managed by somebody else than the engine */
+} EventKind;
 
 /* One event; hashes and tokens are ranges of the batch's arrays. */
 typedef struct {
@@ -21,6 +30,8 @@ typedef struct {
     uint32_t hash_count;
     bool has_parent;
     uint64_t parent, lora;
+    GroupKind group_kind;
+    int8_t names_salts, names_loras; /* as in Owner */
 } WireEvent;
 
 /* A parsed batch; its arrays are used again for the next one. */

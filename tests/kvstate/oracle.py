@@ -55,6 +55,12 @@ class Rank:
             self._hold(place, block, certain=certain)
             self._attach(block)
 
+    def copy(self, place: Place, block: BlockHash) -> None:
+        """One more copy, as certain as what is held; of a block that is not, nothing is known."""
+        held = self._held(block)
+        if held:
+            self._hold(place, held[0].held, certain=held[0].certain)
+
     def remove(self, place: Place, block: BlockHash) -> None:
         """One copy goes: a certain one if there is one, then an uncertain one, then an orphan."""
         mine = [copy for copy in self._held(block) if copy.place == place]

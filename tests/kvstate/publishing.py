@@ -12,10 +12,14 @@ from kvstate.overlap import Prompt
 PATIENCE_SECONDS = 10.0
 
 
-def frames(number: int, *events: Any, life: int = 0, topic: bytes = b"kv") -> list[bytes]:
+def payload(number: int, *events: Any, life: int = 0) -> bytes:
     """Batch `number` of a publisher's life-th incarnation."""
-    payload = msgspec.msgpack.encode([1000.0 * life + number, list(events), 0])
-    return [topic, number.to_bytes(8, "big"), payload]
+    return msgspec.msgpack.encode([1000.0 * life + number, list(events), 0])
+
+
+def frames(number: int, *events: Any, life: int = 0, topic: bytes = b"kv") -> list[bytes]:
+    """The message of that batch."""
+    return [topic, number.to_bytes(8, "big"), payload(number, *events, life=life)]
 
 
 def block(number: int, parent: int | None = None) -> list[Any]:

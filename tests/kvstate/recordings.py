@@ -48,7 +48,7 @@ class Request:
     """One recorded request and the messages that arrived because of it."""
 
     scenario: str
-    tokens: list[int] | None
+    tokens: list[int] | None  # None where there is no single prompt
     salt: str | None
     lora: str | None
     cached_tokens: int | None
@@ -122,15 +122,17 @@ class Replayed:
     def _store(self, event: dict[str, Any], hashes: list[int | str]) -> None:
         size = event["block_size"]
         parent = event["parent_block_hash"]
+        parent = None if parent is None else _readable(parent)
         extras = event.get("extra_keys") or [None] * len(hashes)
         lora = event.get("lora_name")
+        first, tokens = split_tokens(event["token_ids"])
         for position, block in enumerate(hashes):
             self.copies[block] += 1
-            self.parents[block] = None if parent is None else _readable(parent)
-            before = [] if parent is None else self.paths[_readable(parent)]
-            self.paths[block] = before + event["token_ids"][position * size :][:size]
+            self.parents[block] = parent
+            before = first if parent is None else self.paths[parent]
+            self.paths[block] = before + tokens[position * size :][:size]
             keys = [key for key in extras[position] or [] if key != lora]
-            self.spaces[block] = (lora, keys[0] if keys else None)
+            self.spaces[block] = (lora, keys[0] if keys else event.get("cache_salt"))
             parent = block
 
 
@@ -142,7 +144,7 @@ def _request(record: dict[str, Any]) -> Request:
     return Request(
         scenario=record["scenario"],
         tokens=record.get("prompt_token_ids"),
-        salt=body.get("cache_salt"),
+        salt=body.get("cache_salt") or record.get("extra", {}).get("cache_salt"),
         lora=None if model in (None, "tiny") else model,
         cached_tokens=details.get("cached_tokens"),
         frames=[_frame(frame) for frame in record["frames"]],
@@ -165,8 +167,16 @@ def _named(event: Any) -> dict[str, Any]:
 
 
 def _readable(block: Any) -> int | str:
-    readable: int | str = block["__hex__"] if isinstance(block, dict) else block
-    return readable
+    if isinstance(block, dict):
+        return str(block["__hex__"])
+    return int(block) % 2**64  # SGLang's are signed
+
+
+def split_tokens(ids: list[Any]) -> tuple[list[int], list[int]]:
+    """The tokens of a store; of bigrams the first of all, and what each of them adds."""
+    if isinstance(ids[0], list):
+        return [ids[0][0]], [second for _, second in ids]
+    return [], ids
 
 
 def tokens_of(ids: list[int]) -> Tokens:

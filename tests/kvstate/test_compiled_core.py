@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 from kvstate.core import Core
 from kvstate.errors import WireError
-from kvstate.events import BlocksStored, Tokens
-from kvstate.index import Index
-from kvstate.overlap import Overlap
-from kvstate.zmq_wire import decode_batch
+from kvstate.events import BlocksRemoved, BlocksStored, Extra, Tokens
+from kvstate.index import Index, Owner
+from kvstate.overlap import Overlap, Prompt
+from kvstate.wire.zmq_wire import decode_batch
 from tests.kvstate.cores import needs_compiled_core, new_core
 
 _core = pytest.importorskip("kvstate._core", reason="no C compiler at installation")
 pytestmark = needs_compiled_core
 
-RECORDINGS = sorted((Path(__file__).parent.parent / "wire").glob("*vllm*.jsonl"))
-MUTATIONS = 40
+RECORDINGS = sorted((Path(__file__).parent.parent / "wire").glob("*.jsonl"))
+MUTATED = [path for path in RECORDINGS if path.stem in {"vllm_0.32.0_w1", "sglang_0.5.23_radix"}]
+MUTATIONS = 20
 
 
 def payloads(recording: Path) -> list[bytes]:
@@ -41,7 +42,7 @@ def core_with_owner() -> tuple[Core, int]:
 
 
 def carries_more_than_tokens(payload: bytes) -> bool:
-    """Salted blocks, and adapters known by number only, are the typed decoder's."""
+    """Salts, bigrams, and adapters known by number only, are the typed decoder's."""
     stored = [one for one in decode_batch(payload).events if isinstance(one, BlocksStored)]
     return any(one.extras or isinstance(one.lora, int) for one in stored)
 
@@ -74,15 +75,88 @@ def mutated(payload: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_mutated_messages_mean_to_the_fast_path_what_they_mean_to_the_typed_one() -> None:
+@pytest.mark.parametrize("recording", MUTATED, ids=lambda path: path.stem)
+def test_mutated_messages_mean_to_the_fast_path_what_they_mean_to_the_typed_one(
+    recording: Path,
+) -> None:
     rng = random.Random(1)
-    (recording,) = [path for path in RECORDINGS if path.stem == "vllm_0.32.0_w1"]
     originals = payloads(recording)
     agreed = 0
     for payload in originals:
         for _ in range(MUTATIONS):
             agreed += agrees(originals, mutated(payload, rng))
     assert agreed > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("recording", MUTATED, ids=lambda path: path.stem)
+def test_mutated_feeds_leave_both_cores_alike(recording: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    native, plain = Index(1, compiled=True), Index(1, compiled=False)
+    owners = native.add("w", 0, "m"), plain.add("w", 0, "m")
+    originals = payloads(recording)
+    prompts = [prompt for payload in originals for prompt in prompts_of(payload)]
+    for payload in originals:
+        for message in (payload, hostile(payload, rng), mutated(payload, rng)):
+            assert outcome(native, owners[0], message) == outcome(plain, owners[1], message)
+        asked = rng.sample(prompts, min(len(prompts), 10))
+        assert [native.overlaps(one) for one in asked] == [plain.overlaps(one) for one in asked]
+    native.check()
+    plain.check()
+
+
+def prompts_of(payload: bytes) -> list[Prompt]:
+    """Prompts that begin as the chains of a message do."""
+    stored = [one for one in decode_batch(payload).events if isinstance(one, BlocksStored)]
+    return [
+        Prompt("m", Tokens("I", [*first_token(one), *one.tokens, 1, 1]), lora, salt)
+        for one in stored
+        for lora in (None, one.lora)
+        for salt in (None, "tenant-A")
+        if not isinstance(lora, int)
+    ]
+
+
+def first_token(stored: BlocksStored) -> Extra:
+    """Of bigrams, the one before their second tokens."""
+    return stored.extras[0][:1] if stored.bigrams and stored.extras else ()
+
+
+def outcome(index: Index, owner: Owner, payload: bytes) -> object:
+    """What a message does, as far as it can be seen; nothing if it is refused."""
+    try:
+        applied = index.apply_message(owner, payload)
+    except WireError:
+        applied = None
+    owner.trusted = True
+    tiers = index.blocks_by_tier("w")
+    return applied, owner.status["blocks"], owner.counts, len(owner.orphans), tiers
+
+
+# What a field may turn into.
+ODD_VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1, 2**63, 2**64 - 1, 1.5, float("nan"), "", "REMOTE", "LOCAL", "kvcr"),
+    *("CPU", "DISK", "TAPE", "mamba", "full_attention", b"", b"h" * 32, [], [None], [[]], {}),
+    *([1], [1, 2], [[1, 2], [2, 3]], {"cache_salt": "s"}, [{"hash": "i"}], ["s"], [["s"]]),
+)
+FIELDS = (
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
+    *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "locality", "ownership"),
+    *("cache_salt", "mm_keys", "session_id", "type", "brand_new"),
+)
+
+
+def hostile(payload: bytes, rng: random.Random) -> bytes:
+    """The same message with fields of its events replaced, removed or added, and events doubled."""
+    timestamp, events, *rank = msgspec.msgpack.decode(payload)
+    events = [*events, *rng.sample(events, rng.randint(0, len(events)))]
+    for event in events:
+        for _ in range(rng.randint(0, 2)):
+            if isinstance(event, dict):
+                event[rng.choice(FIELDS)] = rng.choice(ODD_VALUES)
+            else:
+                event[rng.randrange(len(event))] = rng.choice(ODD_VALUES)
+    return msgspec.msgpack.encode([timestamp, events, *rank])
 
 
 def agrees(before: list[bytes], payload: bytes) -> bool:
@@ -101,8 +175,9 @@ def agrees(before: list[bytes], payload: bytes) -> bool:
     fast.check()
     if taken is None or taken[0] != taken[1]:
         return False
-    typed.apply(owners[1], batch.events)
-    assert not batch.faults
+    faults = typed.apply(owners[1], batch.events)
+    assert sorted(taken[3]) == sorted(batch.faults + faults)
+    assert not batch.removal_lost
     assert owners[0].blocks == owners[1].blocks
     assert owners[0].counts == owners[1].counts
     assert taken[2] == batch.clears
@@ -117,6 +192,16 @@ def test_any_bytes_are_taken_or_left(payload: bytes) -> None:
     core.check()
 
 
+def nested(levels: int) -> Any:
+    value: Any = None
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+NESTED = {"deeper": nested(40)}
+
+
 def event(**fields: Any) -> bytes:
     stored = {
         "type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [5],
@@ -128,25 +213,36 @@ def event(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"block_size": 0},
         {"block_size": 70_000},
+        {"block_size": None},
+        {"block_size": False},
         {"token_ids": [5, 6]},
         {"token_ids": [-1]},
         {"token_ids": [2**32]},
         {"token_ids": [[1, 2]]},
-        {"token_ids": []},
+        {"token_ids": [], "block_hashes": None},
+        {"token_ids": ["5"]},
         {"block_hashes": []},
+        {"block_hashes": [True]},
         {"block_hashes": [1.5]},
         {"medium": "SOMEWHERE"},
         {"medium": "gpu"},
         {"lora_id": 7},
         {"extra_keys": [["salt"]]},
         {"extra_keys": [None, None]},
-        {"kv_cache_spec_kind": "mamba"},
-        {"locality": "REMOTE"},
+        {"kv_cache_spec_kind": ["mamba"]},
+        {"locality": 7},
+        {"ownership": 7},
         {"group_idx": -1},
+        {"group_idx": 2**32},
+        {"cache_salt": "tenant"},
+        {"lora_name": {"cache_salt": "tenant"}},
+        {"mm_keys": [[{"type": "mm_key", "hash": "h", "start_offset": 0}]]},
+        {"mm_keys": []},
+        {"brand_new": {"key": {"of": [b"bytes", {}]}, "deep": [[[[[[[[]]]]]]]] * 9} | NESTED},
         {"type": "BlockMoved"},
     ],
+    ids=str,
 )
 def test_surprising_events_are_left_to_the_typed_decoder(fields: dict[str, Any]) -> None:
     core, owner = core_with_owner()
@@ -165,13 +261,103 @@ def test_surprising_events_are_left_to_the_typed_decoder(fields: dict[str, Any])
         {"lora_name": "a", "lora_id": 1, "extra_keys": [["a"]]},
         {"extra_keys": [None]},
         {"kv_cache_spec_kind": "full_attention", "group_idx": 0, "locality": "LOCAL"},
-        {"something_new": {"deep": [[[{}]]], "text": "x" * 300}},
+        {"something_new": {"deep": [[[{}]]], "text": "x" * 300}, "another": nested(20)},
+        {"ownership": "tier-2", "session_id": "s"},
+        {"mm_keys": [[]], "cache_salt": None},
+        {"mm_keys": [None]},
+        {"medium": "DEVICE", "group_idx": 2**32 - 1},
     ],
+    ids=str,
 )
 def test_expected_events_are_applied_at_once(fields: dict[str, Any]) -> None:
     core, owner = core_with_owner()
-    assert core.apply(owner, event(**fields)) == (1, 1, False)
+    assert core.apply(owner, event(**fields)) == (1, 1, False, ())
     assert core.status(owner)["blocks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"kv_cache_spec_kind": "mamba", "token_ids": [5, 6, 7]}, "other_attention_group"),
+        ({"kv_cache_spec_kind": "unknown", "group_idx": 3}, "other_attention_group"),
+        ({"locality": "REMOTE", "kv_cache_spec_kind": "mamba"}, "other_locality"),
+        ({"ownership": "kVcR"}, "foreign_ownership"),
+    ],
+)
+def test_blocks_that_are_not_indexed_do_not_leave_the_fast_path(
+    fields: dict[str, Any], fault: str
+) -> None:
+    core, owner = core_with_owner()
+    assert core.apply(owner, event(**fields)) == (1, 1, False, (fault,))
+    assert core.status(owner)["blocks"] == 0
+
+
+@pytest.mark.parametrize("fields", [{"block_size": 0}, {"token_ids": []}])
+def test_placeholders_do_not_leave_the_fast_path(fields: dict[str, Any]) -> None:
+    core, owner = core_with_owner()
+    assert core.apply(owner, event(**fields)) == (1, 1, False, ())
+    core.apply(owner, event())
+    assert core.apply(owner, event(**fields, medium="CPU")) == (1, 1, False, ())
+    assert core.tiers(owner, False) == (1, 1, 0, 0)  # noqa: FBT003
+    assert core.status(owner)["copied_unknown"] == 1
+
+
+def test_fast_path_stops_before_a_doubtful_group() -> None:
+    core, owner = core_with_owner()
+    assert core.apply(owner, event(group_idx=0)) == (1, 1, False, ())
+    assert core.apply(owner, event(group_idx=1)) == (0, 1, False, ())
+    assert core.apply(owner, event(group_idx=0, token_ids=[])) == (0, 1, False, ())
+
+
+def raw_event(*fields: bytes) -> bytes:
+    """A stored event whose map may have a key twice."""
+    count = bytes([0x80 + 6 + len(fields) // 2])
+    known = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": 8, "token_ids": [5]}
+    pairs = [
+        encoded(part)
+        for pair in (known | {"block_size": 1, "lora_id": None}).items()
+        for part in pair
+    ]
+    return b"\x93\xcb" + bytes(8) + b"\x91" + count + b"".join(pairs) + b"".join(fields) + b"\x00"
+
+
+def encoded(value: Any) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("medium", "CPU"), ("medium", None)],
+        [("group_idx", 3), ("group_idx", None)],
+        [("parent_block_hash", None)],
+        [("block_hashes", [2]), ("token_ids", [6])],
+        [("token_ids", [6]), ("token_ids", [7])],
+        [("kv_cache_spec_kind", "mamba"), ("kv_cache_spec_kind", None)],
+        [("locality", "REMOTE"), ("locality", None)],
+        [("ownership", "kvcr"), ("ownership", "engine")],
+        [("lora_name", "a"), ("lora_name", None), ("extra_keys", [["a"]])],
+        [("extra_keys", [["a"]]), ("extra_keys", None)],
+        [("type", "BlockRemoved")],
+    ],
+    ids=str,
+)
+def test_field_that_comes_twice_means_the_last_one(pairs: list[tuple[str, Any]]) -> None:
+    payload = raw_event(*(encoded(part) for pair in pairs for part in pair))
+    assert meaning(payload, compiled=True) == meaning(payload, compiled=False)
+
+
+def meaning(payload: bytes, *, compiled: bool) -> object:
+    """What a message leaves behind: on which tiers, by which tokens, in which group."""
+    index = Index(1, compiled=compiled)
+    owner = index.add("w", 0, "m")
+    index.apply(owner, [BlocksStored([8], None, Tokens("I", [4]), 1)])
+    index.apply_message(owner, payload)
+    asked = [Prompt("m", Tokens("I", [*path, 9])) for path in ([4, 5], [4, 6], [4, 7], [5], [6])]
+    found = [index.overlaps(one) for one in asked]
+    tiers, counts = index.blocks_by_tier("w"), owner.counts
+    index.apply(owner, [BlocksRemoved([1, 2])])  # of no group
+    return tiers, counts, found, owner.blocks
 
 
 def test_deep_nesting_and_huge_lengths_are_harmless() -> None:
@@ -183,6 +369,8 @@ def test_deep_nesting_and_huge_lengths_are_harmless() -> None:
         + bytes(8)
         + b"\x91\x82\xa4type\xabBlockStored\xacblock_hashes\xdd\xff\xff\xff\xff",
         b"\x93\xcb" + bytes(8) + b"\x90" + b"\xdf\xff\xff\xff\xff",
+        b"\x93\xcb" + bytes(8) + b"\x90" + b"\x81\x90\xc0",
+        b"\x93\xcb" + bytes(8) + b"\x90" + b"\x81\x80\xc0",
         event() + b"\x00",
         b"x" * (9 << 20),
     ):
@@ -200,6 +388,16 @@ def test_deep_nesting_and_huge_lengths_are_harmless() -> None:
         lambda core: core.apply(0, "text"),
         lambda core: core.remove(0, 1, "NOWHERE", None),
         lambda core: core.remove(0, "hash", "GPU", None),
+        lambda core: core.copy(0, [1], "NOWHERE", None),
+        lambda core: core.copy(0, (1,), "GPU", None),
+        lambda core: core.copy(0, ["hash"], "GPU", None),
+        lambda core: core.copy(9, [1], "GPU", None),
+        lambda core: core.admit(0, 2**64, None),
+        lambda core: core.admit(0, "group", None),
+        lambda core: core.admit(9, 0, None),
+        lambda core: core.admission(0, 1.5),
+        lambda core: core.layout(9),
+        lambda core: core.forget_layout("owner"),
         lambda core: core.overlaps(99, Tokens("I"), None, None, []),
         lambda core: core.overlaps(0, b"abcd", None, None, []),
         lambda core: core.overlaps(0, array("d", [1.0]), None, None, []),

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstate import feed as feed_module
-from kvstate.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Replay
+from kvstate.feeds import held as held_module
+from kvstate.feeds.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Recovery, Replay
 
 BUFFER_BATCHES = 6
 
@@ -32,12 +32,13 @@ class PublisherMachine(RuleBasedStateMachine):
         self.connected = False
         self.answer: list[Numbered[Published]] | None = None
         self.believed: list[Published] = []
-        self.seen_life = 0
+        self.queued: list[Numbered[Published]] = []
 
-    @initialize(can_replay=st.booleans())
-    def start(self, *, can_replay: bool) -> None:
-        with patch.object(feed_module, "MAX_HELD_BATCHES", 4):
-            self.feed: Feed[Published] = Feed(can_replay=can_replay)
+    @initialize(recovery=st.sampled_from(Recovery))
+    def start(self, *, recovery: Recovery) -> None:
+        self.recovery = recovery
+        with patch.object(held_module, "MAX_HELD_BATCHES", 4):
+            self.feed: Feed[Published] = Feed(recovery)
 
     @rule(count=st.integers(1, 4))
     def publish(self, count: int) -> None:
@@ -46,8 +47,7 @@ class PublisherMachine(RuleBasedStateMachine):
             body = Published(self.life, len(self.published))
             batch = Numbered(body.number, self.clock, body)
             self.published.append(batch)
-            if self.connected:
-                self.undelivered.append(batch)
+            self._send(batch)
 
     @rule()
     def publish_and_deliver(self) -> None:
@@ -63,8 +63,7 @@ class PublisherMachine(RuleBasedStateMachine):
     def publish_garbage(self) -> None:
         batch: Numbered[Published] = Numbered(len(self.published), float("-inf"), None)
         self.published.append(batch)
-        if self.connected:
-            self.undelivered.append(batch)
+        self._send(batch)
 
     @rule(count=st.integers(1, 5))
     def deliver(self, count: int) -> None:
@@ -74,19 +73,22 @@ class PublisherMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
         if self.undelivered:
-            del self.undelivered[data.draw(st.integers(0, len(self.undelivered) - 1))]
+            at = data.draw(st.integers(0, len(self.undelivered) - 1))
+            if not self._is_told_for_sure(self.undelivered[at]):
+                del self.undelivered[at]
 
     @rule()
     def connect(self) -> None:
         if not self.connected:
             self.connected = True
-            self.seen_life = self.life
             self._do(self.feed.connected())
+            self.undelivered = self._begins_with()
 
     @rule()
     def disconnect(self) -> None:
         if self.connected:
             self.connected = False
+            self.queued = [batch for batch in self.undelivered if self._is_told_for_sure(batch)]
             self.undelivered = []
             self.answer = None
             self._do(self.feed.disconnected())
@@ -96,7 +98,8 @@ class PublisherMachine(RuleBasedStateMachine):
         self.disconnect()
         self.life += 1
         self.published = []
-        self.publish(max(count, 1)) if count else None
+        self.queued = []
+        self.publish(max(count, 1) if self.recovery is Recovery.QUEUED else count)
 
     @rule(count=st.integers(1, 9))
     def answer_replay(self, count: int) -> None:
@@ -115,8 +118,13 @@ class PublisherMachine(RuleBasedStateMachine):
 
     @rule()
     def fall_silent(self) -> None:
+        if self.answer is None and not self.undelivered:
+            self._do(self.feed.quiet())
+
+    @rule()
+    def try_again(self) -> None:
         if self.answer is None:
-            self._do(self.feed.probe())
+            self._do(self.feed.ask_everything())
 
     @invariant()
     def what_is_certain_is_a_contiguous_run_of_the_present_publisher(self) -> None:
@@ -136,6 +144,7 @@ class PublisherMachine(RuleBasedStateMachine):
         """Without further losses, what is certain is all that the publisher still has to say."""
         self.disconnect()
         self.connect()
+        self.deliver(len(self.undelivered))
         for _ in range(4):
             self.answer_replay(BUFFER_BATCHES + 1)
         self.publish(3)
@@ -147,6 +156,27 @@ class PublisherMachine(RuleBasedStateMachine):
             len(self.published) - back for back in (3, 2, 1)
         ]
         self.what_is_certain_is_a_contiguous_run_of_the_present_publisher()
+
+    def _is_told_for_sure(self, batch: Numbered[Published]) -> bool:
+        """A queue is taken to lose events on the way, but not the first after a restart."""
+        return self.recovery is Recovery.QUEUED and batch.sequence == 0
+
+    def _send(self, batch: Numbered[Published]) -> None:
+        if self.connected:
+            self.undelivered.append(batch)
+        elif self.recovery is Recovery.QUEUED:
+            self.queued.append(batch)
+
+    def _begins_with(self) -> list[Numbered[Published]]:
+        """What a new connection brings before anything is published on it."""
+        if self.recovery is Recovery.QUEUED:
+            queued, self.queued = self.queued, []
+            return queued
+        if self.recovery is not Recovery.RESUME:
+            return []
+        last = self.feed.last_sequence
+        start = 0 if last is None or last >= len(self.published) else last
+        return [batch for batch in self.published[-BUFFER_BATCHES:] if batch.sequence >= start]
 
     def _do(self, effects: list[Effect[Published]]) -> None:
         for effect in effects:

@@ -3,11 +3,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvstate.feed import State
+from kvstate.feeds.feed import State
+from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
-from kvstate.transport import Connected, MemoryTransport
-from tests.kvstate.publishing import block, chain, frames, until
+from tests.kvstate.publishing import block, chain, payload, until
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 def transport(*blocks: int) -> MemoryTransport:
     """A publisher that is connected and whose first batch stored these blocks."""
-    transport = MemoryTransport({0: frames(0, *(block(number) for number in blocks))})
+    transport = MemoryTransport({0: payload(0, *(block(number) for number in blocks))})
     transport.put(Connected())
     return transport
 
@@ -67,6 +67,17 @@ async def test_worker_added_while_it_is_removed_stays(fleet: Fleet) -> None:
     fleet._index.check()
 
 
+async def test_removal_is_finished_even_if_nobody_waits_for_it(fleet: Fleet) -> None:
+    fleet.add("w", "m", [transport(1)])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    removal = asyncio.create_task(fleet.remove("w"))
+    await asyncio.sleep(0)
+    removal.cancel()
+    await asyncio.gather(removal, return_exceptions=True)
+    await fleet.close()
+    assert (removal.cancelled(), fleet.overlaps(chain(1))) == (True, {})
+
+
 async def test_replays_are_capped_over_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -77,3 +88,13 @@ async def test_replays_are_capped_over_the_fleet(
     await until(lambda: all(fleet.state(f"w{number}") is State.LIVE for number in range(3)))
     await fleet.close()
     assert fleet.overlaps(chain(1)) == {}
+
+
+async def test_a_listener_is_shown_the_batches_of_all_ranks_until_it_leaves(fleet: Fleet) -> None:
+    shown: list[int] = []
+    fleet.add("w", "m", [transport(1), transport(2)])
+    fleet.listen("w", lambda rank, _: shown.append(rank))
+    await until(lambda: sorted(shown) == [0, 1])
+    fleet.listen("w", None)
+    assert all(each.sink.listener is None for each in fleet._followed["w"])
+    fleet.listen("nobody", None)

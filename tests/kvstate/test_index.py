@@ -1,39 +1,22 @@
 import msgspec
 import pytest
 
-from kvstate.events import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Extra, Tokens
-from kvstate.index import BYTES_PER_BLOCK, Applied, Index, Limits, Owner
+from kvstate.events import (
+    AllCleared,
+    BlockHash,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    EventBatch,
+    Extra,
+    OtherGroupStored,
+    Tokens,
+)
+from kvstate.index import BYTES_PER_BLOCK, Applied, Limits
 from kvstate.overlap import Overlap, Prompt
+from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 pytestmark = pytest.mark.usefixtures("each_core")
-
-
-def an_index(limits: Limits | None = None) -> tuple[Index, Owner]:
-    index = Index(12345678, limits)
-    owner = index.add("w", 0, "m")
-    owner.trusted = True
-    return index, owner
-
-
-def stored(
-    hashes: list[BlockHash],
-    ids: list[int],
-    parent: BlockHash | None = None,
-    *,
-    medium: str = "GPU",
-    lora: str | int | None = None,
-    extras: list[Extra] | None = None,
-) -> BlocksStored:
-    size = len(ids) // len(hashes)
-    return BlocksStored(hashes, parent, Tokens("I", ids), size, lora, extras, medium)
-
-
-def prompt(*ids: int, lora: str | None = None, salt: str | None = None) -> Prompt:
-    return Prompt("m", Tokens("I", ids), lora, salt)
-
-
-def tiers(index: Index, asked: Prompt, worker: str = "w") -> tuple[int, int, int, int]:
-    return index.overlaps(asked).get(worker, Overlap(1)).tiers
 
 
 def test_overlap_is_what_is_held_without_a_hole() -> None:
@@ -298,14 +281,82 @@ def test_message_that_clears_says_so() -> None:
     assert index.apply_message(owner, msgspec.msgpack.encode([1.0, [["AllBlocksCleared"]]])).clears
 
 
-def test_trust_is_told_and_kept() -> None:
+def test_events_decoded_already_are_applied_the_same() -> None:
     index, owner = an_index()
-    owner.trusted = owner.trusted
-    assert owner.trusted
-    index.apply(owner, [stored([1], [1])])
-    assert (tiers(index, prompt(1, 9)), owner.uncertain_blocks) == ((1, 0, 0, 0), 0)
-    index.demote(owner)
-    assert owner.uncertain_blocks == 1
+    batch = EventBatch(1.0, [stored([1], [1])], faults=("bad_hash",), removal_lost=True)
+    assert index.apply_message(owner, batch) == Applied(
+        clears=False, faults=("bad_hash",), removal_lost=True
+    )
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
+    assert index.apply_message(owner, EventBatch(2.0, [AllCleared()])).clears
+
+
+def test_copy_lies_on_one_more_medium() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2]), BlocksCopied([1, 2, 3], "CPU")])
+    index.apply(owner, [BlocksRemoved([1, 2])])
+    assert tiers(index, prompt(1, 2, 9)) == (0, 2, 0, 0)
+    assert owner.counts == {"copied_unknown": 1}
+    index.check()
+
+
+def test_block_that_waits_for_its_parent_is_not_copied() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([2], [2], 1), BlocksCopied([2], "CPU"), stored([1], [1])])
+    assert tiers(index, prompt(1, 2, 9)) == (2, 0, 0, 0)
+    assert (index.blocks_by_tier("w"), owner.counts["copied_unknown"]) == ((2, 0, 0, 0), 1)
+
+
+def test_typed_store_of_another_group_is_left_out() -> None:
+    index, owner = an_index()
+    faults = index.apply(owner, [OtherGroupStored(1), OtherGroupStored()])
+    assert faults == ("other_attention_group",) * 2
+    assert index.apply(owner, [BlocksCopied([1], "CPU", 1)]) == ("other_attention_group",)
+    assert index.apply(owner, [BlocksRemoved([1], group=1)]) == ()
+    assert owner.counts == {}
+
+
+def test_two_groups_without_kinds_make_everything_doubtful() -> None:
+    index, owner = an_index()
+    of_group = [msgspec.structs.replace(stored([group], [group]), group=group) for group in (1, 2)]
+    assert index.apply(owner, of_group) == ("group_without_kind",)
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
+    index.clear(owner)
+    assert index.apply(owner, of_group[:1]) == ()
+
+
+def bigrams(hashes: list[BlockHash], ids: list[int], salt: tuple[str, ...] = ()) -> BlocksStored:
+    """A chain from a prompt's start as SGLang stores it with EAGLE."""
+    seconds, pages = ids[1:], len(hashes)
+    extras: list[Extra] = [(ids[0], *salt), *[()] * (pages - 1)]
+    tokens, size = Tokens("I", seconds), len(seconds) // pages
+    return BlocksStored(hashes, None, tokens, size, extras=extras, bigrams=True)
+
+
+def test_bigram_pages_meet_prompts_that_are_two_tokens_longer() -> None:
+    index, owner = an_index()
+    index.apply(owner, [bigrams([1, 2], [1, 2, 3, 4, 5])])
+    by_length = [tiers(index, prompt(*range(1, end))) for end in range(1, 8)]
+    assert [found[0] for found in by_length] == [0, 0, 0, 0, 1, 1, 2]
+    assert index.overlaps(prompt(7, 2, 3, 4, 5, 6)) == {}
+    assert index.overlaps(prompt()) == {}
+
+
+def test_bigram_pages_are_in_a_namespace_too() -> None:
+    index, owner = an_index()
+    index.apply(owner, [bigrams([1], [1, 2, 3], ("salt",))])
+    assert index.overlaps(prompt(1, 2, 3, 4)) == {}
+    assert tiers(index, prompt(1, 2, 3, 4, salt="salt")) == (1, 0, 0, 0)
+
+
+def test_worker_is_as_good_as_the_better_of_its_page_kinds() -> None:
+    index, owner = an_index()
+    other = index.add("x", 0, "m")
+    other.trusted = True
+    index.apply(owner, [bigrams([1], [1, 2, 3]), stored([2], [1, 2, 3])])
+    index.apply(other, [bigrams([1], [1, 2, 3]), stored([2], [1])])
+    found = index.overlaps(prompt(1, 2, 3, 4))
+    assert found == {"w": Overlap(3, (1, 0, 0, 0)), "x": Overlap(2, (1, 0, 0, 0))}
 
 
 def test_worker_keeps_its_number_while_a_rank_is_left() -> None:

@@ -7,7 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstate.events import AllCleared, BlockHash, BlocksRemoved, BlocksStored, Extra, Tokens
+from kvstate.events import (
+    AllCleared,
+    BlockHash,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Extra,
+    Tokens,
+)
 from kvstate.index import Index, Owner
 from kvstate.overlap import Prompt
 from tests.kvstate.cores import needs_compiled_core
@@ -143,6 +151,17 @@ class IndexMachine(RuleBasedStateMachine):
             for place, block in data.draw(st.lists(st.sampled_from(copies), max_size=3)):
                 self._remove(rank, place, [block] * times)
 
+    @rule(rank=ranks, place=places, data=st.data(), times=st.integers(1, 2))
+    def copy(self, rank: int, place: Place, data: st.DataObject, times: int) -> None:
+        held = [copy.held for copy in self.ranks[rank].copies]
+        meant = [block for block in held * 5 + BLOCKS if not self._has_two_meanings(rank, block)]
+        blocks = data.draw(st.lists(st.sampled_from(meant), max_size=3)) * times
+        hashes = [block.block for block in blocks]
+        event = BlocksCopied(hashes, place.medium, place.group)
+        self.index.apply(self.owners[rank], [event])
+        for block in hashes:
+            self.ranks[rank].copy(place, block)
+
     @rule(rank=ranks)
     def clear(self, rank: int) -> None:
         self.index.apply(self.owners[rank], [AllCleared()])
@@ -200,6 +219,11 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.apply(self.owners[rank], [event])
         for block in blocks:
             self.ranks[rank].remove(place, block)
+
+    def _has_two_meanings(self, rank: int, block: Block) -> bool:
+        """Whether one hash stands for two contents here: what a copy by hash is of, none can say."""
+        paths = {copy.held.path for copy in self.ranks[rank].copies if copy.held[0] == block[0]}
+        return len(paths) > 1
 
     def _holds(self, rank: int, block: Block) -> bool:
         return any(copy.held.block == block.block for copy in self.ranks[rank].copies)

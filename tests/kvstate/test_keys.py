@@ -1,5 +1,5 @@
 from kvstate.events import Tokens
-from kvstate.keys import chain, child, root_key
+from kvstate.keys import chain, child, encoded, root_key
 
 ROOT = root_key(1, b"m", None, 2)
 
@@ -38,3 +38,9 @@ def test_salt_is_in_the_first_key_and_so_in_all() -> None:
     assert not set(plain) & set(salted)
     assert salted[0] == child(ROOT, tokens[:2].tobytes(), b"tenant")
     assert salted[1] == child(salted[0], tokens[2:].tobytes(), None)
+
+
+def test_extras_are_told_apart_by_value_and_type() -> None:
+    extras = [("1",), (1,), (b"1",), ("1", "1"), ((1,),), (["1", 1],)]
+    assert len({encoded(extra) for extra in extras}) == len(extras)
+    assert encoded(()) is None

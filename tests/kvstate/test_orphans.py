@@ -1,5 +1,5 @@
-from kvstate.events import BlockHash
-from kvstate.orphans import Name, Orphan, Orphanage
+from kvstate.events import BlockHash, BlocksStored, Tokens
+from kvstate.orphans import Name, Orphan, Orphanage, orphans_of
 from kvstate.segment import Pool
 
 GPU = Pool.of("GPU", None, 1)
@@ -9,6 +9,19 @@ def orphan(
     parent: BlockHash, block: BlockHash, tokens: bytes = b"", extra: bytes | None = None
 ) -> Orphan:
     return Orphan(parent, GPU, block, tokens, extra)
+
+
+def test_chain_without_its_parent_is_orphans_each_the_parent_of_the_next() -> None:
+    tokens = Tokens("I", [1, 2])
+    found = list(orphans_of(BlocksStored([2, 3], 1, tokens, 1, extras=[("salt",), ()])))
+    assert [(each.parent, each.block) for each in found] == [(1, 2), (2, 3)]
+    assert [each.tokens for each in found] == [tokens[:1].tobytes(), tokens[1:].tobytes()]
+    assert [each.extra for each in found] == [b"\x91\xa4salt", None]
+    assert [each.extra for each in orphans_of(BlocksStored([2], 1, tokens[:1], 1))] == [None]
+
+
+def test_first_block_of_a_prompt_is_no_orphan() -> None:
+    assert list(orphans_of(BlocksStored([2], None, Tokens("I", [1]), 1))) == []
 
 
 def test_children_wait_until_their_parent_is_asked_for() -> None:

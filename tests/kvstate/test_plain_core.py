@@ -4,6 +4,7 @@ from kvstate.core import Core, StoreResult
 from kvstate.events import BlockHash, Tokens
 from kvstate.overlap import Overlap
 from kvstate.plain_core import PlainCore
+from kvstate.wire.groups import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
 NAMES = ["w", "x"]
@@ -84,6 +85,7 @@ def test_hash_that_is_stored_with_other_tokens_is_counted(core: Core) -> None:
         "removed_unknown": 0,
         "restored_with_other_tokens": 1,
         "over_limit": 0,
+        "copied_unknown": 0,
     }
 
 
@@ -125,6 +127,61 @@ def test_memory_grows_with_what_is_held(core: Core) -> None:
     before = core.memory()
     store(core, owner, list(range(8)), list(range(8)))
     assert core.memory() > before
+
+
+def test_copy_lies_on_one_more_medium_until_it_is_removed(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1, b"two"], [1, 1, 2, 2])
+    core.copy(owner, [1, b"two", 3], "CPU", 7)
+    assert core.status(owner)["copied_unknown"] == 1
+    for block in (1, b"two"):
+        assert core.remove(owner, block, "GPU", None)
+    assert overlaps(core, 1, 1, 2, 2, 9) == {"w": Overlap(2, (0, 2, 0, 0))}
+    assert not core.remove(owner, 1, "CPU", None)
+    assert core.remove(owner, 1, "CPU", 7)
+    assert overlaps(core, 1, 1, 2, 2, 9) == {}
+    core.check()
+
+
+def test_copies_are_counted_and_as_certain_as_their_source(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1])
+    core.copy(owner, [1, 1], "GPU", None)
+    core.demote(owner)
+    core.copy(owner, [1], "CPU", None)
+    assert core.tiers(owner, True) == (1, 1, 0, 0)  # noqa: FBT003
+    assert [core.remove(owner, 1, "GPU", None) for _ in range(4)] == [True] * 3 + [False]
+    store(core, owner, [1], [1])
+    core.copy(owner, [1], "CPU", None)  # of the certain one, in the place of the other
+    assert core.tiers(owner, False) == (1, 1, 0, 0)  # noqa: FBT003
+    assert core.tiers(owner, True) == (0, 0, 0, 0)  # noqa: FBT003
+    core.check()
+
+
+def test_copies_beyond_the_bound_are_refused_and_counted(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, list(range(9)), list(range(9)))
+    core.copy(owner, [0, 1, 2], "CPU", None)
+    assert (core.status(owner)["blocks"], core.status(owner)["over_limit"]) == (10, 1)
+
+
+def test_hash_of_two_contents_is_copied_from_the_nearest_medium(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [8], medium="DISK")
+    store(core, owner, [1], [7])
+    core.copy(owner, [1], "CPU", None)
+    assert overlaps(core, 7, 9) == {"w": Overlap(1, (1, 0, 0, 0))}
+    core.remove(owner, 1, "GPU", None)
+    assert overlaps(core, 7, 9) == {"w": Overlap(1, (0, 1, 0, 0))}
+
+
+def test_groups_are_known_of_each_owner(core: Core) -> None:
+    one, other = add(core), add(core)
+    assert core.admit(one, 1, False) == core.admission(one, 1) == Admission.OTHER_GROUP  # noqa: FBT003
+    assert core.admit(other, 1, None) == Admission.INDEXED
+    core.forget_layout(one)
+    assert core.admission(one, 1) == Admission.INDEXED
+    assert core.layout(one) == (None, None)
 
 
 def test_plain_core_leaves_messages_to_the_typed_decoder() -> None:

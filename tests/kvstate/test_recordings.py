@@ -2,23 +2,33 @@
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, Event
+from kvstate.events import (
+    AllCleared,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    OtherGroupStored,
+)
 from kvstate.index import Index
 from kvstate.overlap import Prompt
-from kvstate.zmq_wire import decode_batch, parse_frames
+from kvstate.wire.zmq_wire import decode_batch, parse_frames
 from tests.kvstate.recordings import (
     FEEDS,
     Replayed,
     Request,
     replays,
     requests,
+    split_tokens,
     tokens_of,
 )
 
 CACHED = "vllm_0.32.0_cached_tokens"
+SGLANG = "sglang_0.5.23_radix"
 
 
 def decoded_view(event: Event) -> dict[str, object]:
@@ -44,21 +54,39 @@ def decoded_view(event: Event) -> dict[str, object]:
                 "medium": event.medium,
                 "extra_keys": [list(extra) for extra in event.extras or []],
             }
+        case BlocksCopied() | OtherGroupStored():
+            raise AssertionError("no recording has any")
 
 
-def expected_view(event: dict[str, object]) -> dict[str, object]:
+def expected_view(event: dict[str, Any]) -> dict[str, object]:
     """The decoded view of the recording, less what events do not keep."""
-    kept = {"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "medium"}
-    view = {name: event[name] for name in event if name in kept}
-    if event["type"] != "AllBlocksCleared":
-        view["medium"] = event.get("medium") or "GPU"
+    view = {name: event[name] for name in event if name in {"type", "block_size"}}
+    if event["type"] == "AllBlocksCleared":
+        return view
+    view["block_hashes"] = [unsigned(block) for block in event["block_hashes"]]
+    view["medium"] = event.get("medium") or "GPU"
     if event["type"] == "BlockStored":
-        lora = view["lora"] = event.get("lora_name") or event.get("lora_id")
-        extras = event.get("extra_keys")
-        assert extras is None or isinstance(extras, list)
-        kept_extras = [[key for key in extra or [] if key != lora] for extra in extras or []]
-        view["extra_keys"] = kept_extras if any(kept_extras) else []
+        parent = event["parent_block_hash"]
+        first, tokens = split_tokens(event["token_ids"])
+        view["parent_block_hash"] = None if parent is None else unsigned(parent)
+        view["token_ids"] = tokens
+        view["lora"] = event.get("lora_name") or event.get("lora_id")
+        view["extra_keys"] = expected_extras(event, first)
     return view
+
+
+def unsigned(block: Any) -> Any:
+    return block % 2**64 if isinstance(block, int) else block
+
+
+def expected_extras(event: dict[str, Any], first: list[int]) -> list[list[object]]:
+    """What each block carries besides tokens: the root block a first token and a salt too."""
+    keys = event.get("extra_keys") or [None] * len(event["block_hashes"])
+    extras = [[key for key in block or [] if key != event.get("lora_name")] for block in keys]
+    if event["parent_block_hash"] is None:
+        salt = event.get("cache_salt")
+        extras[0] = first + ([] if salt is None else [salt]) + extras[0]
+    return extras if any(extras) else []
 
 
 def frame_by_frame(name: str) -> Iterator[tuple[Index, Replayed, list[Request]]]:
@@ -137,11 +165,12 @@ def test_predicted_cached_tokens_are_those_the_engine_reports() -> None:
     assert [ours for ours, _ in predicted] == [theirs for _, theirs in predicted]
 
 
-def test_a_salt_is_a_namespace() -> None:
+@pytest.mark.parametrize("name", [CACHED, SGLANG])
+def test_a_salt_is_a_namespace(name: str) -> None:
     index = Index(12345678)
     owner = index.add("w", 0, "tiny")
     owner.trusted = True
-    request = next(request for request in requests(CACHED) if request.salt and request.frames)
+    request = next(request for request in requests(name) if request.salt and request.frames)
     assert request.tokens is not None
     for frame in request.frames:
         index.apply(owner, decode_batch(frame.frames[2]).events)
@@ -150,11 +179,43 @@ def test_a_salt_is_a_namespace() -> None:
     assert overlap(index, request.tokens, None, "another") == 0
 
 
-def test_replayed_messages_of_four_frames_are_the_live_ones() -> None:
-    live = [frame for request in requests("vllm_0.32.0_w1") for frame in request.frames]
-    messages = [
-        parse_frames(frames) for frames in replays("vllm_0.32.0_w1")["g2_replay_from_0_DEALER"]
-    ]
+def test_bigrams_of_all_but_two_tokens_can_be_reused() -> None:
+    index = Index(12345678)
+    owner = index.add("w", 0, "tiny")
+    owner.trusted = True
+    request = next(one for one in requests(SGLANG) if one.scenario == "eagle_bigram_page4")
+    for frame in request.frames:
+        index.apply(owner, decode_batch(frame.frames[2]).events)
+    tokens = request.tokens
+    assert tokens == list(range(10, 23))  # 13 of them: 12 bigrams, 3 pages of 4
+    overlaps = [overlap(index, [*tokens, 23][:length], None, None) for length in (5, 6, 13, 14)]
+    assert overlaps == [0, 1, 2, 3]
+    assert overlap(index, [9, *tokens[1:], 23], None, None) == 0  # the first token counts too
+    assert overlap(index, [*tokens, 23], None, "tenant") == 0
+
+
+def test_pages_of_one_hash_in_two_namespaces_stay_until_both_are_removed() -> None:
+    index = Index(12345678)
+    owner = index.add("w", 0, "tiny")
+    owner.trusted = True
+    held = {}
+    for request in requests(SGLANG):
+        for frame in request.frames:
+            index.apply(owner, decode_batch(frame.frames[2]).events)
+        prompt = list(range(1000, 1064))
+        held[request.scenario] = overlap(index, [*prompt, 1], None, None)
+    assert held["e_extra_key_unregistered"] == 4  # stored a second time
+    assert (held["c_evict_64"], held["c_evict_all"]) == (4, 0)
+    assert owner.counts["removed_unknown"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [("vllm_0.32.0_w1", "g2_replay_from_0_DEALER"), (SGLANG, "g_replay0_DEALER")],
+)
+def test_replayed_messages_of_four_frames_are_the_live_ones(name: str, scenario: str) -> None:
+    live = [frame for request in requests(name) for frame in request.frames]
+    messages = [parse_frames(frames) for frames in replays(name)[scenario]]
     known = {frame.sequence: frame.frames[2] for frame in live}
     assert [message.ends_replay for message in messages] == [False] * (len(messages) - 1) + [True]
     assert [message.sequence for message in messages[:-1]] == list(range(len(messages) - 1))

@@ -1,3 +1,5 @@
+from itertools import permutations
+
 import pytest
 
 from kvstate.segment import Pool, Segment, Table
@@ -25,8 +27,8 @@ def test_held_block_has_a_bit_of_its_tier() -> None:
     segment.store(GPU, 1, 77)
     segment.store(CPU, 1, 77)
     assert table == {77: 0b11_0000}
-    assert segment.key_of(1) == 77
-    assert segment.key_of(2) is None
+    assert segment.find(1) == (GPU, 77)
+    assert segment.find(2) is None
     assert (len(segment), segment.block_sizes) == (2, {16, 32})
     assert segment.count_by_tier() == {Tier.DEVICE: 1, Tier.HOST: 1}
 
@@ -54,6 +56,19 @@ def test_key_is_held_until_every_hash_of_it_is_removed(hashes: int) -> None:
         assert table == {77: 1}
         assert segment.remove("GPU", None if block % 2 else 1, block)
     assert table == {}
+
+
+def test_block_is_found_on_the_nearest_medium_whatever_came_first() -> None:
+    larger = Pool.of("GPU", None, 32)
+    for pools in permutations((GPU, larger, GPU_1, CPU)):
+        segment = Segment({}, 0)
+        for key, pool in enumerate(pools):
+            segment.store(pool, 1, key)
+        order = []
+        while found := segment.find(1):
+            order.append(found[0])
+            segment.forget(found[0], 1)
+        assert order == [GPU, larger, GPU_1, CPU]
 
 
 def test_removal_names_medium_and_group() -> None:

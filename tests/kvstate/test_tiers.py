@@ -1,12 +1,13 @@
 import pytest
 
-from kvstate.tiers import DEFAULT_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
+from kvstate.tiers import DEFAULT_MEDIUM, ORDER_OF_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
 
 
 @pytest.mark.parametrize(
     ("medium", "tier"),
     [
         ("GPU", Tier.DEVICE),
+        ("device", Tier.DEVICE),
         ("CPU", Tier.HOST),
         ("cpu", Tier.HOST),
         ("CPU_PINNED", Tier.HOST),
@@ -23,6 +24,12 @@ def test_media_fall_into_tiers(medium: str, tier: Tier | None) -> None:
 
 def test_default_medium_is_the_device() -> None:
     assert tier_of(DEFAULT_MEDIUM) is Tier.DEVICE
+
+
+def test_media_are_in_the_order_of_their_tiers() -> None:
+    assert sorted(ORDER_OF_MEDIUM.values()) == list(range(len(ORDER_OF_MEDIUM)))
+    tiers = [tier_of(medium) for medium in sorted(ORDER_OF_MEDIUM, key=ORDER_OF_MEDIUM.__getitem__)]
+    assert tiers == sorted(tier for tier in tiers if tier is not None)
 
 
 def test_nearer_tiers_are_worth_more() -> None:

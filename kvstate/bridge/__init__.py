@@ -1,0 +1,1 @@
+"""One engine's feed for many gateways."""

@@ -1,0 +1,184 @@
+"""What one rank holds now, block by block, as a newcomer is told of it.
+
+A block is kept encoded (`kvstate.wire.grpc_encoding`), once for each physical copy: engines store a
+hash more than once and remove it once for every copy. Hashes are the proto's.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Tokens
+from kvstate.wire.grpc_encoding import (
+    EncodedStore,
+    Namespace,
+    copied_block,
+    copied_origin,
+    is_text,
+    signed_hash,
+    stored_entry,
+)
+
+# What a copy takes besides its bytes: tuples, lists, and its share of the table.
+COPY_OVERHEAD_BYTES = 300
+
+
+class Origin(NamedTuple):
+    """What the blocks of one store have in common; `encoded` is that of EncodedStore."""
+
+    medium: str
+    group: int | None
+    salt: str | None
+    encoded: bytes
+
+
+class Copy(NamedTuple):
+    """One copy of a block. last_token: by the engine's count, for its children."""
+
+    origin: Origin
+    parent: int | None
+    last_token: int
+    block: bytes
+
+    @property
+    def entry(self) -> bytes:
+        """What a newcomer is told."""
+        return stored_entry(self.origin.encoded, self.parent, [self.block])
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes here; more than its entry does."""
+        return len(self.origin.encoded) + len(self.block) + COPY_OVERHEAD_BYTES
+
+
+class Mirror:
+    """The blocks of one rank.
+
+    max_bytes: what they may take; beyond it a copy is refused, newest first, so that what is told
+    stays true.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.copies = 0
+        self.size_bytes = 0
+        self.refused = 0  # copies that were too much, ever
+        self._max_bytes = max_bytes
+        self._blocks: dict[int, list[Copy]] = {}
+
+    def namespace_of(self, stored: BlocksStored) -> Namespace:
+        """What a store was computed under; engines name the salt at the root of a chain only."""
+        if stored.parent is not None:
+            parent = self._blocks.get(signed_hash(stored.parent))
+            return Namespace(stored.lora, None if parent is None else parent[0].origin.salt)
+        root = stored.extras[0] if stored.extras else ()
+        texts = (item for item in root if isinstance(item, str) and is_text(item))
+        return Namespace(stored.lora, next(texts, None))
+
+    def plain(self, stored: BlocksStored) -> BlocksStored | None:
+        """A store of pairs as one of their first tokens, which is how SMG's relay tells it.
+
+        None where the very first token is not known: the parent of the store is not.
+        """
+        if not stored.bigrams:
+            return stored
+        extras = stored.extras
+        if stored.parent is not None:
+            parent = self._blocks.get(signed_hash(stored.parent))
+            first = None if parent is None else parent[0].last_token
+        else:
+            root, *others = extras or [()]
+            first, extras = next(iter(root), None), [root[1:], *others]
+        if not isinstance(first, int):
+            return None
+        tokens = Tokens("I", [first]) + stored.tokens[:-1]
+        return msgspec.structs.replace(stored, tokens=tokens, extras=extras, bigrams=False)
+
+    def store(self, stored: BlocksStored, encoded: EncodedStore, ends: Tokens) -> None:
+        """Keeps one more copy of each block.
+
+        ends: the tokens as the engine gave them; with pairs, they are one ahead.
+        """
+        origin = Origin(stored.medium, stored.group, encoded.namespace.salt, encoded.origin)
+        parent = None if stored.parent is None else signed_hash(stored.parent)
+        end = -1
+        for block_hash, block in zip(stored.hashes, encoded.blocks, strict=True):
+            end += stored.block_size
+            number = signed_hash(block_hash)
+            self._keep(number, Copy(origin, parent, ends[end], block))
+            parent = number
+
+    def copy(self, copied: BlocksCopied) -> Iterator[bytes | None]:
+        """Keeps one more copy of each block; gives its entry, None where the block is unknown."""
+        for block_hash in copied.hashes:
+            number = signed_hash(block_hash)
+            known = self._blocks.get(number)
+            if known is None:
+                yield None
+                continue
+            copy = _copied(known[0], copied.medium, copied.group)
+            self._keep(number, copy)
+            yield copy.entry
+
+    def remove(self, removed: BlocksRemoved) -> None:
+        """Drops one copy of each block that lies there; unknown ones are passed over."""
+        for block_hash in removed.hashes:
+            number = signed_hash(block_hash)
+            copies = self._blocks.get(number, [])
+            for position, copy in enumerate(copies):
+                if copy.origin[:2] == (removed.medium, removed.group):
+                    self._drop(number, position)
+                    break
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._blocks.clear()
+        self.copies = self.size_bytes = 0
+
+    def in_order(self) -> list[Copy]:
+        """Every copy, parents before children."""
+        ordered: list[Copy] = []
+        told: set[int] = set()
+        for number, copies in self._blocks.items():
+            parent = copies[0].parent
+            if parent is not None and parent in self._blocks and parent not in told:
+                for ancestor in self._line(number, told):
+                    ordered += self._blocks[ancestor]
+            elif number not in told:
+                told.add(number)
+                ordered += copies
+        return ordered
+
+    def _line(self, number: int, told: set[int]) -> Iterator[int]:
+        """A block and its ancestors that are not told of yet, the eldest first.
+
+        A parent may have been stored again after its children.
+        """
+        line: list[int] = []
+        ancestor: int | None = number
+        while ancestor is not None and ancestor in self._blocks and ancestor not in told:
+            told.add(ancestor)
+            line.append(ancestor)
+            ancestor = self._blocks[ancestor][0].parent
+        return reversed(line)
+
+    def _keep(self, number: int, copy: Copy) -> None:
+        if self.size_bytes + copy.size_bytes > self._max_bytes:
+            self.refused += 1
+            return
+        self._blocks.setdefault(number, []).append(copy)
+        self.copies += 1
+        self.size_bytes += copy.size_bytes
+
+    def _drop(self, number: int, position: int) -> None:
+        copies = self._blocks[number]
+        self.size_bytes -= copies.pop(position).size_bytes
+        self.copies -= 1
+        if not copies:
+            del self._blocks[number]
+
+
+def _copied(copy: Copy, medium: str, group: int | None) -> Copy:
+    encoded = copied_origin(copy.origin.encoded, medium, group)
+    origin = Origin(medium, group, copy.origin.salt, encoded)
+    return copy._replace(origin=origin, block=copied_block(copy.block, medium))

@@ -1,0 +1,251 @@
+"""gRPC feeds: one `SubscribeKvEvents` stream a worker, for all its ranks.
+
+The request names the first batch that is wanted. A new stream is asked from the last batch that
+every rank has had, so that this batch, coming again, proves that the publisher is the same. SMG's
+Rust servicer keeps a history for that; its Python relay keeps none and answers OUT_OF_RANGE, and
+then the stream is asked for from 0: a snapshot or all there is from the one, live batches only from
+the other. OUT_OF_RANGE and DATA_LOSS both mean: subscribe anew from 0.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+
+from kvstate.errors import WireError
+from kvstate.events import BlocksStored, EventBatch
+from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import GrpcSource
+from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
+from kvstate.feeds.transport import (
+    Batch,
+    Connected,
+    Disconnected,
+    LoadReport,
+    Malformed,
+    Refused,
+    Snapshot,
+)
+from kvstate.feeds.turns import SLICE_SECONDS
+from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
+from kvstate.wire.grpc_wire import decoding, load_of, parse_message, rank_of, snapshot_of
+
+# The gRPC service that each engine's server has the method on.
+SERVICES = {
+    "vllm": "vllm.grpc.engine.VllmEngine",
+    "sglang": "sglang.grpc.scheduler.SglangScheduler",
+    "trtllm": "trtllm.TrtllmService",
+    "tokenspeed": "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
+}
+
+# SMG's gateways wait as long for the answer to a subscription.
+SUBSCRIBE_SECONDS = 2.0
+RETRY_SECONDS = (0.1, 5.0)
+# An engine that publishes nothing starts to only by a restart.
+REFUSED_SECONDS = 60.0
+
+# A server that died without a word is noticed by its silence. Those that send heartbeats (load
+# records, one at least every 5 s) are given little more than that. The others are pinged: the
+# engines' servers allow that every 10 s on an idle stream and hang up on who does it more often;
+# servers with the defaults of gRPC allow it every 5 minutes.
+HEARTBEAT_TIMEOUT_SECONDS = 7.0
+KEEPALIVE_INTERVAL_MS = 12_000
+LONG_KEEPALIVE_INTERVAL_MS = 330_000
+KEEPALIVE_TIMEOUT_MS = 3_000
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+# The server cannot go on where we were.
+_STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
+_TOO_MANY_PINGS = "oo many pings"
+_MAX_DETAILS = 200
+_OPTIONS = (
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),  # an idle engine sends none
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # workers are near; a proxy of the environment is for others
+)
+
+
+class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an error
+    """The stream is worth nothing any more, for this reason.
+
+    starts_over: nor is what came before: the next one is asked for all there is, at once.
+    """
+
+    def __init__(self, reason: str, *, starts_over: bool = False) -> None:
+        super().__init__(reason)
+        self.starts_over = starts_over
+
+
+class _GrpcFeeds:
+    """The feeds of one worker's ranks over one stream."""
+
+    def __init__(self, source: GrpcSource, chance: Callable[[], float]) -> None:
+        self._source = source
+        self._chance = chance
+        self._shared = SharedConnection(source.target, source.ranks, Recovery.RESUME, self._follow)
+        self._retries = Backoff(*RETRY_SECONDS, chance)
+        self._keepalive_ms = KEEPALIVE_INTERVAL_MS
+        self._from_zero = False
+        self._had: dict[int, Mark] = {}  # by rank: the last batch before a stream that resumes
+        self._has_heartbeats = False
+        self._full_block_size = 0
+
+    @property
+    def transports(self) -> list[RankTransport]:
+        """One a rank, in the order of ranks."""
+        return self._shared.transports
+
+    async def _follow(self) -> None:
+        """Subscribes again and again, over one channel as long as it will do."""
+        method = f"/{SERVICES[self._source.service]}/SubscribeKvEvents"
+        keepalive_ms = self._keepalive_ms
+        options = (
+            *_OPTIONS,
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # what gRPC 1.85 goes by
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        )
+        async with grpc.aio.insecure_channel(self._source.target, options=options) as channel:
+            subscribe = channel.unary_stream(
+                method, request_serializer=SubscribeKvEventsRequest.SerializeToString
+            )
+            while keepalive_ms == self._keepalive_ms:
+                seconds = await self._stream(subscribe)
+                await asyncio.sleep(seconds)
+
+    async def _stream(self, subscribe: Any) -> float:  # noqa: ANN401 - grpc.aio is not typed
+        """Follows one stream to its end; returns the seconds until the next."""
+        start = self._start()
+        request = SubscribeKvEventsRequest(
+            start_sequence_number=start, load_records_before_first_batch=True
+        )
+        call = subscribe(request)
+        try:
+            await self._begin(call)
+            await self._read(call)
+        except grpc.aio.AioRpcError as error:
+            return self._refused_or_lost(error.code(), error.details() or "", start)
+        except _Lost as lost:
+            self._from_zero = lost.starts_over
+            self._shared.tell(Disconnected(str(lost)))
+            return 0.0 if lost.starts_over else self._retries.next_seconds()
+        finally:
+            call.cancel()
+
+    def _start(self) -> int:
+        """The number to ask from: the last batch that every rank has had, 0 for all there is."""
+        marks = [each.last_taken for each in self.transports if not each.is_closed]
+        had = [mark.sequence for mark in marks if mark is not None]
+        start = 0 if self._from_zero or len(had) < len(marks) else min(had)
+        self._had = {
+            rank: each.last_taken
+            for rank, each in enumerate(self.transports)
+            if start and each.last_taken is not None
+        }
+        return start
+
+    async def _begin(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio is not typed
+        try:
+            async with asyncio.timeout(SUBSCRIBE_SECONDS):
+                await call.wait_for_connection()
+        except TimeoutError:
+            raise _Lost(f"no answer to the subscription in {SUBSCRIBE_SECONDS:g} s") from None
+        self._from_zero = False
+        self._has_heartbeats = False
+        self._shared.tell(Connected())
+
+    async def _read(self, call: Any) -> NoReturn:  # noqa: ANN401 - grpc.aio is not typed
+        """Takes the stream's messages until it ends, by an exception."""
+        while True:
+            patience_seconds = HEARTBEAT_TIMEOUT_SECONDS if self._has_heartbeats else None
+            try:
+                async with asyncio.timeout(patience_seconds):
+                    raw = await call.read()
+            except TimeoutError:
+                raise _Lost(f"no heartbeat for {patience_seconds:g} s") from None
+            if raw is grpc.aio.EOF:
+                raise _Lost("the server ended the stream")
+            await self._take(raw)
+
+    async def _take(self, raw: bytes) -> None:
+        try:
+            message = parse_message(raw)
+        except WireError:  # the next number shows whose it was
+            await self.transports[0].hand(Malformed())
+            return
+        rank = rank_of(message)
+        transport = self._shared.of_rank(rank)
+        if transport is None:
+            return
+        load = load_of(message)
+        if load is not None:
+            await transport.hand(LoadReport(load))
+        if message.load.load_only:
+            self._has_heartbeats = True
+            return
+        span = snapshot_of(message)
+        if span is not None:
+            await transport.hand(Snapshot(*span))
+        self._prove(rank, message)
+        batch = await self._batch(message)
+        await transport.hand(batch, len(raw))
+
+    async def _batch(self, message: KvEventBatch) -> Batch:
+        """The batch, decoded a slice at a time; TensorRT-LLM's tell what a full block is."""
+        loop = asyncio.get_running_loop()
+        slice_ends = loop.time() + SLICE_SECONDS
+        steps = decoding(message, self._full_block_size)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                events: EventBatch = end.value
+                break
+            if loop.time() >= slice_ends:
+                await asyncio.sleep(0)
+                slice_ends = loop.time() + SLICE_SECONDS
+        if self._source.service == "trtllm":
+            sizes = (each.block_size for each in events.events if isinstance(each, BlocksStored))
+            self._full_block_size = max(self._full_block_size, *sizes, 0)
+        return Batch(message.sequence_number, events)
+
+    def _prove(self, rank: int, message: KvEventBatch) -> None:
+        """Compares what comes again with what was had; something new ends the backing off."""
+        if message.HasField("snapshot"):
+            self._had.pop(rank, None)
+        had = self._had.get(rank)
+        if had is None or message.sequence_number > had.sequence:
+            self._retries.reset()
+        elif message.sequence_number == had.sequence and message.timestamp != had.stamp:
+            raise _Lost(f"batch {had.sequence} came again with other contents", starts_over=True)
+
+    def _refused_or_lost(self, code: grpc.StatusCode, details: str, start: int) -> float:
+        """What a status other than OK means; returns the seconds until the next try."""
+        words = " ".join(details.split())[:_MAX_DETAILS]
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            self._from_zero = True
+            self._shared.tell(Refused(f"publishes no events: {words}"))
+            return REFUSED_SECONDS * (0.5 + self._chance())
+        if code in _STARTS_OVER:
+            self._from_zero = True
+        if _TOO_MANY_PINGS in words:
+            self._keepalive_ms = LONG_KEEPALIVE_INTERVAL_MS
+        self._shared.tell(Disconnected(f"{code.name}: {words}"))
+        return (
+            0.0 if start and code is grpc.StatusCode.OUT_OF_RANGE else self._retries.next_seconds()
+        )
+
+
+def grpc_transports(source: GrpcSource, chance: Callable[[], float]) -> list[RankTransport]:
+    """The transports of one worker's ranks, in the order of ranks, over one stream.
+
+    chance: 0 to 1, for the jitter of tries.
+    """
+    return _GrpcFeeds(source, chance).transports

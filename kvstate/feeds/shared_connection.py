@@ -1,0 +1,189 @@
+"""One connection that carries all ranks of a worker, seen as one transport a rank.
+
+The connection's own loop (`follow`) tells every rank of connections and hands each its batches. A
+rank's queue is bounded: where it is full, the loop waits, and so does the server. A rank that takes
+nothing for long must not hold up the others: what comes for it then is dropped, which its feed sees
+by the numbers.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import NamedTuple
+
+from kvstate.errors import ReplayError
+from kvstate.events import EventBatch
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused, Signal
+
+log = logging.getLogger("kvsteer.feed")
+
+# What may wait for a rank's subscriber; the subscriber applies some 10 MB a second.
+MAX_QUEUED_BYTES = 8 * 1024 * 1024
+MAX_QUEUED_SIGNALS = 1024
+# Signals handed on at once, as by the ZMQ transport.
+MAX_SIGNALS = 64
+
+# A subscriber is busy for that long only if it is dead.
+STALL_SECONDS = 10.0
+
+# After an error that nobody foresaw.
+RETRY_SECONDS = 5.0
+
+# A broken server may name any number of ranks.
+MAX_UNKNOWN_RANKS = 64
+
+
+class Mark(NamedTuple):
+    """A batch by what tells it from others."""
+
+    sequence: int
+    stamp: float
+
+
+class RankTransport:
+    """One rank's end of a shared connection; a `Transport`.
+
+    last_taken: the last batch that the rank's subscriber took, None before the first.
+    """
+
+    def __init__(self, shared: "SharedConnection", recovery: Recovery) -> None:
+        self.last_taken: Mark | None = None
+        self.is_closed = False
+        self._shared = shared
+        self._recovery = recovery
+        self._signals: deque[tuple[Signal, int]] = deque()
+        self._queued_bytes = 0
+        self._is_stalled = False
+        self._filled = asyncio.Event()
+        self._room = asyncio.Event()
+
+    @property
+    def recovery(self) -> Recovery:
+        """As the connection has it."""
+        return self._recovery
+
+    async def receive(self) -> list[Signal]:
+        """The signals that wait, at least one, up to `MAX_SIGNALS`."""
+        self._shared.start()
+        await self._filled.wait()
+        signals: list[Signal] = []
+        while self._signals and len(signals) < MAX_SIGNALS:
+            signal, size_bytes = self._signals.popleft()
+            self._queued_bytes -= size_bytes
+            signals.append(signal)
+            if isinstance(signal, Batch) and isinstance(signal.body, EventBatch):
+                self.last_taken = Mark(signal.sequence, signal.body.timestamp)
+        if not self._signals:
+            self._filled.clear()
+        self._is_stalled = False
+        self._room.set()
+        return signals
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        """There is none."""
+        no_batches: tuple[Batch, ...] = ()
+        for batch in no_batches:
+            yield batch
+        raise ReplayError(f"no replay from batch {start}: the connection itself resumes")
+
+    async def close(self) -> None:
+        """Gives up this rank, and the connection with the last one."""
+        self.is_closed = True
+        self._signals.clear()
+        self._room.set()
+        await self._shared.release()
+
+    def tell(self, signal: Connected | Disconnected | Refused) -> None:
+        """Puts in what the connection itself has to say, at once."""
+        if self._is_full:
+            self._drop_all()
+        self._put(signal, 0)
+
+    async def hand(self, signal: Signal, size_bytes: int = 0) -> None:
+        """Puts in a signal once there is room; drops it if the rank is stalled or closed."""
+        if self._is_full and not self._is_stalled:
+            await self._wait_for_room()
+        if not self._is_stalled and not self.is_closed:
+            self._put(signal, size_bytes)
+
+    @property
+    def _is_full(self) -> bool:
+        queued = len(self._signals)
+        return queued >= MAX_QUEUED_SIGNALS or self._queued_bytes >= MAX_QUEUED_BYTES
+
+    async def _wait_for_room(self) -> None:
+        self._room.clear()
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self._room.wait()
+        except TimeoutError:
+            self._is_stalled = True
+            log.warning("a feed takes nothing for %g s: its batches are dropped", STALL_SECONDS)
+
+    def _put(self, signal: Signal, size_bytes: int) -> None:
+        self._signals.append((signal, size_bytes))
+        self._queued_bytes += size_bytes
+        self._filled.set()
+
+    def _drop_all(self) -> None:
+        """The next connection brings it again, or its absence shows by the numbers."""
+        self._signals.clear()
+        self._queued_bytes = 0
+
+
+class SharedConnection:
+    """The transports of a worker's ranks, and the loop that serves them.
+
+    name: of the worker's server, for messages. follow: connects again and again, for ever; started
+    when the first rank is asked for its signals, cancelled when the last one is closed.
+    """
+
+    def __init__(
+        self, name: str, ranks: int, recovery: Recovery, follow: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.transports = [RankTransport(self, recovery) for _ in range(ranks)]
+        self.unknown_ranks: set[int] = set()
+        self._name = name
+        self._follow = follow
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the loop, once."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def release(self) -> None:
+        """Ends the loop if no rank is left that wants it."""
+        if self._task is not None and all(each.is_closed for each in self.transports):
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def of_rank(self, rank: int) -> RankTransport | None:
+        """The transport of a rank; None for one that was not configured, which is told once."""
+        if 0 <= rank < len(self.transports):
+            return self.transports[rank]
+        if rank not in self.unknown_ranks and len(self.unknown_ranks) < MAX_UNKNOWN_RANKS:
+            self.unknown_ranks.add(rank)
+            log.warning(
+                "%s sends events of rank %d; only ranks 0 to %d are configured: they are dropped",
+                self._name,
+                rank,
+                len(self.transports) - 1,
+            )
+        return None
+
+    def tell(self, signal: Connected | Disconnected | Refused) -> None:
+        """Tells every rank."""
+        for transport in self.transports:
+            transport.tell(signal)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except Exception:
+                log.exception("the connection to %s ends", self._name)
+                self.tell(Disconnected("an internal error, see the log"))
+                await asyncio.sleep(RETRY_SECONDS)

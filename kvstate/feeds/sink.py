@@ -1,0 +1,102 @@
+"""Where a subscriber puts what its feed may believe."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from kvstate.events import EventBatch
+from kvstate.index import Index, Owner
+
+log = logging.getLogger("kvsteer.feed")
+
+# A batch as a transport gives it: a msgpack payload, or events decoded already.
+Body = bytes | EventBatch
+
+# Is shown the batches of a rank.
+Listener = Callable[[Body], None]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What became of a batch.
+
+    healed: nothing uncertain is left since. missed: why not all that it said is known, "" if it is.
+    faults: names of what was skipped, one each.
+    """
+
+    healed: bool = False
+    missed: str = ""
+    faults: tuple[str, ...] = ()
+
+
+class Sink(Protocol):
+    """What follows one rank's feed: the index, or a bridge's mirror of the worker."""
+
+    def apply(self, body: Body) -> Taken:
+        """Takes one batch.
+
+        Raises:
+            WireError: it is no event batch; nothing has happened.
+        """
+
+    def forget(self) -> None:
+        """The publisher restarted: nothing is held any more."""
+
+    def demote(self) -> None:
+        """There is a hole: what is held is uncertain."""
+
+    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - a fact, not a mode
+        """Whether what is held as certain counts as such now."""
+
+
+class IndexSink:
+    """Applies a feed to one rank's part of the index; a `Sink`.
+
+    listener: is shown every batch after it was applied; None, as mostly, costs nothing.
+    """
+
+    def __init__(self, index: Index, owner: Owner) -> None:
+        self.owner = owner
+        self.listener: Listener | None = None
+        self._index = index
+
+    def apply(self, body: Body) -> Taken:
+        """Applies one batch; raises WireError where it is none."""
+        before = self.owner.status
+        had_uncertain = self.owner.uncertain_blocks > 0
+        applied = self._index.apply_message(self.owner, body)
+        after = self.owner.status
+        if after["block_size"] != before["block_size"]:
+            log.info("%s: block size learned: %s", self.owner.worker, after["block_size"])
+        missed = ""
+        if "group_without_kind" in applied.faults:
+            missed = "its attention groups cannot be told apart"
+        elif applied.removal_lost:
+            missed = "an event that may have been a removal could not be read"
+        elif after["over_limit"] != before["over_limit"]:
+            missed = "it holds more than the index keeps of one rank"
+        healed = (applied.clears or had_uncertain) and not self.owner.uncertain_blocks
+        if self.listener is not None:
+            self._show(self.listener, body)
+        return Taken(healed and not missed, missed, applied.faults)
+
+    def forget(self) -> None:
+        """Forgets all that the rank held."""
+        self._index.clear(self.owner)
+
+    def demote(self) -> None:
+        """Makes all that the rank holds uncertain."""
+        self._index.demote(self.owner)
+
+    def trust(self, trusted: bool) -> None:  # noqa: FBT001, D102 - as Sink has it
+        self.owner.trusted = trusted
+
+    def _show(self, listener: Listener, body: Body) -> None:
+        """A listener that fails is not called again; the feed goes on."""
+        try:
+            listener(body)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the feed must go on
+            self.listener = None
+            # without the error's text, which may quote tokens
+            log.error("%s: a listener failed: %s", self.owner.worker, type(error).__name__)

@@ -1,0 +1,1 @@
+"""Generated protobuf messages; the sources are in proto/, the generator is proto/generate.py."""

@@ -1,0 +1,1 @@
+"""What publishers send, and how it becomes events."""

@@ -1,0 +1,259 @@
+"""Typed events as the messages of SMG's feed, both generations of it in one.
+
+Messages are put together from pieces: serialized protobuf messages of one type, one behind the
+other, are read as one message. So a block is encoded once, for the stream and for all newcomers, an
+event is a batch that holds nothing else (an entry), and a batch is a head with entries behind it.
+
+Field numbers and meanings: proto/kvsteer_kv_events.proto. Consumers of smg-grpc-proto 0.4.14 read
+`cache_level` where those of 0.4.28 read `tier` and `medium`; both are written.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from kvstate.events import BlockHash, BlocksRemoved, BlocksStored
+from kvstate.pb.kvsteer_kv_events_pb2 import (
+    KV_CACHE_LOCALITY_LOCAL,
+    KV_CACHE_TIER_DEVICE,
+    KV_CACHE_TIER_DISK,
+    KV_CACHE_TIER_EXTERNAL,
+    KV_CACHE_TIER_HOST,
+    KV_CACHE_TIER_UNSPECIFIED,
+    KvBlock,
+    KvBlockExtraKey,
+    KvBlocksRemoved,
+    KvBlocksStored,
+    KvCacheCleared,
+    KvCacheEvent,
+    KvCacheTier,
+    KvEventBatch,
+    KvMultimodalKey,
+    KvSnapshotChunk,
+)
+from kvstate.tiers import Tier, tier_of
+
+# Consumers refuse messages above 4 MiB unless they are told otherwise, so an event is cut up long
+# before: a store of many blocks is several of fewer blocks, each the child of the one before.
+MAX_EVENT_TOKENS = 65_536
+MAX_EVENT_BLOCKS = 4_096
+MAX_EVENT_HASHES = 16_384
+# No honest event is longer then; where extra keys make one so, it cannot be carried.
+MAX_ENTRY_BYTES = 1024 * 1024
+
+_TIERS = {
+    Tier.DEVICE: KV_CACHE_TIER_DEVICE,
+    Tier.HOST: KV_CACHE_TIER_HOST,
+    Tier.DISK: KV_CACHE_TIER_DISK,
+    Tier.REMOTE: KV_CACHE_TIER_EXTERNAL,
+}
+
+# Field number and wire type, as they stand before a field: KvEventBatch.events,
+# KvCacheEvent.event_id and .stored, KvBlocksStored.parent_block_hash.
+_EVENT_TAG = b"\x1a"
+_EVENT_ID_TAG = b"\x08"
+_STORED_TAG = b"\x12"
+_PARENT_TAG = b"\x10"
+_UINT64_MAX = (1 << 64) - 1
+
+_SIGN_BIT = 1 << 63
+_INT64 = range(-_SIGN_BIT, _SIGN_BIT)
+_HASH_BYTES = 8
+
+
+class Namespace(NamedTuple):
+    """What else than tokens a store was computed under, and its children too."""
+
+    lora: str | int | None = None
+    salt: str | None = None
+
+
+class Head(NamedTuple):
+    """What a batch says besides its events."""
+
+    sequence: int
+    timestamp: float
+    rank: int
+
+
+def signed_hash(block_hash: BlockHash) -> int:
+    """A block hash as the proto's int64: the same bits, or the last eight bytes of a digest."""
+    if isinstance(block_hash, bytes):
+        block_hash = int.from_bytes(block_hash[-_HASH_BYTES:], "big")
+    return ((block_hash + _SIGN_BIT) & (2 * _SIGN_BIT - 1)) - _SIGN_BIT
+
+
+def is_text(item: str) -> bool:
+    """Whether it can be a protobuf string: JSON lets halves of surrogate pairs pass."""
+    try:
+        item.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def encode_head(head: Head, chunk: KvSnapshotChunk | None = None) -> bytes:
+    """The first piece of a batch; entries follow."""
+    batch = KvEventBatch(
+        sequence_number=head.sequence, timestamp=head.timestamp, dp_rank=head.rank, snapshot=chunk
+    )
+    return batch.SerializeToString()
+
+
+def encode_cleared(event_id: int) -> bytes:
+    """The entry that empties the rank."""
+    return _entry(KvCacheEvent(event_id=event_id, cleared=KvCacheCleared()))
+
+
+def encode_removed(removed: BlocksRemoved, event_id: int) -> Iterator[bytes]:
+    """The entries of a removal."""
+    level = _cache_level(removed.medium)
+    for start in range(0, len(removed.hashes), MAX_EVENT_HASHES):
+        hashes = removed.hashes[start : start + MAX_EVENT_HASHES]
+        data = KvBlocksRemoved(
+            block_hashes=[signed_hash(block_hash) for block_hash in hashes],
+            cache_level=level,
+            tier=_tier(removed.medium),
+            medium=removed.medium,
+            group_idx=_uint32(removed.group),
+            locality=KV_CACHE_LOCALITY_LOCAL,
+        )
+        yield _entry(KvCacheEvent(event_id=event_id, removed=data))
+
+
+class EncodedStore(NamedTuple):
+    """A store, in the pieces of which its entries are made.
+
+    origin: all but the parent and the blocks; blocks: one piece each.
+    """
+
+    namespace: Namespace
+    origin: bytes
+    blocks: list[bytes]
+
+
+def encode_store(stored: BlocksStored, namespace: Namespace) -> EncodedStore:
+    """The pieces of a store."""
+    lora = namespace.lora
+    origin = _origin(stored.medium, stored.group)
+    if stored.kind is not None:
+        origin.kv_cache_spec_kind = stored.kind
+    if isinstance(lora, str):
+        origin.lora_name = lora
+    if namespace.salt is not None:
+        origin.cache_salt = namespace.salt
+    level = _cache_level(stored.medium)
+    lora_id = lora if isinstance(lora, int) and lora in _INT64 else None
+    size = stored.block_size
+    tokens = stored.tokens
+    blocks = []
+    for position, block_hash in enumerate(stored.hashes):
+        block = KvBlock(
+            block_hash=signed_hash(block_hash),
+            token_ids=tokens[position * size : (position + 1) * size],
+            block_size=size,
+            lora_id=lora_id,
+            cache_level=level,
+        )
+        if stored.extras is not None:
+            block.extra_keys.extend(map(_extra_key, stored.extras[position]))
+        blocks.append(KvBlocksStored(blocks=[block]).SerializeToString())
+    return EncodedStore(namespace, origin.SerializeToString(), blocks)
+
+
+def encode_stored(stored: BlocksStored, encoded: EncodedStore, event_id: int) -> Iterator[bytes]:
+    """The entries of a store."""
+    step = max(1, min(MAX_EVENT_BLOCKS, MAX_EVENT_TOKENS // stored.block_size))
+    cuts = [*range(0, len(stored.hashes), step), len(stored.hashes)]
+    for start, end in pairwise(cuts):
+        parent = stored.hashes[start - 1] if start else stored.parent
+        signed = None if parent is None else signed_hash(parent)
+        yield stored_entry(encoded.origin, signed, encoded.blocks[start:end], event_id)
+
+
+def stored_entry(
+    origin: bytes, parent: int | None, blocks: Sequence[bytes], event_id: int = 0
+) -> bytes:
+    """The entry of consecutive blocks, the first one the child of `parent`."""
+    parts = [origin, *blocks]
+    if parent is not None:
+        parts.append(_PARENT_TAG + _varint(parent & _UINT64_MAX))
+    stored = b"".join(parts)
+    number = _EVENT_ID_TAG + _varint(event_id) if event_id else b""
+    event = b"".join((number, _STORED_TAG, _varint(len(stored)), stored))
+    return b"".join((_EVENT_TAG, _varint(len(event)), event))
+
+
+def copied_origin(origin: bytes, medium: str, group: int | None) -> bytes:
+    """The origin of a store, for copies of its blocks on another medium."""
+    known = KvBlocksStored.FromString(origin)
+    copied = _origin(medium, group)
+    if known.HasField("lora_name"):
+        copied.lora_name = known.lora_name
+    if known.HasField("cache_salt"):
+        copied.cache_salt = known.cache_salt
+    return copied.SerializeToString()
+
+
+def copied_block(block: bytes, medium: str) -> bytes:
+    """A block, as one that lies on this medium."""
+    stored = KvBlocksStored.FromString(block)
+    level = _cache_level(medium)
+    stored.blocks[0].ClearField("cache_level")
+    if level is not None:
+        stored.blocks[0].cache_level = level
+    return stored.SerializeToString()
+
+
+def _entry(event: KvCacheEvent) -> bytes:
+    return KvEventBatch(events=[event]).SerializeToString()
+
+
+def _origin(medium: str, group: int | None) -> KvBlocksStored:
+    return KvBlocksStored(
+        tier=_tier(medium),
+        medium=medium,
+        group_idx=_uint32(group),
+        locality=KV_CACHE_LOCALITY_LOCAL,
+    )
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first."""
+    written = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - what seven bits hold
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def _extra_key(item: object) -> KvBlockExtraKey:
+    """What the proto has no form for is spelled out, so that it stays apart from all others."""
+    match item:
+        case str() if is_text(item):
+            return KvBlockExtraKey(text=item)
+        case bytes():
+            return KvBlockExtraKey(blob=item)
+        case int() if item in _INT64 and not isinstance(item, bool):
+            return KvBlockExtraKey(number=item)
+        case [str() as name, int() as offset] if is_text(name) and offset in _INT64:
+            key = KvMultimodalKey(identifier=name, offset=offset)
+            return KvBlockExtraKey(multimodal=key)
+        case _:
+            return KvBlockExtraKey(blob=ascii(item).encode())
+
+
+def _tier(medium: str) -> KvCacheTier:
+    tier = tier_of(medium)
+    return KV_CACHE_TIER_UNSPECIFIED if tier is None else _TIERS[tier]
+
+
+def _cache_level(medium: str) -> int | None:
+    """As the first generation has it: nothing for the device."""
+    tier = tier_of(medium)
+    return None if tier is None or tier is Tier.DEVICE else int(tier)
+
+
+def _uint32(number: int | None) -> int | None:
+    return number if number is not None and 0 <= number < 1 << 32 else None

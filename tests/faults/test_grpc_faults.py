@@ -1,0 +1,244 @@
+"""The same faults behind servers that stream SubscribeKvEvents: our bridge, and SMG's own relay."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstate.bridge.bridge import Bridge
+from kvstate.bridge.server import BridgeServer
+from kvstate.events import EventBatch
+from kvstate.feeds import grpc_transport
+from kvstate.feeds import subscriber as subscriber_module
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
+from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
+from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.fleet import Fleet
+from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest
+from tests.faults.engine import MODEL, Engine
+from tests.faults.watch import WORKER, Row, Watch, Watched
+
+A, B, C = (1, 2, 3, 4), (1, 2, 9), (20, 21)
+PROBES = (A, B, C, (1, 2))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.1)
+
+
+class BridgeBeside:
+    """Our bridge beside an engine."""
+
+    kind = "grpc, bridge"
+
+    def __init__(self, engine: Engine) -> None:
+        self._source = ZmqSource(engine.events, engine.replay, "kv")
+        self.target = "127.0.0.1:0"
+
+    async def start(self) -> None:
+        self._context = ZmqContext()
+        transport = ZmqTransport(self._context, self._source)
+        bridge = Bridge([transport], lambda: asyncio.get_running_loop().time(), lambda: 0.5)
+        self._server = BridgeServer(bridge, self.target)
+        await self._server.start()
+        self.target = f"127.0.0.1:{self._server.port}"
+        self._running = asyncio.create_task(bridge.run())
+
+    async def stop(self) -> None:
+        await self._server.stop()
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        self._context.destroy(0)
+
+
+class RelayBeside:
+    """SMG's relay beside an engine."""
+
+    kind = "grpc, SMG relay"
+
+    def __init__(self, engine: Engine) -> None:
+        reason = "needs smg-grpc-servicer"
+        self._relay: Any = pytest.importorskip("smg_grpc_servicer.kv_relay", reason=reason)
+        self._source = self._relay.RankSource(0, engine.events, engine.replay)
+        self.target = "127.0.0.1:0"
+
+    async def start(self) -> None:
+        handler = grpc.unary_stream_rpc_method_handler(self._stream)
+        methods = {"SubscribeKvEvents": handler}
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(SERVICES["vllm"], methods)]
+        )
+        port = self._server.add_insecure_port(self.target)
+        self.target = f"127.0.0.1:{port}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(0)
+
+    async def _stream(self, raw: bytes, context: Any) -> AsyncIterator[bytes]:
+        start = SubscribeKvEventsRequest.FromString(raw).start_sequence_number
+        engine = self._relay.Engine.VLLM
+        async for batch in self._relay.relay([self._source], engine, start, context, topic="kv"):
+            yield batch.SerializeToString()
+
+
+Beside = BridgeBeside | RelayBeside
+both = pytest.mark.parametrize("beside", [BridgeBeside, RelayBeside])
+
+
+@asynccontextmanager
+async def following(fault: str, engine: Engine, server: Beside) -> AsyncIterator[Watch]:
+    """A router that follows an engine through a server from now on."""
+    (inner,) = grpc_transports(GrpcSource(server.target, "vllm"), lambda: 0.5)
+    transport = Watched(inner)
+    fleet = Fleet(0xC0FFEE, lambda: engine.clock)
+    fleet.add(WORKER, MODEL, [transport])
+    watch = Watch(fault, server.kind, engine, transport, fleet, PROBES, renumbered=True)
+    try:
+        yield watch
+    finally:
+        await watch.close()
+        await server.stop()
+
+
+@asynccontextmanager
+async def warm(
+    fault: str, engine: Engine, beside: Callable[[Engine], Beside]
+) -> AsyncIterator[tuple[Watch, Beside]]:
+    """The same, from the engine's first batch on, with something cached."""
+    server = beside(engine)
+    await server.start()
+    async with following(fault, engine, server) as watch:
+        await in_state(watch, State.LIVE, State.DEGRADED)
+        await asyncio.sleep(0.3)  # the relay's own subscription tells nobody when it is in place
+        engine.publish(engine.store(A))
+        engine.publish(engine.store(B, known=2))
+        await watch.settled(State.LIVE, State.DEGRADED)
+        async with asyncio.timeout(10):
+            while not watch.is_exact():  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.001)
+        yield watch, server
+
+
+async def in_state(watch: Watch, *states: State) -> None:
+    async with asyncio.timeout(10):
+        while watch.state not in states:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.001)
+
+
+def a_batch(signal: Signal) -> bool:
+    """Evidence: something was published after the fault."""
+    return isinstance(signal, Batch)
+
+
+def a_clear(signal: Signal) -> bool:
+    """Evidence: everything is gone."""
+    return isinstance(signal, Batch) and isinstance(signal.body, EventBatch) and signal.body.clears
+
+
+def the_end(signal: Signal) -> bool:
+    """Evidence: the stream ended."""
+    return isinstance(signal, Disconnected)
+
+
+@both
+async def test_lost_batch_is_replayed_by_the_server(
+    table: list[Row], beside: Callable[[Engine], Beside]
+) -> None:
+    async with warm("lost batch", Engine(), beside) as (watch, _):
+        engine = watch.engine
+        watch.happens(a_batch)
+        engine.lose(engine.remove(A))
+        engine.publish(engine.store(C))
+        await watch.settled()
+        table.append(await watch.row("the server's replay"))
+        assert watch.is_exact()
+
+
+async def test_hole_of_the_bridge_is_told_and_replaced(table: list[Row]) -> None:
+    async with warm("batch lost for good", Engine(replays=False), BridgeBeside) as (watch, _):
+        engine = watch.engine
+        watch.happens(the_end)
+        engine.lose(engine.remove(A))
+        engine.publish(engine.store(C))
+        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await in_state(watch, State.DEGRADED)
+        table.append(await watch.row("DATA_LOSS, snapshot of what is certain"))
+        assert watch.certain() == [0, 0, 2, 0]
+
+
+async def test_hole_of_the_relay_makes_the_past_uncertain(table: list[Row]) -> None:
+    async with warm("batch lost for good", Engine(replays=False), RelayBeside) as (watch, _):
+        engine = watch.engine
+        watch.happens(the_end)
+        engine.lose(engine.remove(A))
+        engine.publish(engine.store(C))
+        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await in_state(watch, State.DEGRADED)
+        table.append(await watch.row("DATA_LOSS: all before is uncertain"))
+        assert watch.is_honest()
+
+
+@both
+async def test_restarted_engine_is_found_behind_a_server(
+    table: list[Row], beside: Callable[[Engine], Beside]
+) -> None:
+    async with warm("engine restarts at 0", Engine(), beside) as (watch, _):
+        engine = watch.engine
+        watch.happens(a_clear if beside is BridgeBeside else the_end)
+        await engine.restart()
+        await asyncio.sleep(0.3)  # the relay sees a restart by the first number only
+        engine.publish(engine.store(C))
+        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await in_state(watch, State.LIVE, State.DEGRADED)
+        table.append(await watch.row("cleared, or DATA_LOSS"))
+        assert watch.is_honest()
+
+
+async def test_restarted_bridge_gives_a_snapshot(table: list[Row]) -> None:
+    async with warm("bridge restarts", Engine(), BridgeBeside) as (watch, server):
+        engine = watch.engine
+        watch.happens(the_end)
+        await server.stop()
+        engine.lose(engine.remove(A))
+        await server.start()
+        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await in_state(watch, State.LIVE)
+        await watch.settled()
+        table.append(await watch.row("OUT_OF_RANGE, snapshot"))
+        assert watch.is_exact()
+
+
+async def test_restarted_relay_leaves_a_hole(table: list[Row]) -> None:
+    async with warm("relay restarts", Engine(), RelayBeside) as (watch, server):
+        engine = watch.engine
+        watch.happens(the_end)
+        await server.stop()
+        engine.lose(engine.remove(A))
+        await server.start()
+        await asyncio.wait_for(watch.transport.handled.wait(), 10)
+        await in_state(watch, State.DEGRADED)
+        table.append(await watch.row("OUT_OF_RANGE: all before is uncertain"))
+        assert watch.is_honest()
+
+
+async def test_router_restart_gets_the_whole_state_from_the_bridge(table: list[Row]) -> None:
+    engine = Engine()
+    engine.lose(engine.store(A))
+    engine.lose(engine.store(B, known=2), engine.remove(A))
+    server = BridgeBeside(engine)
+    await server.start()
+    async with following("router restart, warm worker", engine, server) as watch:
+        watch.happens(lambda signal: isinstance(signal, Connected), to_the_engine=False)
+        await in_state(watch, State.LIVE)
+        await watch.settled()
+        table.append(await watch.row("snapshot"))
+        assert (watch.is_exact(), sum(watch.certain())) == (True, 8)

@@ -1,0 +1,215 @@
+"""Watches what is credited to a worker while something goes wrong with its feed."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.transport import Batch, Malformed, Signal, Transport
+from kvstate.fleet import Fleet
+from kvstate.overlap import Overlap
+from tests.faults.engine import Cache, Engine, Moment, prompt
+
+WORKER = "w"
+PATIENCE_SECONDS = 20.0
+
+Evidence = Callable[[Signal], bool]
+
+
+class Row(NamedTuple):
+    """One line of the table; times since the fault, in milliseconds, None where there is none.
+
+    wrong: None where the credits were looked at once, when all had settled, and not all the time.
+    """
+
+    fault: str
+    transport: str
+    known_ms: float | None
+    right_ms: float | None
+    exact_ms: float | None
+    how: str
+    wrong: int | None = None
+
+
+class Watched:
+    """A transport that notes when the first evidence of a fault was handed on, and handled."""
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self._evidence: Evidence | None = None
+        self.known_at: float | None = None
+        self.handled = asyncio.Event()
+
+    def arm(self, evidence: Evidence) -> None:
+        """From now on, looks for this evidence."""
+        self._evidence = evidence
+        self.known_at = None
+        self.handled.clear()
+
+    @property
+    def recovery(self) -> Recovery:
+        """As the transport has it."""
+        return self._inner.recovery
+
+    async def receive(self) -> list[Signal]:
+        """The transport's signals; when it is asked again, the ones before have been handled."""
+        if self.known_at is not None:
+            self.handled.set()
+        signals = await self._inner.receive()
+        if self.known_at is None and self._evidence and any(map(self._evidence, signals)):
+            self.known_at = asyncio.get_running_loop().time()
+        return signals
+
+    def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        """The transport's replay."""
+        return self._inner.replay(start)
+
+    async def close(self) -> None:
+        """Closes the transport."""
+        await self._inner.close()
+
+
+@dataclass
+class Watch:
+    """One worker that is followed, and what is asked about it all the time.
+
+    probes: chains of blocks. wrong: looks at which something was credited as certain that the
+    engine no longer had, although the evidence had been handled. renumbered: the feed has other
+    numbers than the engine, so that what it took is only known to be of some moment since the
+    fault.
+    """
+
+    fault: str
+    kind: str
+    engine: Engine
+    transport: Watched
+    fleet: Fleet
+    probes: Sequence[Sequence[int]]
+    renumbered: bool = False
+    wrong: int = 0
+    right_at: float | None = None
+    exact_at: float | None = None
+    _faulted_at: float = 0.0
+    _faulted: Moment = field(default=Moment(0, 0))
+    _looking: asyncio.Task[None] | None = field(default=None)
+
+    async def settled(self, *states: State) -> None:
+        """Waits until all that the engine published is taken, and the feed is in such a state."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            wanted = states or (State.LIVE,)
+            while not (self._has_all() and self.state in wanted):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.001)
+
+    @property
+    def state(self) -> State:
+        """The feed's."""
+        return self.fleet.state(WORKER)
+
+    @property
+    def reason(self) -> str:
+        """The feed's."""
+        return self.fleet.feeds(WORKER)[0].reason
+
+    def happens(self, evidence: Evidence, *, to_the_engine: bool = True) -> None:
+        """The fault happens now, to the engine or to others; this is what tells of it."""
+        self._faulted_at = asyncio.get_running_loop().time()
+        self._faulted = Moment(self.engine.life, self.engine.sequence - (not to_the_engine))
+        self.transport.arm(evidence)
+        self._looking = asyncio.create_task(self._look())
+
+    async def row(self, how: str) -> Row:
+        """The result; to be asked for once all has settled."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while self.right_at is None or (self.exact_at is None and self.is_exact()):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.001)
+        await self._stop()
+        known_at = self.transport.known_at
+        assert known_at is not None, "no evidence of the fault was ever handed on"
+        known_ms, right_ms = self._since(known_at), self._since(self.right_at)
+        exact_ms = None if self.exact_at is None else self._since(self.exact_at)
+        return Row(self.fault, self.kind, known_ms, right_ms, exact_ms, how, self.wrong)
+
+    async def close(self) -> None:
+        """Ends all."""
+        await self._stop()
+        await self.fleet.close()
+        await self.engine.end()
+
+    def credited(self, probe: Sequence[int]) -> Overlap:
+        """What is credited to the worker of a prompt."""
+        return self.fleet.overlaps(prompt(probe)).get(WORKER, Overlap(1))
+
+    def certain(self) -> list[int]:
+        """Blocks credited as certain, of each probe."""
+        return [sum(self.credited(probe).tiers) for probe in self.probes]
+
+    def held(self) -> list[int]:
+        """Blocks that the engine really has now, of each probe."""
+        return [self.engine.cache.overlap(probe) for probe in self.probes]
+
+    def is_exact(self) -> bool:
+        """Whether what is credited as certain is what the engine has."""
+        return self.certain() == self.held()
+
+    def is_honest(self) -> bool:
+        """Whether nothing is credited as certain that the engine does not have."""
+        pairs = zip(self.certain(), self.held(), strict=True)
+        return all(certain <= held for certain, held in pairs)
+
+    def _has_all(self) -> bool:
+        (followed,) = self.fleet._followed[WORKER]
+        if followed.subscriber._pending:
+            return False
+        if self.renumbered:
+            return self.state is not State.LIVE or self.is_exact()
+        taken = self.fleet.feeds(WORKER)[0].last_sequence
+        return (-1 if taken is None else taken) == self.engine.sequence - 1
+
+    async def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(0.0005)
+            if not self.transport.handled.is_set():
+                continue
+            if self._credits_too_much():
+                self.wrong += 1
+                self.right_at = None
+            elif self.right_at is None and self._is_settled():
+                self.right_at = loop.time()
+            if not (self._has_all() and self.is_exact()):
+                self.exact_at = None
+            elif self.exact_at is None:
+                self.exact_at = loop.time()
+
+    def _credits_too_much(self) -> bool:
+        """Measured by what the engine had after the last batch that the feed has taken."""
+        held = [max(cache.overlap(probe) for cache in self._then()) for probe in self.probes]
+        return any(sure > real for sure, real in zip(self.certain(), held, strict=True))
+
+    def _then(self) -> list[Cache]:
+        """What the engine held when what was taken was published."""
+        if self.renumbered:
+            since = (
+                cache for moment, cache in self.engine.truth.items() if moment >= self._faulted
+            )
+            return [Cache(), *since]
+        taken = self.fleet.feeds(WORKER)[0].last_sequence
+        moment = Moment(self.engine.life, -1 if taken is None else taken)
+        return [self.engine.truth.get(moment, Cache())]
+
+    def _is_settled(self) -> bool:
+        """Exact, or aware of what it does not know."""
+        if self.state is State.LIVE:
+            return self._has_all() and self.is_exact()
+        return self.state in (State.DEGRADED, State.STALE, State.UNSUPPORTED)
+
+    def _since(self, at: float) -> float:
+        return 1000 * (at - self._faulted_at)
+
+    async def _stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking

@@ -1,0 +1,416 @@
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstate.errors import ReplayError
+from kvstate.events import EventBatch
+from kvstate.feeds import grpc_transport, shared_connection
+from kvstate.feeds.engine_load import EngineLoad
+from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.feed_sources import GrpcSource
+from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
+from kvstate.feeds.shared_connection import RankTransport
+from kvstate.feeds.transport import (
+    Batch,
+    Connected,
+    Disconnected,
+    LoadReport,
+    Malformed,
+    Refused,
+    Signal,
+    Snapshot,
+)
+from kvstate.fleet import Fleet
+from kvstate.pb.kvsteer_kv_events_pb2 import (
+    EngineLoad as LoadRecord,
+)
+from kvstate.pb.kvsteer_kv_events_pb2 import (
+    KvCacheCleared,
+    KvCacheEvent,
+    KvEventBatch,
+    KvSnapshotChunk,
+)
+from kvstate.wire.grpc_wire import batch_of
+from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
+from tests.kvstate.publishing import chain, until
+
+IMPATIENT_SECONDS = 0.05
+
+
+@pytest.fixture(autouse=True)
+def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.001, 0.01))
+
+
+@pytest.fixture(autouse=True)
+def one_signal_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_connection, "MAX_SIGNALS", 1)
+
+
+@pytest.fixture
+def publisher() -> GrpcPublisher:
+    return GrpcPublisher()
+
+
+@asynccontextmanager
+async def following(port: int, ranks: int = 1, service: str = "vllm") -> AsyncIterator[Any]:
+    """The transports of a worker; of one rank, the transport itself."""
+    source = GrpcSource(f"127.0.0.1:{port}", service, ranks)
+    transports = grpc_transports(source, lambda: 0.5)
+    try:
+        yield transports[0] if ranks == 1 else transports
+    finally:
+        for transport in transports:
+            await transport.close()
+
+
+def handed(*messages: KvEventBatch) -> list[Signal]:
+    return [Batch(message.sequence_number, batch_of(message)) for message in messages]
+
+
+def reasons(signals: Iterable[Signal]) -> list[str]:
+    return [signal.reason for signal in signals if isinstance(signal, Disconnected | Refused)]
+
+
+async def ended(transport: RankTransport) -> str:
+    """Why the stream ended; nothing else may have come."""
+    (signal,) = await received(transport, 1)
+    assert isinstance(signal, Disconnected)
+    return signal.reason
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_batches_follow_their_connection(publisher: GrpcPublisher, service: str) -> None:
+    sent = batch(0, store(1)), batch(1, store(2, 1))
+    publisher.publish(*sent)
+    async with serving(publisher) as port, following(port, service=service) as transport:
+        assert await received(transport, 3) == [Connected(), *handed(*sent)]
+        assert transport.recovery is Recovery.RESUME
+    assert publisher.starts == [0]
+
+
+async def test_there_is_no_replay_beside_the_stream(publisher: GrpcPublisher) -> None:
+    async with serving(publisher) as port, following(port) as transport:
+        with pytest.raises(ReplayError, match="no replay from batch 3"):
+            await anext(transport.replay(3))
+
+
+async def test_each_rank_has_its_own_batches(
+    publisher: GrpcPublisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = batch(0, store(1)), batch(5, store(2), dp_rank=1)
+    publisher.publish(*(batch(number, dp_rank=7) for number in range(3)), one, other)
+    async with serving(publisher) as port, following(port, ranks=2) as (first, second):
+        assert await received(first, 2) == [Connected(), *handed(one)]
+        assert await received(second, 2) == [Connected(), *handed(other)]
+    (told,) = caplog.records
+    assert "rank 7; only ranks 0 to 1 are configured" in told.getMessage()
+
+
+async def test_new_stream_resumes_where_the_slowest_rank_was(publisher: GrpcPublisher) -> None:
+    publisher.publish(batch(3), batch(7, dp_rank=1))
+    async with serving(publisher) as port, following(port, ranks=2) as transports:
+        for transport in transports:
+            await received(transport, 2)
+        publisher.end()
+        for transport in transports:
+            assert await ended(transport) == "the server ended the stream"
+        assert await received(transports[0], 2) == [Connected(), *handed(batch(3))]
+    assert publisher.starts[:2] == [0, 3]
+
+
+async def test_rank_that_has_had_nothing_wants_everything(publisher: GrpcPublisher) -> None:
+    publisher.publish(batch(3))
+    async with serving(publisher) as port, following(port, ranks=2) as transports:
+        await received(transports[0], 2)
+        publisher.end()
+        await until(lambda: len(publisher.starts) > 1)
+    assert publisher.starts[:2] == [0, 0]
+
+
+async def test_start_that_is_out_of_range_becomes_0(publisher: GrpcPublisher) -> None:
+    publisher.publish(batch(3))
+    async with serving(publisher) as port, following(port) as transport:
+        await received(transport, 2)
+        publisher.kept_from = 9
+        publisher.end()
+        signals = await received(transport, 4)
+    assert reasons(signals) == ["the server ended the stream", "OUT_OF_RANGE: no longer kept"]
+    assert publisher.starts == [0, 3, 0]
+
+
+async def test_lost_data_is_asked_for_from_0(publisher: GrpcPublisher) -> None:
+    publisher.publish(batch(3))
+    async with serving(publisher) as port, following(port) as transport:
+        await received(transport, 2)
+        publisher.end(grpc.StatusCode.DATA_LOSS, "it is\n gone")
+        assert await ended(transport) == "DATA_LOSS: it is gone"
+        assert await received(transport, 2) == [Connected(), *handed(batch(3))]
+    assert publisher.starts == [0, 0]
+
+
+async def test_publisher_that_is_another_one_is_asked_for_everything(
+    publisher: GrpcPublisher,
+) -> None:
+    publisher.publish(batch(0), batch(1), batch(2))
+    async with serving(publisher) as port, following(port) as transport:
+        await received(transport, 4)
+        publisher.history = [batch(number, life=1) for number in range(4)]
+        publisher.end()
+        signals = await received(transport, 8)
+    assert reasons(signals)[1:] == ["batch 2 came again with other contents"]
+    assert signals[-4:] == handed(*(batch(number, life=1) for number in range(4)))
+    assert publisher.starts == [0, 2, 0]
+
+
+async def test_engine_without_events_is_asked_again_seldom(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "REFUSED_SECONDS", IMPATIENT_SECONDS)
+    publisher.publish(batch(0))
+    publisher.refusal = grpc.StatusCode.UNIMPLEMENTED, "not enabled"
+    async with serving(publisher) as port, following(port) as transport:
+        assert await received(transport, 1) == [Refused("publishes no events: not enabled")]
+        publisher.refusal = None
+        signals = await received(transport, 2)
+    assert signals[-2:] == [Connected(), *handed(batch(0))]
+
+
+async def test_snapshot_is_told_before_its_chunks(publisher: GrpcPublisher) -> None:
+    cleared = KvCacheEvent(cleared=KvCacheCleared())
+    first = batch(4, cleared, store(1), snapshot=KvSnapshotChunk(count=2, unknown_before=3))
+    second = batch(5, store(2, 1), snapshot=KvSnapshotChunk(index=1, count=2))
+    publisher.publish(first, second, batch(6, cleared))
+    async with serving(publisher) as port, following(port) as transport:
+        signals = await received(transport, 5)
+    assert signals[:2] == [Connected(), Snapshot(4, 5, 3)]
+    assert signals[2:] == handed(first, second, batch(6, cleared))
+
+
+async def test_heartbeats_carry_load_and_no_number(publisher: GrpcPublisher) -> None:
+    heartbeat = batch(0, load=LoadRecord(running_requests=2, load_only=True), dp_rank=0)
+    loaded = batch(0, load=LoadRecord(running_requests=1))
+    publisher.publish(heartbeat, loaded)
+    async with serving(publisher) as port, following(port) as transport:
+        assert await received(transport, 4) == [
+            Connected(),
+            LoadReport(EngineLoad(2, 0)),
+            LoadReport(EngineLoad(1, 0)),
+            *handed(loaded),
+        ]
+
+
+async def test_heart_that_stops_beating_is_dead(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "HEARTBEAT_TIMEOUT_SECONDS", IMPATIENT_SECONDS)
+    publisher.publish(batch(0, load=LoadRecord(load_only=True)))
+    async with serving(publisher) as port, following(port) as transport:
+        signals = await received(transport, 3)
+    assert reasons(signals) == ["no heartbeat for 0.05 s"]
+
+
+async def test_server_that_does_not_answer_is_not_waited_for(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
+    publisher.answers = False
+    async with serving(publisher) as port, following(port) as transport:
+        assert await ended(transport) == "no answer to the subscription in 0.05 s"
+
+
+async def test_socket_that_accepts_and_says_nothing_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
+    async with relaying(lambda: None) as port, following(port) as transport:
+        assert await ended(transport) == "no answer to the subscription in 0.05 s"
+
+
+async def test_peer_that_dies_without_a_word_is_noticed(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 200)
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
+    patient = (("grpc.http2.max_ping_strikes", 0),)
+    target: list[int | None] = []
+    async with serving(publisher, options=patient) as port:
+        target.append(port)
+        async with relaying(lambda: target[0]) as relayed, following(relayed) as transport:
+            assert await received(transport, 1) == [Connected()]
+            target[0] = None
+            assert await ended(transport) == "UNAVAILABLE: Stream removed (ping timeout)"
+
+
+async def test_server_that_wants_fewer_pings_gets_fewer(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 50)
+    async with serving(publisher) as port, following(port) as transport:
+        assert await received(transport, 1) == [Connected()]
+        assert "oo many pings" in await ended(transport)
+        assert await received(transport, 1) == [Connected()]
+        publisher.publish(batch(0))
+        assert await received(transport, 1) == handed(batch(0))
+
+
+async def test_message_that_is_none_is_told(publisher: GrpcPublisher) -> None:
+    publisher.publish(b"\xff", batch(0))
+    async with serving(publisher) as port, following(port) as transport:
+        assert await received(transport, 3) == [Connected(), Malformed(), *handed(batch(0))]
+
+
+async def test_message_beyond_the_limit_ends_the_stream(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "MAX_MESSAGE_BYTES", 1000)
+    publisher.publish(batch(0, *(store(number) for number in range(1000))))
+    async with serving(publisher) as port, following(port) as transport:
+        signals = await received(transport, 2)
+    assert "RESOURCE_EXHAUSTED: " in reasons(signals)[0]
+
+
+async def test_server_that_comes_back_is_found(publisher: GrpcPublisher) -> None:
+    async with serving(publisher) as port:
+        transport = grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5)[0]
+        assert await received(transport, 1) == [Connected()]
+    assert reasons(await received(transport, 1))
+    publisher.publish(batch(0))
+    async with serving(publisher, port):
+        signals = await received(transport, 1)
+        while handed(batch(0))[0] not in signals:
+            signals += await received(transport, 1)
+        await transport.close()
+    assert Connected() in signals
+
+
+async def test_timeout_while_waiting_loses_nothing(publisher: GrpcPublisher) -> None:
+    async with serving(publisher) as port, following(port) as transport:
+        assert await received(transport, 1) == [Connected()]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await transport.receive()
+        publisher.publish(batch(0))
+        assert await received(transport, 1) == handed(batch(0))
+
+
+async def test_large_batch_lets_others_run(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "SLICE_SECONDS", 0.0)
+    large = batch(0, *(store(number) for number in range(100)))
+    publisher.publish(large)
+    turns = 0
+    async with serving(publisher) as port, following(port) as transport:
+        await received(transport, 1)
+        while not transport._signals:
+            await asyncio.sleep(0)
+            turns += 1
+        assert await received(transport, 1) == handed(large)
+    assert turns > 50
+
+
+async def test_partial_blocks_of_tensorrt_llm_are_left_out(publisher: GrpcPublisher) -> None:
+    publisher.publish(batch(0, store(1, tokens=(5, 6))), batch(1, store(2, 1, tokens=(7,))))
+    async with serving(publisher) as port, following(port, service="trtllm") as transport:
+        full, partial = (await received(transport, 3))[1:]
+    assert isinstance(full, Batch)
+    assert isinstance(full.body, EventBatch)
+    assert len(full.body.events) == 1
+    assert partial == Batch(1, EventBatch(2.0, [], 0))
+
+
+async def test_last_rank_that_closes_ends_the_connection(publisher: GrpcPublisher) -> None:
+    async with serving(publisher) as port:
+        async with following(port, ranks=2) as (first, second):
+            await received(first, 1)
+            await first.close()
+            assert await received(second, 1) == [Connected()]
+            assert connections()
+        assert not connections()
+
+
+def connections() -> list[object]:
+    """The loops of shared connections that run."""
+    tasks = asyncio.all_tasks()
+    return [task for task in tasks if "SharedConnection" in repr(task.get_coro())]
+
+
+async def test_unused_transport_can_be_closed() -> None:
+    async with following(1):
+        pass
+
+
+async def test_error_that_nobody_foresaw_is_told_and_survived(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> object:
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("kvstate.feeds.shared_connection.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(grpc_transport, "decoding", broken)
+    publisher.publish(batch(0))
+    with caplog.at_level(logging.ERROR):
+        async with serving(publisher) as port, following(port) as transport:
+            signals = await received(transport, 2)
+    assert reasons(signals) == ["an internal error, see the log"]
+    assert "a bug" in caplog.text
+
+
+async def test_feed_that_resumes_stays_certain(publisher: GrpcPublisher) -> None:
+    publisher.publish(batch(0, store(1)), batch(1, store(2, 1)))
+    async with serving(publisher) as port:
+        fleet = Fleet(1, lambda: 0.0)
+        fleet.add("w", "m", grpc_transports(GrpcSource(f"127.0.0.1:{port}", "vllm"), lambda: 0.5))
+        await until(lambda: fleet.overlaps(chain(3)).get("w", None) is not None)
+        await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 2)
+        publisher.end()
+        await until(lambda: len(publisher.starts) > 1)
+        publisher.publish(batch(2, store(3, 2)))
+        await until(lambda: fleet.overlaps(chain(3))["w"].tiers[0] == 3)
+        assert fleet.state("w") is State.LIVE
+        await fleet.close()
+
+
+@asynccontextmanager
+async def relaying(target: Callable[[], int | None]) -> AsyncIterator[int]:
+    """A TCP relay to the port that `target` names; while it names none, it swallows everything."""
+    tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                if target() is not None:
+                    writer.write(data)
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        port = target()
+        if port is None:
+            tasks.add(asyncio.create_task(copy(reader, writer)))
+            return
+        near, far = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(far)
+        tasks.add(asyncio.create_task(copy(reader, far)))
+        tasks.add(asyncio.create_task(copy(near, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)

@@ -1,0 +1,129 @@
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstate.events import EventBatch
+from kvstate.feeds import shared_connection
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.shared_connection import MAX_QUEUED_SIGNALS, MAX_SIGNALS, Mark, SharedConnection
+from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
+from tests.kvstate.feeds.test_grpc_transport import following
+from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
+from tests.kvstate.publishing import until
+
+
+def numbered(number: int) -> Batch:
+    return Batch(number, EventBatch(float(number), []))
+
+
+@asynccontextmanager
+async def connection(
+    follow: Callable[[SharedConnection], Awaitable[None]], ranks: int = 1
+) -> AsyncIterator[SharedConnection]:
+    """A connection whose loop is `follow`, and then nothing any more."""
+
+    async def loop() -> None:
+        await follow(shared)
+        await asyncio.Event().wait()
+
+    shared = SharedConnection("w", ranks, Recovery.RESUME, loop)
+    yield shared
+    for transport in shared.transports:
+        await transport.close()
+
+
+async def sends(shared: SharedConnection, count: int, size_bytes: int = 0) -> None:
+    for number in range(count):
+        for transport in shared.transports:
+            await transport.hand(numbered(number), size_bytes)
+
+
+def numbers(signals: list[Signal]) -> list[int]:
+    return [signal.sequence for signal in signals if isinstance(signal, Batch)]
+
+
+async def test_slow_subscriber_holds_up_the_connection_and_loses_nothing() -> None:
+    count = 2 * MAX_QUEUED_SIGNALS
+    async with connection(lambda shared: sends(shared, count)) as shared:
+        (transport,) = shared.transports
+        first = await transport.receive()
+        await until(lambda: len(transport._signals) == MAX_QUEUED_SIGNALS)
+        rest = await received(transport, count - len(first))
+    assert len(first) <= MAX_SIGNALS
+    assert numbers(first + rest) == list(range(count))
+    assert transport.last_taken == Mark(count - 1, count - 1.0)
+
+
+async def test_bytes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_connection, "MAX_QUEUED_BYTES", 10)
+    async with connection(lambda shared: sends(shared, 9, size_bytes=4)) as shared:
+        (transport,) = shared.transports
+        shared.start()
+        await until(lambda: len(transport._signals) == 3)
+        assert numbers(await received(transport, 9)) == list(range(9))
+
+
+async def test_rank_that_takes_nothing_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared_connection, "STALL_SECONDS", 0.01)
+    count = MAX_QUEUED_SIGNALS + 9
+    async with connection(lambda shared: sends(shared, count), ranks=2) as shared:
+        dead, alive = shared.transports
+        assert numbers(await received(alive, count)) == list(range(count))
+        late = await received(dead, MAX_QUEUED_SIGNALS)
+        await dead.hand(numbered(count))
+        late += await dead.receive()
+    assert numbers(late) == [*range(MAX_QUEUED_SIGNALS), count]  # a gap, which its feed sees
+    assert [record.getMessage() for record in caplog.records] == [
+        "a feed takes nothing for 0.01 s: its batches are dropped"
+    ]
+
+
+async def test_what_waits_too_long_makes_room_for_news_of_the_connection() -> None:
+    async def flaps(shared: SharedConnection) -> None:
+        for _ in range(MAX_QUEUED_SIGNALS):
+            shared.tell(Connected())
+            shared.tell(Disconnected())
+
+    async with connection(flaps) as shared:
+        (transport,) = shared.transports
+        shared.start()
+        await until(lambda: bool(transport._signals))
+        assert len(transport._signals) <= MAX_QUEUED_SIGNALS
+
+
+async def test_rank_that_closes_frees_those_who_wait_for_it() -> None:
+    count = MAX_QUEUED_SIGNALS + 9
+    async with connection(lambda shared: sends(shared, count), ranks=2) as shared:
+        closing, other = shared.transports
+        shared.start()
+        await until(lambda: len(closing._signals) == MAX_QUEUED_SIGNALS)
+        await closing.close()
+        assert numbers(await received(other, count)) == list(range(count))
+
+
+async def test_unknown_ranks_are_told_once_and_not_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connection(lambda shared: sends(shared, 0)) as shared:
+        for _ in range(2):
+            assert all(shared.of_rank(rank) is None for rank in range(1, 100))
+        assert shared.of_rank(-1) is None
+    assert len(caplog.records) == shared_connection.MAX_UNKNOWN_RANKS
+
+
+async def test_back_pressure_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_connection, "MAX_QUEUED_SIGNALS", 4)
+    publisher = GrpcPublisher()
+    large = tuple(range(65_536, 2 * 65_536))
+    publisher.publish(*(batch(number, store(1, tokens=large)) for number in range(100)))
+    async with serving(publisher) as port, following(port) as transport:
+        await transport.receive()
+        await until(lambda: len(transport._signals) == 4)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert publisher.sent < 100
+        assert numbers(await received(transport, 100))[-1] == 99

@@ -1,0 +1,410 @@
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstate.errors import ReplayError
+from kvstate.feeds import subscriber as subscriber_module
+from kvstate.feeds import turns as turns_module
+from kvstate.feeds.feed import State
+from kvstate.feeds.sink import Body, IndexSink
+from kvstate.feeds.subscriber import Place, Shared, Subscriber
+from kvstate.feeds.transport import (
+    Batch,
+    Connected,
+    Disconnected,
+    Malformed,
+    MemoryTransport,
+    Signal,
+)
+from kvstate.feeds.turns import Turns
+from kvstate.index import BYTES_PER_BLOCK, Index, Limits
+from kvstate.overlap import Overlap
+from tests.kvstate.publishing import block, chain, payload, until
+
+CLEAR = ["AllBlocksCleared"]
+
+
+class Following:
+    """A subscriber that runs, and the index that it fills."""
+
+    def __init__(
+        self, transport: MemoryTransport, clock: Callable[[], float], limits: Limits | None
+    ) -> None:
+        self.index = Index(12345678, limits)
+        self.transport = transport
+        self.owner = self.index.add("w", 0, "m")
+        self.subscriber = Subscriber(
+            Place("w", 0),
+            IndexSink(self.index, self.owner),
+            transport,
+            Shared(Turns(), asyncio.Semaphore(1), clock, chance=lambda: 0.5),
+        )
+        self.feed = self.subscriber.feed
+        self.task = asyncio.create_task(self.subscriber.run())
+
+    def publish(self, number: int, *events: object, life: int = 0) -> None:
+        body = payload(number, *events, life=life)
+        if self.transport.history is not None:
+            self.transport.history[number] = body
+        self.transport.put(Batch(number, body))
+
+    async def state(self, state: State) -> None:
+        await until(lambda: self.feed.state is state)
+
+    def overlap(self, length: int = 9) -> Overlap:
+        return self.index.overlaps(chain(length)).get("w", Overlap(1))
+
+
+@asynccontextmanager
+async def following(
+    transport: MemoryTransport | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    limits: Limits | None = None,
+) -> AsyncIterator[Following]:
+    followed = Following(transport or MemoryTransport(), clock, limits)
+    yield followed
+    followed.task.cancel()
+    await asyncio.gather(followed.task, return_exceptions=True)
+    await followed.subscriber.close()
+    followed.index.check()
+
+
+async def connected(followed: Following) -> None:
+    followed.transport.put(Connected())
+    await until(lambda: followed.feed.state in (State.LIVE, State.DEGRADED))
+
+
+async def test_replays_then_follows() -> None:
+    history: dict[int, Body] = {0: payload(0, block(1))}
+    async with following(MemoryTransport(history)) as followed:
+        await connected(followed)
+        assert followed.overlap() == Overlap(1, (1, 0, 0, 0))
+        followed.publish(1, block(2, 1))
+        await until(lambda: followed.overlap() == Overlap(1, (2, 0, 0, 0)))
+        assert followed.subscriber.counts["batches"] == 2
+
+
+async def test_nothing_is_certain_while_disconnected() -> None:
+    async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.put(Disconnected())
+        await followed.state(State.STALE)
+        assert followed.overlap() == Overlap(1, uncertain=1)
+
+
+async def test_reconnection_to_a_restarted_publisher_forgets_its_blocks() -> None:
+    transport = MemoryTransport({0: payload(0, block(1)), 1: payload(1, block(2, 1))})
+    async with following(transport) as followed:
+        await connected(followed)
+        transport.history = {
+            number: payload(number, block(number + 7), life=1) for number in range(5)
+        }
+        transport.put(Disconnected())
+        await followed.state(State.STALE)
+        await connected(followed)
+        assert (followed.overlap(), followed.owner.blocks) == (Overlap(1), 5)
+        assert (transport.replays, followed.feed.reason) == ([0, 1, 0], "")
+
+
+async def test_gap_is_replayed() -> None:
+    async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        assert followed.transport.history is not None
+        followed.transport.history[1] = payload(1, block(2, 1))
+        followed.publish(2, block(3, 2))
+        await until(lambda: followed.overlap() == Overlap(1, (3, 0, 0, 0)))
+        assert followed.transport.replays == [0, 0]
+
+
+async def test_failed_replay_leaves_what_was_before_uncertain() -> None:
+    async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.replay_error = "silent"
+        followed.publish(2, block(3, 1))
+        await followed.state(State.DEGRADED)
+        assert followed.feed.reason == "batches 1 to 1 are lost: silent"
+        assert followed.overlap() == Overlap(1, uncertain=1)
+
+
+async def test_clearing_heals_a_degraded_feed() -> None:
+    async with following(MemoryTransport(history=None)) as followed:
+        await connected(followed)
+        followed.publish(5, block(1))
+        followed.publish(6, CLEAR, block(1))
+        await followed.state(State.LIVE)
+        assert followed.overlap() == Overlap(1, (1, 0, 0, 0))
+
+
+async def test_turnover_heals_a_degraded_feed() -> None:
+    async with following(MemoryTransport(history=None)) as followed:
+        await connected(followed)
+        followed.publish(0, block(1))
+        followed.publish(2, block(2))
+        await followed.state(State.DEGRADED)
+        followed.publish(3, ["BlockRemoved", [1]])
+        await followed.state(State.LIVE)
+
+
+async def test_hole_after_a_clearing_in_one_go_is_not_healed() -> None:
+    async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.replay_error = "silent"
+        for number in (2, 4):
+            followed.transport.put(
+                Batch(number, payload(number, CLEAR if number == 2 else block(1)))
+            )
+        await followed.state(State.DEGRADED)
+        await until(lambda: followed.feed.last_sequence == 4)
+        assert followed.feed.reason == "batches 3 to 3 are lost: silent"
+
+
+async def test_lost_removal_leaves_what_was_before_uncertain() -> None:
+    async with following() as followed:
+        await connected(followed)
+        followed.publish(0, block(1), ["BlockRemoved", "not a hash"])
+        followed.publish(1, block(2))
+        await until(lambda: followed.feed.last_sequence == 1)
+        assert followed.overlap() == Overlap(1, uncertain=1)
+        assert followed.subscriber.counts["bad_hash"] == 1
+
+
+async def test_undecodable_batch_is_a_hole(caplog: pytest.LogCaptureFixture) -> None:
+    async with following() as followed:
+        await connected(followed)
+        followed.publish(0, block(1))
+        followed.transport.put(Batch(1, b"\xc1"))
+        await followed.state(State.DEGRADED)
+        assert followed.overlap() == Overlap(1, uncertain=1)
+        assert followed.subscriber.counts["undecodable_batch"] == 1
+        assert "w rank 0: payload is not msgpack" in caplog.text
+
+
+class Numberless(MemoryTransport):
+    """The last answer to a replay cannot be read."""
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        async for batch in super().replay(start):
+            yield batch
+        yield Malformed()
+
+
+async def test_message_without_a_number_is_counted() -> None:
+    async with following(Numberless({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.put(Malformed())
+        await until(lambda: followed.subscriber.counts["malformed_message"] == 2)
+
+
+async def test_lag_is_the_age_of_the_last_batch() -> None:
+    async with following(clock=lambda: 1002.5) as followed:
+        await connected(followed)
+        followed.publish(0, life=1)
+        await until(lambda: followed.feed.last_sequence == 0)
+        assert followed.subscriber.lag_seconds == 2.5
+
+
+async def test_changes_of_state_and_block_size_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.feed")
+    async with following(MemoryTransport(history=None)) as followed:
+        await connected(followed)
+        followed.publish(0, block(1))
+        await followed.state(State.LIVE)
+    assert "feed of w rank 0: live" in caplog.messages
+    assert "w: block size learned: 1" in caplog.messages
+
+
+async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.02)
+    async with following() as followed:
+        await connected(followed)
+        followed.publish(0, block(1))
+        await until(lambda: followed.feed.last_sequence == 0)
+        assert followed.transport.history is not None
+        followed.transport.history[1] = payload(1, block(2, 1))  # it was lost on its way
+        await until(lambda: followed.overlap() == Overlap(1, (2, 0, 0, 0)))
+        await asyncio.sleep(0.1)  # that nothing more is asked can only be waited for
+        assert followed.transport.replays == [0, 0]
+
+
+class Unending(MemoryTransport):
+    """Its replays never come to an end."""
+
+    ended = False
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        self.replays.append(start)
+        try:
+            await asyncio.Event().wait()
+            yield Malformed()
+        finally:
+            self.ended = True
+
+
+async def test_disconnection_stops_a_replay() -> None:
+    transport = Unending()
+    async with following(transport) as followed:
+        transport.put(Connected())
+        await until(lambda: transport.replays == [0])
+        transport.put(Disconnected())
+        await until(lambda: transport.ended)
+        assert followed.feed.state is State.STALE
+
+
+async def test_replay_is_over_when_the_subscriber_is() -> None:
+    transport = Unending()
+    async with following(transport) as followed:
+        transport.put(Connected())
+        await until(lambda: transport.replays == [0])
+        followed.task.cancel()
+        await asyncio.gather(followed.task, return_exceptions=True)
+        await followed.subscriber.close()
+        assert transport.ended
+
+
+async def test_rank_that_holds_more_than_its_bound_is_degraded() -> None:
+    async with following(limits=Limits(bytes=2 * BYTES_PER_BLOCK)) as followed:
+        await connected(followed)
+        followed.publish(0, block(1), block(2, 1), block(3, 2))
+        await followed.state(State.DEGRADED)
+        assert followed.feed.reason == "it holds more than the index keeps of one rank"
+        assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
+        followed.publish(1, CLEAR)
+        await followed.state(State.LIVE)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again soon."""
+    monkeypatch.setattr(subscriber_module, "RETRY_SECONDS", (0.02, 0.02))
+    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.01)
+
+
+class Faulty(MemoryTransport):
+    """Fails in ways that nobody foresaw, for a while."""
+
+    is_mended = False
+
+    async def receive(self) -> list[Signal]:
+        signals = await super().receive()
+        if Malformed() in signals:
+            raise RuntimeError("nobody foresaw this")
+        return signals
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        async for message in super().replay(start):
+            yield message
+        if not self.is_mended and (start or len(self.replays) > 1):
+            raise RuntimeError("cannot replay")
+
+
+async def test_unforeseen_error_leaves_nothing_certain(caplog: pytest.LogCaptureFixture) -> None:
+    async with following(Faulty({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.put(Malformed())
+        await followed.state(State.STALE)
+        assert followed.overlap() == Overlap(1, uncertain=1)
+        assert followed.feed.reason == "an internal error, see the log"
+        assert "feed of w rank 0 failed" in caplog.messages
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_feed_that_failed_asks_for_everything_after_a_while() -> None:
+    async with following(Faulty({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        assert followed.transport.history is not None
+        followed.transport.history[1] = payload(1, block(2, 1))  # dies with the error
+        followed.transport.put(Malformed())
+        await until(lambda: len(followed.transport.replays) > 3)
+        assert sum(followed.overlap().tiers) == 0
+        followed.transport.is_mended = True  # type: ignore[attr-defined]
+        await followed.state(State.LIVE)
+        assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_feed_that_failed_waits_for_a_connection_that_it_lost() -> None:
+    async with following(Faulty({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.put(Disconnected())
+        await followed.state(State.STALE)
+        followed.transport.put(Malformed())
+        await until(lambda: followed.feed.reason.startswith("an internal error"))
+        await until(lambda: followed.subscriber._again_at == math.inf)
+        assert (followed.feed.state, followed.transport.replays) == (State.STALE, [0])
+
+
+class Unanswered(MemoryTransport):
+    """Its first replay is empty, the second fails, then there is no answer."""
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        self.replays.append(start)
+        if start or self.replays == [0, 0]:
+            raise ReplayError("silent")
+        if len(self.replays) > 2:
+            await asyncio.Event().wait()
+        no_batches: tuple[Batch, ...] = ()
+        for batch in no_batches:
+            yield batch
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_question_for_everything_is_not_asked_again_before_it_was_answered() -> None:
+    async with following(Unanswered()) as followed:
+        await connected(followed)
+        followed.publish(3, block(1))
+        await until(lambda: followed.transport.replays.count(0) == 3)
+        for number in range(4, 40):
+            followed.publish(number, block(number, number - 1))
+            await until(lambda number=number: followed.feed.last_sequence == number)  # type: ignore[misc]
+        assert followed.transport.replays.count(0) == 3
+
+
+async def test_unforeseen_error_in_a_replay_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    async with following(Faulty({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.publish(5, block(2))
+        await followed.state(State.STALE)
+        assert followed.overlap() == Overlap(1, uncertain=1)
+        assert "replay of w rank 0 failed" in caplog.messages
+
+
+async def test_publisher_that_seems_to_restart_all_the_time_is_not_asked_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriber_module, "REPLAYS_AT_ONCE", 4)
+    monkeypatch.setattr(subscriber_module, "REPLAY_SPACING_SECONDS", 100.0)
+    async with following() as followed:
+        await connected(followed)
+        for number in range(50):
+            followed.transport.put(Batch(0, payload(0, block(1), life=number)))
+            await until(followed.transport._signals.empty)
+        await until(lambda: followed.feed.replays > 5)
+        assert len(followed.transport.replays) <= 5
+        assert followed.overlap().tiers == (0, 0, 0, 0)
+
+
+async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with following() as followed:
+        await connected(followed)
+        followed.publish(0, block(1))
+        await until(lambda: followed.owner.blocks == 1)
+        monkeypatch.setattr(followed.index, "apply_message", None)
+        followed.publish(1, block(2, 1))
+        await followed.state(State.STALE)
+        assert followed.overlap() == Overlap(1, uncertain=1)
+
+
+async def test_picks_have_their_turn_during_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 0.0)
+    history: dict[int, Body] = {number: payload(number, block(number + 1)) for number in range(50)}
+    seen: set[int] = set()
+    async with following(MemoryTransport(history)) as followed:
+        followed.transport.put(Connected())
+        while followed.feed.state is not State.LIVE:
+            seen.add(followed.owner.blocks)
+            await asyncio.sleep(0)
+    assert len(seen) > 25

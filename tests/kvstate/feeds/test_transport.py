@@ -1,0 +1,31 @@
+import pytest
+
+from kvstate.errors import ReplayError
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.transport import Batch, Connected, MemoryTransport
+
+
+async def test_signals_come_out_in_their_order() -> None:
+    transport = MemoryTransport()
+    transport.put(Connected())
+    transport.put(Batch(0, b"x"))
+    assert await transport.receive() == [Connected(), Batch(0, b"x")]
+    await transport.close()
+
+
+async def test_replay_answers_from_a_number_on() -> None:
+    transport = MemoryTransport({2: b"two", 1: b"one", 0: b"zero"})
+    assert [each async for each in transport.replay(1)] == [Batch(1, b"one"), Batch(2, b"two")]
+    assert (transport.recovery, transport.replays) == (Recovery.REPLAY, [1])
+
+
+async def test_without_history_there_is_no_replay() -> None:
+    transport = MemoryTransport(history=None)
+    assert transport.recovery is Recovery.NONE
+    assert [each async for each in transport.replay(0)] == []
+
+
+async def test_replay_may_be_made_to_fail() -> None:
+    transport = MemoryTransport(replay_error="silent")
+    with pytest.raises(ReplayError, match="silent"):
+        await anext(transport.replay(0))

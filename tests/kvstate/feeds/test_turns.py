@@ -1,0 +1,51 @@
+import asyncio
+import itertools
+
+import pytest
+
+from kvstate.feeds import turns as turns_module
+from kvstate.feeds.turns import MAX_TURNS_AT_ONCE, Turns
+
+
+async def test_slice_is_over_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 60.0)
+    turns = Turns()
+    assert turns.is_over()
+    await turns.next()
+    assert not turns.is_over()
+
+
+async def test_turns_are_given_in_the_order_of_asking() -> None:
+    turns, order = Turns(), list[int]()
+
+    async def take(number: int) -> None:
+        await turns.next()
+        order.append(number)
+
+    await asyncio.gather(*(take(number) for number in range(3 * MAX_TURNS_AT_ONCE)))
+    assert order == list(range(3 * MAX_TURNS_AT_ONCE))
+
+
+async def test_others_have_their_turn_however_many_wait() -> None:
+    turns, done = Turns(), list[int]()
+
+    async def take(number: int) -> None:
+        await turns.next()
+        done.append(number)
+
+    tasks = [asyncio.create_task(take(number)) for number in range(10 * MAX_TURNS_AT_ONCE)]
+    seen = []
+    while len(done) < len(tasks):
+        await asyncio.sleep(0)
+        seen.append(len(done))
+    steps = [after - before for before, after in itertools.pairwise(seen)]
+    assert max(steps) <= MAX_TURNS_AT_ONCE
+
+
+async def test_who_does_not_wait_any_more_holds_up_nobody() -> None:
+    turns = Turns()
+    gone, waiting = asyncio.create_task(turns.next()), asyncio.create_task(turns.next())
+    await asyncio.sleep(0)
+    gone.cancel()
+    async with asyncio.timeout(5):
+        await waiting

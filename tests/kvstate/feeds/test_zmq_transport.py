@@ -1,0 +1,313 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from kvstate.errors import ReplayError
+from kvstate.feeds import zmq_transport
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Signal
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from tests.kvstate.publishing import frames, payload
+
+END = [b"", b"", b"\xff" * 8, b""]
+
+
+class Publisher:
+    """The engine's side: sockets bound to 127.0.0.1, closed with the test."""
+
+    def __init__(self) -> None:
+        self.context = ZmqContext()
+        self._sockets: list[zmq.asyncio.Socket] = []
+
+    def bind(self, kind: int, address: str = "tcp://127.0.0.1:0") -> tuple[zmq.asyncio.Socket, str]:
+        socket = self.context.socket(kind)
+        self._sockets.append(socket)
+        socket.bind(address)
+        return socket, socket.get_string(zmq.LAST_ENDPOINT)
+
+    def connect(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self.context.socket(kind)
+        self._sockets.append(socket)
+        socket.connect(address)
+        return socket
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close(linger=0)
+        self.context.destroy(linger=0)  # where a test failed, what it left open would be waited for
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Publisher]:
+    engine = Publisher()
+    yield engine
+    engine.close()
+
+
+@asynccontextmanager
+async def subscribed(
+    engine: Publisher, events: str, replay: str | None = None, topic: str = "kv"
+) -> AsyncIterator[ZmqTransport]:
+    transport = ZmqTransport(engine.context, ZmqSource(events, replay, topic))
+    yield transport
+    await transport.close()
+
+
+async def published(publisher: zmq.asyncio.Socket, *messages: list[bytes]) -> None:
+    """Publishes once the subscription is in place."""
+    assert (await publisher.recv()).startswith(b"\1")
+    for message in messages:
+        await publisher.send_multipart(message)
+
+
+async def test_messages_follow_their_connection(engine: Publisher) -> None:
+    publisher, address = engine.bind(zmq.XPUB)
+    async with subscribed(engine, address) as transport:
+        await published(publisher, frames(0), [b"another topic"], frames(1))
+        signals: list[Signal] = []
+        while len(signals) < 3:
+            signals += await transport.receive()
+    assert signals == [Connected(), Batch(0, payload(0)), Batch(1, payload(1))]
+    assert transport.recovery is Recovery.NONE
+
+
+async def test_reconnection_is_told_and_what_the_lost_one_left_is_dropped(
+    engine: Publisher,
+) -> None:
+    publisher, address = engine.bind(zmq.XPUB)
+    async with subscribed(engine, address) as transport:
+        assert await transport.receive() == [Connected()]
+        await published(publisher, frames(0))
+        assert transport._opened
+        socket, monitor = transport._opened
+        assert await socket.poll(5000)  # it arrived, and nobody took it yet
+        publisher.close()
+        assert await monitor._events.poll(5000)
+        assert await transport.receive() == [Disconnected()]
+        publisher, _ = engine.bind(zmq.XPUB, address)
+        assert await transport.receive() == [Connected()]
+        await published(publisher, frames(0, life=1))
+        assert await transport.receive() == [Batch(0, payload(0, life=1))]
+
+
+async def test_messages_that_wait_are_taken_together(engine: Publisher) -> None:
+    publisher, address = engine.bind(zmq.XPUB)
+    async with subscribed(engine, address) as transport:
+        assert await transport.receive() == [Connected()]
+        await published(publisher, *(frames(number) for number in range(100)))
+        taken = [await transport.receive()]
+        while sum(map(len, taken)) < 100:
+            taken.append(await transport.receive())
+    assert max(map(len, taken)) <= zmq_transport.MAX_SIGNALS
+    numbers = [Batch(number, payload(number)) for number in range(100)]
+    assert [signal for signals in taken for signal in signals] == numbers
+
+
+async def test_timeout_while_waiting_loses_nothing(engine: Publisher) -> None:
+    publisher, address = engine.bind(zmq.XPUB)
+    async with subscribed(engine, address) as transport:
+        assert await transport.receive() == [Connected()]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await transport.receive()
+        await published(publisher, frames(0))
+        assert await transport.receive() == [Batch(0, payload(0))]
+
+
+async def answer(router: zmq.asyncio.Socket, *messages: list[bytes]) -> list[bytes]:
+    """Answers one replay; the request less its sender."""
+    sender, *request = await router.recv_multipart()
+    for message in messages:
+        await router.send_multipart([sender, *message])
+    return request
+
+
+async def replayed(transport: ZmqTransport, start: int = 0) -> list[Batch | Malformed]:
+    return [batch async for batch in transport.replay(start)]
+
+
+@pytest.mark.parametrize("end", [END, END[1:]])
+async def test_replay_is_asked_from_a_number_and_ends(engine: Publisher, end: list[bytes]) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    messages = [[b"", *frames(number)] for number in (5, 6)]
+    batches = [Batch(number, payload(number)) for number in (5, 6)]
+    async with subscribed(engine, "tcp://127.0.0.1:1", address) as transport:
+        replay = asyncio.create_task(replayed(transport, 5))
+        assert await answer(router, *messages, end) == [b"", (5).to_bytes(8, "big")]
+        assert await replay == batches
+
+
+async def test_replay_that_nobody_answers_fails(
+    engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.02)
+    _, address = engine.bind(zmq.ROUTER)
+    async with subscribed(engine, "tcp://127.0.0.1:1", address) as transport:
+        with pytest.raises(ReplayError, match=r"no answer within 0\.02 s"):
+            await replayed(transport)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([[b"", *frames(5)], [b"", *frames(5)]], "its numbers do not ascend"),
+        ([[b"", b"junk"]], "message of 2 frames has no sequence number"),
+    ],
+)
+async def test_answer_that_is_no_replay_fails(
+    engine: Publisher, messages: list[list[bytes]], reason: str
+) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    async with subscribed(engine, "tcp://127.0.0.1:1", address) as transport:
+        replay = asyncio.create_task(replayed(transport))
+        await answer(router, *messages)
+        with pytest.raises(ReplayError, match=reason):
+            await replay
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [(None, "no replay endpoint"), ("tcp://nowhere", "Invalid argument")],
+)
+async def test_replay_that_cannot_be_asked_for_fails(
+    engine: Publisher, address: str | None, reason: str
+) -> None:
+    async with subscribed(engine, "tcp://127.0.0.1:1", address) as transport:
+        with pytest.raises(ReplayError, match=reason):
+            await replayed(transport)
+
+
+@asynccontextmanager
+async def bound(engine: Publisher, port: int) -> AsyncIterator[ZmqTransport]:
+    source = ZmqSource(f"tcp://127.0.0.1:{port}", None, "", binds=True)
+    transport = ZmqTransport(engine.context, source, chance=lambda: 0.0)
+    yield transport
+    await transport.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def received(transport: ZmqTransport, count: int) -> list[Signal]:
+    signals: list[Signal] = []
+    while len(signals) < count:
+        signals += await transport.receive()
+    return signals
+
+
+async def test_workers_may_connect_to_us(engine: Publisher) -> None:
+    port = free_port()
+    async with bound(engine, port) as transport:
+        # a bound SUB subscribes when it is looked at
+        taken = asyncio.create_task(received(transport, 2))
+        publisher = engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
+        await published(publisher, frames(0))
+        assert await taken == [Connected(), Batch(0, payload(0))]
+
+
+async def test_two_workers_on_one_endpoint_are_not_believed(engine: Publisher) -> None:
+    port = free_port()
+    async with bound(engine, port) as transport:
+        engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
+        assert await transport.receive() == [Connected()]
+        second = engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
+        reason = "2 publishers connect to this endpoint; each rank needs its own"
+        assert await transport.receive() == [Disconnected(reason)]
+        second.close(linger=0)
+        assert await transport.receive() == [Connected()]
+
+
+async def test_stranger_on_a_bound_endpoint_changes_nothing(engine: Publisher) -> None:
+    port = free_port()
+    async with bound(engine, port) as transport:
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        taken = asyncio.create_task(received(transport, 2))
+        publisher = engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
+        await published(publisher, frames(0))
+        assert await taken == [Connected(), Batch(0, payload(0))]
+
+
+async def test_stranger_beside_the_worker_changes_nothing(engine: Publisher) -> None:
+    port = free_port()
+    async with bound(engine, port) as transport:
+        publisher = engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
+        assert await transport.receive() == [Connected()]
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"\x16\x03\x01" + bytes(200))  # TLS: it gets no handshake at all
+            assert await asyncio.to_thread(until_closed, stranger)
+        await published(publisher, frames(0))
+        assert await transport.receive() == [Batch(0, payload(0))]
+
+
+def until_closed(connection: socket.socket) -> bool:
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+async def test_many_ranks_have_a_socket_each() -> None:
+    context = ZmqContext()
+    source = ZmqSource("tcp://127.0.0.1:9", None, "")
+    transports = [ZmqTransport(context, source) for _ in range(350)]
+    assert all(transport._opened for transport in transports)
+    for transport in transports:
+        await transport.close()
+    context.destroy(0)
+
+
+async def test_want_of_sockets_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq_transport, "MAX_SOCKETS", 3)
+    context = ZmqContext()
+    source = ZmqSource("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", "")
+    first, second = ZmqTransport(context, source), ZmqTransport(context, source)
+    try:
+        told = Disconnected("cannot connect to tcp://127.0.0.1:9: Too many open files")
+        assert await second.receive() == [told]
+        with pytest.raises(ReplayError, match="Too many open files"):
+            await replayed(first)
+    finally:
+        await first.close()
+        await second.close()
+        context.destroy(0)
+
+
+async def test_endpoint_that_is_taken_is_told_and_tried_again(
+    engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_transport, "OPEN_RETRY_SECONDS", (0.01, 0.01))
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    async with bound(engine, port) as transport:
+        (told,) = await transport.receive()
+        assert isinstance(told, Disconnected)
+        assert told.reason.startswith(f"cannot bind tcp://127.0.0.1:{port}: Address")
+        taken.close()
+        assert await transport.receive() == [Disconnected("not connected yet")]
+        engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
+        assert await transport.receive() == [Connected()]
+
+
+async def test_address_that_is_none_is_told(engine: Publisher) -> None:
+    async with subscribed(engine, "tcp://nowhere") as transport:
+        (told,) = await transport.receive()
+        assert told == Disconnected("cannot connect to tcp://nowhere: Invalid argument")
+
+
+async def test_message_without_a_number_is_told(engine: Publisher) -> None:
+    publisher, address = engine.bind(zmq.XPUB)
+    async with subscribed(engine, address) as transport:
+        await published(publisher, [b"kv", b"no number", b"x"])
+        assert await received(transport, 2) == [Connected(), Malformed()]

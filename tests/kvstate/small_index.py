@@ -1,0 +1,33 @@
+"""An index of one trusted rank of worker w and model m, and what tests put in and ask."""
+
+from kvstate.events import BlockHash, BlocksStored, Extra, Tokens
+from kvstate.index import Index, Limits, Owner
+from kvstate.overlap import Overlap, Prompt
+
+
+def an_index(limits: Limits | None = None) -> tuple[Index, Owner]:
+    index = Index(12345678, limits)
+    owner = index.add("w", 0, "m")
+    owner.trusted = True
+    return index, owner
+
+
+def stored(
+    hashes: list[BlockHash],
+    ids: list[int],
+    parent: BlockHash | None = None,
+    *,
+    medium: str = "GPU",
+    lora: str | int | None = None,
+    extras: list[Extra] | None = None,
+) -> BlocksStored:
+    size = len(ids) // len(hashes)
+    return BlocksStored(hashes, parent, Tokens("I", ids), size, lora, extras, medium)
+
+
+def prompt(*ids: int, lora: str | None = None, salt: str | None = None) -> Prompt:
+    return Prompt("m", Tokens("I", ids), lora, salt)
+
+
+def tiers(index: Index, asked: Prompt, worker: str = "w") -> tuple[int, int, int, int]:
+    return index.overlaps(asked).get(worker, Overlap(1)).tiers

@@ -1,0 +1,227 @@
+"""Whatever the engine does and whenever somebody comes, every subscriber knows the truth."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kvstate.bridge import rank as bridge_rank
+from kvstate.bridge.history import History
+from kvstate.bridge.mirror import Mirror
+from kvstate.bridge.rank import BridgedRank
+from kvstate.bridge.status import Ended, Status
+from kvstate.bridge.stream import Subscription, subscribe
+from kvstate.events import (
+    AllCleared,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    EventBatch,
+    Tokens,
+)
+from kvstate.feeds.feed import State
+from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
+from tests.kvstate.bridging import Account, Lying
+
+HASHES = st.integers(1, 12)
+PLACES = st.tuples(st.sampled_from(["GPU", "CPU"]), st.sampled_from([None, 0]))
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> BlocksStored:
+    hashes = draw(st.lists(HASHES, min_size=1, max_size=4, unique=True))
+    parent = draw(st.none() | HASHES)
+    medium, group = draw(PLACES)
+    return BlocksStored(list(hashes), parent, Tokens("I", hashes), 1, medium=medium, group=group)
+
+
+@st.composite
+def others(draw: st.DrawFn) -> Event:
+    hashes: list[int | bytes] = list(draw(st.lists(HASHES, max_size=3)))
+    medium, group = draw(PLACES)
+    choices: list[Event] = [
+        BlocksRemoved(hashes, medium, group),
+        BlocksCopied(hashes, medium, group),
+        AllCleared(),
+    ]
+    return draw(st.sampled_from(choices))
+
+
+EVENTS = st.lists(stores() | others(), max_size=4)
+STEPS = st.lists(
+    st.sampled_from(["store", "flush", "come", "read", "lose_connection", "restart", "hole"])
+    | EVENTS,
+    max_size=30,
+)
+
+
+def _stored(*hashes: int) -> BlocksStored:
+    return BlocksStored(list(hashes), None, Tokens("I", hashes), 1)
+
+
+@dataclass
+class Truth:
+    """What the engine holds since the last hole, by the plainest means."""
+
+    copies: Counter[Lying] = field(default_factory=Counter)
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case BlocksStored():
+                self._add(event.hashes, event)
+            case BlocksCopied():
+                held = {number for number, *_ in +self.copies}
+                self._add([number for number in event.hashes if number in held], event)
+            case BlocksRemoved():
+                for number in event.hashes:
+                    place = (int(number), event.medium, event.group)
+                    self.copies[place] -= self.copies[place] > 0
+            case _:
+                self.copies.clear()
+
+    def _add(self, hashes: list[Any], event: BlocksStored | BlocksCopied) -> None:
+        for number in hashes:
+            self.copies[number, event.medium, event.group] += 1
+
+
+@dataclass
+class Gateway:
+    """A subscriber as SMG's is one: it goes on at the last number that it saw."""
+
+    rank: BridgedRank
+    account: Account = field(default_factory=Account)
+    stream: Subscription | None = None
+
+    def read(self, messages: int = 1_000) -> None:
+        """So many messages, or all there are."""
+        if self.stream is None:
+            self._connect()
+        for _ in range(messages):
+            message = self.stream.take() if self.stream is not None else None
+            if message is None:
+                return
+            if isinstance(message, Ended):
+                assert message.status is Status.DATA_LOSS
+                self.account = Account()
+                self._connect()
+                continue
+            batch = KvEventBatch.FromString(message)
+            if self.account.last is None or batch.sequence_number > self.account.last:
+                self.account.take(batch)
+
+    def _connect(self) -> None:
+        stream = subscribe([self.rank], self.account.last or 0)
+        if isinstance(stream, Ended):
+            assert stream.status is Status.OUT_OF_RANGE
+            self.account = Account()
+            stream = subscribe([self.rank], 0)
+        assert isinstance(stream, Subscription)
+        self.stream = stream
+
+
+class Scene:
+    """An engine's rank, those who listen, and the truth; a method for each thing that happens."""
+
+    def __init__(self) -> None:
+        history = History(0, 1_000, 0.0, max_batches=8, max_bytes=2**20)
+        self.rank = BridgedRank(history, Mirror(2**20), lambda: None)
+        self.rank.feed.state = State.LIVE
+        self.rank.trust(trusted=True)
+        self.truth = Truth()
+        self.gateways = [Gateway(self.rank)]
+
+    def apply(self, events: Sequence[Event]) -> None:
+        self.rank.apply(EventBatch(1.0, list(events)))
+        for event in events:
+            self.truth.apply(event)
+
+    def store(self) -> None:
+        """Batches that say other things than the pieces of a snapshot with their numbers."""
+        for events in ([_stored(9)], [BlocksRemoved([9])], [_stored(1, 2, 3)], [_stored(4)]):
+            self.apply(events)
+            self.flush()
+
+    def flush(self) -> None:
+        self.rank.flush()
+
+    def come(self) -> None:
+        self.gateways.append(Gateway(self.rank))
+
+    def restart(self) -> None:
+        self.rank.forget()
+        self.truth.copies.clear()
+
+    def hole(self) -> None:
+        self.rank.demote()
+        self.truth.copies.clear()
+
+    def read(self) -> None:
+        for gateway in self.gateways:
+            gateway.read(messages=1)
+
+    def lose_connection(self) -> None:
+        for gateway in self.gateways:
+            gateway.stream = None
+
+
+@pytest.fixture(scope="module", params=[2, 1024])
+def batch_events(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Snapshots of one piece, and of several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bridge_rank, "MAX_BATCH_EVENTS", request.param)
+        yield
+
+
+@pytest.mark.usefixtures("batch_events")
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+@example(["store", "read", "lose_connection"])  # within the snapshot
+@example(["store", "come", "read", "read", "hole", "store", "read", "lose_connection", "store"])
+def test_subscribers_always_know_what_the_engine_holds(steps: list[Any]) -> None:
+    scene = Scene()
+    for step in steps:
+        if isinstance(step, str):
+            getattr(scene, step)()
+        else:
+            scene.apply(step)
+    scene.flush()
+    for gateway in scene.gateways:
+        gateway.read()
+        assert +gateway.account.copies == +scene.truth.copies
+    assert scene.rank.mirror.copies == scene.truth.copies.total()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=15))
+def test_newcomer_is_told_of_parents_before_their_children(batches: list[list[Event]]) -> None:
+    rank = BridgedRank(
+        History(0, 1, 0.0, max_batches=4, max_bytes=2**20), Mirror(2**20), lambda: None
+    )
+    for events in batches:
+        rank.apply(EventBatch(1.0, events))
+    first_told: dict[int, int] = {}
+    parents: dict[int, int] = {}
+    (piece,) = rank.state().pieces
+    events_told = KvEventBatch.FromString(b"".join(copy.entry for copy in piece)).events
+    for position, event in enumerate(events_told):
+        number = event.stored.blocks[0].block_hash
+        if number not in first_told and event.stored.HasField("parent_block_hash"):
+            parents[number] = event.stored.parent_block_hash
+        first_told.setdefault(number, position)
+    for number, parent in parents.items():
+        if parent in first_told and not _is_its_own_ancestor(number, parents):
+            assert first_told[parent] < first_told[number]
+
+
+def _is_its_own_ancestor(number: int, parents: dict[int, int]) -> bool:
+    seen: set[int] = set()
+    ancestor = parents.get(number)
+    while ancestor is not None and ancestor not in seen:
+        seen.add(ancestor)
+        ancestor = parents.get(ancestor)
+    return ancestor is not None

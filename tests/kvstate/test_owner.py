@@ -1,0 +1,108 @@
+import msgspec
+import pytest
+
+from kvstate.events import BlocksStored, Tokens
+from kvstate.index import Index
+from kvstate.owner import Owner
+
+pytestmark = pytest.mark.usefixtures("each_core")
+
+STORED = ["BlockStored", [1], None, [5], 1, None]
+
+
+def an_owner() -> tuple[Index, Owner]:
+    index = Index(12345678)
+    return index, index.add("w", 0, "m")
+
+
+def message(*events: object) -> bytes:
+    return msgspec.msgpack.encode([1.0, list(events), 0])
+
+
+def names(event: object) -> tuple[bool | None, bool | None]:
+    """What one store says that its layout names: salts, adapters."""
+    index, owner = an_owner()
+    index.apply_message(owner, message(event))
+    return owner.names_salts, owner.names_loras
+
+
+def as_map(**fields: object) -> dict[str, object]:
+    stored = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id")
+    return dict(zip(stored, STORED, strict=True)) | fields
+
+
+def test_nothing_is_known_before_the_first_store() -> None:
+    _, owner = an_owner()
+    assert (owner.names_salts, owner.names_loras) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (STORED, (False, False)),  # vLLM before 0.10, SGLang before 0.5.9
+        ([*STORED, "GPU"], (False, False)),  # vLLM before 0.14, SGLang before 0.5.18
+        ([*STORED, "GPU", None], (False, True)),  # vLLM before 0.17
+        ([*STORED, "GPU", None, None], (True, True)),  # vLLM before 0.24
+        ([*STORED, "GPU", {"cache_salt": "s"}], (True, False)),  # SGLang before 0.5.20
+        (as_map(lora_name=None), (True, True)),  # vLLM since 0.24
+        (as_map(), (True, None)),  # SGLang since 0.5.20
+        (as_map(cache_salt="s", lora_name="a"), (True, True)),
+    ],
+)
+def test_layout_shows_what_it_could_say(
+    event: object, expected: tuple[bool | None, bool | None]
+) -> None:
+    assert names(event) == expected
+
+
+def test_one_store_that_says_more_is_enough() -> None:
+    index, owner = an_owner()
+    index.apply_message(owner, message(STORED, [*STORED, "GPU", {"cache_salt": "s"}], STORED))
+    index.apply_message(owner, message([*STORED, "GPU", None]))
+    assert (owner.names_salts, owner.names_loras) == (True, True)
+
+
+def test_typed_stores_say_it_themselves() -> None:
+    index, owner = an_owner()
+    index.apply(owner, [BlocksStored([1], None, Tokens("I", [5]), 1, names_loras=False)])
+    assert (owner.names_salts, owner.names_loras) == (None, False)
+
+
+def test_restarted_engine_may_have_another_layout() -> None:
+    index, owner = an_owner()
+    for event in (STORED, [*STORED, "GPU", None, None], as_map(cache_salt="s", lora_name="a")):
+        index.apply_message(owner, message(event))
+        index.clear(owner)
+        assert (owner.names_salts, owner.names_loras) == (None, None)
+
+
+def test_trust_is_told_once_and_kept() -> None:
+    _, owner = an_owner()
+    assert not owner.trusted
+    owner.trusted = True
+    owner.trusted = owner.trusted
+    assert owner.trusted
+
+
+def test_counts_are_its_own_and_those_of_the_core() -> None:
+    index, owner = an_owner()
+    index.apply_message(
+        owner, message(["BlockRemoved", [7]], ["BlockStored", [8], None, [], 0, None])
+    )
+    owner.count("something")
+    assert owner.counts == {"removed_unknown": 1, "copied_unknown": 1, "something": 1}
+
+
+def test_block_size_is_that_of_the_last_store() -> None:
+    index, owner = an_owner()
+    before = owner.block_size
+    index.apply_message(owner, message(STORED))
+    assert (before, owner.block_size) == (None, 1)
+
+
+def test_blocks_are_certain_until_they_are_demoted() -> None:
+    index, owner = an_owner()
+    index.apply_message(owner, message(STORED))
+    before = owner.uncertain_blocks
+    index.demote(owner)
+    assert (owner.blocks, before, owner.uncertain_blocks) == (1, 0, 1)

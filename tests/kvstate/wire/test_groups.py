@@ -1,0 +1,96 @@
+import pytest
+
+from kvstate.core import Core
+from kvstate.wire.groups import MAX_GROUPS, Admission, Groups
+from tests.kvstate.cores import needs_compiled_core, new_core
+
+INDEXED, OTHER_GROUP, DOUBTFUL = Admission
+
+
+class GroupsOfCore:
+    """The groups that a core has of an owner, to test both in one way."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._owner = core.add_owner(0, core.add_model(b"m"))
+
+    def stored(self, group: int | None, *, holds_prefix: bool | None) -> int:
+        return self._core.admit(self._owner, group, holds_prefix)
+
+    def admission(self, group: int | None) -> int:
+        return self._core.admission(self._owner, group)
+
+    def forget(self) -> None:
+        self._core.forget_layout(self._owner)
+
+
+@pytest.fixture(params=["alone", "plain", pytest.param("compiled", marks=needs_compiled_core)])
+def groups(request: pytest.FixtureRequest) -> Groups | GroupsOfCore:
+    if request.param == "alone":
+        return Groups()
+    return GroupsOfCore(new_core(compiled=request.param == "compiled"))
+
+
+def test_named_kind_decides_and_is_remembered(groups: Groups) -> None:
+    assert groups.stored(0, holds_prefix=True) == INDEXED
+    assert groups.stored(1, holds_prefix=False) == OTHER_GROUP
+    assert [groups.stored(group, holds_prefix=None) for group in (0, 1)] == [INDEXED, OTHER_GROUP]
+    assert [groups.admission(group) for group in (0, 1, 2)] == [INDEXED, OTHER_GROUP, INDEXED]
+
+
+def test_blocks_without_a_group_are_of_the_only_one(groups: Groups) -> None:
+    assert groups.stored(None, holds_prefix=None) == INDEXED
+    assert groups.stored(None, holds_prefix=False) == OTHER_GROUP
+    assert groups.admission(None) == INDEXED
+    assert groups.stored(0, holds_prefix=None) == INDEXED  # that was no second group
+
+
+def test_only_group_needs_no_kind(groups: Groups) -> None:
+    for _ in range(2):
+        assert groups.stored(0, holds_prefix=None) == INDEXED
+    assert groups.admission(0) == INDEXED
+
+
+def test_of_two_groups_without_kinds_neither_can_be_believed(groups: Groups) -> None:
+    groups.stored(0, holds_prefix=None)
+    assert groups.stored(1, holds_prefix=None) == DOUBTFUL
+    assert groups.stored(0, holds_prefix=None) == DOUBTFUL
+    assert [groups.admission(group) for group in (0, 1, 2)] == [DOUBTFUL, DOUBTFUL, INDEXED]
+
+
+def test_kinds_that_are_named_at_last_end_the_doubt(groups: Groups) -> None:
+    for group in (0, 1):
+        groups.stored(group, holds_prefix=None)
+    assert groups.stored(0, holds_prefix=True) == INDEXED
+    assert groups.admission(1) == INDEXED  # the only one without a kind
+
+
+@pytest.mark.parametrize("before", [None, True])
+def test_group_that_was_believed_and_holds_no_prefix_is_in_doubt(
+    groups: Groups,
+    before: bool | None,  # noqa: FBT001
+) -> None:
+    groups.stored(0, holds_prefix=before)
+    for again in (False, None, False):
+        assert groups.stored(0, holds_prefix=again) == DOUBTFUL
+    assert groups.admission(0) == DOUBTFUL
+    assert groups.stored(0, holds_prefix=True) == INDEXED
+
+
+def test_group_may_come_to_hold_the_prefix(groups: Groups) -> None:
+    groups.stored(0, holds_prefix=False)
+    assert groups.stored(0, holds_prefix=True) == INDEXED
+
+
+def test_more_groups_than_any_model_has_are_not_indexed(groups: Groups) -> None:
+    for group in range(MAX_GROUPS):
+        groups.stored(group, holds_prefix=True)
+    assert groups.stored(MAX_GROUPS, holds_prefix=True) == OTHER_GROUP
+    assert groups.stored(0, holds_prefix=True) == INDEXED
+
+
+def test_forgotten_groups_are_learned_anew(groups: Groups) -> None:
+    for group in (0, 1):
+        groups.stored(group, holds_prefix=None)
+    groups.forget()
+    assert groups.stored(1, holds_prefix=None) == INDEXED

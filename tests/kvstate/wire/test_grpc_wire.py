@@ -1,0 +1,159 @@
+import contextlib
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstate.errors import WireError
+from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, EventBatch
+from kvstate.feeds.engine_load import EngineLoad
+from kvstate.pb.kvsteer_kv_events_pb2 import (
+    EngineLoad as LoadRecord,
+)
+from kvstate.pb.kvsteer_kv_events_pb2 import (
+    KvBlock,
+    KvBlocksRemoved,
+    KvBlocksStored,
+    KvCacheCleared,
+    KvCacheEvent,
+    KvEventBatch,
+    KvSnapshotChunk,
+)
+from kvstate.wire import grpc_wire
+from kvstate.wire.grpc_wire import (
+    SnapshotSpan,
+    batch_of,
+    load_of,
+    parse_message,
+    rank_of,
+    snapshot_of,
+)
+
+CLEARED = KvCacheEvent(cleared=KvCacheCleared())
+STORED = KvCacheEvent(
+    stored=KvBlocksStored(blocks=[KvBlock(block_hash=1, token_ids=[5, 6], block_size=2)])
+)
+REMOVED = KvCacheEvent(removed=KvBlocksRemoved(block_hashes=[1]))
+
+
+def message(*events: KvCacheEvent, **fields: Any) -> KvEventBatch:
+    return KvEventBatch(sequence_number=7, timestamp=1.5, events=events, **fields)
+
+
+def test_message_is_parsed_as_it_was_sent() -> None:
+    assert parse_message(message(CLEARED).SerializeToString()) == message(CLEARED)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"\xff", "message is no KvEventBatch"),
+        (KvEventBatch(timestamp=math.nan).SerializeToString(), "batch has no timestamp"),
+        (
+            KvEventBatch(snapshot=KvSnapshotChunk(count=2**32 - 1)).SerializeToString(),
+            "snapshot of 4294967295 chunks",
+        ),
+    ],
+)
+def test_message_that_is_none_is_refused(raw: bytes, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        parse_message(raw)
+
+
+def test_server_of_one_rank_names_none() -> None:
+    assert rank_of(message()) == 0
+    assert rank_of(message(dp_rank=3)) == 3
+
+
+def test_bad_event_is_named_and_the_rest_kept() -> None:
+    batch = batch_of(message(REMOVED, KvCacheEvent(), CLEARED, dp_rank=1))
+    assert batch.events == [BlocksRemoved([1]), AllCleared()]
+    assert (batch.timestamp, batch.rank, batch.faults) == (1.5, 1, ("unknown_event",))
+    assert not batch.removal_lost
+
+
+def test_partial_blocks_are_left_out_once_the_full_size_is_known() -> None:
+    assert isinstance(batch_of(message(STORED)).events[0], BlocksStored)
+    assert batch_of(message(STORED), full_block_size=4).events == []
+
+
+def test_snapshot_begins_with_its_first_chunk_and_needs_no_clear() -> None:
+    first = message(CLEARED, STORED, snapshot=KvSnapshotChunk(count=3, unknown_before=2))
+    second = message(CLEARED, snapshot=KvSnapshotChunk(index=1, count=3))
+    assert snapshot_of(first) == SnapshotSpan(7, 9, 2)
+    assert snapshot_of(second) is None
+    assert snapshot_of(message()) is None
+    assert [type(event) for event in batch_of(first).events] == [BlocksStored]
+    assert batch_of(second).events == [AllCleared()]
+
+
+def test_snapshot_of_nothing_is_one_chunk() -> None:
+    chunk = message(snapshot=KvSnapshotChunk())
+    assert snapshot_of(chunk) == SnapshotSpan(7, 7, 0)
+    assert batch_of(chunk) == EventBatch(1.5, [], 0)
+
+
+def test_payload_that_a_relay_could_not_decode_may_have_removed() -> None:
+    batch = batch_of(KvEventBatch(sequence_number=7))
+    assert (batch.faults, batch.removal_lost) == (("undecodable_batch",), True)
+    assert batch_of(message()) == EventBatch(1.5, [], 0)
+
+
+def test_batch_beyond_the_limits_is_left_out_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = EventBatch(1.5, [], 0, ("oversized_batch",), removal_lost=True)
+    monkeypatch.setattr(grpc_wire, "MAX_BLOCKS", 1)
+    assert batch_of(message(STORED, STORED)) == lost
+    monkeypatch.setattr(grpc_wire, "MAX_EVENTS", 1)
+    assert batch_of(message(CLEARED, CLEARED)) == lost
+
+
+def test_load_says_what_the_engine_said() -> None:
+    record = LoadRecord(
+        running_requests=1,
+        waiting_requests=2,
+        waiting_uncached_tokens=3,
+        prefill_pending_tokens=0,
+        token_usage=0.5,
+        active_token_usage=0.25,
+        gen_throughput=9.0,
+        max_running_requests=4,
+        age_ms=5,
+        engine_silence_ms=6,
+    )
+    assert load_of(message(load=record)) == EngineLoad(1, 2, 3, 0, 0.5, 0.25, 9.0, 4, 5, 6)
+
+
+def test_load_is_none_where_it_was_not_said() -> None:
+    assert load_of(message()) is None
+    assert load_of(message(load=LoadRecord(load_only=True))) == EngineLoad(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("figure", "share", "rate"),
+    [(math.nan, 0.0, 0.0), (math.inf, 0.0, 0.0), (-1.0, 0.0, 0.0), (7.0, 1.0, 7.0)],
+)
+def test_absurd_load_is_bounded(figure: float, share: float, rate: float) -> None:
+    load = load_of(message(load=LoadRecord(token_usage=figure, gen_throughput=figure)))
+    assert load
+    assert (load.cache_usage, load.tokens_per_second) == (share, rate)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> bytes:
+    """Protobuf of the right shape, cut and patched."""
+    batch = message(CLEARED, STORED, REMOVED, snapshot=KvSnapshotChunk(count=2), load=LoadRecord())
+    raw = bytearray(batch.SerializeToString())
+    for _ in range(draw(st.integers(0, 4))):
+        raw[draw(st.integers(0, len(raw) - 1))] = draw(st.integers(0, 255))
+    return bytes(raw[: draw(st.integers(0, len(raw)))])
+
+
+@given(st.one_of(st.binary(), messages()))
+def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
+    with contextlib.suppress(WireError):
+        parsed = parse_message(raw)
+        assert isinstance(batch_of(parsed), EventBatch)
+        snapshot_of(parsed)
+        load_of(parsed)

@@ -1,0 +1,219 @@
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstate.errors import WireError
+from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
+from kvstate.wire import trtllm_wire
+from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_event
+
+
+def raw(number: int, data: Any, **fields: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode({"event_id": number, "data": data, **fields}))
+
+
+def block(number: int, *token_ids: int, **fields: Any) -> dict[str, Any]:
+    tokens = [{"type": "unique_token", "token_id": each, "token_extra_id": 0} for each in token_ids]
+    return {"type": "stored_block", "block_hash": number, "tokens": tokens, **fields}
+
+
+def stored(*blocks: dict[str, Any], parent: int | None = None) -> dict[str, Any]:
+    return {"type": "stored", "parent_hash": parent, "blocks": list(blocks)}
+
+
+def removed(*hashes: int) -> dict[str, Any]:
+    return {"type": "removed", "block_hashes": list(hashes)}
+
+
+def moved(number: int, old: int, new: int) -> dict[str, Any]:
+    level = {"type": "event_diff", "old_value": old, "new_value": new}
+    return {"type": "updated", "block_hash": number, "cache_level": level, "priority": None}
+
+
+class Decoding:
+    """One rank's events, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.decoder = RankDecoder()
+        self.number = 0
+
+    def batch(self, data: Any, window: int | None = None) -> EventBatch:
+        event = parse_event(raw(self.number, data, window_size=window))
+        self.number += 1
+        return self.decoder.decode(event, 1.5)
+
+    def events(self, data: Any, window: int | None = None) -> list[Event]:
+        batch = self.batch(data, window)
+        assert (batch.faults, batch.removal_lost) == ((), False)
+        return batch.events
+
+    def fault(self, data: Any, window: int | None = None) -> tuple[str, bool]:
+        batch = self.batch(data, window)
+        (name,) = batch.faults
+        assert batch.events == []
+        return name, batch.removal_lost
+
+
+@pytest.fixture
+def decoding() -> Decoding:
+    return Decoding()
+
+
+def held(events: list[Event]) -> list[int | bytes]:
+    (event,) = events
+    assert isinstance(event, BlocksStored)
+    return event.hashes
+
+
+def test_answer_is_a_list_of_events() -> None:
+    assert parse_drain(b"[]") == []
+    (one,) = parse_drain(b'[{"event_id": 3, "data": {"type": "created"}, "attention_dp_rank": 2}]')
+    event = parse_event(one)
+    assert (event.rank, event.sequence, event.window_tokens) == (2, 3, None)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[", b"[" * 5000, b"\xff", b'{"error": "x"}'])
+def test_answer_that_is_no_list_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError, match="answer is no JSON list of events"):
+        parse_drain(body)
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, None, "7", 1.5])
+def test_event_without_a_number_is_refused(number: Any) -> None:
+    with pytest.raises(WireError, match="event has no number"):
+        parse_event(raw(number, {}))
+
+
+def test_server_may_say_that_it_has_none() -> None:
+    assert error_of(b'{"error": "not enabled"}') == "not enabled"
+    assert error_of(b'{"error": {"code": 1}}') == "an error"
+    assert error_of(b"[]") is None
+
+
+def test_event_is_a_batch_with_the_stamp_of_its_drain(decoding: Decoding) -> None:
+    event = parse_event(raw(0, removed(-1), attention_dp_rank=1, window_size=64))
+    expected = EventBatch(2.5, [BlocksRemoved([2**64 - 1], group=64)], 1)
+    assert decoding.decoder.decode(event, 2.5) == expected
+
+
+def test_creation_says_nothing_of_blocks(decoding: Decoding) -> None:
+    assert decoding.events({"type": "created", "num_blocks_per_cache_level": [10, 0]}) == []
+
+
+def test_partial_blocks_are_left_out(decoding: Decoding) -> None:
+    assert held(decoding.events(stored(block(1, 5, 6), block(2, 7)))) == [1]
+    assert decoding.events(stored(block(3, 8))) == []
+    assert decoding.events(stored()) == []
+
+
+def test_blocks_without_tokens_say_nothing(decoding: Decoding) -> None:
+    assert decoding.events(stored(block(1))) == []
+
+
+def test_smaller_windows_are_not_indexed(decoding: Decoding) -> None:
+    assert decoding.events({"type": "created"}, 64) == []
+    assert decoding.events({"type": "created"}, 32) == []
+    assert decoding.fault(stored(block(1, 5)), 32) == ("other_attention_group", False)
+    assert decoding.fault(removed(1), 32) == ("other_attention_group", False)
+    assert decoding.fault(moved(1, 0, 1), 32) == ("other_attention_group", False)
+    assert held(decoding.events(stored(block(1, 5)), 64)) == [1]
+
+
+def test_larger_window_that_turns_up_late_is_told(decoding: Decoding) -> None:
+    assert held(decoding.events(stored(block(1, 5)), 32)) == [1]
+    batch = decoding.batch(stored(block(2, 6)), 64)
+    assert (batch.faults, batch.removal_lost) == (("larger_window",), True)
+    assert held(batch.events) == [2]
+    assert decoding.fault(stored(block(3, 7)), 32) == ("other_attention_group", False)
+    assert decoding.events(removed(1), 32) == [BlocksRemoved([1], group=32)]
+
+
+def test_restarted_server_is_learned_anew(decoding: Decoding) -> None:
+    assert held(decoding.events(stored(block(1, 5, 6)), 64)) == [1]
+    decoding.number = 0
+    assert held(decoding.events(stored(block(1, 5)), 32)) == [1]
+
+
+def test_block_that_moves_is_removed_from_where_it_is(decoding: Decoding) -> None:
+    decoding.events(stored(block(1, 5), block(2, 6)))
+    assert decoding.events(moved(1, 0, 1)) == [BlocksCopied([1], "CPU"), BlocksRemoved([1])]
+    assert decoding.events(moved(1, 0, 1)) == []
+    assert decoding.events(removed(1, 2)) == [BlocksRemoved([1], "CPU"), BlocksRemoved([2])]
+
+
+def test_block_that_comes_back_lies_on_the_device_again(decoding: Decoding) -> None:
+    assert held(decoding.events(stored(block(1, 5, cache_level=1)))) == [1]
+    assert decoding.events(moved(1, 1, 0)) == [BlocksCopied([1]), BlocksRemoved([1], "CPU")]
+    assert decoding.events(removed(1)) == [BlocksRemoved([1])]
+
+
+def test_block_that_moves_out_of_sight_is_gone(decoding: Decoding) -> None:
+    assert decoding.events(moved(1, 0, 7)) == [BlocksRemoved([1])]
+
+
+def test_change_of_priority_moves_nothing(decoding: Decoding) -> None:
+    assert decoding.events({"type": "updated", "block_hash": 1, "cache_level": None}) == []
+
+
+def test_more_blocks_elsewhere_than_remembered_are_not_credited(
+    decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trtllm_wire, "MAX_ELSEWHERE", 1)
+    assert held(decoding.events(stored(block(1, 5, cache_level=1)))) == [1]
+    assert decoding.events(stored(block(2, 5, cache_level=1))) == []
+    assert decoding.events(moved(3, 0, 1)) == [BlocksRemoved([3])]
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "removal_lost"),
+    [
+        ({"type": "stored"}, "malformed_event", False),
+        (stored({"block_hash": "x"}), "malformed_event", False),
+        (stored(block(1, 5, cache_level=9)), "unknown_medium", False),
+        ({"type": "removed"}, "malformed_event", True),
+        ({"type": "updated", "block_hash": None}, "malformed_event", True),
+        ({"type": "resized"}, "unknown_event", False),
+        ({}, "malformed_event", True),
+        (7, "malformed_event", True),
+    ],
+)
+def test_bad_event_is_named(
+    decoding: Decoding, data: Any, name: str, *, removal_lost: bool
+) -> None:
+    assert decoding.fault(data) == (name, removal_lost)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "blocks", "block_hash", "tokens", "token_id", "cache_level"]),
+            inner,
+        )
+    ),
+    max_leaves=10,
+)
+events = st.fixed_dictionaries(
+    {
+        "event_id": st.integers(0, 9),
+        "data": st.sampled_from(
+            [stored(block(1, 5)), stored(block(1, 5, 6), block(2, 7)), removed(1), moved(1, 0, 1)]
+        )
+        | json_values,
+    },
+    optional={"window_size": json_values | st.integers(), "attention_dp_rank": json_values},
+)
+
+
+@given(st.lists(events | json_values).map(msgspec.json.encode) | st.binary())
+def test_any_bytes_are_batches_or_refused(body: bytes) -> None:
+    decoder = RankDecoder()
+    with contextlib.suppress(WireError):
+        for one in parse_drain(body):
+            with contextlib.suppress(WireError):
+                assert isinstance(decoder.decode(parse_event(one), 1.5), EventBatch)

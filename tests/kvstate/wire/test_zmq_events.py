@@ -1,0 +1,205 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvstate.events import (
+    AllCleared,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    OtherGroupStored,
+    Tokens,
+)
+from kvstate.wire.admission import Skipped
+from kvstate.wire.zmq_events import decode_event, tag_of
+
+STORED: dict[str, Any] = {
+    "type": "BlockStored",
+    "block_hashes": [1, 2],
+    "parent_block_hash": None,
+    "token_ids": [5, 6, 7, 8],
+    "block_size": 2,
+}
+ARRAY = ["BlockStored", [1, 2], None, [5, 6, 7, 8], 2, None]
+PAIRS = [[4, 5], [5, 6], [6, 7], [7, 8]]
+
+
+def stored(**fields: Any) -> BlocksStored:
+    event = decode_event(STORED | fields)
+    assert isinstance(event, BlocksStored)
+    return event
+
+
+def from_array(*more: Any) -> BlocksStored:
+    event = decode_event([*ARRAY, *more])
+    assert isinstance(event, BlocksStored)
+    return event
+
+
+def fault(event: object) -> str:
+    with pytest.raises(Skipped) as skipped:
+        decode_event(event)
+    return str(skipped.value)
+
+
+def test_store_is_read_from_a_map() -> None:
+    expected = BlocksStored([1, 2], None, Tokens("I", [5, 6, 7, 8]), 2, names_salts=True)
+    assert stored() == expected
+
+
+def test_store_is_read_from_an_array_of_any_length() -> None:
+    expected = BlocksStored([1, 2], None, Tokens("I", [5, 6, 7, 8]), 2)
+    assert from_array() == msgspec.structs.replace(expected, names_salts=False, names_loras=False)
+    whole = from_array("GPU", "a", [["a"], ["a"]], 1, "full_attention", None, "later")
+    assert (whole.lora, whole.group, whole.kind) == ("a", 1, "full_attention")
+    assert (whole.names_salts, whole.names_loras) == (True, True)
+
+
+def test_hashes_are_unsigned_numbers_or_bytes() -> None:
+    event = stored(block_hashes=[-1, b"h" * 32], parent_block_hash=-2)
+    assert event.hashes == [2**64 - 1, b"h" * 32]
+    assert event.parent == 2**64 - 2
+
+
+def test_adapter_is_known_by_name_else_by_number() -> None:
+    assert stored(lora_name="a", lora_id=3).lora == "a"
+    assert stored(lora_id=3).lora == 3
+    assert stored(lora_name="a", lora_id="x").lora == "a"
+
+
+def test_extra_keys_are_kept_without_the_adapter_name() -> None:
+    assert stored(lora_name="a", extra_keys=[["a", "salt"], ["a"]]).extras == [("salt",), ()]
+
+
+def test_place_is_medium_and_group() -> None:
+    event = stored(medium="cpu", group_idx=3)
+    assert (event.medium, event.group) == ("CPU", 3)
+
+
+def test_salt_of_a_chain_is_what_its_root_carries() -> None:
+    expected = [("tenant",), ()]
+    assert stored(cache_salt="tenant").extras == expected
+    assert stored(extra_keys=[["tenant"], None]).extras == expected
+    assert from_array("GPU", {"cache_salt": "tenant"}).extras == expected
+    assert stored(cache_salt="tenant", parent_block_hash=7).extras is None  # its parent has it
+
+
+def test_map_at_the_end_of_an_array_names_no_adapter() -> None:
+    event = from_array("GPU", {"cache_salt": "tenant", "lora_name": "a"})
+    assert (event.lora, event.names_salts, event.names_loras) == (None, True, False)
+    assert from_array("GPU", {}).extras is None
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention"])
+def test_groups_that_hold_the_whole_prefix_are_stored(kind: str) -> None:
+    assert stored(kv_cache_spec_kind=kind, group_idx=1).kind == kind
+
+
+def test_store_of_another_group_tells_the_group_only() -> None:
+    masked = STORED | {"block_hashes": [2], "kv_cache_spec_kind": "sliding_window", "group_idx": 1}
+    assert decode_event(masked) == OtherGroupStored(1)
+    assert decode_event(STORED | {"kv_cache_spec_kind": ["mla_attention"]}) == OtherGroupStored()
+
+
+@pytest.mark.parametrize("fields", [{"token_ids": []}, {"block_size": 0}])
+def test_blocks_known_by_hash_are_copied(fields: dict[str, Any]) -> None:
+    event = decode_event(STORED | fields | {"medium": "STORAGE", "group_idx": 0})
+    assert event == BlocksCopied([1, 2], "STORAGE", 0)
+
+
+def test_bigrams_are_their_second_tokens_behind_the_first_of_all() -> None:
+    event = stored(token_ids=PAIRS)
+    assert event.bigrams
+    assert list(event.tokens) == [5, 6, 7, 8]
+    assert event.extras == [(4,), ()]
+    assert stored(token_ids=PAIRS, cache_salt="tenant").extras == [(4, "tenant"), ()]
+    assert stored(token_ids=PAIRS, parent_block_hash=7).extras is None
+
+
+def test_images_are_what_their_blocks_carry() -> None:
+    images = [[], [{"type": "mm_key", "hash": "abc", "start_offset": 3}]]
+    assert stored(mm_keys=images).extras == [(), (["abc", 3],)]
+
+
+def test_removal_is_read_from_both_layouts() -> None:
+    event = BlocksRemoved([1], "CPU", 2)
+    as_map = {"type": "BlockRemoved", "block_hashes": [1], "medium": "CPU", "group_idx": 2}
+    assert decode_event(["BlockRemoved", [1], "CPU", 2]) == decode_event(as_map) == event
+    assert decode_event(as_map | {"kv_cache_spec_kind": "mamba"}) == event
+
+
+def test_clearing_is_read_from_both_layouts() -> None:
+    assert decode_event(["AllBlocksCleared"]) == AllCleared()
+    assert decode_event({"type": "AllBlocksCleared", "ownership": None}) == AllCleared()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"locality": "REMOTE", "kv_cache_spec_kind": "mamba"}, "other_locality"),
+        ({"ownership": "KVCR", "block_hashes": None}, "foreign_ownership"),
+        ({"kv_cache_spec_kind": "mamba", "group_idx": "x"}, "bad_group"),
+        ({"block_size": 2.0}, "bad_block_size"),
+        ({"block_size": 65_537}, "bad_block_size"),
+        ({"block_size": -2}, "bad_block_size"),
+        ({"token_ids": [5, 6, 7]}, "misaligned_tokens"),
+        ({"token_ids": [5, 6, 7, "8"]}, "bad_tokens"),
+        ({"token_ids": [5, 6, 7, 2**32]}, "bad_tokens"),
+        ({"token_ids": [5, 6, 7, [7, 8]]}, "bad_tokens"),
+        ({"token_ids": "text"}, "bad_tokens"),
+        ({"token_ids": [*PAIRS[:3], [9, 9]]}, "broken_bigrams"),
+        ({"token_ids": [*PAIRS[:3], [7, 8, 9]]}, "bad_tokens"),
+        ({"token_ids": [*PAIRS[:3], 8]}, "bad_tokens"),
+        ({"token_ids": [*PAIRS[:3], [7, -1]]}, "bad_tokens"),
+        ({"block_hashes": None}, "bad_hash"),
+        ({"block_hashes": ["h", 2]}, "bad_hash"),
+        ({"parent_block_hash": 1.5}, "bad_hash"),
+        ({"parent_block_hash": True}, "bad_hash"),
+        ({"extra_keys": [None]}, "bad_extra_keys"),
+        ({"mm_keys": [None]}, "bad_mm_keys"),
+        ({"cache_salt": 7}, "bad_cache_salt"),
+        ({"lora_name": ["a"]}, "bad_lora"),
+        ({"lora_name": {"cache_salt": "tenant"}}, "bad_lora"),  # arrays alone have that
+        ({"lora_id": "3"}, "bad_lora"),
+        ({"lora_id": True}, "bad_lora"),
+        ({"medium": "TAPE"}, "unknown_medium"),
+        ({"medium": "TAPE", "token_ids": []}, "unknown_medium"),
+        ({"medium": 7}, "bad_medium"),
+        ({"group_idx": -1}, "bad_group"),
+    ],
+)
+def test_store_that_cannot_be_credited_is_skipped_by_name(
+    fields: dict[str, Any], name: str
+) -> None:
+    assert fault(STORED | fields) == name
+
+
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        (["BlockRemoved", "h"], "bad_hash"),
+        (["BlockRemoved", [1], 7], "bad_medium"),
+        (["BlockRemoved", [1], None, "x"], "bad_group"),
+        ({"type": "BlockRemoved", "block_hashes": [1], "locality": "REMOTE"}, "other_locality"),
+        ({"type": "BlockRemoved", "block_hashes": [1], "ownership": "kvcr"}, "foreign_ownership"),
+        ({"type": "AllBlocksCleared", "ownership": "kvcr"}, "foreign_ownership"),
+        (["BlockPinned", [1]], "unknown_event"),
+        ([], "malformed_event"),
+        ([7], "malformed_event"),
+        (7, "malformed_event"),
+        ({"type": None}, "malformed_event"),
+    ],
+)
+def test_other_events_that_cannot_be_applied_are_skipped_by_name(event: object, name: str) -> None:
+    assert fault(event) == name
+
+
+def test_tag_is_what_an_event_says_it_is() -> None:
+    assert [tag_of(event) for event in (["a"], [], {"type": "b"}, {}, 7)] == [
+        "a",
+        None,
+        "b",
+        None,
+        None,
+    ]

@@ -1,0 +1,36 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstate.errors import WireError
+from kvstate.wire.zmq_frames import END_OF_REPLAY, Frames, parse_frames
+
+
+def test_live_message_has_topic_number_and_payload() -> None:
+    assert parse_frames([b"kv", b"\0" * 7 + b"\7", b"x"]) == Frames(7, b"x")
+
+
+def test_replayed_message_is_read_from_its_end() -> None:
+    number = (7).to_bytes(8, "big")
+    assert parse_frames([b"", number, b"x"]) == parse_frames([b"", b"kv", number, b"x"])
+
+
+def test_end_of_a_replay_has_no_payload() -> None:
+    assert parse_frames([b"", b"", b"\xff" * 8, b""]).ends_replay
+    assert not parse_frames([b"", b"\xff" * 8, b"x"]).ends_replay
+    assert not Frames(0, b"").ends_replay
+    assert END_OF_REPLAY == 2**64 - 1
+
+
+@pytest.mark.parametrize("frames", [[], [b"x"], [b"kv", b"\0" * 7, b"x"], [b"\0" * 8, b"", b"x"]])
+def test_message_without_a_number_is_refused(frames: list[bytes]) -> None:
+    with pytest.raises(WireError, match=f"message of {len(frames)} frames has no sequence number"):
+        parse_frames(frames)
+
+
+@given(st.lists(st.binary(max_size=12), max_size=5))
+def test_any_frames_are_a_message_or_refused(frames: list[bytes]) -> None:
+    with contextlib.suppress(WireError):
+        assert isinstance(parse_frames(frames), Frames)
