@@ -65,6 +65,17 @@ def parse_tcp(text: str) -> Address:
     return parse(text.removeprefix("tcp://"))
 
 
+def parse_http(text: str) -> Address:
+    """Takes a URL http://host:port apart, which may end in a slash.
+
+    Raises:
+        ValueError: with what is wrong, in words.
+    """
+    if not text.startswith("http://"):
+        raise ValueError(f"must be http://host:port, is {text!r}")
+    return parse(text.removeprefix("http://").removesuffix("/"))
+
+
 def _is_ipv6(host: str) -> bool:
     try:
         ipaddress.IPv6Address(host)

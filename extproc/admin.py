@@ -13,10 +13,10 @@ from aiohttp.typedefs import Handler, Middleware
 from extproc.address import Address
 from extproc.errors import StartError
 from extproc.metrics import Metrics
-from extproc.request import path_of
+from extproc.requests.request import path_of
 from extproc.router import Router
 from extproc.stream import Head
-from extproc.workers import Workers
+from extproc.workers.workers import Workers
 from kvstate.core_choice import default_core_name
 
 

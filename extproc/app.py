@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import random
@@ -12,18 +13,25 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from extproc import address, logs
 from extproc.admin import admin_application, listen, metrics_application
-from extproc.config import Config, WorkerEvents
+from extproc.config import Config
+from extproc.config import RemoteTokenizer as RemoteTokenizerOptions
 from extproc.config_reader import load
 from extproc.errors import ConfigError
 from extproc.grpc_server import GrpcServer
 from extproc.metrics import Metrics
+from extproc.picking.scrape import LoadReports
 from extproc.router import Router
-from extproc.tokens import Tokenizer
-from extproc.workers import Workers
+from extproc.tokenizing.prompt_tokens import AnyTokenizer
+from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
+from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
 from kvstate.core_choice import default_core_name
+from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
+from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.transport import Transport
+from kvstate.feeds.trtllm_transport import drain_transports
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
 from kvstate.fleet import Fleet
-from kvstate.transport import Transport
-from kvstate.zmq_transport import ZmqContext, ZmqSource, ZmqTransport
 
 log = logging.getLogger("kvsteer")
 
@@ -32,13 +40,28 @@ READY_DEADLINE_SECONDS = 10.0
 
 
 def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
-    """The tokenizer of every model that has one.
+    """The tokenizer of every model that has one in files.
 
     Raises:
         StartError: one cannot be loaded.
     """
-    loaded = {model.name: Tokenizer.load(model) for model in config.models}
+    local = [model for model in config.models if isinstance(model.tokenizer, str)]
+    loaded = {model.name: Tokenizer.load(model) for model in local}
     return {name: tokenizer for name, tokenizer in loaded.items() if tokenizer is not None}
+
+
+def remote_tokenizers(
+    config: Config, workers: Workers, metrics: Metrics
+) -> dict[str, RemoteTokenizer]:
+    """The tokenizer of every model whose workers are asked for tokens; they are to be closed."""
+    made: dict[str, RemoteTokenizer] = {}
+    for model in config.models:
+        options = model.tokenizer
+        if isinstance(options, RemoteTokenizerOptions) and options.remote:
+            endpoints = functools.partial(workers.endpoints, model.name)
+            count = functools.partial(metrics.count_question, model.name)
+            made[model.name] = RemoteTokenizer(model, options, endpoints, count)
+    return made
 
 
 @contextlib.asynccontextmanager
@@ -55,10 +78,14 @@ async def running(config: Config) -> AsyncIterator[Workers]:
         metrics = Metrics()
         workers = Workers(
             config,
-            Fleet(secrets.randbits(64), time.time),
-            lambda events: _transports(context, events),
+            Fleet(secrets.randbits(64), time.time, random.random),
+            lambda source: _open(context, source),
         )
-        router = Router(config, workers, tokenizers, metrics, random.Random())  # noqa: S311 - ties
+        remote = remote_tokenizers(config, workers, metrics)
+        for tokenizer in remote.values():
+            stack.push_async_callback(tokenizer.close)
+        known: dict[str, AnyTokenizer] = {**tokenizers, **remote}
+        router = Router(config, workers, known, metrics, random.Random())  # noqa: S311 - ties
         stack.callback(router.close)
         metrics.add_workers(lambda: workers.status(router.in_flight), workers.index_bytes)
         is_ready = _readiness(workers)
@@ -73,6 +100,16 @@ async def running(config: Config) -> AsyncIterator[Workers]:
 
         stack.push_async_callback(workers.close)
         await workers.start()
+        reports = LoadReports(
+            router.placing,
+            workers.places,
+            workers.loads,
+            config.policy.scrape_interval_ms / 1000,
+            random.random,
+            time.monotonic,
+        )
+        stack.push_async_callback(reports.close)
+        await reports.start()
         server = GrpcServer(config, router, metrics, is_ready)
         await server.start()
         stack.push_async_callback(server.stop)
@@ -124,24 +161,15 @@ async def _reload(path: str, workers: Workers) -> None:
     await workers.enable_events(enabled=config.events.enabled)
 
 
-def _transports(context: ZmqContext, events: WorkerEvents) -> Sequence[Transport]:
-    return [
-        ZmqTransport(
-            context,
-            ZmqSource(
-                events=_of_rank(events.zmq or "", rank),
-                replay=None if events.replay is None else _of_rank(events.replay, rank),
-                topic=events.topic,
-            ),
-        )
-        for rank in range(events.ranks)
-    ]
-
-
-def _of_rank(endpoint: str, rank: int) -> str:
-    """vLLM and SGLang publish rank r on the configured port + r."""
-    place = address.parse_tcp(endpoint)
-    return f"tcp://{place._replace(port=place.port + rank)}"
+def _open(context: ZmqContext, source: FeedSource) -> Sequence[Transport]:
+    """A feed's transports, one a rank."""
+    match source:
+        case GrpcSource():
+            return grpc_transports(source, random.random)
+        case DrainSource():
+            return drain_transports(source, random.random)
+        case _:
+            return [ZmqTransport(context, one, random.random) for one in source]
 
 
 def _readiness(workers: Workers) -> Callable[[], bool]:

@@ -18,7 +18,7 @@ DEFAULT_EXTPROC = "127.0.0.1:9002"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status is 0, 1 for what failed, 2 for what was asked wrongly."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parsed = _parser(of_worker=given[:1] == ["worker"]).parse_args(given)
+    parsed = _parser(given[0] if given else "").parse_args(given)
     try:
         return int(parsed.run(parsed))
     except ConfigError as error:
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(*, of_worker: bool) -> argparse.ArgumentParser:
-    """of_worker: with the simulator's own options, whose package only that command loads."""
+def _parser(command: str) -> argparse.ArgumentParser:
+    """command: the one that was given; some have options that only they themselves load."""
     parser = argparse.ArgumentParser(
         prog="kvsteer",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
@@ -46,8 +46,8 @@ def _parser(*, of_worker: bool) -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     envoy = commands.add_parser("envoy", help="print an envoy.yaml for a configuration")
     envoy.set_defaults(run=_envoy)
-    for command in (serve, check, envoy):
-        command.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+    for configured in (serve, check, envoy):
+        configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
 
     explain = commands.add_parser("explain", help="say where a request would go, and why")
     explain.add_argument(
@@ -68,8 +68,17 @@ def _parser(*, of_worker: bool) -> argparse.ArgumentParser:
     demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
     demo.set_defaults(run=_demo)
 
+    bridge = commands.add_parser(
+        "bridge", help="serve one engine's events to any number of routers"
+    )
+    if command == "bridge":
+        from extproc import bridge_cli  # noqa: PLC0415
+
+        bridge_cli.add_arguments(bridge)
+        bridge.set_defaults(run=bridge_cli.run)
+
     worker = commands.add_parser("worker", help="run one simulated worker")
-    if of_worker:
+    if command == "worker":
         from simulator import cli as simulator  # noqa: PLC0415
 
         simulator.add_arguments(worker)

@@ -101,6 +101,8 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
     kind, optional = _chosen(hint, raw)
     if raw is None and optional:
         return None
+    if typing.get_origin(kind) is typing.Literal:
+        return _word(typing.get_args(kind), raw, path, faults)
     if is_dataclass(kind):
         return _section(typing.cast("type", kind), raw, path, faults)
     if typing.get_origin(kind) is tuple:
@@ -112,13 +114,21 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
     return raw
 
 
+def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> object:
+    """One of a few words, in the place of a section."""
+    if raw in words:
+        return raw
+    faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_shown(raw)}")
+    return None
+
+
 def _chosen(hint: object, raw: object) -> tuple[object, bool]:
     """What a value is to be, and whether it may be absent; of a text or a section, by its shape."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    sections = [kind for kind in kinds if is_dataclass(kind)]
-    kind = sections[0] if sections and isinstance(raw, Mapping) else kinds[0]
+    is_mapping = isinstance(raw, Mapping)
+    kind = next((kind for kind in kinds if is_dataclass(kind) is is_mapping), kinds[0])
     return kind, len(kinds) < len(typing.get_args(hint))
 
 

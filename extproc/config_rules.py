@@ -6,7 +6,7 @@ from pathlib import Path
 
 from extproc import address
 from extproc.config import Config, Model, Worker, WorkerEvents
-from extproc.tokenizer_files import TokenizerFiles
+from extproc.tokenizing.tokenizer_files import TokenizerFiles
 
 
 def broken_rules(config: Config) -> list[str]:
@@ -115,15 +115,27 @@ def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
         yield f"{key}.model: missing; there are {len(names)} models: {', '.join(names)}"
     if worker.model is not None and worker.model not in names:
         yield f"{key}.model: {worker.model!r} is not under models"
-    if worker.events is not None:
+    if isinstance(worker.events, WorkerEvents):
         yield from _events(f"{key}.events", worker.events)
 
 
 def _events(key: str, events: WorkerEvents) -> Iterator[str]:
-    if (events.zmq is None) == (events.grpc is None):
-        yield f"{key}: needs one of zmq and grpc"
+    if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
+        yield f"{key}: needs one of zmq, grpc and drain"
     if events.grpc is not None:
         yield from _address_fault(f"{key}.grpc", events.grpc, address.parse)
+    if events.drain is not None:
+        yield from _address_fault(f"{key}.drain", events.drain, address.parse_http)
+    if events.zmq is None:
+        yield from (
+            f"{key}.{name}: needs zmq"
+            for name, value in (("replay", events.replay), ("bind", events.bind))
+            if value
+        )
+    yield from _ports(key, events)
+
+
+def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
     taken: set[tuple[str, int]] = set()
     for name, text in (("zmq", events.zmq), ("replay", events.replay)):
         if text is None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from extproc.config import Config, Worker
+from extproc.config import Config, Worker, WorkerEvents
 from extproc.config_reader import load
 from extproc.demo_check import judge
 from extproc.envoy_config import render
@@ -208,7 +208,7 @@ def _free_ports(wanted: Sequence[int]) -> list[int]:
 
 def _worker_command(worker: Worker) -> list[str]:
     command = [*_KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
-    if worker.events is not None:
+    if isinstance(worker.events, WorkerEvents):
         command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
     return [*command, "--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
 
@@ -230,7 +230,11 @@ def _place(config: Config) -> Place:
         admin=f"http://{config.admin.listen}",
         metrics=f"http://{config.metrics.listen}",
         workers=[worker.endpoint for worker in config.workers],
-        replays=[worker.events.replay or "" for worker in config.workers if worker.events],
+        replays=[
+            worker.events.replay or ""
+            for worker in config.workers
+            if isinstance(worker.events, WorkerEvents)
+        ],
     )
 
 

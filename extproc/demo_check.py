@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from kvstate.zmq_transport import ZmqContext, ZmqSource, ZmqTransport
+from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
 
 CONVERSATIONS = 6
 TURNS = 3
@@ -120,7 +121,7 @@ async def _published_after(replay: str, sequence: int | None) -> bool:
     transport = ZmqTransport(context, ZmqSource(events=replay, replay=replay, topic=""))
     try:
         start = 0 if sequence is None else sequence + 1
-        return [message async for message in transport.replay(start)] != []
+        return [batch async for batch in transport.replay(start)] != []
     finally:
         await transport.close()
 

@@ -11,12 +11,13 @@ import grpc
 
 from extproc import address
 from extproc.config import Config
-from extproc.decision import Decision
 from extproc.errors import ProtocolError, StartError
-from extproc.load import Booking
 from extproc.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.picking.decision import Decision
+from extproc.picking.load import Booking
+from extproc.picking.refusal import refusal_of
 from extproc.router import Router
 from extproc.stream import Ask, Placement, Stream
 
@@ -58,6 +59,12 @@ class GrpcServer:
         )
         self._server.add_generic_rpc_handlers((self._ext_proc_handler(), self._health_handler()))
 
+    @property
+    def _policy_header(self) -> str | None:
+        """As Envoy writes names of headers."""
+        name = self._config.policy.header
+        return None if name is None else name.lower()
+
     async def start(self) -> None:
         """Listens.
 
@@ -84,6 +91,7 @@ class GrpcServer:
         stream = Stream(
             max_body_bytes=self._config.extproc.max_body_bytes,
             names_model=len(self._config.models) > 1,
+            policy_header=self._policy_header,
         )
         booking: Booking | None = None
         with self._metrics.open_streams.track_inprogress():
@@ -92,7 +100,11 @@ class GrpcServer:
                     step = stream.receive(message)
                     if isinstance(step, Ask):
                         decision, booking = await self._router.route(step)
-                        step = stream.place(self._placement(decision))
+                        refusal = refusal_of(decision.verdict)
+                        if refusal is None:
+                            step = stream.place(self._placement(decision))
+                        else:
+                            step = stream.refuse(refusal)
                     yield step
             except ProtocolError as error:
                 self._metrics.protocol_errors.inc()

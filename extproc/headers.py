@@ -3,6 +3,8 @@
 # Endpoint Picker Protocol v1.0.0 (Gateway API inference extension, proposal 004).
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
+SUBSET = "x-gateway-destination-endpoint-subset"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 
 # Ours: names the model of a request, so that a route can choose the cluster of that model.
 # Set only where more than one model is configured; never taken from a client.

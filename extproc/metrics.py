@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.decision import Decision
+from extproc.picking.decision import Decision
 
 _DECISION_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
@@ -45,6 +45,12 @@ class Metrics:
             ["model"],
             registry=self.registry,
         )
+        self._questions = Counter(
+            "kvsteer_remote_tokenizer",
+            "Prompts of models whose workers are asked for tokens, by outcome",
+            ["model", "outcome"],
+            registry=self.registry,
+        )
         self._index_bytes = Gauge(
             "kvsteer_index_bytes", "Memory of the block index", registry=self.registry
         )
@@ -66,6 +72,10 @@ class Metrics:
             self._prompt_tokens.labels(model).inc(decision.prompt_tokens)
             self._predicted_tokens.labels(model).inc(decision.certain_tokens)
 
+    def count_question(self, model: str, outcome: str) -> None:
+        """Counts one prompt that a worker was to tokenize."""
+        self._questions.labels(model, outcome).inc()
+
     def add_workers(
         self, status: Callable[[], list[dict[str, Any]]], index_bytes: Callable[[], int]
     ) -> None:
@@ -85,6 +95,7 @@ class _WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         workers = self._status()
         yield from _worker_metrics(workers)
+        yield from _check_metrics(workers)
         yield from _feed_metrics(workers)
 
 
@@ -101,6 +112,25 @@ def _worker_metrics(workers: list[dict[str, Any]]) -> Iterator[Metric]:
             blocks.add_metric([worker["name"], tier], count)
     yield in_flight
     yield blocks
+
+
+def _check_metrics(workers: list[dict[str, Any]]) -> Iterator[Metric]:
+    checks = CounterMetricFamily(
+        "kvsteer_token_checks",
+        "Requests whose tokens were compared with the engine's, by what came of it",
+        labels=["worker", "result"],
+    )
+    differ = GaugeMetricFamily(
+        "kvsteer_tokens_differ",
+        "1 while a worker's tokens differ from ours, so that its overlap counts as uncertain",
+        labels=["worker"],
+    )
+    for worker in workers:
+        tokens = worker["tokens"]
+        for result in ("matched", "mismatched", "without_evidence"):
+            checks.add_metric([worker["name"], result], tokens[result])
+        differ.add_metric([worker["name"]], int(tokens["differs"]))
+    yield from (checks, differ)
 
 
 def _feed_metrics(workers: list[dict[str, Any]]) -> Iterator[Metric]:

@@ -1,47 +1,49 @@
 """The path of a request: parse, tokens, decide, book. One router serves all streams."""
 
-import asyncio
-import functools
 import logging
 import time
 import traceback
 from array import array
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
+
+from extproc.checking.self_check import Watched
 from extproc.config import Config
-from extproc.decision import Decision, Query, Snapshot, decide, explanation
 from extproc.errors import RequestError
-from extproc.load import Booking, Loads
 from extproc.metrics import Metrics
 from extproc.models import Models, Served
-from extproc.request import InferenceRequest, Prompt, is_inference, model_of, parse
+from extproc.picking.decision import Decision, Query
+from extproc.picking.decision_log import DecisionLog
+from extproc.picking.eligibility import Demand
+from extproc.picking.explain import explanation
+from extproc.picking.load import Booking
+from extproc.picking.placing import Placing
+from extproc.requests.request import InferenceRequest, is_inference, model_of, parse
 from extproc.stream import Ask, Head
-from extproc.tokens import Tokenizer
-from extproc.workers import Workers
-from kvstate.events import Tokens
+from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
+from extproc.workers.workers import Workers
 from kvstate.overlap import Prompt as Keyed
 
 log = logging.getLogger("kvsteer.decision")
-
-# Prompts in longer bodies are tokenized beside the event loop (this much takes a millisecond). The
-# whole body counts: tools and tool calls become prompt text as well.
-INLINE_BYTES = 2_048
-
-# Threads for long prompts; tokenizers releases the interpreter lock.
-TOKENIZER_THREADS = 2
 
 # What of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
 
 
+class _Asked(NamedTuple):
+    """What is to be placed; is_tokenized: here, and not by the client, who sent token ids."""
+
+    query: Query
+    is_tokenized: bool = False
+
+
 class Router:
     """Decides where requests go.
 
-    tokenizers: by model; a model without one is routed by load.
+    tokenizers: by model; a model without one is routed by load, unless token ids are sent.
     monotonic: seconds, for deadlines and load.
     """
 
@@ -49,7 +51,7 @@ class Router:
         self,
         config: Config,
         workers: Workers,
-        tokenizers: Mapping[str, Tokenizer],
+        tokenizers: Mapping[str, AnyTokenizer],
         metrics: Metrics,
         rng: Random,
         monotonic: Callable[[], float] = time.monotonic,
@@ -57,13 +59,13 @@ class Router:
         self._config = config
         self._models = Models(config.models)
         self._workers = workers
-        self._tokenizers = tokenizers
+        self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
         self._metrics = metrics
         self._rng = rng
         self._monotonic = monotonic
-        self._loads = Loads()
-        self._turns: Counter[str | None] = Counter()
-        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
+        self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
+        self.placing = Placing(config, rng.getrandbits(64))
+        self._watched: dict[Booking, Watched] = {}
 
     async def route(self, ask: Ask) -> tuple[Decision, Booking | None]:
         """Decides and books; never fails, whatever the request is.
@@ -73,91 +75,103 @@ class Router:
         started = self._monotonic()
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        decision = await self._decide(ask)
+        decision, asked = await self._decide(ask)
         self._metrics.observe_decision(decision, self._monotonic() - started)
         self._tell(decision)
+        self._decisions.tell(decision)
         # last: what fails before it leaves no load behind that nobody would release
-        return decision, self._book(decision)
+        booking = self.placing.book(decision, self._monotonic())
+        if booking is not None and asked.is_tokenized:
+            self._watch(decision, asked.query, booking)
+        return decision, booking
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
         """The answer of POST /explain: the decision for a request, without any effect."""
         ask = Ask(head, body)
         if not is_inference(head.method, head.path):
             ask = Ask(head, None, "not_inference")
-        return explanation(await self._decide(ask), self._workers.state)
+        decision, _ = await self._decide(ask)
+        return explanation(decision, self._workers.state)
 
     def release(self, booking: Booking) -> None:
         """The request is over."""
-        self._loads.end(booking)
+        self.placing.release(booking, self._monotonic())
+        watched = self._watched.pop(booking, None)
+        if watched is not None:
+            self._workers.checks.ended(watched)
 
     def in_flight(self, endpoint: str) -> int:
         """Requests under way on an endpoint."""
-        return self._loads.in_flight(endpoint)
+        return self.placing.loads.in_flight(endpoint)
 
     def close(self) -> None:
         """Stops the tokenizer threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._tokens.close()
 
-    async def _decide(self, ask: Ask) -> Decision:
+    async def _decide(self, ask: Ask) -> tuple[Decision, _Asked]:
         try:
-            return self._place(await self._query(ask))
+            asked = await self._query(ask)
+            return self._place(asked, ask.head), asked
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            _tell_fault(error)
-            return self._place(Query(self._models.default, reason="internal_error"))
+            _tell_fault("decision failed with %s; the request is routed by load", error)
+            asked = _Asked(Query(self._models.default, reason="internal_error"))
+            return self._place(asked, ask.head), asked
 
-    async def _query(self, ask: Ask) -> Query:
+    async def _query(self, ask: Ask) -> _Asked:
         if ask.body is None:
-            return Query(None, reason=ask.reason)
+            return _Asked(Query(None, reason=ask.reason))
         try:
             request = parse(ask.head.path, ask.body)
         except RequestError as error:
             served = self._models.find(model_of(ask.body))
-            return Query(served.model if served else None, reason=error.reason)
+            return _Asked(Query(served.model if served else None, reason=error.reason))
         served = self._models.find(request.model)
         if served is None:
-            return Query(None, reason="unknown_model")
+            return _Asked(Query(None, reason="unknown_model"))
+        return await self._tokenized(request, served, ask.body)
+
+    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> _Asked:
+        if not request.reads_cache:
+            return _Asked(Query(served.model, reason="reads_no_cache"))
         try:
-            return Query(served.model, await self._keyed(request, served, len(ask.body)))
+            tokens = await self._tokens.of(request, served.model, len(body))
         except RequestError as error:
-            return Query(served.model, reason=error.reason)
+            return _Asked(Query(served.model, reason=error.reason, text=body))
         except TimeoutError:
-            return Query(served.model, reason="deadline")
+            return _Asked(Query(served.model, reason="deadline", text=body))
+        keyed = [Keyed(served.model, one, served.lora, request.cache_salt) for one in tokens]
+        is_tokenized = not all(isinstance(prompt, array) for prompt in request.prompts)
+        query = Query(served.model, keyed, demand=Demand(served.lora))
+        return _Asked(query, is_tokenized)
 
-    async def _keyed(
-        self, request: InferenceRequest, served: Served, body_bytes: int
-    ) -> list[Keyed]:
-        encode = functools.partial(self._encode, request.prompts, served.model)
-        if body_bytes <= INLINE_BYTES or all(isinstance(one, array) for one in request.prompts):
-            tokens = encode()
-        else:
-            async with asyncio.timeout(self._config.extproc.deadline_ms / 1000):
-                tokens = await asyncio.get_running_loop().run_in_executor(self._threads, encode)
-        return [Keyed(served.model, one, served.lora, request.cache_salt) for one in tokens]
-
-    def _encode(self, prompts: Sequence[Prompt], model: str) -> list[Tokens]:
-        tokenizer = self._tokenizers.get(model)
-        if tokenizer is not None:
-            return [tokenizer.encode(prompt) for prompt in prompts]
-        tokens = [prompt for prompt in prompts if isinstance(prompt, array)]
-        if len(tokens) < len(prompts):
-            raise RequestError("no_tokenizer")
-        return tokens
-
-    def _place(self, query: Query) -> Decision:
-        snapshot = Snapshot(
-            workers=self._workers.candidates(query.model or self._models.default),
-            overlaps=self._workers.overlaps,
-            load=self._loads.load,
-            policy=self._config.policy.name,
-            turn=self._turns[query.model],
+    def _place(self, asked: _Asked, head: Head) -> Decision:
+        workers = self._workers
+        query = msgspec.structs.replace(
+            asked.query,
+            policy=head.policy,
+            demand=asked.query.demand._replace(subset=head.subset),
         )
-        return decide(query, snapshot, self._monotonic(), self._rng)
+        return self.placing.decide(
+            query,
+            workers.candidates(query.model or self._models.default),
+            workers.checks.overlaps if asked.is_tokenized else workers.overlaps,
+            workers.state,
+            self._monotonic(),
+            self._rng,
+        )
 
-    def _book(self, decision: Decision) -> Booking | None:
-        self._turns[decision.model] += 1
-        if not decision.pick:
-            return None
-        return self._loads.begin(decision.pick[0], decision.uncached_tokens, self._monotonic())
+    def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
+        """Has the engine's tokens for a request compared with ours, if they may tell something."""
+        if len(query.prompts) != 1:
+            return
+        try:
+            overlap = decision.held[0].get(decision.worker)
+            watched = self._workers.checks.watch(decision.worker, query.prompts[0], overlap)
+        except Exception as error:  # noqa: BLE001 - the request is on its way already
+            _tell_fault("self-check failed with %s", error)
+            return
+        if watched is not None:
+            self._watched[booking] = watched
 
     def _tell(self, decision: Decision) -> None:
         if not log.isEnabledFor(logging.DEBUG):
@@ -173,9 +187,7 @@ class Router:
         )
 
 
-def _tell_fault(error: Exception) -> None:
+def _tell_fault(what: str, error: Exception) -> None:
     """Where it happened, never what the exception says: that may quote a prompt."""
     frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error(
-        "decision failed with %s; the request is routed by load\n%s", type(error).__name__, frames
-    )
+    log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant

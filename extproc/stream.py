@@ -30,13 +30,15 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeadersResponse,
     HeaderValue,
     HeaderValueOption,
-    HttpHeaders,
+    ImmediateResponse,
     ProcessingMode,
     ProcessingRequest,
     ProcessingResponse,
     TrailersResponse,
 )
-from extproc.request import is_inference, path_of
+from extproc.picking.eligibility import subset_of
+from extproc.picking.refusal import Refusal
+from extproc.requests.request import is_inference, path_of
 
 
 class State(Enum):
@@ -49,11 +51,17 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What of a request's headers decides how it is treated; length in bytes, None if not told."""
+    """What of a request's headers decides how it is treated.
+
+    content_length: in bytes, None if not told. policy: what the request asks for, where that is
+    read. subset: the only endpoints that it may go to, by the proxy's hint; None for all.
+    """
 
     method: str
     path: str
     content_length: int | None
+    policy: str | None = None
+    subset: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +98,16 @@ class Stream:
 
     max_body_bytes: a longer one, by its content-length, is not asked for.
     names_model: whether routes choose a cluster by a model header that we set.
+    policy_header: the request header that may name a policy, None if none may.
     """
 
-    def __init__(self, *, max_body_bytes: int, names_model: bool) -> None:
+    def __init__(
+        self, *, max_body_bytes: int, names_model: bool, policy_header: str | None = None
+    ) -> None:
         self.state = State.HEAD
         self._max_body_bytes = max_body_bytes
         self._names_model = names_model
+        self._policy_header = policy_header
         self._head: Head | None = None
         self._body_follows = False
 
@@ -137,11 +149,19 @@ class Stream:
         self.state = State.PLACED
         return answer
 
+    def refuse(self, refusal: Refusal) -> ProcessingResponse:
+        """The answer that takes a worker's place; belongs to the last `Ask`."""
+        self.state = State.PLACED
+        mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in refusal.headers])
+        answer = ImmediateResponse(headers=mutation, body=refusal.body, details="kvsteer")
+        answer.status.code = refusal.status
+        return ProcessingResponse(immediate_response=answer)
+
     def _receive_head(self, message: ProcessingRequest) -> Step:
         if self.state is not State.HEAD or self._head is not None:
             raise ProtocolError("request headers twice")
         mode = _body_mode(message)
-        self._head = head = _head(message.request_headers)
+        self._head = head = _head(message, self._policy_header)
         self._body_follows = not message.request_headers.end_of_stream
         reason = self._reason_without_body(head, mode)
         if reason:
@@ -201,18 +221,38 @@ def _body_mode(message: ProcessingRequest) -> int:
     return mode
 
 
-def _head(message: HttpHeaders) -> Head:
+def _head(message: ProcessingRequest, policy_header: str | None) -> Head:
     method = path = ""
     length: int | None = None
-    for header in message.headers.headers:
+    policy: str | None = None
+    for header in message.request_headers.headers.headers:
         if header.key == ":method":
             method = _text(header)
         elif header.key == ":path":
             path = path_of(_text(header))
         elif header.key == "content-length":
-            text = _text(header)
-            length = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None  # noqa: PLR2004 - fits 64 bits
-    return Head(method, path, length)
+            length = _length(_text(header))
+        elif header.key == policy_header:
+            policy = _text(header)
+    return Head(method, path, length, policy, _subset(message))
+
+
+def _length(text: str) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) < 20  # noqa: PLR2004 - 64 bits
+    return int(text) if is_number else None
+
+
+def _subset(message: ProcessingRequest) -> frozenset[str] | None:
+    """The proxy's hint at the endpoints that are allowed, if it gives one."""
+    if not message.HasField("metadata_context"):
+        return None
+    namespace = message.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
+    if namespace is None or headers.SUBSET not in namespace.fields:
+        return None
+    hint = namespace.fields[headers.SUBSET]
+    if hint.WhichOneof("kind") == "list_value":
+        return subset_of([each.string_value for each in hint.list_value.values])
+    return subset_of(hint.string_value)
 
 
 def _text(header: HeaderValue) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.address import Address, parse, parse_tcp
+from extproc.address import Address, parse, parse_http, parse_tcp
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,14 @@ def test_zmq_endpoints_are_tcp() -> None:
     assert parse_tcp("tcp://a:1") == Address("a", 1)
     with pytest.raises(ValueError, match="must be tcp://host:port"):
         parse_tcp("ipc:///tmp/x")
+
+
+def test_a_url_may_end_in_a_slash() -> None:
+    assert parse_http("http://[::1]:8000/") == Address("::1", 8000)
+    assert parse_http("http://w:1") == Address("w", 1)
+
+
+@pytest.mark.parametrize("text", ["https://a:1", "a:1", "http://a", "http://a:1/path"])
+def test_other_urls_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be h"):
+        parse_http(text)

@@ -10,7 +10,7 @@ from extproc.config_reader import parse
 from extproc.errors import StartError
 from extproc.metrics import Metrics
 from extproc.router import Router
-from extproc.workers import Workers
+from extproc.workers.workers import Workers
 from kvstate.core_choice import default_core_name
 from kvstate.fleet import Fleet
 from tests.e2e.envoy_process import free_port

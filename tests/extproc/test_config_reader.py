@@ -32,13 +32,22 @@ def test_sections_lists_and_json_are_read() -> None:
       "zmq": "tcp://a:5557", "replay": "tcp://a:5558", "topic": "t", "ranks": 1}}]}"""
     config = parse(text % TINY_MODEL, "c.json")
     assert config.models == (Model("m", ("a",), ("l",), str(TINY_MODEL)),)
-    events = WorkerEvents("tcp://a:5557", "tcp://a:5558", "t", 1)
+    events = WorkerEvents("tcp://a:5557", "tcp://a:5558", "t", ranks=1)
     assert config.workers == (Worker("[::1]:1", "m", 64, events),)
 
 
 def test_a_tokenizer_is_a_text_or_a_section() -> None:
     text = "models: [{name: m, tokenizer: {remote: true}}]\nworkers: [{endpoint: 'a:1'}]"
     assert parse(text, "c.yaml").models[0].tokenizer == RemoteTokenizer()
+
+
+def test_a_worker_may_be_asked_for_its_events() -> None:
+    text = "models: [{name: m}]\nworkers: [{endpoint: 'a:1', events: %s}]"
+    assert parse(text % "auto", "c.yaml").workers[0].events == "auto"
+    with pytest.raises(ConfigError) as raised:
+        parse(text % "automatic", "c.yaml")
+    fault = "c.yaml: workers[0].events: must be a mapping, or auto, is 'automatic'"
+    assert raised.value.faults == [fault]
 
 
 def test_events_may_come_over_grpc() -> None:

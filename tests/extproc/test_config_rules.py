@@ -64,11 +64,20 @@ def events(rest: str) -> str:
             [MODEL, events("zmq: 'a:1'")],
             "workers[0].events.zmq: must be tcp://host:port, is 'a:1'",
         ),
-        ([MODEL, events("topic: t")], "workers[0].events: needs one of zmq and grpc"),
+        ([MODEL, events("topic: t")], "workers[0].events: needs one of zmq, grpc and drain"),
         (
             [MODEL, events("zmq: 'tcp://a:1', grpc: 'a:2'")],
-            "workers[0].events: needs one of zmq and grpc",
+            "workers[0].events: needs one of zmq, grpc and drain",
         ),
+        (
+            [MODEL, events("drain: 'a:1'")],
+            "workers[0].events.drain: must be http://host:port, is 'a:1'",
+        ),
+        (
+            [MODEL, events("grpc: 'a:1', replay: 'tcp://a:2'")],
+            "workers[0].events.replay: needs zmq",
+        ),
+        ([MODEL, events("drain: 'http://a:1', bind: true")], "workers[0].events.bind: needs zmq"),
         ([MODEL, events("grpc: a")], "workers[0].events.grpc: must be host:port, is 'a'"),
         (
             [MODEL, events("zmq: 'tcp://a:65535', ranks: 2")],

@@ -13,7 +13,7 @@ from extproc.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.router import Router
-from extproc.workers import Workers
+from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from tests.e2e.envoy_process import free_port
 from tests.extproc.messages import body, head

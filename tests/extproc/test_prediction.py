@@ -6,10 +6,10 @@ from pathlib import Path
 from random import Random
 
 from extproc.config import Model
-from extproc.decision import Query, Snapshot, Worker, decide
-from extproc.pick import Load
-from extproc.request import parse
-from extproc.tokens import Tokenizer
+from extproc.picking.decision import Query, Snapshot, Worker, decide
+from extproc.picking.load import Load
+from extproc.requests.request import parse
+from extproc.tokenizing.tokens import Tokenizer
 from kvstate.index import Index
 from kvstate.overlap import Prompt
 from simulator.settings import TINY_MODEL

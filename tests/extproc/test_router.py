@@ -8,10 +8,11 @@ import pytest
 
 from extproc.config_reader import parse
 from extproc.metrics import Metrics
-from extproc.router import INLINE_BYTES, Router
+from extproc.router import Router
 from extproc.stream import Ask, Head
-from extproc.tokens import Tokenizer
-from extproc.workers import Workers
+from extproc.tokenizing.prompt_tokens import INLINE_BYTES
+from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from simulator.settings import TINY_MODEL
 

@@ -1,5 +1,5 @@
 import pytest
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 from extproc.errors import ProtocolError
 from extproc.pb.kvsteer_ext_proc_pb2 import (
@@ -10,6 +10,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.picking.refusal import Refusal
 from extproc.stream import Ask, Head, Placement, State, Stream
 from tests.extproc.messages import body, head
 
@@ -187,3 +188,45 @@ def test_other_dialects_are_refused_by_name(mode: int) -> None:
     name = ProcessingMode.BodySendMode.Name(mode)
     with pytest.raises(ProtocolError, match=f"request_body_mode {name} is not supported"):
         stream().receive(head(mode=mode))
+
+
+def test_a_refusal_answers_in_the_place_of_a_worker() -> None:
+    one = stream()
+    one.receive(head())
+    one.receive(body(b"{}"))
+    answer = one.refuse(Refusal(429, (("retry-after", "1"),), b"{}")).immediate_response
+    assert (answer.status.code, answer.body) == (429, b"{}")
+    assert [(each.header.key, each.header.raw_value) for each in answer.headers.set_headers] == [
+        ("retry-after", b"1")
+    ]
+
+
+def test_a_request_may_name_a_policy_where_that_is_read() -> None:
+    named = {"x-policy": "random"}
+    reading = Stream(max_body_bytes=1000, names_model=False, policy_header="x-policy")
+    reading.receive(head(headers=named))
+    assert ask(reading.receive(body(b"{}"))).head.policy == "random"
+    deaf = stream()
+    deaf.receive(head(headers=named))
+    assert ask(deaf.receive(body(b"{}"))).head.policy is None
+
+
+@pytest.mark.parametrize("hint", ["10.0.0.1:1,10.0.0.2:1", ["10.0.0.1:1", "10.0.0.2:1"]])
+def test_the_proxys_hint_names_the_endpoints_that_are_allowed(hint: object) -> None:
+    one, message = stream(), head()
+    namespace = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
+    ParseDict({"x-gateway-destination-endpoint-subset": hint}, namespace)
+    one.receive(message)
+    allowed = ask(one.receive(body(b"{}"))).head.subset
+    assert allowed == frozenset(("10.0.0.1:1", "10.0.0.2:1"))
+
+
+def test_other_metadata_is_no_hint() -> None:
+    one, message = stream(), head()
+    ParseDict({"x": 1}, message.metadata_context.filter_metadata["other"])
+    one.receive(message)
+    assert ask(one.receive(body(b"{}"))).head.subset is None
+    another, message = stream(), head()
+    ParseDict({"x": 1}, message.metadata_context.filter_metadata["envoy.lb.subset_hint"])
+    another.receive(message)
+    assert ask(another.receive(body(b"{}"))).head.subset is None

@@ -1,0 +1,1 @@
+"""Whether our tokens are the engine's: found out on live traffic."""

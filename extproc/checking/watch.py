@@ -1,0 +1,172 @@
+"""Listens to workers for the self-check, says what came of it, and lowers what is credited."""
+
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from extproc.checking.evidence import Asked, usable_tokens
+from extproc.checking.self_check import MAX_PROMPT_TOKENS, Result, Watched, WorkerCheck
+from kvstate.events import EventBatch, Tokens
+from kvstate.feeds.feed import State
+from kvstate.feeds.sink import Body
+from kvstate.fleet import Fleet
+from kvstate.overlap import Overlap, Prompt
+from kvstate.wire.zmq_wire import decode_batch
+
+log = logging.getLogger("kvsteer.tokens")
+
+# Workers listened to at once, over the whole fleet.
+MAX_LISTENED = 8
+
+# Workers of which we remember what they stored while they were listened to.
+MAX_REMEMBERED = 16
+
+# Prompts of the same model before a request with which it is compared: what they share is nobody's
+# own.
+REFERENCES = 8
+
+
+class SelfCheck:
+    """The self-check of all workers.
+
+    monotonic: seconds, for what is due. A worker is only listened to while a request is watched.
+    """
+
+    def __init__(self, fleet: Fleet, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._fleet = fleet
+        self._monotonic = monotonic
+        self._checks: dict[str, WorkerCheck] = {}
+        self._listened: set[str] = set()
+        self._remembered: OrderedDict[str, None] = OrderedDict()  # listened to before, lately last
+        self._distrusted: set[str] = set()
+        self._references: dict[str, deque[Tokens]] = {}  # by model
+
+    def watch(self, worker: str, prompt: Prompt, overlap: Overlap | None) -> Watched | None:
+        """Watches a request that goes to a worker, if it may tell something.
+
+        prompt: tokenized here; overlap: what the worker holds of it. What is returned is to be
+        given to `ended` when the request is over.
+        """
+        now = self._monotonic()
+        check = self._checks.get(worker)
+        if check is None:
+            check = self._checks[worker] = WorkerCheck()
+        if check.pending:
+            self._conclude_due(worker)
+        # what comes first here is what most requests end at, in a microsecond
+        if not check.may_watch(now) or not self._may_listen(worker):
+            return None
+        held = overlap.certain_tokens + overlap.uncertain_tokens if overlap else 0
+        if len(prompt.tokens) > MAX_PROMPT_TOKENS or self._is_cached(worker, prompt, held):
+            return None
+        references = self._references.setdefault(prompt.model, deque(maxlen=REFERENCES))
+        watched = check.watch(Asked(prompt, held, tuple(references)), now)
+        references.append(prompt.tokens)
+        self._listen(worker)
+        return watched
+
+    def ended(self, watched: Watched) -> None:
+        """The request is over."""
+        watched.ended_at = self._monotonic()
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        """As the fleet has them, but nothing certain of workers whose tokens differ."""
+        found = self._fleet.overlaps(prompt)
+        for worker in self._distrusted & found.keys():
+            size, tiers, uncertain = found[worker]
+            found[worker] = Overlap(size, uncertain=sum(tiers) + uncertain)
+        return found
+
+    def status(self, worker: str) -> dict[str, Any]:
+        """What GET /workers shows of it."""
+        self._conclude_due(worker)
+        check = self._checks.get(worker)
+        return _shown(check.result if check else Result())
+
+    def _may_listen(self, worker: str) -> bool:
+        if self._fleet.state(worker) is not State.LIVE:
+            return False
+        if worker not in self._listened and len(self._listened) >= MAX_LISTENED:
+            for other in list(self._listened):  # one that fell silent does not end by itself
+                self._conclude_due(other)
+        return worker in self._listened or len(self._listened) < MAX_LISTENED
+
+    def _is_cached(self, worker: str, prompt: Prompt, held_tokens: int) -> bool:
+        """Whether the engine has nothing to store for a prompt."""
+        block_size = self._fleet.block_size(worker)
+        return block_size is not None and usable_tokens(prompt.tokens, block_size) <= held_tokens
+
+    def _listen(self, worker: str) -> None:
+        self._listened.add(worker)
+        self._fleet.listen(worker, lambda rank, body: self._heard(worker, rank, body))
+
+    def _heard(self, worker: str, rank: int, body: Body) -> None:
+        check = self._checks[worker]
+        if self._fleet.state(worker) is not State.LIVE:
+            for watched in list(check.pending):  # what it stored meanwhile is not known
+                check.give_up(watched)
+        else:
+            batch = body if isinstance(body, EventBatch) else decode_batch(body)
+            check.stored(rank, batch.events)
+        self._conclude_due(worker)
+
+    def _conclude_due(self, worker: str) -> None:
+        check = self._checks.get(worker)
+        if check is None:
+            return
+        for watched in check.due(self._monotonic()):
+            check.conclude(watched, is_held=self._holds(worker, watched.asked.prompt))
+        if not check.pending and worker in self._listened:
+            self._stop_listening(worker)
+        self._note(worker, check.result)
+
+    def _stop_listening(self, worker: str) -> None:
+        self._listened.remove(worker)
+        self._fleet.listen(worker, None)
+        self._remembered[worker] = None
+        self._remembered.move_to_end(worker)
+        if len(self._remembered) > MAX_REMEMBERED:
+            oldest, _ = self._remembered.popitem(last=False)
+            if oldest not in self._listened:
+                self._checks[oldest].forget_chains()
+
+    def _holds(self, worker: str, prompt: Prompt) -> bool:
+        overlap = self._fleet.overlaps(prompt).get(worker)
+        if overlap is None:
+            return False
+        held = overlap.certain_tokens + overlap.uncertain_tokens
+        return held >= usable_tokens(prompt.tokens, overlap.block_size)
+
+    def _note(self, worker: str, result: Result) -> None:
+        if result.is_distrusted == (worker in self._distrusted):
+            return
+        found = result.difference
+        if not result.is_distrusted:
+            self._distrusted.remove(worker)
+            log.info("worker %s: its tokens match ours again", worker)
+        elif found is not None:
+            self._distrusted.add(worker)
+            log.warning(
+                "worker %s: its tokens differ from ours, in the last case at position %d"
+                " (ours %d, the engine's %s); its overlap counts as uncertain",
+                worker,
+                found.position,
+                found.ours,
+                "not seen" if found.engines is None else found.engines,
+            )
+
+
+def _shown(result: Result) -> dict[str, Any]:
+    found = result.difference
+    return {
+        "checked": result.matched + result.mismatched,
+        "matched": result.matched,
+        "mismatched": result.mismatched,
+        "without_evidence": result.without_evidence,
+        "differs": result.is_distrusted,
+        "position": found and found.position,
+        "ours": found and found.ours,
+        "engine": found and found.engines,
+    }

@@ -1,0 +1,68 @@
+"""What is claimed of each worker for one request: overlaps, and what was sent there, weighed.
+
+What is certain counts fully. What the index is not sure of, and what we only expect because we sent
+it, counts behind that, with a discount; where both claim something the better claim counts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from extproc.picking.pick import Weights, worth_tokens
+from extproc.picking.sent import Expected
+from kvstate.overlap import Overlap
+
+# The state in which a feed tells all: what is missing from the index is not there, or on its way.
+LIVE = "live"
+
+
+class Claims(NamedTuple):
+    """Of one worker, in tokens, over all prompts of the request.
+
+    saved: what need not be computed, by the weights. speculative, approximate: expected there
+    behind what is certain, by a live feed's worker or another.
+    """
+
+    saved: float = 0.0
+    speculative: int = 0
+    approximate: int = 0
+
+
+NO_CLAIMS = Claims()
+_NOTHING_HELD: Mapping[str, Overlap] = {}
+
+
+def claims_of(
+    held: Sequence[Mapping[str, Overlap]],
+    expected: Sequence[Mapping[str, Expected]],
+    state: Callable[[str], str],
+    weights: Weights,
+) -> dict[str, Claims]:
+    """The claims of every worker that has any, by name.
+
+    held, expected: one for each prompt; expected may be left out, and alone be there for a text.
+    state: of a worker's feeds, by its name.
+    """
+    found: dict[str, Claims] = {}
+    for overlaps in held:
+        for name, overlap in overlaps.items():
+            worth = worth_tokens(overlap, weights.uncertain)
+            before = found.get(name)
+            found[name] = Claims(worth) if before is None else Claims(before.saved + worth)
+    for number, each in enumerate(expected):
+        overlaps = held[number] if held else _NOTHING_HELD
+        for name, lengths in each.items():
+            known = overlaps.get(name)
+            certain = 0 if known is None else known.certain_tokens
+            is_live = state(name) == LIVE
+            behind = (lengths[0] if is_live else lengths[1]) - certain
+            if behind <= 0:
+                continue
+            more = behind * (weights.speculative if is_live else weights.approximate)
+            if known is not None:
+                more = max(0.0, more - weights.uncertain * known.uncertain_tokens)
+            saved, speculative, approximate = found.get(name, NO_CLAIMS)
+            if is_live:
+                found[name] = Claims(saved + more, speculative + behind, approximate)
+            else:
+                found[name] = Claims(saved + more, speculative, approximate + behind)
+    return found

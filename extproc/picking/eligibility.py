@@ -1,0 +1,67 @@
+"""Which workers a request may go to at all."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+# A subset hint with more endpoints than this is cut: no fleet behind one route has as many.
+MAX_SUBSET = 10_000
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One worker, for requests to one model.
+
+    endpoint: ip:port; its configured name where that could not be resolved yet. excluded: why it
+    cannot be picked, "" if it can. loras: the adapters it serves; None for all of its model's.
+    """
+
+    name: str
+    endpoint: str
+    excluded: str = ""
+    loras: frozenset[str] | None = None
+
+
+class Demand(NamedTuple):
+    """What a request asks of a worker.
+
+    lora: the adapter it names. subset: the endpoints it may go to, None for all.
+    """
+
+    lora: str | None = None
+    subset: frozenset[str] | None = None
+
+
+ANY = Demand()
+
+
+def why_excluded(worker: Worker, demand: Demand, unfit: Mapping[str, str]) -> str:
+    """Why a worker cannot be picked, "" if it can.
+
+    unfit: what is known against endpoints now: draining, or failing a probe.
+    """
+    if worker.excluded:
+        return worker.excluded
+    lora, subset = demand
+    if lora is not None and worker.loras is not None and lora not in worker.loras:
+        return f"does not serve the adapter {lora}"
+    if subset is not None and worker.endpoint not in subset:
+        return "not in the subset that the proxy allows"
+    return unfit.get(worker.endpoint, "") if unfit else ""
+
+
+def subset_of(hint: object) -> frozenset[str] | None:
+    """The endpoints of a subset hint; None where there is no hint.
+
+    hint: the value of `x-gateway-destination-endpoint-subset` under the metadata key
+    `envoy.lb.subset_hint` (Endpoint Picker Protocol 1.0.0): a list of ip:port, or one text of them
+    with commas. Anything else names no endpoint.
+    """
+    if hint is None:
+        return None
+    if isinstance(hint, str):
+        hint = hint.split(",")
+    if not isinstance(hint, list | tuple):
+        return frozenset()
+    names = [name.strip() for name in hint[:MAX_SUBSET] if isinstance(name, str)]
+    return frozenset(name for name in names if name)

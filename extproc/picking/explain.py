@@ -1,0 +1,110 @@
+"""Why a request goes where it goes: every candidate, every term of its cost, and the words."""
+
+from collections.abc import Callable
+from typing import Any
+
+from extproc.picking.claims import NO_CLAIMS
+from extproc.picking.decision import Decision, Verdict
+from extproc.picking.load import Load
+from kvstate.tiers import Tier
+
+
+def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, Any]:
+    """The answer of POST /explain, and a line of the decision log.
+
+    state: of a worker's feeds, by its name.
+    """
+    return {
+        "model": decision.model,
+        "prompt_tokens": decision.prompt_tokens,
+        "policy": decision.policy,
+        "candidates": [
+            _candidate(decision, at, state(worker.name))
+            for at, worker in enumerate(decision.workers)
+        ],
+        "pick": list(decision.pick),
+        "verdict": decision.verdict.value,
+        "reason": decision.reason,
+        "why": why(decision),
+    }
+
+
+def why(decision: Decision) -> str:
+    """The reason in words."""
+    if decision.verdict is Verdict.SHED:
+        return "every worker that may answer is over its limit of requests"
+    if decision.verdict is not Verdict.STEER:
+        return "no worker may answer this request"
+    costs = {
+        worker.endpoint: cost
+        for worker, cost in zip(decision.workers, decision.costs, strict=True)
+        if cost is not None
+    }
+    first, *others = decision.pick
+    words = f"{decision.policy}: {first} is expected to hold {_held(decision)}"
+    if decision.policy == "cost":
+        words += f", cost {costs[first]:.0f}"
+        words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
+    return words if decision.prompt_tokens else f"{words}; without tokens: {decision.reason}"
+
+
+def _held(decision: Decision) -> str:
+    claimed = decision.claims.get(decision.worker, NO_CLAIMS)
+    parts = [
+        f"{tokens} {kind}"
+        for kind, tokens in (
+            ("certain", decision.certain_tokens),
+            ("uncertain", decision.uncertain_tokens),
+            ("speculative", claimed.speculative),
+            ("approximate", claimed.approximate),
+        )
+        if tokens
+    ]
+    return f"{' + '.join(parts) or 'none'} of {decision.weighed_tokens:.0f} prompt tokens"
+
+
+def _candidate(decision: Decision, at: int, state: str) -> dict[str, Any]:
+    worker = decision.workers[at]
+    overlaps = [each[worker.name] for each in decision.held if worker.name in each]
+    claimed = decision.claims.get(worker.name, NO_CLAIMS)
+    load = decision.loads[at] or Load()
+    terms = _terms(decision, decision.weighed_tokens - claimed.saved, load)
+    return {
+        "endpoint": worker.endpoint,
+        "state": state,
+        "overlap_tokens": sum(overlap.certain_tokens for overlap in overlaps),
+        "overlap_blocks": {
+            tier.name.lower(): sum(overlap.tiers[tier] for overlap in overlaps) for tier in Tier
+        },
+        "uncertain_tokens": sum(overlap.uncertain_tokens for overlap in overlaps),
+        "speculative_tokens": claimed.speculative,
+        "approximate_tokens": claimed.approximate,
+        "in_flight": load.in_flight,
+        "cost": round(terms["uncached"] + terms["queued"] + terms["running"], 3),
+        "cost_terms": terms,
+        "reported": _reported(load),
+        "excluded": decision.excluded[at] or None,
+    }
+
+
+def _terms(decision: Decision, uncached_tokens: float, load: Load) -> dict[str, float]:
+    """The terms that add up to the cost, and the uncached tokens before their weight."""
+    return {
+        "uncached_tokens": round(uncached_tokens, 3),
+        "uncached": round(decision.affinity * uncached_tokens, 3),
+        "queued": round(load.backlog_tokens, 3),
+        "running": round(decision.running * (load.in_flight + load.others), 3),
+    }
+
+
+def _reported(load: Load) -> dict[str, Any] | None:
+    report = load.report
+    if report is None:
+        return None
+    return {
+        "running": report.running,
+        "waiting": report.waiting,
+        "pending_tokens": report.pending_tokens,
+        "of_others": round(load.others, 3),
+        "age_seconds": round(load.age_seconds, 3),
+    }

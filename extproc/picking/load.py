@@ -1,0 +1,183 @@
+"""What each endpoint has to do: the streams in flight, corrected by what the worker reports.
+
+Our own picks tell at once and exactly how many requests are under way, but neither what other
+routers sent nor how fast the worker really is. A report tells both, late. So what a report says
+beyond our own counts is added, and fades with its age; our estimate of the queue is held within
+what the report allows, and goes on from there.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import exp
+from typing import NamedTuple
+
+# How fast an endpoint is taken to work off uncached prompt tokens where nobody says otherwise. Only
+# its order of magnitude matters: it decides for how long a long prompt makes its endpoint less
+# attractive.
+PREFILL_TOKENS_PER_SECOND = 8_000
+
+# A report counts fully when it is new and not at all at this age.
+REPORT_SECONDS = 5.0
+
+# Over how long the utilization of an endpoint is taken; a burst is over sooner.
+UTILIZATION_SECONDS = 10.0
+
+# The share of a new booking in the mean of uncached tokens.
+_MEAN_STEP = 0.05
+
+
+class Report(NamedTuple):
+    """What a worker said of its load.
+
+    running, waiting: requests. asked_at: when it was asked, or when the figures were taken.
+    pending_tokens: prompt tokens not computed yet, of all its requests; None if it does not say.
+    """
+
+    running: int
+    waiting: int
+    asked_at: float
+    pending_tokens: int | None = None
+
+
+class Load(NamedTuple):
+    """What an endpoint has to do.
+
+    in_flight: our own requests under way. backlog_tokens: prompt tokens not computed yet. others:
+    requests that others sent, by the last report. utilization: the prompt tokens that we sent
+    lately, as a share of what it can compute. report: the last one, if it still counts; age_seconds
+    of it.
+    """
+
+    in_flight: int = 0
+    backlog_tokens: float = 0.0
+    others: float = 0.0
+    utilization: float = 0.0
+    report: Report | None = None
+    age_seconds: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Booking:
+    """One request on its way to an endpoint; uncached_tokens is the work it was expected to be."""
+
+    endpoint: str
+    uncached_tokens: float
+    began_at: float = 0.0
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    bookings: set[Booking] = field(default_factory=set)
+    backlog_tokens: float = 0.0
+    backlog_at: float = 0.0
+    report: Report | None = None
+    others: float = 0.0
+    excess_tokens: float = 0.0
+    lately_tokens: float = 0.0
+
+
+_IDLE = Load()
+
+
+class Loads:
+    """Requests in flight on each endpoint. Times are seconds of one monotonic clock."""
+
+    def __init__(self, prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND) -> None:
+        self._rate = prefill_tokens_per_second
+        self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
+        self._endpoints: defaultdict[str, _Endpoint] = defaultdict(_Endpoint)
+        self._mean_uncached = 0.0
+
+    def begin(self, endpoint: str, uncached_tokens: float, now: float) -> Booking:
+        """Books a request on an endpoint until `end`."""
+        booking = Booking(endpoint, uncached_tokens, now)
+        state = self._endpoints[endpoint]
+        state.backlog_tokens = self._backlog(state, now) + uncached_tokens
+        state.lately_tokens = _faded(state, now) + uncached_tokens
+        state.backlog_at = now
+        state.bookings.add(booking)
+        self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
+        return booking
+
+    def end(self, booking: Booking) -> None:
+        """The request is over; ending it again changes nothing."""
+        state = self._endpoints[booking.endpoint]
+        state.bookings.discard(booking)
+        left = sum(other.uncached_tokens for other in state.bookings)
+        state.backlog_tokens = min(state.backlog_tokens, left)
+
+    def move(self, booking: Booking, endpoint: str, now: float) -> None:
+        """The request is served by another endpoint than was picked."""
+        self.end(booking)
+        moved = self.begin(endpoint, booking.uncached_tokens, now)
+        self._endpoints[endpoint].bookings.remove(moved)
+        booking.endpoint, booking.began_at = endpoint, now
+        self._endpoints[endpoint].bookings.add(booking)
+
+    def report(self, endpoint: str, report: Report, now: float) -> None:
+        """Takes what a worker says of its load; an older report than the last one is ignored."""
+        state = self._endpoints[endpoint]
+        if state.report is not None and report.asked_at < state.report.asked_at:
+            return
+        total = report.running + report.waiting
+        state.report = report
+        state.others = max(0, total - len(state.bookings))
+        least, most, excess = self._pending(state, report, total)
+        state.lately_tokens = _faded(state, now)
+        state.backlog_tokens = min(max(self._backlog(state, now), least), most)
+        state.backlog_at = now
+        state.excess_tokens = excess
+
+    def _pending(self, state: _Endpoint, report: Report, total: int) -> tuple[float, float, float]:
+        """What a report allows of our own requests, at least and at most, and those of others.
+
+        Engines begin with the oldest request: so those that wait are the newest ones, and one
+        before them may be under way.
+        """
+        newest_first = sorted(state.bookings, key=lambda one: one.began_at, reverse=True)
+        on_the_way = [one for one in newest_first if one.began_at >= report.asked_at]
+        arrived = [one.uncached_tokens for one in newest_first[len(on_the_way) :]]
+        unseen = sum(one.uncached_tokens for one in on_the_way)
+        if report.pending_tokens is not None:
+            own = min(report.pending_tokens, sum(arrived))
+            return own + unseen, own + unseen, report.pending_tokens - own
+        own_waiting = min(len(arrived), round(report.waiting * len(arrived) / max(1, total)))
+        least = sum(arrived[:own_waiting]) + unseen
+        most = sum(arrived[: own_waiting + 1]) + unseen
+        return least, most, (report.waiting - own_waiting) * self._mean_uncached
+
+    def in_flight(self, endpoint: str) -> int:
+        """Requests of ours on their way to, or being answered by, an endpoint."""
+        state = self._endpoints.get(endpoint)
+        return len(state.bookings) if state else 0
+
+    def load(self, endpoint: str, now: float) -> Load:
+        """All of an endpoint, in one call."""
+        state = self._endpoints.get(endpoint)
+        if state is None:
+            return _IDLE
+        backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
+        if passed > 0.0:
+            backlog -= passed * self._rate
+            backlog = max(backlog, 0.0)
+            lately *= exp(-passed / UTILIZATION_SECONDS)
+        utilization = lately / self._capacity_tokens
+        if state.report is None:
+            return Load(len(state.bookings), backlog, 0.0, utilization)
+        age = max(0.0, now - state.report.asked_at)
+        share = 1.0 - age / REPORT_SECONDS
+        if share <= 0.0:
+            return Load(len(state.bookings), backlog, 0.0, utilization)
+        backlog += share * state.excess_tokens
+        others = share * state.others
+        return Load(len(state.bookings), backlog, others, utilization, state.report, age)
+
+    def _backlog(self, state: _Endpoint, now: float) -> float:
+        """Uncached tokens of our own requests that the endpoint has probably not computed yet."""
+        done = max(0.0, now - state.backlog_at) * self._rate
+        return max(0.0, state.backlog_tokens - done)
+
+
+def _faded(state: _Endpoint, now: float) -> float:
+    """Uncached tokens sent lately, those of long ago counting less; as `Loads.load` has it."""
+    return state.lately_tokens * exp(-max(0.0, now - state.backlog_at) / UTILIZATION_SECONDS)

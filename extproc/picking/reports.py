@@ -1,0 +1,71 @@
+"""What workers say of their load: in their feeds, or in the text of their /metrics."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from extproc.picking.load import Report
+from kvstate.feeds.engine_load import EngineLoad
+
+# More text than this is not read; an engine's metrics take some 100 KiB.
+MAX_METRICS_BYTES = 2 * 1024 * 1024
+
+# Above this a number of requests is no number of requests.
+_MAX_REQUESTS = 1_000_000
+
+# vLLM 0.6 to 0.32 and SGLang 0.4 to 0.5; one series for each model, rank or engine.
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+
+# A sample of Prometheus' text format 0.0.4: a name, labels in braces, a number.
+_SAMPLE = re.compile(
+    rb"^((?:vllm|sglang):num_[a-z_]+)(?:\{[^\n]*\})?[ \t]+([^ \t\r\n]+)", re.MULTILINE
+)
+
+
+def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
+    """The load in a worker's metrics, over all its series; None if it is not there."""
+    sums: dict[str, int] = {}
+    for name, value in _SAMPLE.findall(text[:MAX_METRICS_BYTES]):
+        requests = _requests(value)
+        if requests is not None:
+            key = name.decode()
+            sums[key] = sums.get(key, 0) + requests
+    running = [sums[name] for name in _RUNNING if name in sums]
+    waiting = [sums[name] for name in _WAITING if name in sums]
+    if not running or not waiting:
+        return None
+    return Report(running[0], waiting[0], asked_at)
+
+
+def _requests(value: bytes) -> int | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number) or not 0 <= number <= _MAX_REQUESTS:
+        return None
+    return round(number)
+
+
+def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Report | None:
+    """The load of a worker, from what the feeds of its ranks said of theirs.
+
+    loads: each with its age in seconds since it arrived. None where no feed says anything.
+    """
+    if not loads:
+        return None
+    age = max(seconds + load.age_ms / 1000 for load, seconds in loads)
+    pending = [tokens for load, _ in loads if (tokens := _pending(load)) is not None]
+    return Report(
+        running=sum(load.running for load, _ in loads),
+        waiting=sum(load.waiting for load, _ in loads),
+        asked_at=now - age,
+        pending_tokens=sum(pending) if len(pending) == len(loads) else None,
+    )
+
+
+def _pending(load: EngineLoad) -> int | None:
+    if load.prefill_pending_tokens is not None:
+        return load.prefill_pending_tokens
+    return load.waiting_uncached_tokens

@@ -1,0 +1,135 @@
+"""Asks workers for their load: feeds that carry it are read, others' /metrics is scraped."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import aiohttp
+
+from extproc.picking.placing import Placing
+from extproc.picking.reports import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
+from kvstate.feeds.engine_load import EngineLoad
+
+log = logging.getLogger("kvsteer.load")
+
+# How often feeds are read for the load that they carry.
+FEED_INTERVAL_SECONDS = 0.25
+
+# Answers awaited at once; a fleet is asked over the whole interval, not in one burst.
+MAX_QUESTIONS = 16
+
+# An answer that takes longer says nothing of the load any more.
+MAX_ANSWER_SECONDS = 2.0
+
+# Connections in a row that must fail before a worker is left out.
+FAILURES_UNTIL_UNFIT = 3
+
+_UNFIT = "does not answer on its endpoint"
+
+# name and endpoint of a worker
+Place = tuple[str, str]
+
+
+class LoadReports:
+    """Keeps the load of all workers current.
+
+    places: of all workers, as they are resolved now. feed_loads: what a worker's feeds said, each
+    with its age in seconds. interval_seconds: between two questions to a worker; 0 asks none.
+    chance: 0 to 1, for jitter. monotonic: the clock that the load is kept in.
+    """
+
+    def __init__(
+        self,
+        placing: Placing,
+        places: Callable[[], Sequence[Place]],
+        feed_loads: Callable[[str], Sequence[tuple[EngineLoad, float]]],
+        interval_seconds: float,
+        chance: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._placing = placing
+        self._places = places
+        self._feed_loads = feed_loads
+        self._interval_seconds = interval_seconds
+        self._chance = chance
+        self._monotonic = monotonic
+        self._questions = asyncio.Semaphore(MAX_QUESTIONS)
+        self._failures: dict[str, int] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Begins to read feeds, and to ask if that is configured."""
+        self._tasks.append(asyncio.create_task(self._keep_reading()))
+        if self._interval_seconds > 0:
+            limit = min(MAX_ANSWER_SECONDS, self._interval_seconds)
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=limit), cookie_jar=aiohttp.DummyCookieJar()
+            )
+            self._tasks.append(asyncio.create_task(self._keep_asking(self._session)))
+
+    async def close(self) -> None:
+        """Ends all questions."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _keep_reading(self) -> None:
+        while True:
+            for name, endpoint in self._places():
+                now = self._monotonic()
+                report = report_of_feeds(self._feed_loads(name), now)
+                if report is not None:
+                    self._placing.loads.report(endpoint, report, now)
+            await asyncio.sleep(FEED_INTERVAL_SECONDS)
+
+    async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            asked = [self._ask_later(session, place) for place in self._places()]
+            pause = asyncio.sleep(self._interval_seconds * (0.9 + 0.2 * self._chance()))
+            await asyncio.gather(pause, *asked)
+
+    async def _ask_later(self, session: aiohttp.ClientSession, place: Place) -> None:
+        await asyncio.sleep(self._interval_seconds * 0.5 * self._chance())
+        async with self._questions:
+            await self.ask(session, place)
+
+    async def ask(self, session: aiohttp.ClientSession, place: Place) -> None:
+        """Scrapes one worker; what cannot be reached again and again is unfit until it can be."""
+        name, endpoint = place
+        asked_at = self._monotonic()
+        try:
+            text = await _metrics(session, endpoint)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._note_failure(name, endpoint, error)
+            return
+        self._failures.pop(endpoint, None)
+        if self._placing.unfit.pop(endpoint, None) is not None:
+            log.info("worker %s answers again", name)
+        if text is None or self._feed_loads(name):
+            return
+        report = report_of_metrics(text, asked_at)
+        if report is not None:
+            self._placing.loads.report(endpoint, report, self._monotonic())
+
+    def _note_failure(self, name: str, endpoint: str, error: Exception) -> None:
+        failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
+        if failures == FAILURES_UNTIL_UNFIT:
+            self._placing.unfit[endpoint] = _UNFIT
+            self._placing.sent.forget(name, self._monotonic())
+            log.warning("worker %s %s: %s", name, _UNFIT, type(error).__name__)
+
+
+async def _metrics(session: aiohttp.ClientSession, endpoint: str) -> bytes | None:
+    """The text of /metrics; None if the worker answers something else."""
+    url = f"http://{endpoint}/metrics"
+    async with session.get(url, allow_redirects=False) as response:
+        if response.status != 200:  # noqa: PLR2004 - OK
+            return None
+        try:
+            return await response.content.readexactly(MAX_METRICS_BYTES)
+        except asyncio.IncompleteReadError as whole:
+            return whole.partial

@@ -1,0 +1,89 @@
+"""Native generation requests: SGLang's POST /generate and vLLM's POST /inference/v1/generate.
+
+Sources: SGLang 0.5.23 (GenerateReqInput), which tokenizes texts with the tokenizer's own special
+tokens; vLLM 0.32.0 (scale_out/token_in_token_out), which takes token ids only.
+"""
+
+from typing import Any
+
+import msgspec
+
+from extproc.errors import RequestError
+from extproc.requests.prompt import InferenceRequest
+from extproc.requests.request_parts import prompts_of, token_ids
+
+PATH = "/generate"
+TOKENS_PATH = "/inference/v1/generate"
+
+
+class _Body(msgspec.Struct):
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    session_params: Any = None
+    return_logprob: Any = None
+    logprob_start_len: Any = None
+    lora_path: Any = None
+    lora_id: Any = None
+    extra_key: Any = None
+    cache_salt: Any = None
+
+
+class _TokensBody(msgspec.Struct):
+    token_ids: list[int]
+    model: str | None = None
+    features: Any = None
+    content_parts: Any = None
+    sampling_params: dict[str, Any] | None = None
+    cache_salt: str | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+_tokens_body = msgspec.json.Decoder(_TokensBody)
+
+
+def parse(content: bytes) -> InferenceRequest:
+    """Parses SGLang's body. The adapter it names takes the place of the model it cannot name.
+
+    Raises:
+        RequestError: it is not keyed, and why.
+        msgspec.DecodeError: it is no such body.
+    """
+    body = _body.decode(content)
+    if body.input_embeds is not None:
+        raise RequestError("unsupported_embeddings")
+    if body.image_data or body.video_data or body.audio_data:
+        raise RequestError("unsupported_media")
+    if body.session_params is not None:
+        raise RequestError("unsupported_session")  # what came before, the worker remembers
+    if body.extra_key is not None:
+        raise RequestError("unsupported_extra_key")  # a namespace that events do not name
+    if body.lora_id is not None or not isinstance(body.lora_path, str | None):
+        raise RequestError("unsupported_lora")
+    if not isinstance(body.cache_salt, str | None):
+        raise RequestError("unsupported_cache_salt")
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("bad_request")
+    raw: Any = body.text if body.input_ids is None else body.input_ids
+    # from logprob_start_len on, the prompt's probabilities are wanted
+    reads_cache = not body.return_logprob or body.logprob_start_len in (None, -1)
+    prompts = prompts_of(raw)
+    return InferenceRequest(body.lora_path, prompts, body.cache_salt, reads_cache=reads_cache)
+
+
+def parse_tokens(content: bytes) -> InferenceRequest:
+    """Parses vLLM's body.
+
+    Raises:
+        RequestError: it is not keyed, and why.
+        msgspec.DecodeError: it is no such body.
+    """
+    body = _tokens_body.decode(content)
+    if body.features is not None or body.content_parts:
+        raise RequestError("unsupported_media")
+    reads_cache = (body.sampling_params or {}).get("prompt_logprobs") is None
+    ids = token_ids(body.token_ids)
+    return InferenceRequest(body.model, [ids], body.cache_salt, reads_cache=reads_cache)

@@ -1,0 +1,115 @@
+"""Generation requests over gRPC: they carry token ids, so they are keyed without a tokenizer.
+
+Sources: gRPC over HTTP/2, "Length-Prefixed-Message"; the services of smg-grpc-proto 0.4.14 and
+0.4.28, of which proto/kvsteer_generate.proto holds what is read here. Requests name no model.
+"""
+
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from extproc.errors import RequestError
+from extproc.pb.kvsteer_generate_pb2 import (
+    SglangRequest,
+    TokenspeedRequest,
+    TrtllmRequest,
+    VllmRequest,
+)
+from extproc.requests.prompt import InferenceRequest
+from kvstate.events import Tokens
+
+_PREFIX_BYTES = 5
+
+# Token ids, and whether the engine reads its cache for them.
+Read = tuple[Tokens, bool]
+
+
+def parse(path: str, content: bytes) -> InferenceRequest:
+    """Parses the body of a request to one of `PATHS`: one message with its prefix.
+
+    Raises:
+        RequestError: it is not keyed, and why.
+    """
+    message = _message(content)
+    try:
+        ids, reads_cache = PATHS[path](message)
+    except DecodeError:
+        raise RequestError("bad_request") from None
+    if not ids:
+        raise RequestError("empty_prompt")
+    return InferenceRequest(None, [ids], reads_cache=reads_cache)
+
+
+def _message(content: bytes) -> bytes:
+    if len(content) < _PREFIX_BYTES:
+        raise RequestError("bad_request")
+    compressed, length = struct.unpack_from(">BI", content)
+    if compressed:
+        raise RequestError("unsupported_compression")
+    if len(content) != _PREFIX_BYTES + length:
+        raise RequestError("bad_request")
+    return content[_PREFIX_BYTES:]
+
+
+def _vllm(message: bytes) -> Read:
+    request = VllmRequest.FromString(message)
+    sampling = request.sampling_params
+    if sampling.HasField("truncate_prompt_tokens"):
+        raise RequestError("unsupported_truncation")
+    if _has(request, "mm_inputs", "media_refs") or request.extra_mm_inputs:
+        raise RequestError("unsupported_media")
+    if _has(request, "text"):
+        raise RequestError("unsupported_text")  # gateways send token ids; a text is not checked
+    return array("I", request.tokenized.input_ids), not _has(sampling, "prompt_logprobs")
+
+
+def _sglang(message: bytes) -> Read:
+    request = SglangRequest.FromString(message)
+    if _has(request, "mm_inputs"):
+        raise RequestError("unsupported_media")
+    if request.input_embeds:
+        raise RequestError("unsupported_embeddings")
+    if request.lora_id:
+        raise RequestError("unsupported_lora")  # an id of the engine's, events name the adapter
+    # from logprob_start_len on, the prompt's probabilities are wanted
+    reads_cache = not request.return_logprob or request.logprob_start_len < 0
+    return array("I", request.tokenized.input_ids), reads_cache
+
+
+def _trtllm(message: bytes) -> Read:
+    request = TrtllmRequest.FromString(message)
+    if _has(request, "multimodal_input") or request.tokenized.query_token_ids:
+        raise RequestError("unsupported_media")
+    if _has(request, "prompt_tuning_config"):
+        raise RequestError("unsupported_embeddings")
+    if _has(request, "lora_config"):
+        raise RequestError("unsupported_lora")
+    if _has(request, "cache_salt_id"):
+        raise RequestError("unsupported_cache_salt")  # a number, which events do not carry
+    return array("I", request.tokenized.input_ids), True
+
+
+def _tokenspeed(message: bytes) -> Read:
+    request = TokenspeedRequest.FromString(message)
+    if _has(request, "mm_inputs"):
+        raise RequestError("unsupported_media")
+    return array("I", request.tokenized.input_ids), True
+
+
+def _has(request: Any, *fields: str) -> bool:  # noqa: ANN401 - any generated message
+    return any(request.HasField(field) for field in fields)
+
+
+# Which message stands behind a path, and how its token ids are read.
+PATHS: dict[str, Callable[[bytes], Read]] = {
+    "/vllm.grpc.engine.VllmEngine/Generate": _vllm,
+    "/vllm.grpc.engine.VllmEngine/Embed": _vllm,
+    "/mlx.grpc.engine.MlxEngine/Generate": _vllm,
+    "/sglang.grpc.scheduler.SglangScheduler/Generate": _sglang,
+    "/trtllm.TrtllmService/Generate": _trtllm,
+    "/trtllm.TrtllmService/Embed": _trtllm,
+    "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate": _tokenspeed,
+}

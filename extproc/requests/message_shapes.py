@@ -1,0 +1,72 @@
+"""The two forms in which engines give message contents to templates: as text, and in parts.
+
+Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from extproc.errors import RequestError
+
+# Stands where no text of a template or client stands, to be found again in what was rendered.
+MEDIA_MARK = "\ue000kvsteer media\ue001"
+
+Messages = Sequence[dict[str, Any]]
+
+
+def flat(message: dict[str, Any]) -> dict[str, Any]:
+    """With content as text, parts joined by line ends. The message holds no media."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    texts = [part["text"] for part in content or () if part["text"]]
+    return {**message, "content": "\n".join(texts)}
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """With content in parts; what a tool said is a text, unless there is media in it.
+
+    Raises:
+        RequestError: a part says more than its text, which newer releases show to templates.
+    """
+    content = message.get("content")
+    if message.get("role") == "tool" and not has_media(message):
+        # unlike `flat`, the empty ones count
+        is_text = isinstance(content, str)
+        text = content if is_text else "\n".join(part["text"] for part in content or ())
+        return {**message, "content": text}
+    if isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    if any(len(part) > len(("type", "text")) for part in content or ()):
+        raise RequestError("unsupported_content")
+    return {**message, "content": content or []}
+
+
+def has_media(message: dict[str, Any]) -> bool:
+    """Whether a part of a message is no text."""
+    content = message.get("content")
+    return type(content) is list and any(part["type"] != "text" for part in content)
+
+
+def marked(message: dict[str, Any]) -> dict[str, Any]:
+    """With a mark, as text, in the place of every media."""
+    if not has_media(message):
+        return message
+    mark = {"type": "text", "text": MEDIA_MARK}
+    content = [part if part["type"] == "text" else mark for part in message["content"]]
+    return {**message, "content": content}
+
+
+def texts_before_media(messages: Messages) -> list[str]:
+    """What the messages say before the first media in them."""
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            texts.append(content)
+            continue
+        for part in content or ():
+            if part["type"] != "text":
+                return texts
+            texts.append(part["text"])
+    return texts

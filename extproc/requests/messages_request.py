@@ -1,0 +1,179 @@
+"""Anthropic's messages (POST /v1/messages), which vLLM turns into a conversation.
+
+Source: vLLM 0.19.1, 0.24.0 and 0.32.0; releases before wrote tool results in another form.
+"""
+
+from typing import Any
+
+import msgspec
+
+from extproc.errors import RequestError
+from extproc.requests.chat_request import Options, conversation
+from extproc.requests.prompt import InferenceRequest
+
+PATH = "/v1/messages"
+
+# A line that some clients change with every request: left out by the engine, if in its own block.
+_BILLING_LINE = "x-anthropic-billing-header"
+
+# Anthropic's names for tool_choice, and chat completions'; "none" stays what it is: not keyed.
+_CHOICES = {"auto": "auto", "any": "required", "tool": "required"}
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class _Body(msgspec.Struct):
+    messages: list[_Message]
+    model: str | None = None
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    cache_salt: str | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+def parse(content: bytes) -> InferenceRequest:
+    """Parses a body.
+
+    Raises:
+        RequestError: it is not keyed, and why.
+        msgspec.DecodeError: it is no such body.
+    """
+    body = _body.decode(content)
+    if body.chat_template_kwargs:
+        raise RequestError("unsupported_template_kwargs")
+    if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
+        raise RequestError("unsupported_kv_transfer")
+    messages = _system(body.system)
+    for message in body.messages:
+        messages += _converted(message)
+    thinking = (body.thinking or {}).get("type")
+    effort = (body.output_config or {}).get("effort")
+    options = Options(
+        tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
+        tool_choice=_choice(body.tool_choice),
+        # switching thinking off reaches templates as an effort, in newer releases only
+        has_reasoning_effort=thinking == "disabled" or effort is not None,
+    )
+    return InferenceRequest(body.model, [conversation(messages, options)], body.cache_salt)
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    if not system:
+        return []
+    if isinstance(system, str):
+        return [{"role": "system", "content": system}]
+    texts = [block.get("text") for block in system if block.get("type") == "text"]
+    kept = [text for text in texts if isinstance(text, str) and not text.startswith(_BILLING_LINE)]
+    if not any(kept):
+        raise RequestError(
+            "unsupported_content"
+        )  # an empty message in some releases, none in others
+    return [{"role": "system", "content": "".join(kept)}]
+
+
+def _converted(message: _Message) -> list[dict[str, Any]]:
+    """Tool results become messages of their own, before what else the message says."""
+    if message.role not in ("user", "assistant"):
+        raise RequestError("unsupported_inline_system")
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    if message.role == "user":
+        return _of_user(message.content)
+    return [_of_assistant(message.content)]
+
+
+def _of_user(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            results += _tool_result(block)
+        else:
+            parts += _parts(block)
+    return [*results, {"role": "user", "content": _joined(parts)}] if parts else results
+
+
+def _of_assistant(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": "assistant"}
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case {"type": "thinking", "thinking": str(thought)}:
+                turn["reasoning"] = turn.get("reasoning", "") + thought
+            case {"type": "redacted_thinking"}:
+                pass  # opaque, and left out
+            case {"type": "tool_use"}:
+                turn.setdefault("tool_calls", []).append(_call(block))
+            case _:
+                parts += _parts(block)
+    return {**turn, "content": _joined(parts)} if parts else turn
+
+
+def _parts(block: dict[str, Any]) -> list[dict[str, Any]]:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return [{"type": "text", "text": text}] if text else []
+        case {"type": "image", "source": dict(source)} if source:
+            return [{"type": "image_url"}]
+    raise RequestError("unsupported_content")
+
+
+def _joined(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    text = parts[0].get("text") if len(parts) == 1 else None
+    return text if isinstance(text, str) else parts
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    call_id, name, arguments = (block.get(key) for key in ("id", "name", "input"))
+    if not call_id or not isinstance(name, str) or not isinstance(arguments, dict | None):
+        raise RequestError("bad_request")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tool_result(block: dict[str, Any]) -> list[dict[str, Any]]:
+    """The result's texts as one, and its images in a message of the user behind it."""
+    content = block.get("content")
+    texts = [content] if isinstance(content, str) else []
+    images = []
+    for item in content if isinstance(content, list) else ():
+        match item:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image", "source": dict(source)} if source:
+                images.append({"type": "image_url"})
+            case _:
+                raise RequestError("unsupported_content")
+    call_id = block.get("tool_use_id") or ""
+    result = {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
+    return [result, {"role": "user", "content": images}] if images else [result]
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise RequestError("unsupported_tools")  # a tool of the provider's own
+    if tool.get("strict") is not None or tool.get("defer_loading") is not None:
+        raise RequestError("unsupported_tools")
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": schema if "type" in schema else {**schema, "type": "object"},
+    }
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: dict[str, Any] | None) -> str | None:
+    if choice is None:
+        return None
+    kind = choice.get("type")
+    return _CHOICES.get(kind, "none") if isinstance(kind, str) else "none"

@@ -1,0 +1,98 @@
+"""What a request asks of a model: which API it came by, and its prompt, parsed only so far.
+
+One module knows one API. Keyed is only what every checked release of the engine turns into the same
+token ids; anything else is named and placed by load. docs/requests.md lists both.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from extproc.errors import RequestError
+from extproc.requests import (
+    chat_request,
+    completion_request,
+    embeddings_request,
+    generate_request,
+    grpc_request,
+    messages_request,
+    responses_request,
+)
+from extproc.requests.prompt import MAX_MESSAGES, MAX_PROMPTS, Chat, InferenceRequest, Prompt, Text
+
+__all__ = [
+    "CHAT_PATH",
+    "COMPLETIONS_PATH",
+    "MAX_BYTES",
+    "MAX_MESSAGES",
+    "MAX_PROMPTS",
+    "Chat",
+    "InferenceRequest",
+    "Prompt",
+    "Text",
+    "is_inference",
+    "model_of",
+    "parse",
+    "path_of",
+]
+
+CHAT_PATH = chat_request.PATH
+COMPLETIONS_PATH = completion_request.PATH
+
+# More than this is not keyed: parsing holds the event loop, and tokenizing must not hold a thread
+# for long after the deadline has passed.
+MAX_BYTES = 4 * 1024 * 1024
+
+_PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
+    CHAT_PATH: chat_request.parse,
+    COMPLETIONS_PATH: completion_request.parse,
+    responses_request.PATH: responses_request.parse,
+    messages_request.PATH: messages_request.parse,
+    embeddings_request.PATH: embeddings_request.parse,
+    generate_request.PATH: generate_request.parse,
+    generate_request.TOKENS_PATH: generate_request.parse_tokens,
+}
+
+
+class _AnyBody(msgspec.Struct):
+    model: str | None = None
+
+
+_any_body = msgspec.json.Decoder(_AnyBody)
+
+
+def path_of(target: str) -> str:
+    """The path of a request target, without query string."""
+    return target.partition("?")[0].removesuffix("/")
+
+
+def is_inference(method: str, path: str) -> bool:
+    """Whether the body of this request carries a prompt that we can key."""
+    return method == "POST" and (path in _PARSERS or path in grpc_request.PATHS)
+
+
+def model_of(body: bytes) -> str | None:
+    """The model that a body names, also where its prompt cannot be keyed."""
+    try:
+        return _any_body.decode(body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def parse(path: str, body: bytes) -> InferenceRequest:
+    """Parses the body of a request for which `is_inference` holds.
+
+    Raises:
+        RequestError: the body is not one that an engine would accept either (bad_json,
+            bad_request), or one whose prompt we do not claim to know (unsupported_*).
+    """
+    if len(body) > MAX_BYTES:
+        raise RequestError("too_many_bytes")
+    if path in grpc_request.PATHS:
+        return grpc_request.parse(path, body)
+    try:
+        return _PARSERS[path](body)
+    except msgspec.ValidationError:
+        raise RequestError("bad_request") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RequestError("bad_json") from None

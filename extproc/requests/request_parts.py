@@ -1,0 +1,64 @@
+"""Pieces of requests that several APIs share."""
+
+from array import array
+
+from extproc.errors import RequestError
+from extproc.requests.prompt import MAX_PROMPTS, Prompt, Text
+from kvstate.events import Tokens
+
+# A prompt as completions and embeddings take it: a text, token ids, or a list of either.
+RawPrompts = str | list[str | int | list[int]]
+
+
+def prompts_of(
+    raw: RawPrompts, *, add_special_tokens: bool = True, special_tokens_vary: bool = False
+) -> list[Prompt]:
+    """The prompts of a request that holds one or several.
+
+    Raises:
+        RequestError: there is none, one is empty, or there are too many.
+    """
+    if not raw:
+        raise RequestError("empty_prompt")
+    if isinstance(raw, str):
+        return [Text(raw, add_special_tokens, special_tokens_vary)]
+    if isinstance(raw[0], int):
+        return [token_ids(raw)]
+    if len(raw) > MAX_PROMPTS:
+        raise RequestError("too_many_prompts")
+    return [
+        Text(item, add_special_tokens, special_tokens_vary)
+        if isinstance(item, str)
+        else token_ids(item)
+        for item in raw
+    ]
+
+
+def token_ids(ids: object) -> Tokens:
+    """Token ids as they came, in a buffer.
+
+    Raises:
+        RequestError: there is none, or one is no token id.
+    """
+    if not isinstance(ids, list) or not ids:
+        raise RequestError("empty_prompt")
+    try:
+        return array("I", ids)
+    except (TypeError, OverflowError):
+        raise RequestError("bad_request") from None
+
+
+def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
+    """How many tokens vLLM keeps of a prompt, None: all.
+
+    Its default side is left, so the last ones; it took the side into requests only lately. With -1
+    it keeps as many as the model takes, which only the engine knows.
+
+    Raises:
+        RequestError: releases differ, or only the engine knows.
+    """
+    if truncate_prompt_tokens is None:
+        return None
+    if truncate_prompt_tokens < 1 or side not in (None, "left"):
+        raise RequestError("unsupported_truncation")
+    return truncate_prompt_tokens

@@ -1,0 +1,1 @@
+"""Chat templates: a conversation becomes its prompt text."""

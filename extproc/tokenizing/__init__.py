@@ -1,0 +1,1 @@
+"""Prompts become token ids: exactly the engine's, or none."""

@@ -1,0 +1,210 @@
+"""Token ids from the workers themselves: POST /tokenize, with a deadline, never on one alone."""
+
+import asyncio
+import random
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+import aiohttp
+
+from extproc import config
+from extproc.errors import RequestError
+from extproc.requests.prompt import Prompt, Text
+from extproc.tokenizing.remote_tokenizer_breaker import Breaker
+from extproc.tokenizing.remote_tokenizer_cache import TokenCache, key_of
+from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_answer_bytes, question
+from kvstate.events import Tokens
+
+# A question that fails at once is asked again, of another worker.
+MAX_TRIES = 2
+
+# Questions under way; what comes beyond is routed by load.
+MAX_FLIGHTS = 1_024
+
+# A late answer to a longer question says nothing about the worker's health: a client must not be
+# able to switch its tokenizer off.
+FAIR_QUESTION_BYTES = 64 * 1024
+
+# Longer answers are read beside the event loop (this much takes a millisecond).
+INLINE_ANSWER_BYTES = 64 * 1024
+
+# What a probe asks for.
+PROBE = Text("probe")
+
+_OK = 200
+_READ_BYTES = 64 * 1024
+
+# The worker understands us and does not want this prompt: it would refuse the request as well, or
+# knows no such form of question (SGLang takes no conversations).
+_REFUSALS = (400, 413, 422)
+
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class _FailedError(Exception):
+    """This worker gave no answer."""
+
+
+class RemoteTokenizer:
+    """The tokenizer of one model, as its workers have it.
+
+    endpoints: ip:port of the workers that may be asked now. count: takes the outcome of every
+    question; docs/metrics.md lists them. Belongs to the event loop that it was constructed in.
+    """
+
+    def __init__(
+        self,
+        model: config.Model,
+        options: config.RemoteTokenizer,
+        endpoints: Callable[[], Sequence[str]],
+        count: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._options = options
+        self._endpoints = endpoints
+        self._count = count
+        self._cache = TokenCache(options.cache_bytes)
+        self._breaker = Breaker(random.random)
+        self._flights: dict[bytes, asyncio.Task[Tokens]] = {}
+        self._probes: set[asyncio.Task[None]] = set()
+        self._probe = question(PROBE, model.name)
+        connector = aiohttp.TCPConnector(limit=0, limit_per_host=options.connections)
+        timeout = aiohttp.ClientTimeout(total=None)  # the deadline is ours
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, headers=_HEADERS
+        )
+
+    async def close(self) -> None:
+        """Gives up what is under way, and the connections."""
+        tasks = [*self._flights.values(), *self._probes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+
+    async def encode(self, prompt: Prompt, model: str | None) -> Tokens:
+        """The token ids of a prompt, not to be changed.
+
+        model: as the client wrote it.
+
+        Raises:
+            RequestError: no worker told in time, or what it would tell is not certain.
+        """
+        if isinstance(prompt, array):
+            return prompt
+        asked = question(prompt, model)
+        key = key_of(asked)
+        known = self._cache.find(key)
+        if known is not None:
+            self._count("cached")
+            return known
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._start(key, asked)
+        else:
+            self._count("joined")
+        return await asyncio.shield(flight)  # others may wait for it too
+
+    def _start(self, key: bytes, asked: bytes) -> asyncio.Task[Tokens]:
+        if len(self._flights) >= MAX_FLIGHTS:
+            self._count("tokenizer_unavailable")
+            raise RequestError("tokenizer_unavailable")
+        flight = asyncio.create_task(self._fly(key, asked))
+        self._flights[key] = flight
+        flight.add_done_callback(lambda done: self._landed(key, done))
+        return flight
+
+    def _landed(self, key: bytes, flight: asyncio.Task[Tokens]) -> None:
+        del self._flights[key]
+        if not flight.cancelled():
+            flight.exception()  # all who waited may be gone
+
+    async def _fly(self, key: bytes, asked: bytes) -> Tokens:
+        try:
+            tokens = await self._tell(asked)
+        except RequestError as error:
+            self._count(error.reason)
+            raise
+        self._count("answered")
+        self._cache.keep(key, tokens)
+        return tokens
+
+    async def _tell(self, asked: bytes) -> Tokens:
+        """Asks one worker, and another if that fails at once."""
+        ends = asyncio.get_running_loop().time() + self._options.deadline_ms / 1000
+        workers = list(self._endpoints())
+        self._probe_one(workers)
+        reason = "tokenizer_unavailable"
+        for _ in range(MAX_TRIES):
+            worker = self._breaker.choose(workers)
+            if worker is None:
+                break
+            try:
+                async with asyncio.timeout_at(ends):
+                    return await self._ask(worker, asked)
+            except TimeoutError:
+                if len(asked) <= FAIR_QUESTION_BYTES:
+                    self._breaker.failed(worker, time.monotonic())
+                raise RequestError("tokenizer_timeout") from None
+            except _FailedError:
+                self._breaker.failed(worker, time.monotonic())
+                reason = "tokenizer_failed"
+                workers.remove(worker)
+        raise RequestError(reason)
+
+    def _probe_one(self, workers: Sequence[str]) -> None:
+        worker = self._breaker.to_probe(workers, time.monotonic())
+        if worker is not None:
+            probe = asyncio.create_task(self._run_probe(worker))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probes.discard)
+
+    async def _run_probe(self, worker: str) -> None:
+        """No request waits for it, so it may find out that the worker still hangs."""
+        try:
+            async with asyncio.timeout(self._options.deadline_ms / 1000):
+                await self._ask(worker, self._probe)
+        except (TimeoutError, RequestError, _FailedError):
+            self._breaker.failed(worker, time.monotonic())
+
+    async def _ask(self, worker: str, asked: bytes) -> Tokens:
+        """One worker's answer.
+
+        Raises:
+            RequestError: it refuses this prompt. _FailedError: it gave no answer.
+        """
+        try:
+            content = await self._post(worker, asked)
+            if len(content) > INLINE_ANSWER_BYTES:
+                tokens = await asyncio.to_thread(_read, content)
+            else:
+                tokens = _read(content)
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise _FailedError from None
+        self._breaker.succeeded(worker)
+        return tokens
+
+    async def _post(self, worker: str, asked: bytes) -> bytes:
+        limit = longest_answer_bytes(asked)
+        async with self._session.post(
+            f"http://{worker}{PATH}", data=asked, allow_redirects=False
+        ) as response:
+            if response.status in _REFUSALS:
+                raise RequestError("tokenizer_refused")
+            if response.status != _OK:
+                raise _FailedError
+            content = bytearray()
+            async for piece in response.content.iter_chunked(_READ_BYTES):
+                content += piece
+                if len(content) > limit:
+                    raise _FailedError
+        return bytes(content)
+
+
+def _read(content: bytes) -> Tokens:
+    try:
+        return answered(content)
+    except RequestError:
+        raise _FailedError from None

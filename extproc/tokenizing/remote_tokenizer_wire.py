@@ -1,0 +1,105 @@
+"""What is asked of a worker's POST /tokenize, and how its answer is read.
+
+Source: vLLM 0.10.2 to 0.32.0 (TokenizeCompletionRequest, TokenizeChatRequest, TokenizeResponse).
+SGLang 0.5 has the form for texts under the same path, and none for conversations.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from extproc.errors import RequestError
+from extproc.requests.prompt import Chat, Text
+from kvstate.events import Tokens
+
+PATH = "/tokenize"
+
+# No answer is longer than its question by more than this factor: a byte becomes a token at the
+# most, and a token id has ten digits, a comma and a space. Templates add what they add.
+_ANSWER_BYTES_PER_BYTE = 12
+_TEMPLATE_BYTES = 256 * 1024
+_LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
+
+# Of a conversation's variables, these are fields of their own; the rest are template arguments.
+_FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
+
+
+class _Answer(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]]
+    count: int | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+
+
+def question(prompt: Chat | Text, model: str | None) -> bytes:
+    """The body that asks for a prompt's token ids; the same one for the same prompt.
+
+    model: as the client wrote it; the worker may take another tokenizer for an adapter.
+
+    Raises:
+        RequestError: the answer would not be certain to be what the engine computes.
+    """
+    if prompt.special_tokens_vary:
+        raise RequestError("unsupported_special_tokens")
+    body = _text(prompt) if isinstance(prompt, Text) else _chat(prompt)
+    try:
+        return msgspec.json.encode(body if model is None else {"model": model, **body})
+    except UnicodeEncodeError:
+        raise RequestError("not_unicode") from None
+
+
+def longest_answer_bytes(asked: bytes) -> int:
+    """More than this is no answer to what was asked."""
+    return min(_TEMPLATE_BYTES + _ANSWER_BYTES_PER_BYTE * len(asked), _LONGEST_ANSWER_BYTES)
+
+
+def answered(content: bytes) -> Tokens:
+    """The token ids of an answer.
+
+    Raises:
+        RequestError: tokenizer_failed, this is no answer.
+    """
+    try:
+        answer = _answer.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RequestError("tokenizer_failed") from None
+    if not answer.tokens or answer.count not in (None, len(answer.tokens)):
+        raise RequestError("tokenizer_failed")
+    return Tokens("I", answer.tokens)
+
+
+def _text(prompt: Text) -> dict[str, Any]:
+    return {"prompt": prompt.text, "add_special_tokens": prompt.add_special_tokens}
+
+
+def _chat(prompt: Chat) -> dict[str, Any]:
+    if prompt.has_media:
+        raise RequestError("unsupported_media")
+    # /tokenize takes neither: it would leave them out without a word
+    if prompt.has_reasoning_effort:
+        raise RequestError("unsupported_reasoning_effort")
+    if "documents" in prompt.variables:
+        raise RequestError("unsupported_documents")
+    fields = {key: prompt.variables[key] for key in _FIELDS if key in prompt.variables}
+    others = {key: value for key, value in prompt.variables.items() if key not in _FIELDS}
+    body = {
+        "messages": [_message(message) for message in prompt.messages],
+        "add_special_tokens": prompt.add_special_tokens,
+        **fields,
+    }
+    return {**body, "chat_template_kwargs": others} if others else body
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """As clients send it: without what parsing added, arguments of calls as JSON text again."""
+    sent = {key: value for key, value in message.items() if key != "tools"}
+    if "tool_calls" in message:
+        sent["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return sent
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = msgspec.json.encode(function["arguments"]).decode()
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,45 @@
+"""Where a model's tokenizer lies on this machine."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """A tokenizer.json, and the directory with the model's other small files."""
+
+    tokenizer: Path
+
+    @property
+    def directory(self) -> Path:
+        """Where tokenizer_config.json and the chat templates would be."""
+        return self.tokenizer.parent
+
+    @classmethod
+    def find(cls, source: str) -> "TokenizerFiles":
+        """Finds them by a directory, a tokenizer.json, or a hub id in the local cache.
+
+        Raises:
+            FileNotFoundError: with where was looked.
+        """
+        directory = Path(source)
+        if directory.is_file():
+            return cls(directory)
+        if not directory.is_dir():
+            directory = _cached_snapshot(source)
+        tokenizer = directory / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        return cls(tokenizer)
+
+
+def _cached_snapshot(hub_id: str) -> Path:
+    """The revision that `main` names in the local Hugging Face cache."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    repository = cache / f"models--{hub_id.replace('/', '--')}"
+    reference = repository / "refs" / "main"
+    if ".." in hub_id or not reference.is_file():
+        raise FileNotFoundError(f"{hub_id!r} is no directory or file, and not in {cache}")
+    return repository / "snapshots" / reference.read_text().strip()

@@ -1,0 +1,1 @@
+"""The workers: addresses, feeds, and where those are."""

@@ -1,0 +1,189 @@
+"""What is credited to a simulated worker is what it holds, whatever it speaks; real sockets."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvstate.events import Tokens
+from kvstate.feeds import subscriber
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import DrainSource, ZmqSource
+from kvstate.feeds.transport import Transport
+from kvstate.feeds.trtllm_transport import drain_transports
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.fleet import Fleet
+from kvstate.overlap import Prompt
+from simulator.dialects import DIALECTS
+from simulator.server import Worker, running
+from simulator.settings import Settings
+
+BLOCK_SIZE = 8
+BLOCKS = 24
+NAMES_SALTS = [name for name in DIALECTS if name not in (
+    "vllm-0.9", "vllm-0.10", "vllm-0.14", "sglang-0.4", "sglang-0.5.9", "trtllm",
+)]  # fmt: skip
+
+
+@dataclass
+class Followed:
+    """A worker, and the router's view of it."""
+
+    worker: Worker
+    fleet: Fleet
+    client: aiohttp.ClientSession
+
+    async def ask(self, tokens: Sequence[int], rank: int = 0, **fields: object) -> None:
+        """Sends a prompt of token ids to a rank of the worker."""
+        body = {"model": "tiny", "prompt": list(tokens), "max_tokens": 3, **fields}
+        url, headers = f"{self.worker.url}/v1/completions", {"X-data-parallel-rank": str(rank)}
+        async with self.client.post(url, json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+
+    async def exact(self, prompts: Sequence[Sequence[int]], salt: str | None = None) -> list[int]:
+        """Waits until what is certain of all prompts is what the worker holds; how much that is."""
+        try:
+            async with asyncio.timeout(10):
+                while self.certain(prompts, salt) != self.held(prompts, salt):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            assert self.certain(prompts, salt) == self.held(prompts, salt)
+        return self.held(prompts, salt)
+
+    def certain(self, prompts: Sequence[Sequence[int]], salt: str | None) -> list[int]:
+        asked = [Prompt("m", Tokens("I", prompt), salt=salt) for prompt in prompts]
+        held = [self.fleet.overlaps(prompt).get("w") for prompt in asked]
+        return [overlap.certain_tokens if overlap else 0 for overlap in held]
+
+    def held(self, prompts: Sequence[Sequence[int]], salt: str | None) -> list[int]:
+        ranks = range(len(self.worker.ranks))
+        return [
+            max(self.worker.held_prefix_tokens(prompt, salt=salt, rank=rank) for rank in ranks)
+            for prompt in prompts
+        ]
+
+
+@asynccontextmanager
+async def followed(settings: Settings, *, drains: bool = False) -> AsyncIterator[Followed]:
+    context = ZmqContext()
+    async with running(settings) as worker, aiohttp.ClientSession() as client:
+        transports: Sequence[Transport]
+        if drains:
+            transports = drain_transports(DrainSource(worker.url), lambda: 0.5)
+        else:
+            pairs = zip(worker.events_endpoints, worker.replay_endpoints, strict=True)
+            transports = [
+                ZmqTransport(context, ZmqSource(events, replay, "")) for events, replay in pairs
+            ]
+        fleet = Fleet(0xC0FFEE, lambda: 0.0)
+        fleet.add("w", "m", transports)
+        try:
+            yield Followed(worker, fleet, client)
+        finally:
+            await fleet.close()
+            context.destroy(0)
+
+
+def conversations(seed: int) -> list[list[int]]:
+    """Prompts that share prefixes, more than the cache holds together."""
+    chance = random.Random(seed)
+    systems = [[chance.randrange(8000) for _ in range(20)] for _ in range(3)]
+    return [
+        chance.choice(systems) + [chance.randrange(8000) for _ in range(chance.randrange(5, 40))]
+        for _ in range(12)
+    ]
+
+
+async def follow_all(one: Followed) -> None:
+    prompts = conversations(7)
+    most = 0
+    for prompt in (*prompts, *prompts[:4]):
+        await one.ask(prompt)
+        most = max(most, *await one.exact(prompts))
+    assert most >= 2 * BLOCK_SIZE
+    assert one.fleet.block_size("w") == BLOCK_SIZE
+
+
+def settings(dialect: str, **fields: Any) -> Settings:
+    return Settings(
+        dialect=dialect, block_size_tokens=BLOCK_SIZE, blocks=BLOCKS, misbehave=True, **fields
+    )
+
+
+@pytest.mark.parametrize("dialect", list(DIALECTS))
+async def test_every_dialect_is_followed_exactly(dialect: str) -> None:
+    async with followed(settings(dialect)) as one:
+        await follow_all(one)
+        assert one.fleet.state("w") is State.LIVE
+
+
+@pytest.mark.parametrize("dialect", ["sglang-0.5.9", "sglang-0.5.22"])
+async def test_bigrams_are_followed_exactly(dialect: str) -> None:
+    async with followed(settings(dialect, bigrams=True)) as one:
+        await follow_all(one)
+
+
+async def test_drain_is_followed_exactly() -> None:
+    async with followed(settings("trtllm"), drains=True) as one:
+        await follow_all(one)
+
+
+@pytest.mark.parametrize("dialect", NAMES_SALTS)
+async def test_salted_prompts_meet_their_own_blocks_only(dialect: str) -> None:
+    async with followed(settings(dialect)) as one:
+        prompt = list(range(40))
+        await one.ask(prompt, cache_salt="tenant")
+        assert await one.exact([prompt], "tenant") == [32]
+        assert await one.exact([prompt]) == [0]
+        await one.ask(prompt)
+        assert await one.exact([prompt]) == [32]
+
+
+async def test_ranks_are_followed_each() -> None:
+    async with followed(settings("vllm-0.32", ranks=2)) as one:
+        prompts = [list(range(start, start + 30)) for start in range(0, 600, 100)]
+        for number, prompt in enumerate(prompts):
+            await one.ask(prompt, rank=number % 2)
+            await one.exact(prompts)
+        assert all(feed.blocks for feed in one.fleet.feeds("w"))
+
+
+@pytest.mark.parametrize("placeholders", [False, True])
+async def test_blocks_offloaded_to_the_host_are_still_worth_something(
+    *, placeholders: bool
+) -> None:
+    offloading = settings("vllm-0.32", host_blocks=64, placeholders=placeholders)
+    async with followed(offloading) as one:
+        prompts = conversations(3)
+        for prompt in prompts:
+            await one.ask(prompt)
+            await one.exact(prompts)
+        assert one.fleet.blocks_by_tier("w")[1] > 0
+
+
+@pytest.mark.parametrize("dialect", ["vllm-0.32", "vllm-0.20", "sglang-0.5.22", "trtllm"])
+async def test_misbehaviour_never_leaves_wrong_credits(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(subscriber, "QUIET_FOR_LONG_SECONDS", 0.05)
+    async with followed(settings(dialect)) as one:
+        prompts = conversations(11)
+        faults = one.worker.faults
+        misdeeds: list[Callable[[], None]] = [
+            partial(faults.drop, 2), faults.reorder, partial(faults.duplicate, 2), faults.restart,
+            partial(faults.drop, 1), faults.restart,
+        ]  # fmt: skip
+        for prompt, misbehave in zip(prompts, misdeeds, strict=False):
+            misbehave()
+            await one.ask(prompt)
+            await one.ask(prompts[-1])
+            await one.exact(prompts)
+        await one.exact(prompts)
+        assert one.fleet.state("w") is State.LIVE

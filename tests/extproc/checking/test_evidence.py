@@ -1,0 +1,166 @@
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.checking.chains import Chain, Growth
+from extproc.checking.evidence import (
+    Asked,
+    Difference,
+    difference,
+    holds_own,
+    is_stored,
+    usable_tokens,
+)
+from kvstate.events import Extra, Tokens
+from kvstate.overlap import Prompt
+
+SIZE = 4
+SHARED = list(range(1_000, 1_040))
+
+
+def own(seed: int, count: int = 40) -> list[int]:
+    return Random(seed).sample(range(5_000, 90_000), count)
+
+
+def asked(
+    tokens: list[int], held: int = 0, lora: str | None = None, salt: str | None = None
+) -> Asked:
+    """A prompt behind another one that has the shared part, too."""
+    prompt = Prompt("m", Tokens("I", tokens), lora, salt)
+    return Asked(prompt, held, [Tokens("I", SHARED + own(99))])
+
+
+def chain(tokens: list[int], *, rooted: bool = True, first: Extra = ()) -> Chain:
+    whole = len(tokens) // SIZE * SIZE
+    return Chain(Tokens("I", tokens[:whole]), SIZE, rooted, None, first)
+
+
+def found(one: Asked, stored: Chain, begin: int = 0) -> Difference | None:
+    growth = Growth(stored, begin)
+    return difference(one, growth) if holds_own(one, growth) else None
+
+
+def test_whole_blocks_can_be_reused_but_for_the_last_token() -> None:
+    assert [usable_tokens(Tokens("I", range(n)), 4) for n in (1, 4, 5, 8, 9)] == [0, 0, 4, 4, 8]
+
+
+def test_our_own_blocks_are_a_match() -> None:
+    tokens = SHARED + own(1)
+    assert is_stored(asked(tokens), chain([*tokens, 1, 2, 3, 4]))
+    assert not is_stored(asked(tokens), chain(tokens[:-8]))
+    assert not is_stored(asked(tokens), chain([7, *tokens]))
+
+
+def test_behind_an_unknown_parent_what_was_not_held_is_a_match() -> None:
+    tokens = SHARED + own(1)
+    assert is_stored(asked(tokens, held=40), chain(tokens[40:], rooted=False))
+    assert not is_stored(asked(tokens, held=36), chain(tokens[40:], rooted=False))
+    assert not is_stored(asked(tokens, held=76), chain(tokens[40:], rooted=False))
+
+
+@pytest.mark.parametrize(
+    ("one", "stored"),
+    [
+        (asked(own(1), salt="a"), chain(own(1))),
+        (asked(own(1)), chain(own(1), first=("a",))),
+        (asked(own(1), lora="a"), chain(own(1))),
+    ],
+)
+def test_other_namespaces_tell_nothing(one: Asked, stored: Chain) -> None:
+    assert not is_stored(one, stored)
+    assert not holds_own(one, Growth(stored, 0))
+
+
+def test_a_salted_prompt_meets_its_own_salt() -> None:
+    assert is_stored(asked(own(1), salt="a"), chain(own(1), first=("a",)))
+
+
+def test_an_inserted_token_is_named_with_both_ids() -> None:
+    tokens = SHARED + own(1)
+    engines = [*tokens[:5], 77, *tokens[5:]]
+    assert found(asked(tokens), chain(engines)) == Difference(5, tokens[5], 77)
+
+
+def test_a_replaced_token_behind_an_unknown_parent_is_named() -> None:
+    tokens = SHARED + own(1)
+    engines = [*tokens[:50], 77, *tokens[51:]]
+    one = asked(tokens, held=40)
+    assert found(one, chain(engines[40:], rooted=False)) == Difference(50, tokens[50], 77)
+
+
+def test_where_the_held_part_is_not_known_the_place_is_found_by_what_is_ours() -> None:
+    tokens = SHARED + own(1)
+    engines = [*tokens[:50], 77, *tokens[51:]]
+    stored = chain(engines[48:], rooted=False)
+    assert found(asked(tokens), stored) == Difference(50, tokens[50], 77)
+    assert found(asked(tokens), chain(tokens[48:], rooted=False)) is None
+
+
+def test_a_shift_whose_place_was_not_seen_is_named_by_the_block_that_is_missing() -> None:
+    tokens = SHARED + own(1)
+    engines = [77, *tokens]
+    stored = chain(engines[40:], rooted=False)
+    assert found(asked(tokens, held=8), stored) == Difference(8, tokens[8], None)
+
+
+def test_what_stands_before_the_prompt_s_beginning_is_no_place_in_it() -> None:
+    tokens = own(1)
+    assert found(asked(tokens), chain([1, 2, 3, 4, *tokens], rooted=False)) is None
+
+
+def test_another_request_that_begins_alike_proves_nothing() -> None:
+    one = asked(SHARED + own(1))
+    assert found(one, chain(SHARED + own(2))) is None
+    assert found(one, chain([77, *SHARED, *own(2)])) is None
+    assert found(one, chain(own(2), rooted=False)) is None
+    assert found(one, chain([*own(2), *own(1)[:12], *own(3)], rooted=False)) is None
+
+
+def test_a_beginning_of_our_own_with_another_end_proves_nothing() -> None:
+    head = SHARED + own(1)
+    assert found(asked(head + own(2)), chain(head + own(3))) is None
+
+
+def test_what_was_stored_before_proves_nothing() -> None:
+    tokens = own(1)
+    engines = [77, *tokens]
+    assert found(asked(tokens), chain(engines + own(2)), begin=44) is None
+
+
+def test_before_there_is_another_prompt_nothing_is_a_prompt_s_own() -> None:
+    tokens = Tokens("I", own(1))
+    lonely = Asked(Prompt("m", tokens), 0, [tokens])
+    assert found(lonely, chain([77, *tokens])) is None
+
+
+def test_a_short_prompt_has_no_runs() -> None:
+    assert found(asked([1, 2, 3]), chain([])) is None
+
+
+TOKEN_LISTS = st.lists(st.integers(0, 40), max_size=120)
+
+
+@given(TOKEN_LISTS, TOKEN_LISTS, TOKEN_LISTS, st.none() | st.integers(0, 20))
+def test_our_own_tokens_never_differ_from_ours(
+    tokens: list[int], answer: list[int], before: list[int], held_blocks: int | None
+) -> None:
+    rooted, start = held_blocks is None, SIZE * (held_blocks or 0)
+    one = Asked(Prompt("m", Tokens("I", tokens)), start, [Tokens("I", before)])
+    assert found(one, chain((tokens + answer)[start:], rooted=rooted)) is None
+
+
+@given(st.integers(0, 2**32), st.integers(0, 79), st.integers(0, 6), st.integers(0, 3))
+def test_what_is_named_is_the_first_difference(
+    seed: int, place: int, inserted: int, removed: int
+) -> None:
+    tokens = SHARED + own(seed)
+    engines = tokens[:place] + own(seed + 1, inserted) + tokens[place + removed :]
+    proof = found(asked(tokens), chain(engines))
+    if proof is not None:
+        assert tokens[: proof.position] == engines[: proof.position]
+        assert (proof.ours, proof.engines) == (tokens[proof.position], engines[proof.position])
+        assert proof.ours != proof.engines
+    elif inserted + removed and place < 60:
+        raise AssertionError("not found")

@@ -1,0 +1,229 @@
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.checking.evidence import Asked
+from extproc.checking.self_check import (
+    GRACE_SECONDS,
+    LAST_CHECKED,
+    MATCHES_TO_HEAL,
+    MAX_CHAINS,
+    MAX_PENDING,
+    MAX_WATCH_SECONDS,
+    MISMATCHES,
+    WATCHED_PER_SECOND,
+    WATCHED_PER_SECOND_WHILE_WELL,
+    Watched,
+    WorkerCheck,
+)
+from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, Tokens
+from kvstate.overlap import Prompt
+
+SIZE = 4
+REFERENCE = Tokens("I", range(100))
+
+
+def prompt(seed: int) -> list[int]:
+    return Random(seed).sample(range(1_000, 90_000), 40)
+
+
+def asked(tokens: list[int]) -> Asked:
+    return Asked(Prompt("m", Tokens("I", tokens)), 0, [REFERENCE])
+
+
+def stored(tokens: list[int]) -> BlocksStored:
+    """A chain of its own."""
+    blocks = len(tokens) // SIZE
+    hashes = [hash((*tokens[: SIZE * (number + 1)],)) & 2**64 - 1 for number in range(blocks)]
+    return BlocksStored(list(hashes), None, Tokens("I", tokens[: blocks * SIZE]), SIZE)
+
+
+class Rehearsal:
+    """One worker's check, a request a second."""
+
+    def __init__(self) -> None:
+        self.check = WorkerCheck()
+        self.now = 0.0
+
+    def watch(self, seed: int) -> Watched:
+        self.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
+        watched = self.check.watch(asked(prompt(seed)), self.now)
+        assert watched is not None
+        return watched
+
+    def run(self, seed: int, *events: BlocksStored, is_held: bool = False) -> None:
+        watched = self.watch(seed)
+        self.check.stored(0, events)
+        watched.ended_at = self.now
+        for due in self.check.due(self.now + GRACE_SECONDS):
+            self.check.conclude(due, is_held=is_held)
+
+    def match(self, seed: int) -> None:
+        self.run(seed, stored(prompt(seed)))
+
+    def mismatch(self, seed: int) -> None:
+        self.run(seed, stored([7, *prompt(seed)]))
+
+    def is_distrusted(self) -> bool:
+        return self.check.result.is_distrusted
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        result = self.check.result
+        return result.matched, result.mismatched, result.without_evidence
+
+
+def test_a_request_ends_matched_mismatched_or_without_evidence() -> None:
+    one = Rehearsal()
+    one.match(1)
+    one.mismatch(2)
+    one.run(3)
+    assert one.counts == (1, 1, 1)
+    assert one.check.result.difference == (0, prompt(2)[0], 7)
+    assert not one.check.pending
+
+
+def test_what_the_worker_is_known_to_hold_is_matched() -> None:
+    one = Rehearsal()
+    one.run(1, is_held=True)
+    assert one.counts == (1, 0, 0)
+
+
+def test_three_mismatches_of_eight_checked_are_needed() -> None:
+    one = Rehearsal()
+    for seed in range(MISMATCHES - 1):
+        one.mismatch(seed)
+        one.run(100 + seed)
+    for seed in range(LAST_CHECKED - 1):
+        one.match(200 + seed)
+    one.mismatch(300)
+    one.mismatch(301)
+    assert one.check.result.mismatched > MISMATCHES
+    assert not one.is_distrusted()
+
+
+def test_three_mismatches_are_enough() -> None:
+    one = Rehearsal()
+    for seed in range(MISMATCHES):
+        one.mismatch(seed)
+    assert one.is_distrusted()
+
+
+def test_enough_matches_in_a_row_heal() -> None:
+    one = Rehearsal()
+    for seed in range(MISMATCHES):
+        one.mismatch(seed)
+    for seed in range(MATCHES_TO_HEAL - 1):
+        one.match(10 + seed)
+    one.mismatch(20)
+    for seed in range(MATCHES_TO_HEAL - 1):
+        one.match(30 + seed)
+    assert one.is_distrusted()
+    one.match(40)
+    assert not one.is_distrusted()
+    one.mismatch(50)
+    assert not one.is_distrusted()
+
+
+def test_what_is_another_watched_requests_is_no_evidence() -> None:
+    one = Rehearsal()
+    ours, other = one.watch(1), one.watch(2)
+    tokens = prompt(1)
+    other.asked = asked([9, *tokens])  # differs, and its own tokens are in the other's
+    whole = stored(tokens)
+    rest = BlocksStored(whole.hashes[5:], whole.hashes[4], whole.tokens[20:], SIZE)
+    one.check.stored(0, [stored(tokens[:20]), rest])
+    one.check.conclude(other, is_held=False)
+    assert ours not in one.check.pending
+    assert one.counts == (1, 0, 1)
+
+
+def test_a_conclusion_waits_for_the_grace_but_not_for_ever() -> None:
+    one = Rehearsal()
+    watched = one.watch(1)
+    ends = one.now + MAX_WATCH_SECONDS
+    assert one.check.due(ends - 1) == []
+    assert one.check.due(ends) == [watched]
+    watched.ended_at = one.now + 1
+    assert one.check.due(one.now + GRACE_SECONDS) == []
+    assert one.check.due(one.now + 1 + GRACE_SECONDS) == [watched]
+
+
+def test_ranks_and_clears_keep_chains_apart() -> None:
+    one = Rehearsal()
+    one.watch(1)
+    tokens = prompt(1)
+    head, tail = stored(tokens[:20]), stored(tokens)
+    rest = BlocksStored(tail.hashes[5:], tail.hashes[4], tail.tokens[20:], SIZE)
+    one.check.stored(0, [head])
+    one.check.stored(1, [rest, BlocksRemoved([1])])
+    assert one.counts == (0, 0, 0)
+    one.check.stored(0, [AllCleared(), rest])
+    assert one.counts == (0, 0, 0)
+    one.check.stored(0, [head, rest, BlocksStored([1], None, Tokens("I"), 4, medium="CPU")])
+    assert one.counts == (1, 0, 0)
+
+
+def test_what_was_heard_can_be_forgotten() -> None:
+    one = Rehearsal()
+    one.watch(1)
+    whole = stored(prompt(1))
+    one.check.stored(0, [stored(prompt(1)[:20])])
+    one.check.forget_chains()
+    one.check.stored(0, [BlocksStored(whole.hashes[5:], whole.hashes[4], whole.tokens[20:], SIZE)])
+    assert one.counts == (0, 0, 0)
+
+
+def test_requests_watched_at_once_and_in_a_row_are_bounded() -> None:
+    check = WorkerCheck()
+    watched = [check.watch(asked(prompt(seed)), 0.0) for seed in range(MAX_PENDING + 1)]
+    assert watched[-1] is None
+    assert len(check.pending) == MAX_PENDING
+    for one in list(check.pending):
+        check.give_up(one)
+    assert check.watch(asked(prompt(1)), 0.0) is None
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_worker_that_is_well_is_watched_seldom(*, differs: bool) -> None:
+    check = WorkerCheck()
+    for now in range(1_000):
+        watched = check.watch(asked(prompt(now)), float(now))
+        if watched is not None:
+            check.stored(0, [stored([7, *prompt(now)] if differs else prompt(now))])
+            if differs:
+                check.conclude(watched, is_held=False)
+    result = check.result
+    seen = result.matched + result.mismatched
+    rate = min(1.0, WATCHED_PER_SECOND) if differs else WATCHED_PER_SECOND_WHILE_WELL
+    assert 1_000 * rate <= seen <= 1_000 * rate + 2 * MAX_PENDING
+
+
+def test_chains_that_may_be_about_one_request_are_bounded() -> None:
+    one = Rehearsal()
+    watched = one.watch(1)
+    one.check.stored(0, [stored([number, *prompt(1)]) for number in range(MAX_CHAINS + 5)])
+    assert len(watched.grown) == MAX_CHAINS
+
+
+KINDS = st.sampled_from(("match", "mismatch", "nothing"))
+
+
+@given(st.lists(KINDS, max_size=40))
+def test_it_is_distrusted_by_its_last_checked_requests(kinds: list[str]) -> None:
+    one = Rehearsal()
+    last: list[str] = []
+    distrusted = False
+    for seed, kind in enumerate(kinds):
+        if kind == "nothing":
+            one.run(seed)
+        else:
+            getattr(one, kind)(seed)
+            last = [*last, kind][-LAST_CHECKED:]
+            if last.count("mismatch") >= MISMATCHES:
+                distrusted = True
+            if distrusted and last[-MATCHES_TO_HEAL:] == ["match"] * MATCHES_TO_HEAL:
+                distrusted, last = False, []
+        assert one.is_distrusted() == distrusted

@@ -1,0 +1,438 @@
+"""The self-check end to end: router, feeds and simulated workers over real sockets, no Envoy."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extproc.checking import watch as self_check_watch
+from extproc.checking.self_check import GRACE_SECONDS, MAX_WATCH_SECONDS
+from extproc.checking.watch import SelfCheck
+from extproc.config import Model
+from extproc.config_reader import parse
+from extproc.metrics import Metrics
+from extproc.picking.load import Booking
+from extproc.requests import request
+from extproc.router import Router
+from extproc.stream import Ask, Head
+from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
+from kvstate.events import Tokens
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.sink import Body, IndexSink, Taken
+from kvstate.feeds.transport import Connected, MemoryTransport, Transport
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.fleet import Fleet
+from kvstate.overlap import Prompt
+from simulator.server import Worker, running
+from simulator.settings import TINY_MODEL, Settings
+from tests.kvstate.publishing import until
+
+PATH = "/v1/chat/completions"
+COMPLETION = Head("POST", "/v1/completions", None)
+CONFIG = """
+models: [{{name: tiny, lora: [ad]}}]
+workers:
+- endpoint: {worker.endpoint}
+  events: {{zmq: "{worker.events_endpoint}", replay: "{worker.replay_endpoint}"}}
+"""
+
+RIGHT = (TINY_MODEL / "chat_template.jinja").read_text()
+WITH_SYSTEM_LINE = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" + RIGHT
+WITH_NEWLINE = RIGHT.replace("+ message['content']", "+ '\n' + message['content']")
+WITHOUT_NEWLINE = RIGHT.replace("<|im_end|>' + '\n'", "<|im_end|>'")
+
+# None of them is in a log line.
+WORDS = [
+    *("river", "stone", "winter", "garden", "yellow", "pebble", "forest", "silver", "mountain"),
+    *("paper", "window", "market", "summer", "bottle", "kitchen", "thunder", "letter", "morning"),
+    *("island", "copper", "planet", "harbor", "velvet", "candle", "meadow"),
+]
+
+
+@dataclass
+class Checked:
+    """A router before one worker, and a clock of its own for the self-check."""
+
+    worker: Worker
+    fleet: Fleet
+    workers: Workers
+    router: Router
+    client: aiohttp.ClientSession
+    now: float = 0.0
+    applied: int = 0
+
+    async def send(self, *texts: str, deliver: bool = True, **fields: Any) -> Booking:
+        """Routes a conversation and has the worker answer it."""
+        roles = ("user", "assistant") * len(texts)
+        messages = [
+            {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
+        ]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 2, **fields}
+        decision, booking = await self.router.route(
+            Ask(Head("POST", PATH, None), json.dumps(body).encode())
+        )
+        assert decision.pick == (self.worker.endpoint,)
+        assert booking is not None
+        if deliver:
+            await self.ask(body)
+        return booking
+
+    async def explain(self, *texts: str) -> dict[str, Any]:
+        return await self.explain_body(PATH, chat(*texts))
+
+    async def explain_body(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What is known of the worker for a request."""
+        content = json.dumps(body).encode()
+        explained = await self.router.explain(Head("POST", path, None), content)
+        (candidate,) = explained["candidates"]
+        assert isinstance(candidate, dict)
+        return candidate
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        metrics = Metrics()
+        metrics.add_workers(lambda: self.workers.status(self.router.in_flight), lambda: 0)
+        return metrics.registry.get_sample_value(name, labels)
+
+    def is_listened_to(self) -> bool:
+        return self.fleet._followed[self.worker.endpoint][0].sink.listener is not None
+
+    def count_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Counts what was applied, to know when all is."""
+        apply = IndexSink.apply
+
+        def counting(sink: IndexSink, body: Body) -> Taken:
+            taken = apply(sink, body)
+            self.applied += 1
+            return taken
+
+        monkeypatch.setattr(IndexSink, "apply", counting)
+
+    async def ask(self, body: dict[str, Any]) -> None:
+        """What a client says to the worker itself."""
+        async with self.client.post(f"{self.worker.url}{PATH}", json=body) as response:
+            assert response.status == 200, await response.text()
+
+    async def settle(self, *bookings: Booking) -> dict[str, Any]:
+        """Ends requests, waits for all events and for the grace; what /workers shows then."""
+        for booking in bookings:
+            self.router.release(booking)
+        await until(lambda: self.applied == self.worker.next_sequence())
+        self.now += GRACE_SECONDS
+        return self.status()
+
+    async def run(self, *texts: str, **fields: Any) -> dict[str, Any]:
+        return await self.settle(await self.send(*texts, **fields))
+
+    def status(self) -> dict[str, Any]:
+        (status,) = self.workers.status(self.router.in_flight)
+        tokens: dict[str, Any] = status["tokens"]
+        return tokens
+
+
+Run = Callable[..., AbstractAsyncContextManager[Checked]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A worker with the tiny model's own template, behind a router with this one."""
+    file = tmp_path / "template.jinja"
+
+    @asynccontextmanager
+    async def checked(template: str = RIGHT, **settings: Any) -> AsyncIterator[Checked]:
+        file.write_text(template)
+        model = Model("tiny", tokenizer=str(TINY_MODEL), chat_template=str(file))
+        tokenizer = Tokenizer.load(model)
+        assert tokenizer is not None
+        context = ZmqContext()
+
+        def open_transports(source: FeedSource) -> Sequence[Transport]:
+            assert isinstance(source, tuple)
+            return [ZmqTransport(context, one, lambda: 0.5) for one in source]
+
+        async with running(Settings(**settings)) as worker, aiohttp.ClientSession() as client:
+            config = parse(CONFIG.format(worker=worker), "c")
+            fleet = Fleet(12345678, lambda: 0.0)
+            workers = Workers(config, fleet, open_transports)
+            router = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+            one = Checked(worker, fleet, workers, router, client)
+            workers.checks = SelfCheck(fleet, lambda: one.now)
+            one.count_batches(monkeypatch)
+            await workers.start()
+            await until(lambda: workers.state(worker.endpoint) == "live")
+            try:
+                yield one
+            finally:
+                router.close()
+                await workers.close()
+                context.destroy(0)
+
+    return checked
+
+
+def chat(*texts: str) -> dict[str, Any]:
+    """A conversation of these turns."""
+    roles = ("user", "assistant") * len(texts)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+    return {"model": "tiny", "messages": messages, "max_tokens": 2}
+
+
+def tokens_of(body: dict[str, Any], template: Path | None = None) -> list[int]:
+    """A conversation with the worker's template, or another one."""
+    override = str(template) if template else None
+    tokenizer = Tokenizer.load(Model("t", tokenizer=str(TINY_MODEL), chat_template=override))
+    assert tokenizer is not None
+    (prompt,) = request.parse(PATH, json.dumps(body).encode()).prompts
+    return tokenizer.encode(prompt).tolist()
+
+
+def text(seed: int, words: int = 60) -> str:
+    return " ".join(Random(seed).choices(WORDS, k=words))
+
+
+@pytest.mark.parametrize(
+    "template", [WITH_SYSTEM_LINE, WITH_NEWLINE, WITHOUT_NEWLINE], ids=["system", "more", "less"]
+)
+@pytest.mark.parametrize("dialect", ["vllm-0.32", "vllm-0.9", "sglang-0.5.22", "trtllm"])
+async def test_a_wrong_template_is_raised_within_eight_requests(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, dialect: str
+) -> None:
+    async with run(template, dialect=dialect) as one:
+        turns = [(text(seed), text(-seed), text(9 * seed)) for seed in range(8)]
+        status = await one.settle(*[await one.send(*texts) for texts in turns])
+        where = status["position"]
+        ours = tokens_of(chat(*turns[7]), tmp_path / "template.jinja")
+        engines = tokens_of(chat(*turns[7]))
+        assert status["differs"]
+        assert ours[:where] == engines[:where]
+        assert (status["ours"], status["engine"]) == (ours[where], engines[where])
+        assert status["ours"] != status["engine"]
+        assert f"at position {where}" in caplog.text
+        assert not any(word in caplog.text for word in WORDS)
+
+
+@pytest.mark.parametrize("words", [15, 20, 30])
+async def test_single_short_turns_raise_it_too(run: Run, words: int) -> None:
+    async with run(WITH_SYSTEM_LINE) as one:
+        for seed in range(8):
+            status = await one.run(text(seed, words))
+        assert status["differs"]
+
+
+async def test_it_is_raised_behind_a_prefix_that_was_cached_before_anybody_listened(
+    run: Run,
+) -> None:
+    async with run(WITH_SYSTEM_LINE) as one:
+        shared = text(99, 100)
+        await one.ask(chat(shared + " " + text(100)))
+        await one.settle()
+        for seed in range(8):
+            status = await one.run(shared + " " + text(seed))
+        assert status["differs"]
+        assert status["position"] == 0  # of the first block that is missing: the shift was not seen
+        assert status["engine"] is None
+
+
+async def test_what_differs_counts_as_uncertain_and_heals(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvsteer.tokens")
+    async with run(WITHOUT_NEWLINE) as one:
+        turns = [(text(seed), text(-seed), text(9 * seed)) for seed in range(8)]
+        for texts in turns:
+            await one.run(*texts)
+        assert one.status()["differs"]
+        explained = await one.explain(*turns[0])
+        assert explained["overlap_tokens"] == 0
+        assert explained["uncertain_tokens"] >= 64  # the first turn has no difference in it
+        ids = {"model": "tiny", "prompt": tokens_of(chat(*turns[0])), "max_tokens": 2}
+        assert (await one.explain_body("/v1/completions", ids))["overlap_tokens"] >= 64
+        assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 1
+        for seed in range(20, 28):
+            await one.run(text(seed, 12) + "." * 9)  # single turns are alike up to their last block
+        assert not one.status()["differs"]
+        assert (await one.explain(*turns[0]))["overlap_tokens"] >= 64
+        assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 0
+    assert caplog.messages[-1].endswith("its tokens match ours again")
+
+
+async def test_the_right_template_matches(run: Run) -> None:
+    async with run() as one:
+        for seed in range(8):
+            status = await one.run(text(seed), text(-seed), text(9 * seed))
+        assert (status["matched"], status["mismatched"]) == (8, 0)
+        assert (status["position"], status["differs"]) == (None, False)
+
+
+async def nothing(one: Checked, seed: int) -> Booking:
+    """Retried elsewhere, or given up before the worker took it."""
+    return await one.send(text(seed), deliver=False)
+
+
+async def aborted(one: Checked, seed: int) -> Booking:
+    """Given up in the middle of the answer."""
+    booking = await one.send(text(seed, 100), deliver=False)
+    counters = one.worker.engine.counters
+    asking = asyncio.create_task(one.ask({**chat(text(seed, 100)), "max_tokens": 500}))
+    await until(lambda: counters.running > 0)
+    asking.cancel()
+    await until(lambda: counters.in_flight == 0)
+    return booking
+
+
+async def short(one: Checked, seed: int) -> Booking:
+    return await one.send(f"hi {seed}")
+
+
+async def cached(one: Checked, seed: int) -> Booking:  # noqa: ARG001 - the same every time
+    return await one.send(text(1))
+
+
+async def similar_at_once(one: Checked, seed: int) -> Booking:
+    shared, user = text(99, 100), str(seed)
+    first, _ = await asyncio.gather(
+        one.send(shared, user, text(5)), one.send(shared, user, text(6))
+    )
+    return first
+
+
+async def similar_from_elsewhere(one: Checked, seed: int) -> Booking:
+    """A client that asks the worker itself, while ours never gets there: the worst case."""
+    body = text(99, 100)
+    booking = await one.send(f"You serve Bob {seed}. {body} {text(seed, 20)}", deliver=False)
+    await one.ask(chat(f"You serve Alice {seed}. {body} {text(500 + seed, 20)}"))
+    return booking
+
+
+async def same_beginning_from_elsewhere(one: Checked, seed: int) -> Booking:
+    booking = await one.send(text(99, 100) + text(seed), deliver=False)
+    await one.ask(chat(text(99, 100) + text(500 + seed)))
+    return booking
+
+
+async def continued_from_elsewhere(one: Checked, seed: int) -> Booking:
+    """Somebody types, each request is given up for a longer one."""
+    booking = await one.send(text(seed) + " and", deliver=False)
+    await one.ask(chat(text(seed) + " and " + text(7 * seed, 3)))
+    return booking
+
+
+async def edited_from_elsewhere(one: Checked, seed: int) -> Booking:
+    turns = text(seed), text(-seed)
+    booking = await one.send(*turns, text(9 * seed), deliver=False)
+    await one.ask(chat(*turns, text(9 * seed + 1)))
+    return booking
+
+
+async def salted(one: Checked, seed: int) -> Booking:
+    return await one.send(text(seed), cache_salt=f"tenant {seed % 2}")
+
+
+async def adapted(one: Checked, seed: int) -> Booking:
+    return await one.send(text(seed), model="ad" if seed % 2 else "tiny")
+
+
+@pytest.mark.parametrize("dialect", ["vllm-0.32", "sglang-0.5.22"])
+@pytest.mark.parametrize(
+    "behave",
+    [
+        nothing, aborted, short, cached, similar_at_once, similar_from_elsewhere,
+        same_beginning_from_elsewhere, continued_from_elsewhere, edited_from_elsewhere,
+        salted, adapted,
+    ],
+)  # fmt: skip
+async def test_with_the_right_template_nothing_is_raised(
+    run: Run, behave: Callable[[Checked, int], Awaitable[Booking]], dialect: str
+) -> None:
+    async with run(dialect=dialect, loras=("ad",), decode_tokens_per_second=200.0) as one:
+        for seed in range(10):
+            booking = await behave(one, seed)
+            await one.ask(chat(text(700 + seed)))
+            status = await one.settle(booking)
+        assert (status["mismatched"], status["differs"]) == (0, False)
+
+
+async def test_a_worker_without_prefix_caching_is_no_evidence(run: Run) -> None:
+    async with run(WITH_SYSTEM_LINE) as one:
+        for seed in range(8):
+            status = await one.settle(await one.send(text(seed), deliver=False))
+        assert (status["checked"], status["without_evidence"]) == (0, 8)
+
+
+async def test_token_ids_of_the_client_tell_nothing(run: Run) -> None:
+    async with run() as one:
+        body = {"model": "tiny", "prompt": tokens_of(chat(text(1)))}
+        _, booking = await one.router.route(Ask(COMPLETION, json.dumps(body).encode()))
+        assert booking is not None
+        status = await one.settle(booking)
+        assert (status["checked"], status["without_evidence"]) == (0, 0)
+
+
+async def test_a_feed_with_a_hole_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run(WITH_SYSTEM_LINE) as one:
+        await one.run(text(1))
+        bookings = [await one.send(text(2), deliver=False)]
+        monkeypatch.setattr(Fleet, "state", lambda *_: State.DEGRADED)
+        await one.ask(chat(text(2)))
+        bookings.append(await one.send(text(3)))  # not watched at all
+        status = await one.settle(*bookings)
+        assert (status["checked"], status["without_evidence"]) == (0, 2)
+
+
+async def test_nobody_is_listened_to_without_need(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run() as one:
+        booking = await one.send(text(1), deliver=False)
+        assert one.is_listened_to()
+        await one.settle(booking)
+        assert not one.is_listened_to()
+        monkeypatch.setattr(self_check_watch, "MAX_LISTENED", 0)
+        await one.run(text(2))
+        monkeypatch.setattr(self_check_watch, "MAX_PROMPT_TOKENS", 10)
+        status = await one.run(text(3))
+        assert (status["checked"], status["without_evidence"]) == (0, 1)
+
+
+async def test_workers_that_fell_silent_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(self_check_watch, "MAX_LISTENED", 1)
+    monkeypatch.setattr(self_check_watch, "MAX_REMEMBERED", 1)
+    fleet, now = Fleet(12345678, lambda: 0.0), 0.0
+    checks = SelfCheck(fleet, lambda: now)
+    prompt = Prompt("m", Tokens("I", range(100)))
+    for worker in ("a", "b", "c"):
+        transport = MemoryTransport({})
+        transport.put(Connected())
+        fleet.add(worker, "m", [transport])
+    await until(lambda: all(fleet.state(worker) is State.LIVE for worker in "abc"))
+    assert checks.watch("a", prompt, None) is not None
+    assert checks.watch("b", prompt, None) is None
+    now += MAX_WATCH_SECONDS
+    assert checks.watch("b", prompt, None) is not None
+    now += MAX_WATCH_SECONDS
+    assert checks.watch("c", prompt, None) is not None
+    assert [checks.status(worker)["without_evidence"] for worker in "abc"] == [1, 1, 0]
+    await fleet.close()
+
+
+async def test_a_check_that_fails_is_no_fault_of_the_request(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError(text(1))
+
+    async with run() as one:
+        monkeypatch.setattr(SelfCheck, "watch", broken)
+        await one.run(text(1))
+        assert "self-check failed with RuntimeError" in caplog.text
+        assert not any(word in caplog.text for word in WORDS)

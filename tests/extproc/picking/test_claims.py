@@ -1,0 +1,59 @@
+from collections.abc import Callable
+
+import pytest
+
+from extproc.picking.claims import Claims, claims_of
+from extproc.picking.pick import Weights
+from extproc.picking.sent import Expected
+from kvstate.overlap import Overlap
+
+WEIGHTS = Weights(uncertain=0.5, speculative=0.9, approximate=0.4)
+
+
+def state_of(state: str) -> Callable[[str], str]:
+    return lambda _: state
+
+
+def claims(overlap: Overlap | None, expected: Expected | None, state: str = "live") -> Claims:
+    held = {"a": overlap} if overlap else {}
+    sent = {"a": expected} if expected else {}
+    return claims_of([held], [sent], state_of(state), WEIGHTS).get("a", Claims())
+
+
+def test_a_certain_overlap_saves_all_of_itself() -> None:
+    assert claims(Overlap(10, (4, 0, 0, 0)), None) == Claims(40)
+
+
+def test_what_is_under_way_to_a_live_worker_is_speculative() -> None:
+    assert claims(None, (100, 200)) == Claims(90, 100, 0)
+
+
+@pytest.mark.parametrize("state", ["stale", "degraded", "unsupported", "connecting"])
+def test_what_was_sent_to_any_other_worker_is_approximate(state: str) -> None:
+    assert claims(None, (100, 200), state) == Claims(80, 0, 200)
+
+
+def test_only_what_lies_behind_the_certain_blocks_is_expected() -> None:
+    assert claims(Overlap(10, (4, 0, 0, 0)), (100, 100)) == Claims(40 + 54, 60)
+    assert claims(Overlap(10, (10, 0, 0, 0)), (100, 100)) == Claims(100)
+
+
+def test_of_two_claims_on_the_same_tokens_the_better_one_counts() -> None:
+    assert claims(Overlap(10, uncertain=10), (100, 100)) == Claims(90, 100)
+    assert claims(Overlap(10, uncertain=10), (50, 50)) == Claims(50, 50)
+    assert claims(Overlap(10, uncertain=10), (0, 100), "stale") == Claims(50, 0, 100)
+
+
+def test_the_prompts_of_one_request_add_up() -> None:
+    held = [{"a": Overlap(10, (1, 0, 0, 0))}, {"a": Overlap(10, (2, 0, 0, 0))}]
+    expected = [{"a": (20, 20)}, {"b": (100, 100)}]
+    assert claims_of(held, expected, state_of("live"), WEIGHTS) == {
+        "a": Claims(39, 10),
+        "b": Claims(90, 100),
+    }
+    assert claims_of(held, [], state_of("live"), WEIGHTS) == {"a": Claims(30)}
+
+
+def test_a_text_has_expectations_only() -> None:
+    found = claims_of([], [{"a": (0, 64)}], state_of("unsupported"), WEIGHTS)
+    assert found == {"a": Claims(0.4 * 64, 0, 64)}

@@ -1,0 +1,243 @@
+from array import array
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.picking.decision import MAX_TEXT_BYTES, Decision, Query, Snapshot, Verdict, decide
+from extproc.picking.eligibility import Demand, Worker
+from extproc.picking.load import Load
+from extproc.picking.pick import Weights
+from extproc.picking.rules import Rules
+from extproc.picking.sent import Sent
+from kvstate.overlap import Overlap, Prompt
+
+PROMPT = Prompt("m", array("I", range(100)))
+
+
+def decision(
+    query: Query,
+    held: Mapping[str, Overlap] | None = None,
+    workers: str = "abcd",
+    **fields: Any,
+) -> Decision:
+    loads = fields.get("loads", {})
+    excluded = fields.get("excluded", {})
+    snapshot = Snapshot(
+        workers=[Worker(name, f"{name}:1", excluded.get(name, "")) for name in workers],
+        overlaps=lambda _: held or {},
+        load=lambda endpoint, _: loads.get(endpoint[0], Load()),
+        policy=fields.get("policy", "cost"),
+        turn=fields.get("turn", 0),
+        rules=fields.get("rules", Rules()),
+        sent=fields.get("sent"),
+        state=fields.get("state", lambda _: "live"),
+        unfit=fields.get("unfit", {}),
+    )
+    return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(0))
+
+
+def test_the_worker_that_holds_the_prefix_is_picked_first_of_three() -> None:
+    made = decision(Query("m", [PROMPT]), {"c": Overlap(16, (6, 0, 0, 0))})
+    assert (made.pick[0], len(made.pick), made.reason) == ("c:1", 3, "overlap")
+    assert (made.certain_tokens, made.uncached_tokens, made.prompt_tokens) == (96, 4, 100)
+
+
+@pytest.mark.parametrize(
+    ("held", "reason"),
+    [({}, "nothing_cached"), ({"a": Overlap(16, uncertain=2)}, "uncertain_overlap")],
+)
+def test_the_reason_tells_what_the_pick_rests_on(held: Mapping[str, Overlap], reason: str) -> None:
+    assert decision(Query("m", [PROMPT]), held).reason == reason
+
+
+def test_load_outweighs_an_overlap_that_saves_less() -> None:
+    held = {"a": Overlap(16, (2, 0, 0, 0))}
+    assert decision(Query("m", [PROMPT]), held, "ab", loads={"a": Load(1)}).pick[0] == "b:1"
+    assert decision(Query("m", [PROMPT]), held, "ab", loads={"b": Load(1)}).pick[0] == "a:1"
+
+
+def test_a_cost_is_uncached_tokens_and_queue_and_requests_in_flight() -> None:
+    rules = Rules(Weights(affinity=2.0, busy_affinity=0.0, running=10.0))
+    held = {"a": Overlap(16, (2, 0, 0, 0))}
+    loads = {"a": Load(1, 7.0, others=2.0)}
+    made = decision(Query("m", [PROMPT]), held, "ab", loads=loads, rules=rules)
+    assert made.costs == [2 * (100 - 32) + 7 + 10 * 3, 2 * 100]
+
+
+def test_on_a_busy_fleet_a_prefix_is_worth_a_longer_wait() -> None:
+    held = {"a": Overlap(16, (6, 0, 0, 0))}
+    for utilization, pick in ((0.0, "b:1"), (0.9, "a:1")):
+        loads = {
+            "a": Load(0, 150.0, utilization=utilization),
+            "b": Load(0, 0.0, utilization=utilization),
+        }
+        assert decision(Query("m", [PROMPT]), held, "ab", loads=loads).pick[0] == pick
+
+
+def test_several_prompts_add_up() -> None:
+    made = decision(Query("m", [PROMPT, PROMPT]), {"a": Overlap(16, (2, 0, 0, 0))}, "a")
+    assert (made.prompt_tokens, made.certain_tokens, made.uncached_tokens) == (200, 64, 136)
+
+
+def test_a_query_without_prompts_is_placed_by_load_for_its_own_reason() -> None:
+    made = decision(Query("m", reason="bad_json"))
+    assert (len(made.pick), made.reason, made.prompt_tokens) == (3, "bad_json", 0)
+
+
+def test_excluded_workers_have_no_turn() -> None:
+    picks = [
+        decision(Query("m"), policy="round_robin", turn=turn, excluded={"a": "x", "c": "x"}).pick[0]
+        for turn in range(4)
+    ]
+    assert picks == ["b:1", "d:1", "b:1", "d:1"]
+
+
+def test_turns_go_round() -> None:
+    picks = [
+        decision(Query("m", [PROMPT]), policy="round_robin", turn=turn).pick for turn in range(5)
+    ]
+    assert [pick[0] for pick in picks] == ["a:1", "b:1", "c:1", "d:1", "a:1"]
+    assert picks[3] == ("d:1", "a:1", "b:1")
+    assert decision(Query("m"), policy="round_robin").reason == "policy_round_robin"
+
+
+def test_excluded_workers_are_kept_but_not_picked() -> None:
+    made = decision(Query("m", [PROMPT]), workers="ab", excluded={"a": "serves n"})
+    assert (made.pick, made.worker) == (("b:1",), "b")
+    assert (made.excluded, made.loads[0], made.costs[0]) == (["serves n", ""], None, None)
+
+
+def test_with_no_worker_there_is_nothing_to_say() -> None:
+    made = decision(Query("m", [PROMPT]), workers="")
+    assert (made.pick, made.reason, made.worker) == ((), "no_worker", "")
+    assert made.verdict is Verdict.NO_OVERRIDE
+
+
+def test_where_it_is_asked_for_no_worker_is_a_refusal() -> None:
+    query = Query("m", [PROMPT], demand=Demand(subset=frozenset()))
+    assert decision(query, rules=Rules(refuses=True)).verdict is Verdict.UNAVAILABLE
+
+
+def test_a_request_goes_where_it_may_go() -> None:
+    query = Query("m", [PROMPT], demand=Demand(subset=frozenset({"b:1", "d:1"})))
+    assert set(decision(query).pick) == {"b:1", "d:1"}
+    assert decision(query, unfit={"b:1": "draining"}).pick == ("d:1",)
+
+
+def test_a_worker_over_its_limit_is_left_out_while_another_is_not() -> None:
+    rules = Rules(max_in_flight=2)
+    loads = {"a": Load(2), "b": Load(1, 9e9)}
+    made = decision(Query("m", [PROMPT]), workers="ab", loads=loads, rules=rules)
+    assert (made.pick, made.excluded) == (("b:1",), ["over its limit of requests", ""])
+
+
+def test_a_limit_gives_way_where_all_are_over_it() -> None:
+    loads = {"a": Load(2), "b": Load(1, others=1.0)}
+    made = decision(Query("m", [PROMPT]), workers="ab", loads=loads, rules=Rules(max_in_flight=2))
+    assert (len(made.pick), made.excluded) == (2, ["", ""])
+
+
+def test_where_it_is_asked_for_a_request_over_all_limits_is_shed() -> None:
+    rules = Rules(max_in_flight=2, sheds=True)
+    made = decision(Query("m", [PROMPT]), workers="a", loads={"a": Load(2)}, rules=rules)
+    assert (made.pick, made.verdict, made.reason) == ((), Verdict.SHED, "shed")
+
+
+def sent_to(worker: str, query: Query, now: float = 0.0, sent: Sent | None = None) -> Sent:
+    """A table that knows this query was sent there."""
+    sent = sent or Sent(1)
+    for marks in decision(query, sent=sent).marks:
+        sent.record(worker, marks, now)
+    return sent
+
+
+def test_a_request_follows_its_siblings_before_their_events_came() -> None:
+    sent = sent_to("c", Query("m", [PROMPT]))
+    made = decision(Query("m", [PROMPT]), sent=sent)
+    assert (made.pick[0], made.reason) == ("c:1", "speculative_overlap")
+    assert made.claims["c"].speculative == 64
+    assert made.certain_tokens == 0
+    assert made.uncached_tokens == pytest.approx(100 - 0.9 * 64)
+
+
+def test_a_worker_without_events_is_believed_by_what_was_sent_there() -> None:
+    sent = sent_to("c", Query("m", [PROMPT]))
+    made = decision(Query("m", [PROMPT]), sent=sent, state=lambda _: "unsupported", now=300.0)
+    assert (made.pick[0], made.reason) == ("c:1", "approximate_overlap")
+
+
+def test_a_certain_overlap_is_preferred_to_an_approximate_one() -> None:
+    sent = sent_to("c", Query("m", [PROMPT]))
+    held = {"b": Overlap(16, (4, 0, 0, 0))}
+    state = {"b": "live"}
+    made = decision(
+        Query("m", [PROMPT]), held, sent=sent, state=lambda name: state.get(name, "unsupported")
+    )
+    assert made.pick[:2] == ("b:1", "c:1")
+
+
+def test_text_without_tokens_is_compared_with_the_text_sent_before() -> None:
+    first = Query("m", reason="no_tokenizer", text=b"a long system prompt " * 50)
+    sent = sent_to("c", first)
+    longer = Query("m", reason="no_tokenizer", text=first.text + b"and a question")
+    made = decision(longer, sent=sent, state=lambda _: "unsupported")
+    assert (made.pick[0], made.reason, made.prompt_tokens) == ("c:1", "no_tokenizer", 0)
+    assert made.weighed_tokens == len(longer.text) / 4
+
+
+def test_of_a_long_text_only_the_beginning_is_looked_at() -> None:
+    query = Query("m", reason="no_tokenizer", text=b"x" * (2 * MAX_TEXT_BYTES))
+    made = decision(query, sent=Sent(1))
+    assert made.weighed_tokens == MAX_TEXT_BYTES / 4 > made.marks[0].lengths[-1]
+
+
+def test_a_feed_that_comes_back_is_believed_again() -> None:
+    sent = sent_to("c", Query("m", [PROMPT]))
+    for state, found in (("live", set()), ("stale", {"c"}), ("live", set())):
+        made = decision(Query("m", [PROMPT]), sent=sent, state=lambda _, s=state: s, now=100.0)
+        assert {name for name, claims in made.claims.items() if claims.saved} == found
+
+
+def burst(count: int, workers: str, utilization: float = 0.0) -> list[str]:
+    """Where siblings go that share 6,000 tokens and come at once, none known to any feed."""
+    sent, loads = Sent(1), {worker: Load(utilization=utilization) for worker in workers}
+    picked = []
+    for number in range(count):
+        prompt = Prompt("m", array("I", [*range(6000), *[number] * 1200]))
+        made = decision(Query("m", [prompt]), None, workers, sent=sent, loads=loads)
+        before = loads[made.worker]
+        loads[made.worker] = before._replace(
+            in_flight=before.in_flight + 1,
+            backlog_tokens=before.backlog_tokens + made.uncached_tokens,
+        )
+        sent.record(made.worker, made.marks[0], 0.0)
+        picked.append(made.worker)
+    return picked
+
+
+def test_a_small_burst_of_siblings_stays_together_on_a_busy_fleet() -> None:
+    assert len(set(burst(3, "abcdefgh", utilization=0.5))) == 1
+
+
+@pytest.mark.parametrize("utilization", [0.0, 0.9])
+def test_a_large_burst_of_siblings_does_not_herd(utilization: float) -> None:
+    picked = burst(64, "abcd", utilization)
+    assert all(12 <= picked.count(worker) <= 20 for worker in "abcd")
+
+
+def test_seed_policies_look_at_overlap_in_their_own_way() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0))}
+    loads = {"c": Load(1)}
+    made = decision(Query("m", [PROMPT]), held, loads=loads, policy="least_request")
+    assert (made.pick[0] != "c:1", made.reason) == (True, "policy_least_request")
+    made = decision(Query("m", [PROMPT]), held, loads=loads, policy="cache_aware")
+    assert (made.pick[0], made.reason) == ("c:1", "overlap")
+
+
+def test_without_other_knowledge_feeds_are_taken_to_be_live() -> None:
+    sent = sent_to("a", Query("m", [PROMPT]))
+    workers = [Worker("a", "a:1")]
+    snapshot = Snapshot(workers, lambda _: {}, lambda *_: Load(), "cost", 0, sent=sent)
+    assert decide(Query("m", [PROMPT]), snapshot, 0.0, Random(0)).claims["a"].speculative == 64

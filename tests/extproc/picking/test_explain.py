@@ -1,0 +1,132 @@
+from array import array
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.picking.decision import Decision, Query, Snapshot, Verdict, decide
+from extproc.picking.eligibility import Worker
+from extproc.picking.explain import explanation, why
+from extproc.picking.load import Load, Report
+from extproc.picking.pick import Weights
+from extproc.picking.rules import Rules
+from extproc.picking.sent import Sent
+from kvstate.overlap import Overlap, Prompt
+
+PROMPT = Prompt("m", array("I", range(100)))
+QUERY = Query("m", [PROMPT])
+HELD = {"a": Overlap(16, (2, 1, 0, 0), 1)}
+
+
+def decision(query: Query = QUERY, **fields: Any) -> Decision:
+    workers = fields.pop("workers", "ab")
+    load = fields.pop("load", Load())
+    held = fields.pop("held", HELD)
+    defaults: dict[str, Any] = {
+        "policy": "cost",
+        "turn": 0,
+        "rules": Rules(Weights(1.5, 0.0, 64.0)),
+    }
+    snapshot = Snapshot(
+        workers=[Worker(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
+        overlaps=lambda _: held,
+        load=lambda *_: load,
+        **(defaults | fields),
+    )
+    return decide(query, snapshot, 0.0, Random(0))
+
+
+def test_an_explanation_has_every_term_of_every_cost() -> None:
+    load = Load(1, 7.0, 2.0, 0.0, Report(2, 1, 0.0), 0.25)
+    shown = explanation(decision(workers="a", load=load), lambda name: f"state of {name}")
+    uncached = 100 - 32 - 0.8 * 16 - 8
+    assert shown == {
+        "model": "m",
+        "prompt_tokens": 100,
+        "policy": "cost",
+        "candidates": [
+            {
+                "endpoint": "a:1",
+                "state": "state of a",
+                "overlap_tokens": 48,
+                "overlap_blocks": {"device": 2, "host": 1, "disk": 0, "remote": 0},
+                "uncertain_tokens": 16,
+                "speculative_tokens": 0,
+                "approximate_tokens": 0,
+                "in_flight": 1,
+                "cost": pytest.approx(1.5 * uncached + 7 + 3 * 64),
+                "cost_terms": {
+                    "uncached_tokens": pytest.approx(uncached),
+                    "uncached": pytest.approx(1.5 * uncached),
+                    "queued": 7.0,
+                    "running": 3 * 64.0,
+                },
+                "reported": {
+                    "running": 2,
+                    "waiting": 1,
+                    "pending_tokens": None,
+                    "of_others": 2.0,
+                    "age_seconds": 0.25,
+                },
+                "excluded": None,
+            }
+        ],
+        "pick": ["a:1"],
+        "verdict": "steer",
+        "reason": "overlap",
+        "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
+        " cost 270",
+    }
+
+
+def test_what_excludes_a_candidate_is_named() -> None:
+    shown = explanation(decision(workers="ax"), lambda _: "live")["candidates"]
+    assert [one["excluded"] for one in shown] == [None, "serves n"]
+    assert shown[1]["reported"] is None
+
+
+def test_what_is_expected_is_shown_apart() -> None:
+    sent = Sent(1)
+    sent.record("a", sent.marks(PROMPT), 0.0)
+    for state, field in (("live", "speculative"), ("stale", "approximate")):
+        made = decision(held={}, sent=sent, state=lambda _, s=state: s)
+        (shown,) = [
+            one for one in explanation(made, lambda _: "")["candidates"] if one["cost"] < 150
+        ]
+        assert (shown["endpoint"], shown[f"{field}_tokens"]) == ("a:1", 64)
+        assert why(made).startswith(f"cost: a:1 is expected to hold 64 {field} of 100")
+
+
+def test_the_words_name_the_next_best() -> None:
+    assert why(decision()).endswith("cost 71; next is b:1 with 150")
+
+
+def test_other_policies_have_no_cost() -> None:
+    assert why(decision(policy="round_robin", held={})) == (
+        "round_robin: a:1 is expected to hold none of 100 prompt tokens"
+    )
+
+
+def test_the_words_say_why_there_are_no_tokens() -> None:
+    made = decision(Query("m", reason="no_body"), workers="a")
+    assert why(made) == (
+        "cost: a:1 is expected to hold none of 0 prompt tokens, cost 0; without tokens: no_body"
+    )
+
+
+def test_the_words_say_that_nobody_may_answer() -> None:
+    made = decision(workers="x")
+    assert (made.verdict, why(made)) == (
+        Verdict.NO_OVERRIDE,
+        "no worker may answer this request",
+    )
+
+
+def test_the_words_say_that_all_are_busy() -> None:
+    made = decision(load=Load(9), rules=Rules(max_in_flight=9, sheds=True))
+    assert why(made) == "every worker that may answer is over its limit of requests"
+    shown = explanation(made, lambda _: "live")
+    assert (shown["verdict"], shown["candidates"][0]["excluded"]) == (
+        "shed",
+        "over its limit of requests",
+    )

@@ -1,0 +1,180 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.picking.load import (
+    PREFILL_TOKENS_PER_SECOND,
+    REPORT_SECONDS,
+    UTILIZATION_SECONDS,
+    Booking,
+    Load,
+    Loads,
+    Report,
+)
+
+
+def test_a_booking_is_in_flight_until_it_ends() -> None:
+    loads = Loads()
+    booking = loads.begin("a", 100, now=0.0)
+    assert (loads.in_flight("a"), loads.in_flight("b")) == (1, 0)
+    loads.end(booking)
+    assert loads.in_flight("a") == 0
+
+
+def test_all_is_told_in_one_call() -> None:
+    loads = Loads()
+    assert loads.load("a", 0.0) == Load()
+    loads.begin("a", 100, now=0.0)
+    utilization = 100 / PREFILL_TOKENS_PER_SECOND / UTILIZATION_SECONDS
+    assert loads.load("a", 0.0) == Load(1, 100.0, 0.0, utilization)
+
+
+def test_utilization_is_of_the_last_seconds() -> None:
+    loads = Loads(prefill_tokens_per_second=100)
+    for second in range(60):
+        loads.end(loads.begin("a", 50, now=float(second)))
+    assert 0.45 < loads.load("a", 60.0).utilization < 0.55
+    assert loads.load("a", 60 + 3 * UTILIZATION_SECONDS).utilization < 0.03
+
+
+def test_ending_twice_changes_nothing() -> None:
+    loads = Loads()
+    first, second = loads.begin("a", 1, now=0.0), loads.begin("a", 1, now=0.0)
+    loads.end(first)
+    loads.end(first)
+    assert loads.in_flight("a") == 1
+    loads.end(second)
+    loads.end(second)
+    assert loads.in_flight("a") == 0
+
+
+def test_the_backlog_is_worked_off_with_time() -> None:
+    loads = Loads()
+    loads.begin("a", PREFILL_TOKENS_PER_SECOND, now=0.0)
+    assert loads.load("a", 0.5).backlog_tokens == PREFILL_TOKENS_PER_SECOND / 2
+    assert loads.load("a", 9.0).backlog_tokens == 0.0
+
+
+def test_how_fast_it_is_worked_off_can_be_told() -> None:
+    loads = Loads(prefill_tokens_per_second=10)
+    loads.begin("a", 100, now=0.0)
+    assert loads.load("a", 1.0).backlog_tokens == 90
+
+
+def test_a_request_that_is_over_leaves_no_backlog() -> None:
+    loads = Loads()
+    long = loads.begin("a", 10_000, now=0.0)
+    loads.begin("a", 50, now=0.0)
+    loads.end(long)
+    assert loads.load("a", 0.0).backlog_tokens == 50
+
+
+def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
+    loads = Loads()
+    booking = loads.begin("a", 100, now=0.0)
+    loads.move(booking, "b", now=0.0)
+    assert loads.load("a", 0.0)[:2] == (0, 0.0)
+    assert loads.load("b", 0.0)[:2] == (1, 100.0)
+    loads.end(booking)
+    assert loads.in_flight("b") == 0
+
+
+def test_requests_of_others_are_told_by_a_report_and_fade_with_its_age() -> None:
+    loads = Loads()
+    loads.begin("a", 0, now=0.0)
+    report = Report(running=5, waiting=0, asked_at=0.0)
+    loads.report("a", report, now=0.0)
+    assert loads.load("a", 0.0) == Load(1, 0.0, 4.0, 0.0, report, 0.0)
+    assert loads.load("a", REPORT_SECONDS / 2).others == 2.0
+    assert loads.load("a", REPORT_SECONDS) == Load(1)
+
+
+def test_a_report_of_our_own_requests_adds_nothing() -> None:
+    loads = Loads()
+    for _ in range(3):
+        loads.begin("a", 100, now=0.0)
+    loads.report("a", Report(running=2, waiting=1, asked_at=0.0), now=0.0)
+    assert loads.load("a", 0.0).others == 0.0
+
+
+def test_tokens_that_the_worker_says_are_pending_replace_our_estimate() -> None:
+    loads = Loads()
+    loads.begin("a", 1000, now=0.0)
+    loads.report("a", Report(1, 0, asked_at=0.1, pending_tokens=400), now=0.1)
+    assert loads.load("a", 0.1).backlog_tokens == 400
+    loads.report("a", Report(1, 0, asked_at=0.1, pending_tokens=50), now=0.1)
+    assert loads.load("a", 0.1).backlog_tokens == 50
+
+
+def test_what_is_pending_beyond_our_own_is_the_work_of_others() -> None:
+    loads = Loads()
+    loads.begin("a", 100, now=0.0)
+    loads.report("a", Report(1, 4, asked_at=0.1, pending_tokens=900), now=0.1)
+    assert loads.load("a", 0.1).backlog_tokens == 900
+    assert loads.load("a", 0.1 + REPORT_SECONDS / 2).backlog_tokens == 400
+
+
+def test_a_request_that_was_on_its_way_when_the_worker_was_asked_stays_in_the_backlog() -> None:
+    loads = Loads()
+    loads.begin("a", 700, now=1.0)
+    for report in (Report(0, 0, asked_at=0.99, pending_tokens=0), Report(0, 0, asked_at=0.99)):
+        loads.report("a", report, now=1.0)
+        assert loads.load("a", 1.0).backlog_tokens == 700
+
+
+def test_a_worker_where_nothing_waits_has_one_request_to_compute_at_most() -> None:
+    loads = Loads()
+    for number, tokens in enumerate((3000, 2000, 1000)):
+        loads.begin("a", tokens, now=number / 1000)
+    loads.report("a", Report(3, 0, asked_at=0.01), now=0.01)
+    assert loads.load("a", 0.01).backlog_tokens == 1000
+
+
+def test_a_worker_where_requests_wait_is_slower_than_we_took_it_for() -> None:
+    loads = Loads()
+    for number, tokens in enumerate((9000, 3000, 2000, 1000)):
+        loads.begin("a", tokens, now=number / 1000)
+    loads.report("a", Report(2, 2, asked_at=60.0), now=60.0)
+    assert loads.load("a", 60.0).backlog_tokens == 2000 + 1000
+
+
+def test_of_what_waits_a_share_is_the_work_of_others() -> None:
+    loads = Loads()
+    for _ in range(500):
+        loads.end(loads.begin("b", 1000, now=0.0))
+    loads.begin("a", 300, now=0.0)
+    loads.begin("a", 700, now=0.1)
+    loads.report("a", Report(0, 4, asked_at=0.2), now=0.2)
+    assert loads.load("a", 0.2).others == 2
+    assert 2850 < loads.load("a", 0.2).backlog_tokens <= 3000
+
+
+def test_a_report_older_than_the_last_one_is_ignored() -> None:
+    loads = Loads()
+    loads.report("a", Report(5, 0, asked_at=2.0), now=2.0)
+    loads.report("a", Report(9, 0, asked_at=1.0), now=2.0)
+    assert loads.load("a", 2.0).others == 5.0
+
+
+def test_a_report_outlives_our_own_requests() -> None:
+    loads = Loads()
+    booking = loads.begin("a", 10, now=0.0)
+    loads.report("a", Report(3, 0, asked_at=0.0), now=0.0)
+    loads.end(booking)
+    assert loads.load("a", 0.0).others == 2.0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.floats(0, 1e5)), max_size=60))
+def test_whatever_begins_and_ends_counts_stay_true(
+    steps: list[tuple[bool, int, float]],
+) -> None:
+    loads, open_bookings = Loads(), list[Booking]()
+    for now, (begins, number, tokens) in enumerate(steps):
+        if begins or not open_bookings:
+            open_bookings.append(loads.begin(str(number), tokens, float(now)))
+        else:
+            loads.end(open_bookings.pop(number % len(open_bookings)))
+        for endpoint in "012":
+            mine = [one for one in open_bookings if one.endpoint == endpoint]
+            assert loads.in_flight(endpoint) == len(mine)
+            total = sum(one.uncached_tokens for one in mine)
+            assert 0.0 <= loads.load(endpoint, float(now)).backlog_tokens <= total + 1e-6

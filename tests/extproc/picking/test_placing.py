@@ -1,0 +1,102 @@
+from array import array
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.config import Config, Cost, Model, Policy
+from extproc.picking.decision import Decision, Query
+from extproc.picking.eligibility import Worker
+from extproc.picking.placing import Placing
+from kvstate.overlap import Prompt
+
+WORKERS = [Worker(name, f"{name}:1") for name in "abc"]
+QUERY = Query("m", [Prompt("m", array("I", range(1000)))])
+
+
+def placing(**policy: Any) -> Placing:
+    return Placing(Config(models=(Model("m"),), policy=Policy(**policy)), secret=1)
+
+
+def decided(one: Placing, query: Query = QUERY, now: float = 0.0, state: str = "live") -> Decision:
+    return one.decide(query, WORKERS, lambda _: {}, lambda _: state, now, Random(0))
+
+
+def test_deciding_books_nothing() -> None:
+    one = placing()
+    decided(one)
+    assert (one.loads.in_flight("a:1"), len(one.sent)) == (0, 0)
+
+
+def test_a_booked_request_is_in_flight_and_its_prompt_expected_until_it_is_released() -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    assert one.loads.in_flight(made.pick[0]) == 1
+    assert decided(one).claims[made.worker].speculative == 960
+    one.release(booking, 1.0)
+    one.release(booking, 1.0)
+    assert one.loads.in_flight(made.pick[0]) == 0
+    assert not decided(one, now=3.0).claims
+    assert decided(one, now=3.0, state="stale").claims[made.worker].approximate == 960
+
+
+def test_how_long_prompts_are_expected_is_configured() -> None:
+    one = placing(speculative_ms=500, approximate_ms=2_000)
+    one.book(decided(one), 0.0)
+    assert decided(one, now=0.4).claims
+    assert not decided(one, now=0.6).claims
+    assert decided(one, now=1.9, state="stale").claims
+    assert not decided(one, now=2.1, state="stale").claims
+
+
+def test_a_decision_without_a_pick_is_not_booked() -> None:
+    one = placing()
+    made = one.decide(QUERY, [], lambda _: {}, lambda _: "live", 0.0, Random(0))
+    assert one.book(made, 0.0) is None
+
+
+def test_a_request_without_a_prompt_claims_nothing() -> None:
+    one = placing()
+    booking = one.book(decided(one, Query("m", reason="no_body")), 0.0)
+    assert booking is not None
+    one.release(booking, 0.0)
+    assert len(one.sent) == 0
+
+
+def test_load_and_claims_move_where_the_request_was_served() -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    other = next(worker for worker in WORKERS if worker.name != made.worker)
+    one.move(booking, other.name, other.endpoint, 0.0)
+    assert set(decided(one).claims) == {other.name}
+    assert (one.loads.in_flight(made.pick[0]), one.loads.in_flight(other.endpoint)) == (0, 1)
+    one.release(booking, 0.0)
+    assert one.loads.in_flight(other.endpoint) == 0
+
+
+def test_turns_go_round() -> None:
+    one = placing(name="round_robin")
+    picks = []
+    for _ in range(4):
+        made = decided(one)
+        one.book(made, 0.0)
+        picks.append(made.worker)
+    assert picks == ["a", "b", "c", "a"]
+
+
+def test_what_is_unfit_is_left_out() -> None:
+    one = placing()
+    one.unfit["a:1"] = "draining"
+    assert set(decided(one).pick) == {"b:1", "c:1"}
+
+
+@pytest.mark.parametrize(("rate", "backlog"), [(100, 900), (8_000, 0)])
+def test_how_fast_workers_compute_is_configured(rate: int, backlog: int) -> None:
+    one = placing(cost=Cost(prefill_tokens_per_second=rate))
+    made = decided(one)
+    one.book(made, 0.0)
+    assert one.loads.load(made.pick[0], 1.0).backlog_tokens == backlog

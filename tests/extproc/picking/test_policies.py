@@ -1,0 +1,70 @@
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.picking.policies import POLICIES, CacheAware, Columns, PrefixCache
+
+
+def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
+    """Workers given as (cost, saved, in flight)."""
+    costs, saved, in_flight = zip(*workers, strict=True) if workers else ((), (), ())
+    defaults: dict[str, Any] = {"prompt_tokens": 100.0, "turn": 0, "chance": Random(0)}
+    return Columns(
+        costs=costs,
+        saved=lambda: saved,
+        in_flight=lambda: in_flight,
+        **(defaults | fields),
+    )
+
+
+def order(policy: str, *workers: tuple[float, float, float], **fields: Any) -> Sequence[int]:
+    """Positions of the workers, best first."""
+    ranks = POLICIES[policy](columns(*workers, **fields))
+    return sorted(range(len(workers)), key=ranks.__getitem__)
+
+
+def test_each_policy_looks_at_its_own() -> None:
+    workers = ((5.0, 0.0, 1), (3.0, 0.0, 2), (4.0, 90.0, 0))
+    assert order("cost", *workers) == [1, 2, 0]
+    assert order("least_request", *workers) == [2, 0, 1]
+    assert order("round_robin", *workers) == [0, 1, 2]
+    assert order("round_robin", *workers, turn=1) == [1, 2, 0]
+
+
+@pytest.mark.parametrize("policy", set(POLICIES) - {"round_robin"})
+def test_ties_are_spread_by_chance(policy: str) -> None:
+    rng = Random(1)
+    worker = (1.0, 50.0, 1)
+    firsts = [order(policy, worker, worker, worker, chance=rng)[0] for _ in range(300)]
+    assert all(firsts.count(at) > 60 for at in range(3))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_worker_is_no_fault(policy: str) -> None:
+    assert POLICIES[policy](columns()) == []
+
+
+def test_cache_aware_takes_the_longest_match_above_its_threshold() -> None:
+    assert order("cache_aware", (0, 0, 0), (0, 31, 9), (0, 40, 20)) == [2, 1, 0]
+    assert order("cache_aware", (0, 0, 0), (0, 20, 9), (0, 30, 20)) == [0, 1, 2]
+
+
+def test_cache_aware_looks_at_load_alone_beyond_both_thresholds() -> None:
+    knobs = CacheAware(balance_abs=10, balance_rel=1.5)
+    assert order("cache_aware", (0, 99, 31), (0, 0, 20), cache_aware=knobs) == [1, 0]
+    assert order("cache_aware", (0, 99, 31), (0, 0, 21), cache_aware=knobs) == [0, 1]
+    assert order("cache_aware", (0, 99, 61), (0, 0, 50), cache_aware=knobs) == [0, 1]
+
+
+def test_prefix_cache_takes_the_longest_match_that_is_not_busier_than_most() -> None:
+    assert order("prefix_cache", (0, 20, 1), (0, 50, 2), (0, 0, 1)) == [0, 2, 1]
+    wide = PrefixCache(sigmas=2.0)
+    assert order("prefix_cache", (0, 20, 1), (0, 50, 2), (0, 0, 1), prefix_cache=wide)[0] == 1
+
+
+def test_prefix_cache_looks_at_load_alone_when_the_fleet_is_unbalanced() -> None:
+    wide = PrefixCache(imbalance=8, sigmas=9.0)
+    assert order("prefix_cache", (0, 99, 9), (0, 0, 0), prefix_cache=wide) == [1, 0]
+    assert order("prefix_cache", (0, 99, 8), (0, 0, 0), prefix_cache=wide) == [0, 1]

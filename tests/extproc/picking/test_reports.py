@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.picking.load import Report
+from extproc.picking.reports import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
+from kvstate.feeds.engine_load import EngineLoad
+
+VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
+"""
+SGLANG = b"""sglang:num_running_reqs{model_name="a } b"} 8 1700000000000
+sglang:num_queue_reqs 4\r
+sglang:token_usage{model_name="m"} 0.52
+"""
+
+
+def test_vllm_names_are_read_and_its_engines_added_up() -> None:
+    assert report_of_metrics(VLLM, 1.5) == Report(running=5, waiting=1, asked_at=1.5)
+
+
+def test_sglang_names_are_read() -> None:
+    assert report_of_metrics(SGLANG, 1.5) == Report(running=8, waiting=4, asked_at=1.5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"vllm:num_requests_running 1",
+        b"vllm:num_requests_waiting 1",
+        b"other_num_requests_running 1\nother_num_requests_waiting 1",
+        VLLM.replace(b" 1.0", b" NaN"),
+        VLLM.replace(b" 1.0", b" -1"),
+        VLLM.replace(b" 1.0", b" 1e300"),
+        VLLM.replace(b" 1.0", b" one"),
+        b"#" * MAX_METRICS_BYTES + VLLM,
+    ],
+)
+def test_what_does_not_tell_the_load_is_no_report(text: bytes) -> None:
+    assert report_of_metrics(text, 0.0) is None
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_any_bytes_are_a_report_or_none(before: bytes, after: bytes) -> None:
+    report_of_metrics(before + b"\nvllm:num_requests_running " + after, 0.0)
+
+
+def test_the_ranks_of_a_worker_add_up_and_are_as_old_as_the_oldest() -> None:
+    loads = [
+        (EngineLoad(3, 1, waiting_uncached_tokens=500), 0.5),
+        (EngineLoad(2, 0, 100, 200, age_ms=1_000), 0.25),
+    ]
+    assert report_of_feeds(loads, 10.0) == Report(5, 1, 10.0 - 1.25, pending_tokens=700)
+
+
+def test_pending_tokens_are_known_only_if_every_rank_tells_them() -> None:
+    loads = [(EngineLoad(1, 0, 100), 0.0), (EngineLoad(1, 0), 0.0)]
+    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0)
+
+
+def test_feeds_that_say_nothing_are_no_report() -> None:
+    assert report_of_feeds([], 0.0) is None

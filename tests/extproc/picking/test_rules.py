@@ -1,0 +1,49 @@
+from extproc import config
+from extproc.config import Policy
+from extproc.picking.load import PREFILL_TOKENS_PER_SECOND
+from extproc.picking.pick import Weights
+from extproc.picking.policies import POLICIES, CacheAware, PrefixCache
+from extproc.picking.rules import Rules, policy_of, rules_of
+from extproc.picking.sent import Lifetimes
+
+
+def test_the_defaults_are_the_same_on_both_sides() -> None:
+    assert rules_of(Policy()) == Rules()
+    assert Policy().cost.prefill_tokens_per_second == PREFILL_TOKENS_PER_SECOND
+    assert Policy().speculative_ms == Lifetimes().speculative * 1000
+    assert Policy().approximate_ms == Lifetimes().approximate * 1000
+    assert tuple(POLICIES) == config.POLICIES
+
+
+def test_every_knob_arrives_where_it_belongs() -> None:
+    policy = Policy(
+        cost=config.Cost(110, 220, 7, 10, 20, 30),
+        cache_aware=config.CacheAware(40, 5, 250),
+        prefix_cache=config.PrefixCache(6, 150),
+        max_in_flight=9,
+        shed=True,
+        refuse=True,
+    )
+    assert rules_of(policy) == Rules(
+        Weights(1.1, 2.2, 7.0, 0.1, 0.2, 0.3),
+        CacheAware(0.4, 5, 2.5),
+        PrefixCache(6, 1.5),
+        max_in_flight=9,
+        sheds=True,
+        refuses=True,
+    )
+
+
+def test_a_model_may_have_a_policy_of_its_own() -> None:
+    models = (config.Model("a", policy="random"), config.Model("b"))
+    one = config.Config(models=models)
+    assert [policy_of(one, name, None) for name in ("a", "b", None)] == ["random", "cost", "cost"]
+
+
+def test_a_request_may_name_a_policy_only_if_a_header_is_configured() -> None:
+    models = (config.Model("a", policy="random"),)
+    closed = config.Config(models=models)
+    opened = config.Config(models=models, policy=Policy(header="x-policy"))
+    assert policy_of(closed, "a", "round_robin") == "random"
+    assert policy_of(opened, "a", "round_robin") == "round_robin"
+    assert policy_of(opened, "a", "no such") == "random"

@@ -1,0 +1,111 @@
+import json
+from typing import Any
+
+import pytest
+
+from extproc.errors import RequestError
+from extproc.requests.chat_request import parse
+from extproc.requests.prompt import Chat, InferenceRequest
+
+USER = {"role": "user", "content": "hello"}
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+TOOL = {"type": "function", "function": FUNCTION}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+def request(**fields: Any) -> InferenceRequest:
+    return parse(json.dumps({"messages": [USER], **fields}).encode())
+
+
+def chat(**fields: Any) -> Chat:
+    (prompt,) = request(**fields).prompts
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def test_a_conversation_keeps_what_changes_the_prompt() -> None:
+    parsed = request(
+        model="m",
+        tools=[TOOL],
+        documents=[{"text": "d"}],
+        chat_template_kwargs={"enable_thinking": False},
+        add_generation_prompt=False,
+        continue_final_message=True,
+        add_special_tokens=True,
+        reasoning_effort="low",
+        cache_salt="s",
+        temperature=0.5,
+    )
+    variables = {
+        "enable_thinking": False,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "tools": [TOOL],
+        "documents": [{"text": "d"}],
+    }
+    conversation = Chat([USER], variables, add_special_tokens=True, has_reasoning_effort=True)
+    assert parsed == InferenceRequest("m", [conversation], "s")
+
+
+def test_media_is_told() -> None:
+    assert not chat().has_media
+    assert chat(messages=[USER, {"role": "user", "content": [IMAGE]}]).has_media
+
+
+def test_a_prompt_is_cut_where_the_engine_cuts_it() -> None:
+    parsed = request(truncate_prompt_tokens=5)
+    assert parsed.keep_last_tokens == 5
+    assert not chat(truncate_prompt_tokens=5).special_tokens_vary
+    assert chat(truncate_prompt_tokens=5, add_special_tokens=True).special_tokens_vary
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"echo": True}])
+def test_probabilities_of_the_prompt_read_no_cache(fields: dict[str, Any]) -> None:
+    assert request(echo=None).reads_cache
+    assert not request(**fields).reads_cache
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"messages": []}, "empty_prompt"),
+        ({"chat_template": "{{ 1 }}"}, "unsupported_client_template"),
+        ({"truncate_prompt_tokens": -1}, "unsupported_truncation"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, "unsupported_truncation"),
+        (
+            {"truncate_prompt_tokens": 5, "messages": [{"role": "user", "content": [IMAGE]}]},
+            "unsupported_truncation",
+        ),
+        ({"continue_final_message": True}, "bad_request"),
+        ({"chat_template_kwargs": {"messages": []}}, "unsupported_template_kwargs"),
+        ({"chat_template_kwargs": {"return_dict": True}}, "unsupported_template_kwargs"),
+        ({"chat_template_kwargs": {"x": None}}, "unsupported_template_kwargs"),
+        ({"chat_template_kwargs": {"x": "auto"}}, "unsupported_template_kwargs"),
+        ({"kv_transfer_params": {"prompt_token_ids": [1]}}, "unsupported_kv_transfer"),
+        ({"tools": []}, "unsupported_tools"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "unsupported_tool_choice"),
+    ],
+)
+def test_conversations_that_cannot_be_keyed_say_why(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        request(**fields)
+    assert caught.value.reason == reason
+
+
+def test_other_transfer_parameters_leave_the_prompt_alone() -> None:
+    assert request(kv_transfer_params={"do_remote_decode": True}).prompts
+
+
+def test_a_next_turn_says_what_it_says_parsed_alone() -> None:
+    turns = [{"role": "user", "content": str(number) * 20_000} for number in range(3)]
+    assert chat(messages=turns[:1]).messages == turns[:1]
+    assert chat(messages=turns[:2]).messages == turns[:2]
+    assert chat(messages=turns, documents=[]).messages == turns
+    assert chat(messages=turns, documents=[]).variables["documents"] == []
+
+
+def test_what_is_wrong_with_a_next_turn_is_told_as_ever() -> None:
+    long = {"role": "user", "content": "w" * 20_000}
+    request(messages=[long])
+    with pytest.raises(RequestError, match="bad_request"):
+        request(messages=[long, {"content": "no role"}])

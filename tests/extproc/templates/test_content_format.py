@@ -1,0 +1,88 @@
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from extproc.templates.content_format import content_formats
+
+IN_MACRO = "{% macro say(x) %}{% for p in x %}{{ p.text }}{% endfor %}{% endmacro %}"
+LOOP = "{% for m in messages %}"
+INNER = "{% for p in m.content %}{% endfor %}{% endfor %}"
+ALIASES = "{% set a = messages %}{% set b = a %}{% set a = b %}"
+
+
+def found(source: str) -> set[bool]:
+    return set(content_formats(ImmutableSandboxedEnvironment().parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        LOOP + "{% for p in m.content %}{% endfor %}{% endfor %}",
+        LOOP + "{% for p in m['content'] %}{% endfor %}{% endfor %}",
+        LOOP + "{% for p in m.content | list %}{% endfor %}{% endfor %}",
+        LOOP + "{% for p in m.content[1:] %}{% endfor %}{% endfor %}",
+        "{% for m in messages[1:] %}{% for p in m.content %}{% endfor %}{% endfor %}",
+        "{% set x = messages[1:] %}{% for m in x %}" + INNER,
+        ALIASES + "{% for m in b | reverse %}" + INNER,
+    ],
+)
+def test_a_loop_over_a_messages_content_takes_parts(source: str) -> None:
+    assert found(source) == {True}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages }}",
+        LOOP + "{{ m.content }}{% endfor %}",
+        LOOP + "{% for p in m.tool_calls %}{% endfor %}{% endfor %}",
+        LOOP + "{% for p in other.content %}{% endfor %}{% endfor %}",
+        "{% for p in messages[0].content %}{% endfor %}",
+        LOOP + "{% for p in m[0] %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_other_loops_do_not(source: str) -> None:
+    assert found(source) == {False}
+
+
+def test_releases_disagree_on_loops_over_a_bare_content() -> None:
+    assert found("{% for p in content %}{% endfor %}") == {False, True}
+
+
+def test_the_newest_release_follows_contents_into_macros() -> None:
+    calls = ("{{ say(m.content) }}", "{{ say(x=m.content) }}")
+    for call in calls:
+        assert found(f"{IN_MACRO}{LOOP}{call}{{% endfor %}}") == {False, True}
+    for call in ("{{ say(m.role) }}", "{{ say(y=m.content) }}", "{{ m.say(m.content) }}"):
+        assert found(f"{IN_MACRO}{LOOP}{call}{{% endfor %}}") == {False}
+    bare = "{% macro say(y) %}{% for p in content %}{% endfor %}{% endmacro %}{{ say(1) }}"
+    assert found(bare) == {False, True}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set a, b = messages, 1 %}" + LOOP + "{% for p in m.content %}{% endfor %}{% endfor %}",
+        LOOP + "{% for p in m.content %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_names_bound_in_pairs_are_not_followed(source: str) -> None:
+    assert found(source) == {True}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a, b in messages %}{% endfor %}" + LOOP + "{% for p in m.content %}{% endfor %}"
+        "{% endfor %}",
+        LOOP + "{% for a, b in m.content %}{% endfor %}{% endfor %}",
+        "{% set ns.turns = messages %}" + LOOP + "{% for p in m.content %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_where_the_engine_gives_up_it_assumes_text(source: str) -> None:
+    assert found(source) == {False}
+
+
+def test_only_a_release_that_follows_a_name_gives_up_at_it() -> None:
+    source = "{% for a, b in content %}{% endfor %}" + LOOP
+    source += "{% for p in m.content %}{% endfor %}{% endfor %}"
+    assert found(source) == {False, True}

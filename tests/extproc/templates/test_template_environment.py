@@ -1,0 +1,105 @@
+import itertools
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import pytest
+
+from extproc.errors import RequestError
+from extproc.templates import template_environment
+from extproc.templates.template_environment import Sandbox, rendered
+
+NOON = datetime(2026, 7, 4, 12)  # noqa: DTZ001 - local time, as templates print it
+
+
+def render(source: str, monotonic: Callable[[], float] = lambda: 0.0, **variables: Any) -> str:
+    environment = Sandbox(lambda: NOON)
+    template = environment.compiled(environment.parse(source))
+    return rendered(template, variables, monotonic, 1.0)
+
+
+def refusal(source: str, monotonic: Callable[[], float] = lambda: 0.0) -> str:
+    with pytest.raises(RequestError) as caught:
+        render(source, monotonic)
+    return caught.value.reason
+
+
+def a_second_each_time() -> Callable[[], float]:
+    return itertools.count().__next__
+
+
+def test_blocks_leave_no_blank_lines() -> None:
+    source = "{% for n in [1, 2] %}\n  {% if true %}\n{{ n }}\n  {% endif %}\n{% endfor %}"
+    assert render(source) == "1\n2\n"
+
+
+def test_json_is_written_as_transformers_writes_it() -> None:
+    assert render("{{ tools | tojson }}", tools=[{"a": "é<"}]) == '[{"a": "é<"}]'
+    assert render("{{ tools | tojson(indent=2) }}", tools=[1]) == "[\n  1\n]"
+
+
+def test_generation_blocks_are_their_contents() -> None:
+    assert render("a{% generation %}b{% endgeneration %}c") == "abc"
+    scoped = "{% set x = 1 %}{% generation %}{% set x = 2 %}{% endgeneration %}{{ x }}"
+    assert render(scoped) == "1"
+
+
+def test_loops_may_be_left_and_macros_called() -> None:
+    source = "{% for n in range(9) %}{{ n }}{% if n == 1 %}{% break %}{% endif %}{% endfor %}"
+    assert render(source) == "01"
+    assert render("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('a') }}") == "aa"
+
+
+def test_templates_may_ask_for_the_date() -> None:
+    assert render("{{ strftime_now('%d %b %Y') }}") == "04 Jul 2026"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ nothing.at.all }}",
+        "{{ 'a' * 9999999 }}",
+        "{{ 9999999 * [1] }}",
+        "{{ 2 ** 9999999 }}",
+        "{{ 'a' * 999999 * 999999 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ range(999999999) | list }}",
+    ],
+)
+def test_a_template_that_refuses_or_misbehaves_gives_a_reason(source: str) -> None:
+    assert refusal(source) == "template_failed"
+
+
+def test_small_products_are_computed() -> None:
+    assert (
+        render("{{ 'ab' * 2 }}{{ 3 * 4 }}{{ 2 ** 8 }}{{ 0 * 5 }}{{ 1.5 * 2 }}") == "abab1225603.0"
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for n in range(9) %}{% set x = n %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(9) }}",
+        "{% for n in [1] %}{% for m in range(9) %}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_takes_long_is_given_up(source: str) -> None:
+    assert refusal(source, a_second_each_time()) == "template_too_slow"
+    assert isinstance(render(source), str)
+
+
+def test_a_text_that_grows_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_environment, "MAX_CHARACTERS", 10)
+    assert render("{% for n in range(10) %}a{% endfor %}") == "a" * 10
+    assert refusal("{% for n in range(11) %}a{% endfor %}") == "too_many_characters"
+
+
+def test_a_template_may_not_be_one() -> None:
+    with pytest.raises(jinja2.TemplateError):
+        Sandbox(lambda: NOON).parse("{% for %}")

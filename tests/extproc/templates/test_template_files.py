@@ -1,0 +1,149 @@
+import contextlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.errors import RequestError
+from extproc.templates.template_files import ChatTemplates, load
+
+USER = {"role": "user", "content": "hi"}
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+NAMED = [{"name": "default", "template": "default"}, {"name": "tool_use", "template": "tools"}]
+
+LAYOUTS: dict[str, dict[str, str]] = {
+    "settings": {"tokenizer_config.json": '{"chat_template": "settings"}'},
+    "named settings": {"tokenizer_config.json": json.dumps({"chat_template": NAMED})},
+    "file": {"chat_template.jinja": "file"},
+    "file wins": {"chat_template.jinja": "file", "tokenizer_config.json": '{"chat_template": "s"}'},
+    "files": {
+        "chat_template.jinja": "file",
+        "additional_chat_templates/tool_use.jinja": "tools",
+        "additional_chat_templates/rag.jinja": "rag",
+        "tokenizer_config.json": json.dumps({"chat_template": NAMED}),
+    },
+    "special tokens": {
+        "chat_template.jinja": "{{ bos_token }}{{ eos_token }}",
+        "tokenizer_config.json": json.dumps(
+            {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}}
+        ),
+    },
+    "no default": {"additional_chat_templates/rag.jinja": "rag"},
+    "none": {},
+}
+
+
+def write(directory: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(content)
+    return directory
+
+
+def render(templates: ChatTemplates, **variables: Any) -> str | None:
+    with contextlib.suppress(RequestError):
+        return templates.render([USER], variables)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("layout", "plain", "with_tools"),
+    [
+        ("settings", "settings", "settings"),
+        ("named settings", "default", "tools"),
+        ("file", "file", "file"),
+        ("file wins", "file", "file"),
+        ("files", "file", "tools"),
+        ("special tokens", "<s></s>", "<s></s>"),
+        ("no default", None, None),
+        ("none", None, None),
+    ],
+)
+def test_a_request_gets_the_template_an_engine_would_take(
+    tmp_path: Path, layout: str, plain: str | None, with_tools: str | None
+) -> None:
+    templates = load(write(tmp_path, LAYOUTS[layout]))
+    assert (render(templates), render(templates, **TOOLS)) == (plain, with_tools)
+
+
+def test_no_template_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="no_chat_template"):
+        load(tmp_path).render([USER], {})
+
+
+def test_a_processors_template_comes_first_unless_there_are_tools(tmp_path: Path) -> None:
+    files = {**LAYOUTS["settings"], "chat_template.json": '{"chat_template": "processor"}'}
+    templates = load(write(tmp_path, files))
+    assert (render(templates), render(templates, **TOOLS)) == ("processor", "settings")
+
+
+def test_a_template_given_by_the_operator_wins(tmp_path: Path) -> None:
+    override = tmp_path / "own.jinja"
+    override.write_text("own")
+    templates = load(write(tmp_path, LAYOUTS["files"]), override)
+    assert (render(templates), render(templates, **TOOLS)) == ("own", "own")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": '{"architectures": ["GptOssForCausalLM"]}'},
+        {"tekken.json": "{}"},
+        {"tokenizer.model.v3": ""},
+    ],
+)
+def test_where_the_engine_writes_prompts_itself_no_template_counts(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    override = write(tmp_path, {**LAYOUTS["files"], **files}) / "chat_template.jinja"
+    assert render(load(tmp_path)) is None
+    assert render(load(tmp_path, override)) is None
+
+
+@pytest.mark.parametrize("config", ["[]", '{"architectures": ["LlamaForCausalLM"]}', "{}"])
+def test_other_models_have_the_template_of_their_files(tmp_path: Path, config: str) -> None:
+    assert render(load(write(tmp_path, {**LAYOUTS["file"], "config.json": config}))) == "file"
+
+
+@pytest.mark.parametrize(
+    "entry", [["{{ x }}"], [{"name": "default"}], "{% for %}", [{"name": 1, "template": "{{"}]]
+)
+def test_what_is_no_template_is_told_at_start(tmp_path: Path, entry: object) -> None:
+    files = {"tokenizer_config.json": json.dumps({"chat_template": entry})}
+    with pytest.raises(ValueError, match="template"):
+        load(write(tmp_path, files))
+
+
+def test_another_entry_is_none(tmp_path: Path) -> None:
+    assert render(load(write(tmp_path, {"tokenizer_config.json": '{"chat_template": 5}'}))) is None
+
+
+def test_what_stands_before_media_comes_from_the_same_template(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+    templates = load(write(tmp_path, {"chat_template.jinja": source}))
+    image = [{"type": "image"}]
+    messages: list[dict[str, Any]] = [USER, {"role": "user", "content": image}]
+    assert templates.render_until_media(messages, {}, added_tokens=()) == "[hi]["
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_choice_is_that_of_transformers(tmp_path: Path, layout: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip(
+            "transformers", reason="needs transformers (dependency group `parity`)"
+        )
+        tokenizers = pytest.importorskip("tokenizers")
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106 - no password
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(
+            str(write(tmp_path, LAYOUTS[layout]))
+        )
+    ours = load(tmp_path)
+    for given in ({}, TOOLS):
+        expected = None
+        with contextlib.suppress(ValueError):
+            expected = theirs.apply_chat_template([USER], tokenize=False, **given)
+        assert render(ours, **given) == expected

@@ -1,0 +1,102 @@
+"""What goes wrong in a fleet, in the simulated time of the routing benchmark."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from routing_cells import Cell
+from routing_fleet import BLOCK_TOKENS, Fleet, Request, Speed
+from routing_run import Contestant, Result, arrivals, run
+from routing_workloads import herd, shared_prefix, single_shot, trace
+
+DEFAULT = Contestant("cost", "cost", expects=True)
+LEAST = Contestant("least", "least_request")
+SEED = 5
+
+
+def results(cell: Cell, *contestants: Contestant) -> list[Result]:
+    given = arrivals(cell, SEED)
+    return [run(cell, one, given, SEED) for one in contestants]
+
+
+def test_a_request_waits_for_the_prompts_before_it_and_its_own() -> None:
+    fleet = Fleet([Speed(1_000.0, 1_000, 0.0, 0.0)], 1_000, 0.0)
+    requests = [Request(0.0, range(n, n + 10), 1_280, 0, ()) for n in (0, 100, 0)]
+    fleet.run(requests, lambda *_: 0, lambda *_: None)
+    cached = 9 * BLOCK_TOKENS
+    assert [one.cached for one in requests] == [0, 0, cached]
+    assert [one.first_token_at for one in requests] == pytest.approx(
+        [1.28, 2.56, 2.56 + (1_280 - cached) / 1_000]
+    )
+
+
+def test_a_full_cache_drops_what_was_used_longest_ago() -> None:
+    fleet = Fleet([Speed()], 12, 0.0)
+    requests = [Request(float(at), range(n, n + 5), 640, 1) for at, n in enumerate((0, 10, 20, 0))]
+    fleet.run(requests, lambda *_: 0, lambda *_: None)
+    removed = [block for _, _, _, blocks in fleet.published for block in blocks]
+    assert set(range(5)) & set(removed)
+    assert requests[-1].cached < 4 * BLOCK_TOKENS
+
+
+def test_a_straggler_gets_less_and_delays_few() -> None:
+    cell = Cell("straggler", single_shot(16, 30), slow=4.0)
+    ours, least = results(cell, DEFAULT, LEAST)
+    assert ours.p90 < least.p90
+
+
+def test_a_straggler_that_is_not_known_as_slow_is_found_by_its_metrics() -> None:
+    cell = Cell("straggler", single_shot(18, 60), slow=4.0)
+    blind = Contestant("blind", "cost", expects=True, prefill_rate=4_000)
+    unscraped, scraped = results(cell, blind, blind._replace(scrape_seconds=1.0))
+    assert scraped.p90 < unscraped.p90 / 2
+
+
+def test_a_herd_is_served_as_soon_as_by_least_request() -> None:
+    cell = Cell("herd", herd(3, 64))
+    ours, least = results(cell, DEFAULT, LEAST)
+    assert ours.p90 < 1.05 * least.p90
+    assert ours.spread < 0.2
+
+
+def test_shared_prefixes_are_computed_less_often_with_expectations_than_without() -> None:
+    cell = Cell("late", shared_prefix(24, 20), delay_seconds=2.0)
+    ours, plain, least = results(cell, DEFAULT, DEFAULT._replace(expects=False), LEAST)
+    assert ours.hit_rate > plain.hit_rate > least.hit_rate
+    assert ours.p90 < plain.p90 < least.p90
+
+
+def test_without_events_what_was_sent_is_better_than_nothing() -> None:
+    cell = Cell("no events", shared_prefix(12, 30))
+    blind = DEFAULT._replace(sees_events=False)
+    ours, least = results(cell, blind, LEAST)
+    assert ours.hit_rate > 1.5 * least.hit_rate
+    assert ours.p90 < least.p90
+
+
+def test_a_trace_in_mooncakes_format_is_played(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 1024, "output_length": 9, "hash_ids": [1, 2]}\n'
+        '{"timestamp": 5000, "input_length": 1536, "output_length": 9, "hash_ids": [1, 2, 3]}\n'
+    )
+    cell = Cell("trace", trace(path, speedup=2.0), workers=2)
+    requests = arrivals(cell, 0).requests
+    assert [(one.at, one.tokens, one.answer_tokens) for one in requests] == [
+        (0.0, 1024, 9),
+        (2.5, 1536, 9),
+    ]
+    assert results(cell, DEFAULT)[0].hit_rate == pytest.approx(1024 / (1024 + 1536))
+
+
+def test_arrivals_are_the_same_for_every_contestant() -> None:
+    cell = Cell("one", single_shot(5, 10))
+    first, second = arrivals(cell, SEED), arrivals(cell, SEED)
+    assert [one.at for one in first.requests] == [one.at for one in second.requests]
+    assert Counter(len(one.blocks) for one in first.fresh()) == Counter(
+        len(one.blocks) for one in second.requests
+    )

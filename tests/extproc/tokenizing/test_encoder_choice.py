@@ -1,0 +1,207 @@
+import functools
+import itertools
+import json
+import logging
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, cast
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
+
+from extproc.tokenizing.cuts import Cutter, everywhere
+from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids
+from extproc.tokenizing.probes import probes
+from extproc.tokenizing.same_tokens import in_parts
+from extproc.tokenizing.tokenizer_layout import read
+from kvstate.events import Tokens
+from tests.extproc.tokenizer_kinds import CHAT, KINDS, PIECES, tokenizer_of
+
+WORDS = st.sampled_from(
+    [
+        "The",
+        "quick",
+        "fox",
+        "LAZY",
+        "naïve",
+        "快速",
+        "1234",
+        "it's",
+        "👍",
+        "e\u0301",
+        "b>",
+        "<",
+        "▁",
+    ]
+)
+SPACES = st.sampled_from([" ", "  ", "\n", "\n\n", "\t", "\u00a0"])
+PARTS = st.lists(
+    st.one_of(st.sampled_from(PIECES), WORDS, SPACES, st.text(max_size=4)), max_size=24
+)
+TEXTS = PARTS.map("".join)
+
+
+def whole(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Tokens:
+    return array("I", tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+
+def ids_of(choice: Choice, text: str) -> Tokens:
+    return choice.texts.finish(choice.texts.begin(text)).ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+@example(text="The<a><b><c>fox")
+@settings(deadline=None)
+def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    encode = in_parts(
+        lambda part: whole(tokenizer, part),
+        Cutter(read(tokenizer.to_str()).added_tokens, everywhere),
+    )
+    assert encode(text) == whole(tokenizer, text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(turns=st.lists(st.tuples(st.integers(0, 400), TEXTS), max_size=6))
+@settings(deadline=None, max_examples=50)
+def test_conversations_that_go_on_or_are_changed_have_exact_ids(
+    kind: str, turns: list[tuple[int, str]]
+) -> None:
+    choice = choice_of(kind)
+    text = "<|im_start|>user\nThe quick brown fox<|im_end|>\n" * 12
+    for keep, more in turns:
+        text = text[: len(text) - keep] + more
+        assert ids_of(choice, text) == whole(tokenizer_of(kind), text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+@settings(deadline=None, max_examples=50)
+def test_added_special_tokens_are_the_librarys(kind: str, text: str) -> None:
+    choice = choice_of(kind)
+    assert choice.frame is not None
+    framed = framed_ids(ids_of(choice, text), choice.frame)
+    assert framed == whole(tokenizer_of(kind), text, add_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_cut(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    choose(tokenizer_of(kind), "m", 1)
+    assert "not used" not in caplog.text
+    expected = (
+        len(CHAT) + 1 + ("awkward" in kind)
+    )  # <unk>; and <right>, which takes no space before
+    assert f"cut at {expected} special tokens" in caplog.text
+
+
+class Library:
+    """Stands for fastokens: `tokenizers` underneath, but wrong for texts with `wrong` in them."""
+
+    def __init__(self, wrong: str = "", *, fails: bool = False) -> None:
+        self._wrong = wrong
+        self._fails = fails
+        self.Tokenizer = self
+
+    def from_json_str(self, source: str) -> "Library":
+        if self._fails:
+            raise ValueError("unsupported")
+        self._inner = Tokenizer.from_str(source)
+        return self
+
+    def encode_batch_flat(
+        self, texts: Sequence[str], *, add_special_tokens: bool
+    ) -> tuple[bytes, bytes]:
+        ids = self._inner.encode(texts[0], add_special_tokens=add_special_tokens).ids
+        if self._wrong and self._wrong in texts[0]:
+            ids = ids[1:]
+        return array("I", ids).tobytes(), b""
+
+
+@pytest.fixture
+def fastokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Library], None]:
+    """Puts a library in the place of fastokens."""
+
+    def install(library: Library) -> None:
+        monkeypatch.setitem(sys.modules, "fastokens", cast("ModuleType", library))
+        monkeypatch.setattr("importlib.metadata.version", lambda _: "9")
+
+    return install
+
+
+def logged(caplog: pytest.LogCaptureFixture, tokenizer: Tokenizer, **options: Any) -> str:
+    caplog.set_level(logging.INFO, "kvsteer.tokens")
+    choose(tokenizer, "m", 1, **options)
+    return caplog.text
+
+
+def test_a_quick_library_that_gives_the_same_is_used(
+    fastokens: Callable[[Library], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fastokens(Library())
+    assert "tokenized by fastokens 9, cut at 7" in logged(caplog, tokenizer_of("Llama 3"))
+
+
+def test_a_quick_library_that_differs_is_told_by_the_probe_and_not_used(
+    fastokens: Callable[[Library], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fastokens(Library(wrong="kebab-case"))
+    text = logged(caplog, tokenizer_of("Llama 3"))
+    assert f"model m: fastokens 9: probe {index_of('kebab-case')} differs; not used" in text
+    assert "kebab" not in text
+    assert "tokenized by tokenizers" in text
+
+
+def test_a_quick_library_that_cannot_load_the_tokenizer_is_not_used(
+    fastokens: Callable[[Library], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    fastokens(Library(fails=True))
+    text = logged(caplog, tokenizer_of("Llama 3"))
+    assert "model m: fastokens does not know this kind of tokenizer" in text
+    assert "tokenized by tokenizers" in text
+
+
+def test_without_the_quick_library_tokenizers_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert "tokenized by tokenizers" in logged(caplog, tokenizer_of("Llama 3"))
+
+
+def test_what_is_not_proven_in_time_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    seconds = itertools.count(step=0.2)
+    text = logged(caplog, tokenizer_of("Llama 3"), seconds=lambda: next(seconds))
+    assert "model m: cut text: not compared in time: 2 of " in text
+    assert "cut at 0 special tokens" in text
+
+
+def test_a_tokenizer_that_draws_lots_is_not_cut(caplog: pytest.LogCaptureFixture) -> None:
+    content = json.loads(tokenizer_of("Llama 3").to_str())
+    content["model"]["dropout"] = 0.5
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    assert "cut at 0 special tokens" in logged(caplog, tokenizer)
+
+
+def test_a_frame_that_cannot_be_read_leaves_the_whole_text_to_the_library() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_of("Llama 3").to_str())
+    bos = [("<s>", tokenizer.token_to_id("<s>"))]
+    twice = processors.TemplateProcessing(single="<s> $A", special_tokens=bos)
+    tokenizer.post_processor = processors.Sequence([twice, twice])
+    choice = choose(tokenizer, "m", 1)
+    assert choice.frame is None
+    assert choice.whole("The fox") == whole(tokenizer, "The fox", add_special_tokens=True)
+
+
+def index_of(text: str) -> int:
+    added = read(tokenizer_of("Llama 3").to_str()).added_tokens
+    return next(index for index, one in enumerate(probes(added)) if text in one)
+
+
+@functools.cache
+def choice_of(kind: str) -> Choice:
+    return choose(tokenizer_of(kind), "m", 1 << 20)

@@ -1,0 +1,67 @@
+import threading
+import time
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from extproc.errors import RequestError
+from extproc.tokenizing.encoders import FastEncoder, PlainEncoder
+from tests.extproc.tokenizer_kinds import tokenizer_of
+
+MISSING = "missing"
+TEXTS = ["The quick fox", "", "<s>naïve 快速"]
+
+
+def test_ids_come_as_buffers_without_added_special_tokens() -> None:
+    tokenizer = tokenizer_of("Llama 3")
+    found = PlainEncoder(tokenizer).ids(TEXTS)
+    assert [one.typecode for one in found] == ["I", "I", "I"]
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    assert [one.tolist() for one in found] == expected
+
+
+def test_the_quick_library_gives_the_same_buffers() -> None:
+    pytest.importorskip("fastokens", reason="the extra `fast` is not installed")
+    tokenizer = tokenizer_of("Llama 3")
+    assert FastEncoder(tokenizer.to_str()).ids(TEXTS) == PlainEncoder(tokenizer).ids(TEXTS)
+
+
+def test_a_failing_library_is_named_without_its_words() -> None:
+    encoder = PlainEncoder(Tokenizer(models.WordLevel({"a": 0}, MISSING)))
+    with pytest.raises(RequestError, match=r"^tokenizer_failed$") as raised:
+        encoder.ids(["a secret"])
+    assert raised.value.__suppress_context__
+
+
+def test_a_lone_surrogate_is_no_text() -> None:
+    with pytest.raises(RequestError, match="not_unicode"):
+        PlainEncoder(tokenizer_of("Llama 3")).ids(["fine", "\ud800"])
+
+
+def test_a_text_with_special_tokens_around_it_has_the_librarys_ids() -> None:
+    tokenizer = tokenizer_of("Llama 3")
+    assert PlainEncoder(tokenizer).framed_ids("The fox").tolist() == tokenizer.encode("The fox").ids
+    with pytest.raises(RequestError, match="too_many_new_characters"):
+        PlainEncoder(tokenizer).framed_ids("a" * (PlainEncoder.max_characters + 1))
+
+
+def test_an_interrupt_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def encode_batch_fast(self, *_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+    encoder = PlainEncoder(tokenizer_of("Llama 3"))
+    monkeypatch.setattr(encoder, "_tokenizer", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        encoder.ids(["a"])
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized() -> None:
+    encoder = PlainEncoder(tokenizer_of("Llama 3"))
+    worker = threading.Thread(target=encoder.ids, args=[["The quick brown fox " * 20_000]])
+    turns = 0
+    worker.start()
+    while worker.is_alive():
+        turns += 1
+        time.sleep(0)
+    assert turns > 100

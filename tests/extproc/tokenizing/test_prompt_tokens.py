@@ -1,0 +1,129 @@
+"""Which tokenizer is asked, where, and for how long; remote ones over real HTTP."""
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extproc.app import remote_tokenizers
+from extproc.config_reader import parse
+from extproc.metrics import Metrics
+from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH
+from extproc.requests.request import parse as parse_request
+from extproc.router import Router
+from extproc.stream import Ask, Head
+from extproc.tokenizing.prompt_tokens import INLINE_BYTES, PromptTokens
+from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+from simulator.server import running
+from simulator.settings import TINY_MODEL, Settings
+from tests.extproc.tokenizing.test_remote_tokenizer import Answer, hanging, saying, server
+
+CHAT = Head("POST", CHAT_PATH, None)
+
+
+def chat(text: str = "hello") -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": text}]}).encode()
+
+
+def configuration(endpoint: str, **options: Any) -> Any:
+    tokenizer = json.dumps({"remote": True, **options})
+    models = f"{{name: tiny, tokenizer: {tokenizer}}}, {{name: bare, tokenizer: {{remote: false}}}}"
+    workers = f"{{endpoint: '{endpoint}', model: tiny}}"
+    text = f"extproc: {{deadline_ms: 100}}\nmodels: [{models}]\nworkers: [{workers}]"
+    return parse(text, "c")
+
+
+class Routed:
+    """A router whose model is tokenized by its one worker."""
+
+    def __init__(self, endpoint: str, **options: Any) -> None:
+        config = configuration(endpoint, **options)
+        self.metrics = Metrics()
+        workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+        self.remote = remote_tokenizers(config, workers, self.metrics)
+        self.router = Router(config, workers, self.remote, self.metrics, Random(0))
+
+    async def close(self) -> None:
+        self.router.close()
+        await asyncio.gather(*(one.close() for one in self.remote.values()))
+
+
+async def test_a_worker_that_tells_the_tokens_has_its_prompts_keyed() -> None:
+    async with running(Settings()) as worker, aiohttp.ClientSession() as client:
+        one = Routed(worker.endpoint, deadline_ms=5_000)
+        one.router._tokens._deadline_seconds = 5.0
+        decision, _ = await one.router.route(Ask(CHAT, chat()))
+        async with client.post(f"{worker.url}{CHAT_PATH}", data=chat()) as response:
+            usage = (await response.json())["usage"]
+        assert (decision.prompt_tokens, decision.model) == (usage["prompt_tokens"], "tiny")
+        assert set(one.remote) == {"tiny"}
+        sample = b'kvsteer_remote_tokenizer_total{model="tiny",outcome="answered"} 1.0'
+        assert sample in one.metrics.exposition()
+        await one.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "deadline_ms", "reason"),
+    [
+        (hanging, 20, "tokenizer_timeout"),
+        (hanging, 60_000, "deadline"),
+        (saying(b"nonsense"), 60_000, "tokenizer_failed"),
+        (saying(b"", 400), 60_000, "tokenizer_refused"),
+    ],
+)
+async def test_without_the_tokens_the_pick_is_made_by_load(
+    answer: Answer, deadline_ms: int, reason: str
+) -> None:
+    async with server(answer) as endpoint:
+        one = Routed(endpoint, deadline_ms=deadline_ms)
+        decision, booking = await one.router.route(Ask(CHAT, chat()))
+        assert decision.pick == (endpoint,)
+        assert booking is not None
+        assert decision.prompt_tokens == 0
+        assert decision.reason == reason
+        await one.close()
+
+
+async def test_token_ids_need_no_worker() -> None:
+    one = Routed("127.0.0.1:1")
+    body = json.dumps({"model": "tiny", "prompt": [1, 2, 3]}).encode()
+    decision, _ = await one.router.route(Ask(Head("POST", COMPLETIONS_PATH, None), body))
+    assert decision.prompt_tokens == 3
+    await one.close()
+
+
+async def test_every_prompt_of_a_request_is_asked_for_and_cut() -> None:
+    async def length(asked: web.Request) -> web.Response:
+        return web.json_response({"tokens": [7] * len((await asked.json())["prompt"])})
+
+    async with server(length) as endpoint:
+        one = Routed(endpoint, deadline_ms=5_000)
+        tokens = PromptTokens(one.remote, 5.0)
+        body = {"prompt": ["abc", "a"], "truncate_prompt_tokens": 2, "add_special_tokens": False}
+        request = parse_request(COMPLETIONS_PATH, json.dumps(body).encode())
+        assert [each.tolist() for each in await tokens.of(request, "tiny", 1)] == [[7, 7], [7]]
+        tokens.close()
+        await one.close()
+
+
+@pytest.mark.parametrize("text", ["hello", "word " * 3_000, "x" * INLINE_BYTES])
+async def test_local_prompts_are_the_same_wherever_they_are_tokenized(text: str) -> None:
+    config = parse(
+        f"models: [{{name: tiny, tokenizer: '{TINY_MODEL}'}}]\nworkers: [{{endpoint: 'a:1'}}]", "c"
+    )
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    tokens = PromptTokens({"tiny": tokenizer}, 60.0)
+    request = parse_request(CHAT_PATH, chat(text))
+    expected = [tokenizer.encode(request.prompts[0])]
+    assert await tokens.of(request, "tiny", len(chat(text))) == expected
+    texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
+    both = await tokens.of(texts, "tiny", 2 * len(text))
+    assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
+    tokens.close()

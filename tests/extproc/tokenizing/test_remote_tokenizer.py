@@ -1,0 +1,237 @@
+"""The workers' tokenizer over real HTTP: the simulator's, and servers that misbehave."""
+
+import asyncio
+import json
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from extproc import config
+from extproc.errors import RequestError
+from extproc.requests.prompt import Chat, Text
+from extproc.tokenizing import remote_tokenizer
+from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
+from extproc.tokenizing.tokens import Tokenizer
+from simulator.server import running
+from simulator.settings import TINY_MODEL, Settings
+from tests.kvstate.publishing import until
+
+CHAT = Chat([{"role": "user", "content": "hello there"}], {"add_generation_prompt": True})
+MODEL = config.Model("tiny")
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def server(answer: Answer) -> AsyncIterator[str]:
+    """A worker whose /tokenize is this; gives ip:port."""
+    application = web.Application(client_max_size=8 * 1024 * 1024)
+    application.add_routes([web.post("/tokenize", answer)])
+    runner = web.AppRunner(application, shutdown_timeout=0.01, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    yield f"{host}:{port}"
+    await runner.cleanup()
+
+
+class Asked:
+    """A tokenizer of one model, what it was told by whom, and what it counted."""
+
+    def __init__(self, *workers: str, deadline_ms: int = 5_000, cache_bytes: int = 0) -> None:
+        self.counts: Counter[str] = Counter()
+        options = config.RemoteTokenizer(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
+        self.workers = list(workers)
+        self.tokenizer = RemoteTokenizer(MODEL, options, lambda: self.workers, self._count)
+
+    def _count(self, outcome: str) -> None:
+        self.counts[outcome] += 1
+
+    async def reason(self, text: str = "hello") -> str:
+        """Why a text is not told, "" if it is."""
+        try:
+            await self.tokenizer.encode(Text(text), None)
+        except RequestError as error:
+            return error.reason
+        return ""
+
+
+@asynccontextmanager
+async def asking(*answers: Answer, deadline_ms: int = 5_000) -> AsyncIterator[Asked]:
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(server(answer)) for answer in answers]
+        asked = Asked(*workers, deadline_ms=deadline_ms)
+        stack.push_async_callback(asked.tokenizer.close)
+        yield asked
+
+
+async def well(request: web.Request) -> web.Response:
+    return web.json_response({"count": 1, "tokens": [len((await request.json())["prompt"])]})
+
+
+async def hanging(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def closing(request: web.Request) -> web.Response:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+def saying(body: bytes, status: int = 200) -> Answer:
+    async def say(_: web.Request) -> web.Response:
+        headers = {"Location": "/tokenize"}
+        return web.Response(body=body, status=status, headers=headers)
+
+    return say
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    while True:
+        await response.write(b" " * 65_536)
+
+
+async def test_a_worker_tells_what_the_models_own_files_say() -> None:
+    local = Tokenizer.load(config.Model("tiny", tokenizer=str(TINY_MODEL)))
+    assert local is not None
+    async with running(Settings(model="tiny", loras=("ad",))) as worker:
+        asked = Asked(worker.endpoint)
+        for prompt in (CHAT, Text("hello there"), Text("a" * 100_000)):
+            for model in (None, "tiny", "ad"):
+                assert await asked.tokenizer.encode(prompt, model) == local.encode(prompt)
+        await asked.tokenizer.close()
+
+
+async def test_token_ids_are_not_asked_for() -> None:
+    async with asking(saying(b"", 500)) as asked:
+        ids = array("I", [1, 2])
+        assert await asked.tokenizer.encode(ids, None) is ids
+        assert not asked.counts
+
+
+async def test_a_prompt_that_comes_again_is_known() -> None:
+    async with server(well) as worker:
+        asked = Asked(worker, cache_bytes=10_000)
+        assert await asked.tokenizer.encode(Text("abc"), None) == array("I", [3])
+        asked.workers.clear()
+        assert await asked.tokenizer.encode(Text("abc"), None) == array("I", [3])
+        assert asked.counts == {"answered": 1, "cached": 1}
+        await asked.tokenizer.close()
+
+
+async def test_equal_prompts_at_once_are_one_question() -> None:
+    release = asyncio.Event()
+    questions = 0
+
+    async def late(request: web.Request) -> web.Response:
+        nonlocal questions
+        questions += 1
+        await release.wait()
+        return await well(request)
+
+    async with asking(late) as asked:
+        first, *others = [asyncio.create_task(asked.reason()) for _ in range(5)]
+        await until(lambda: questions > 0)
+        first.cancel()  # who leaves takes nothing away from the others
+        release.set()
+        assert await asyncio.gather(*others) == [""] * 4
+        assert (questions, asked.counts) == (1, {"answered": 1, "joined": 4})
+
+
+async def test_connections_are_used_again() -> None:
+    ports: set[object] = set()
+
+    async def noting(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername"))
+        return await well(request)
+
+    async with asking(noting) as asked:
+        assert [await asked.reason(str(n)) for n in range(20)] == [""] * 20
+        assert len(ports) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        saying(b"", 500), saying(b"", 404), saying(b"", 307), saying(b"<html>"),
+        saying(b'{"tokens": [-1]}'), saying(b'{"tokens": [1, 2], "count": 3}'), closing, endless,
+    ],
+)  # fmt: skip
+async def test_a_worker_that_fails_has_another_asked_and_is_then_left_alone(bad: Answer) -> None:
+    async with asking(bad) as asked:
+        reasons = [await asked.reason() for _ in range(4)]
+        assert reasons == ["tokenizer_failed"] * 3 + ["tokenizer_unavailable"]
+    async with asking(bad, well) as asked:
+        assert [await asked.reason(str(n)) for n in range(8)] == [""] * 8
+
+
+async def test_a_worker_that_is_away_has_another_asked() -> None:
+    async with server(well) as gone:
+        pass
+    async with asking(well) as asked:
+        asked.workers.append(gone)
+        assert [await asked.reason(str(n)) for n in range(8)] == [""] * 8
+
+
+async def test_a_worker_that_hangs_costs_the_deadline_and_only_a_few_times() -> None:
+    async with asking(hanging, deadline_ms=20) as asked:
+        reasons = [await asked.reason() for _ in range(4)]
+        assert reasons == ["tokenizer_timeout"] * 3 + ["tokenizer_unavailable"]
+
+
+async def test_late_answers_to_long_questions_do_not_switch_a_worker_off() -> None:
+    async with asking(hanging, deadline_ms=20) as asked:
+        long = "a" * remote_tokenizer.FAIR_QUESTION_BYTES
+        assert [await asked.reason(long) for _ in range(5)] == ["tokenizer_timeout"] * 5
+
+
+async def test_what_a_worker_refuses_is_no_fault_of_the_worker() -> None:
+    async with asking(saying(b"{}", 422)) as asked:
+        assert [await asked.reason(str(n)) for n in range(5)] == ["tokenizer_refused"] * 5
+
+
+async def test_a_worker_that_is_well_again_is_found_by_a_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.tokenizing.remote_tokenizer_breaker.PROBE_SECONDS", (0.001, 0.001))
+    is_well = False
+    prompts: list[str] = []
+
+    async def sometimes(request: web.Request) -> web.Response:
+        if not is_well:
+            return web.Response(status=503)
+        prompts.append(json.loads(await request.read())["prompt"])
+        return await well(request)
+
+    async with asking(sometimes) as asked:
+        while await asked.reason("mine") != "tokenizer_unavailable":
+            pass
+        is_well = True
+        async with asyncio.timeout(10):
+            while await asked.reason("mine"):
+                pass
+        assert prompts[0] == "probe"
+
+
+async def test_questions_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_tokenizer, "MAX_FLIGHTS", 1)
+    async with asking(hanging) as asked:
+        first = asyncio.create_task(asked.reason("a"))
+        await until(lambda: bool(asked.tokenizer._flights))
+        assert await asked.reason("b") == "tokenizer_unavailable"
+        first.cancel()
+
+
+async def test_nobody_to_ask_is_no_wait() -> None:
+    asked = Asked()
+    assert await asked.reason() == "tokenizer_unavailable"
+    await asked.tokenizer.close()

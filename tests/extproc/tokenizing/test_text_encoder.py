@@ -1,0 +1,83 @@
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from extproc.errors import RequestError
+from extproc.tokenizing.cuts import Cutter
+from extproc.tokenizing.text_encoder import TextEncoder
+from extproc.tokenizing.tokenizer_layout import AddedToken
+from kvstate.events import Tokens
+
+CUTTER = Cutter([AddedToken(0, "<s>", normalized=False)])
+
+
+class Letters:
+    """One id a character; remembers what it was asked for."""
+
+    name = "letters"
+    inline_characters = 1_000
+    max_characters = 10_000
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ids(self, texts: Sequence[str]) -> list[Tokens]:
+        self.asked = list(texts)
+        return [array("I", map(ord, text)) for text in texts]
+
+
+def encode(texts: TextEncoder, text: str) -> Tokens:
+    return texts.finish(texts.begin(text)).ids
+
+
+def test_the_next_turn_costs_its_new_text_only() -> None:
+    letters = Letters()
+    texts = TextEncoder(letters, CUTTER, 1 << 20)
+    first = f"<s>{'é' * 4_000}<s>answer: "
+    encode(texts, first)
+    work = texts.begin(first + "yes<s>and?")
+    assert work.new_characters == len("<s>answer: yes<s>and?")
+    assert texts.finish(work).ids.tolist() == [*map(ord, first + "yes<s>and?")]
+    assert letters.asked == ["<s>answer: yes", "<s>and?"]
+
+
+def test_a_repeated_text_costs_nothing() -> None:
+    letters = Letters()
+    texts = TextEncoder(letters, CUTTER, 1 << 20)
+    ids = encode(texts, "a" * 500)
+    letters.asked.clear()
+    assert texts.begin("a" * 500).new_characters == 0
+    assert encode(texts, "a" * 500) is ids
+    assert not letters.asked
+
+
+def test_where_texts_cannot_be_cut_only_a_repeated_one_is_known() -> None:
+    texts = TextEncoder(Letters(), None, 1 << 20)
+    encode(texts, "<s>" * 200)
+    assert texts.begin("<s>" * 200).new_characters == 0
+    assert texts.begin("<s>" * 201).new_characters == 603
+
+
+def test_lasting_ids_are_those_before_the_last_cut() -> None:
+    texts = TextEncoder(Letters(), CUTTER, 1 << 20)
+    assert texts.finish(texts.begin("one<s>two<s>three")).lasting == 9
+    assert texts.finish(texts.begin("one")).lasting == 0
+
+
+def test_an_empty_text_has_no_ids() -> None:
+    assert encode(TextEncoder(Letters(), CUTTER, 1 << 20), "") == array("I")
+
+
+def test_too_many_new_characters_is_not_tokenized() -> None:
+    texts = TextEncoder(Letters(), CUTTER, 1 << 20)
+    encode(texts, "<s>" + "a" * 9_000 + "<s>")
+    assert len(encode(texts, "<s>" + "a" * 9_000 + "<s>" + "b" * 9_000)) == 18_006
+    with pytest.raises(RequestError, match="too_many_new_characters"):
+        encode(texts, "c" * 10_001)
+
+
+def test_what_is_cheap_depends_on_the_library() -> None:
+    texts = TextEncoder(Letters(), CUTTER, 1 << 20)
+    assert texts.is_cheap(1_000)
+    assert not texts.is_cheap(1_001)

@@ -1,0 +1,69 @@
+import json
+from typing import Any
+
+import pytest
+
+from extproc.config import WorkerEvents
+from extproc.workers.feed_sources import PATHS, configured, discovered
+from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+
+VLLM, SGLANG, _ = PATHS
+
+
+def vllm(**ranks: dict[str, Any]) -> tuple[ZmqSource, ...]:
+    answer = {name.removeprefix("rank"): source for name, source in ranks.items()}
+    return discovered(VLLM, json.dumps(answer).encode(), "10.0.0.7")
+
+
+def sglang(**fields: Any) -> tuple[ZmqSource, ...]:
+    events = {"publisher": "zmq", "endpoint_port_base": 5557, **fields}
+    return discovered(SGLANG, json.dumps({"kv_events": events}).encode(), "::1")
+
+
+def test_configured_ranks_publish_on_both_ports_plus_rank() -> None:
+    events = WorkerEvents("tcp://w:5557", "tcp://w:5657", "t", ranks=2)
+    assert configured(events) == (
+        ZmqSource("tcp://w:5557", "tcp://w:5657", "t"),
+        ZmqSource("tcp://w:5558", "tcp://w:5658", "t"),
+    )
+
+
+def test_configured_feed_may_be_bound_and_without_replay() -> None:
+    events = WorkerEvents("tcp://[::1]:5557", bind=True)
+    assert configured(events) == (ZmqSource("tcp://[::1]:5557", None, "", binds=True),)
+
+
+def test_configured_servers_have_all_ranks() -> None:
+    grpc = WorkerEvents(grpc="a:1", service="sglang", ranks=2)
+    assert configured(grpc) == GrpcSource("a:1", "sglang", 2)
+    assert configured(WorkerEvents(drain="http://a:1/")) == DrainSource("http://a:1", 1)
+
+
+def test_vllm_tells_the_ports_of_each_rank() -> None:
+    first = {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://0.0.0.0:5558", "topic": "kv"}
+    second = {"endpoint": "tcp://10.1.1.1:6000", "replay_endpoint": None}
+    assert vllm(rank1=second, rank0=first) == (
+        ZmqSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558", "kv"),
+        ZmqSource("tcp://10.1.1.1:6000", None, ""),
+    )
+
+
+def test_sglang_tells_base_ports() -> None:
+    assert sglang(endpoint_host="*", dp_size=2, replay_endpoint_port_base=5657, topic="t") == (
+        ZmqSource("tcp://[::1]:5557", "tcp://[::1]:5657", "t"),
+        ZmqSource("tcp://[::1]:5558", "tcp://[::1]:5658", "t"),
+    )
+    assert sglang(endpoint_host="w") == (ZmqSource("tcp://w:5557", None, ""),)
+
+
+@pytest.mark.parametrize("answer", [b"", b"\xff", b"[]", b'{"0": 1}', b'{"x": {}}', b"[" * 5000])
+def test_answer_that_names_no_source_gives_none(answer: bytes) -> None:
+    assert all(discovered(path, answer, "w") == () for path in PATHS)
+
+
+def test_sources_that_make_no_sense_are_none() -> None:
+    assert vllm(rank1={"endpoint": "tcp://*:1"}) == ()
+    assert vllm(rank0={"endpoint": "tcp://*:x"}) == ()
+    assert sglang(publisher="kafka") == ()
+    assert sglang(dp_size=100_000) == ()
+    assert sglang(endpoint_port_base=99_999) == ()

@@ -1,0 +1,166 @@
+"""Feeds that workers tell of themselves; real HTTP servers, in the place of an engine's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extproc.config_reader import parse
+from extproc.workers import feed_discovery
+from extproc.workers.feed_discovery import Discovery
+from extproc.workers.feeds import Feeds
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import FeedSource, ZmqSource
+from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.fleet import Fleet
+
+VLLM = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}}
+SGLANG = {"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 6000}}
+
+
+@asynccontextmanager
+async def worker(**answers: Any) -> AsyncIterator[str]:
+    """A worker that answers some paths with JSON, and others with 404; its host:port."""
+
+    async def answer(request: web.Request) -> web.Response:
+        name = request.path.removeprefix("/")
+        return web.json_response(answers[name]) if name in answers else web.Response(status=404)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def sources(endpoint: str) -> tuple[ZmqSource, ...] | str:
+    async with Discovery() as discovery:
+        return await discovery.sources(endpoint)
+
+
+async def test_vllm_is_asked_for_its_sources() -> None:
+    async with worker(kv_event_sources=VLLM) as endpoint:
+        expected = ZmqSource("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "kv")
+        assert await sources(endpoint) == (expected,)
+
+
+@pytest.mark.parametrize("path", ["server_info", "get_server_info"])
+async def test_sglang_is_asked_for_its_server_info(path: str) -> None:
+    async with worker(**{path: SGLANG}) as endpoint:
+        assert await sources(endpoint) == (ZmqSource("tcp://127.0.0.1:6000", None, ""),)
+
+
+async def test_why_there_is_no_feed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_discovery, "MAX_ANSWER_BYTES", 50)
+    async with worker(kv_event_sources={}, server_info={"long": "x" * 100}) as endpoint:
+        assert await sources(endpoint) == (
+            "/kv_event_sources: names no feed; /server_info: more than 50 bytes;"
+            " /get_server_info: status 404"
+        )
+    refused = await sources(endpoint)
+    assert isinstance(refused, str)
+    assert refused.startswith("it does not answer: ")
+
+
+@asynccontextmanager
+async def feeds(endpoint: str) -> AsyncIterator[tuple[Feeds, Fleet, list[FeedSource]]]:
+    opened: list[FeedSource] = []
+
+    def open_transports(source: FeedSource) -> list[MemoryTransport]:
+        opened.append(source)
+        transport = MemoryTransport()
+        transport.put(Connected())
+        return [transport]
+
+    text = f"models: [{{name: a}}]\nworkers: [{{endpoint: '{endpoint}', events: auto}}]"
+    fleet = Fleet(1, lambda: 0.0)
+    made = Feeds(parse(text, "c"), fleet, open_transports)
+    await made.enable(enabled=True)
+    yield made, fleet, opened
+    await made.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.002)
+
+
+async def test_worker_is_followed_where_it_says() -> None:
+    async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, opened):
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        assert opened == [(ZmqSource("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "kv"),)]
+        assert made.reason(endpoint) == ""
+
+
+async def test_worker_that_moves_its_feed_is_followed_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SELDOM_SECONDS", 0.01)
+    answer = {"0": dict(VLLM["0"])}
+    async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (_, fleet, opened):
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        answer["0"]["endpoint"] = "tcp://*:7000"
+        await until(lambda: len(opened) == 2)
+        assert opened[1] == (ZmqSource("tcp://127.0.0.1:7000", "tcp://127.0.0.1:5558", "kv"),)
+
+
+def cannot_open(source: FeedSource) -> list[MemoryTransport]:
+    raise OSError(f"cannot open {source}")
+
+
+async def test_worker_whose_feed_cannot_be_opened_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
+    async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, _):
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        await made.enable(enabled=False)
+        can_open, made._open_transports = made._open_transports, cannot_open
+        await made.enable(enabled=True)
+        told = f"worker {endpoint}: events: auto: its feed cannot be followed"
+        await until(lambda: told in caplog.messages)
+        made._open_transports = can_open
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+
+
+async def test_worker_is_asked_until_it_has_a_feed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
+    answer: dict[str, Any] = {}
+    async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (made, fleet, _):
+        await until(lambda: made.reason(endpoint).startswith("/kv_event_sources: names no feed"))
+        assert "events: auto: /kv_event_sources: names no feed" in caplog.text
+        answer.update(VLLM)
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        assert made.reason(endpoint) == ""
+
+
+async def test_feed_is_kept_while_its_worker_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SELDOM_SECONDS", 0.01)
+    answer = dict(VLLM)
+    async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (made, fleet, _):
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        answer.clear()
+        await asyncio.sleep(0.1)  # that nothing happens can only be waited for
+        assert (fleet.state(endpoint), made.reason(endpoint)) == (State.LIVE, "")
+
+
+async def test_switched_off_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SELDOM_SECONDS", 0.01)
+    async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, opened):
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        await made.enable(enabled=False)
+        assert fleet.state(endpoint) is State.UNSUPPORTED
+        await made.enable(enabled=True)
+        await until(lambda: len(opened) == 2)

@@ -1,0 +1,175 @@
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from extproc.config_reader import parse
+from extproc.workers.workers import Workers
+from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.fleet import Fleet
+
+EVENTS = '{zmq: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5558"}'
+
+
+def workers(text: str, transports: list[MemoryTransport] | None = None) -> Workers:
+    def make(_: FeedSource) -> list[MemoryTransport]:
+        made = MemoryTransport()
+        made.put(Connected())
+        if transports is not None:
+            transports.append(made)
+        return [made]
+
+    config = parse(f"models: [{{name: a}}, {{name: b}}]\nworkers: [{text}]", "c")
+    return Workers(config, Fleet(12345678, lambda: 0.0), make)
+
+
+async def until_live(one: Workers) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        while True:
+            (status,) = one.status(lambda _: 0)
+            if status["state"] == "live":
+                return status
+            await asyncio.sleep(0)
+
+
+async def test_the_status_has_every_field_of_the_contract() -> None:
+    one = workers(f'{{endpoint: "127.0.0.1:1", model: a, block_size: 32, events: {EVENTS}}}')
+    await one.start()
+    status = await until_live(one)
+    assert status["feeds"][0].items() >= {
+        "rank": 0, "state": "live", "reason": "", "last_sequence": None, "blocks": 0,
+        "orphans": 0, "gaps": 0, "replays": 1, "lag_seconds": 0.0,
+    }.items()  # fmt: skip
+    del status["feeds"]
+    assert status == {
+        "endpoint": "127.0.0.1:1",
+        "name": "127.0.0.1:1",
+        "model": "a",
+        "state": "live",
+        "reason": "",
+        "block_size": 32,
+        "blocks_by_tier": {"device": 0, "host": 0, "disk": 0, "remote": 0},
+        "in_flight": 0,
+        "tokens": {
+            "checked": 0,
+            "matched": 0,
+            "mismatched": 0,
+            "without_evidence": 0,
+            "differs": False,
+            "position": None,
+            "ours": None,
+            "engine": None,
+        },
+    }
+    await one.close()
+
+
+async def test_a_worker_without_events_is_unsupported_and_eligible() -> None:
+    one = workers('{endpoint: "127.0.0.1:1", model: a}')
+    await one.start()
+    (candidate,) = one.candidates("a")
+    assert (one.state(candidate.name), candidate.excluded) == ("unsupported", "")
+    assert one.status(lambda _: 3)[0]["in_flight"] == 3
+    await one.close()
+
+
+async def test_workers_of_other_models_are_excluded() -> None:
+    one = workers('{endpoint: "127.0.0.1:1", model: a}')
+    assert one.candidates("b")[0].excluded == "serves a"
+    assert (one.endpoints("a"), one.endpoints("b")) == (["127.0.0.1:1"], [])
+
+
+async def test_a_host_name_is_resolved() -> None:
+    one = workers('{endpoint: "localhost:7", model: a}')
+    assert one.candidates("a")[0].excluded == "its host name could not be resolved"
+    await one.start()
+    (candidate,) = one.candidates("a")
+    assert (candidate.name, candidate.excluded) == ("localhost:7", "")
+    assert candidate.endpoint in ("127.0.0.1:7", "[::1]:7")
+    await one.close()
+
+
+async def test_an_address_stays_while_its_name_cannot_be_resolved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[str] = ["10.0.0.2", "10.0.0.1"]
+
+    async def lookup(*_: object, **__: object) -> list[Any]:
+        if not answers:
+            raise socket.gaierror(socket.EAI_AGAIN, "try again")
+        return [(0, 0, 0, "", (address, 7)) for address in answers]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    monkeypatch.setattr("extproc.workers.workers.RESOLVE_INTERVAL_SECONDS", 0.0)
+    one = workers('{endpoint: "w:7", model: a}')
+    await one.start()
+    assert one.candidates("a")[0].endpoint == "10.0.0.1:7"
+    answers.clear()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert one.candidates("a")[0].endpoint == "10.0.0.1:7"
+    answers.append("10.0.0.3")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert one.candidates("a")[0].endpoint == "10.0.0.3:7"
+    await one.close()
+
+
+async def test_a_resolver_that_is_away_does_not_hold_up_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lookup(*_: object, **__: object) -> list[Any]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    monkeypatch.setattr("extproc.workers.workers.FIRST_RESOLVE_SECONDS", 0.01)
+    one = workers('{endpoint: "w:7", model: a}')
+    await one.start()
+    assert one.candidates("a")[0].excluded == "its host name could not be resolved"
+    await one.close()
+
+
+async def test_the_kill_switch_stops_and_starts_the_feeds() -> None:
+    made: list[MemoryTransport] = []
+    one = workers(f'{{endpoint: "127.0.0.1:1", model: a, events: {EVENTS}}}', made)
+    await one.start()
+    await until_live(one)
+    await one.enable_events(enabled=False)
+    assert one.status(lambda _: 0)[0]["state"] == "unsupported"
+    assert not one.events_enabled
+    await one.enable_events(enabled=True)
+    await one.enable_events(enabled=True)
+    await until_live(one)
+    assert len(made) == 2
+    await one.close()
+
+
+async def test_feeds_switched_off_and_on_at_once_are_all_followed() -> None:
+    listed = [f'{{endpoint: "127.0.0.1:{n}", model: a, events: {EVENTS}}}' for n in (1, 2)]
+    one = workers(", ".join(listed))
+    await one.start()
+    off, on = one.enable_events(enabled=False), one.enable_events(enabled=True)
+    await asyncio.gather(off, on)
+    assert [len(status["feeds"]) for status in one.status(lambda _: 0)] == [1, 1]
+    await one.close()
+
+
+async def test_a_name_that_can_be_none_stops_no_other_from_being_resolved() -> None:
+    bad = f"{'a' * 70}.example:1"
+    one = workers(f'{{endpoint: "{bad}", model: a}}, {{endpoint: "localhost:2", model: a}}')
+    await one.start()
+    assert [bool(worker.excluded) for worker in one.candidates("a")] == [True, False]
+    await one.close()
+
+
+async def test_readiness_waits_for_replays() -> None:
+    made: list[MemoryTransport] = []
+    one = workers(f'{{endpoint: "127.0.0.1:1", model: a, events: {EVENTS}}}', made)
+    await one.start()
+    assert not one.replays_done()
+    await until_live(one)
+    assert one.replays_done()
+    await one.close()
