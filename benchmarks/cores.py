@@ -6,8 +6,8 @@ from random import Random
 from measure import CannotRunError
 from workload import BLOCK_SIZE, MODEL, Tokens
 
-from extproc.decision import Decision, Query, Snapshot, Worker, decide
-from extproc.load import Loads
+from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.load import Loads
 from kvstate.index import Index, Owner
 from kvstate.overlap import Prompt
 

@@ -1,0 +1,192 @@
+"""Benchmark of the feeds: what a batch costs, and what picks wait for while a fleet replays.
+
+python benchmarks/feeds.py [--quick] [--json FILE]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from feeds_publisher import BLOCKS_A_BATCH
+from measure import Figure, Goal, Row, table
+
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
+from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.transport import Transport
+from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.fleet import Fleet
+from kvstate.overlap import Prompt
+
+HERE = Path(__file__).parent
+PICK_INTERVAL_SECONDS = 0.002
+PICKS = 2_000
+
+METHOD = """\
+How: publishers, and the bridge, in processes of their own; our CPU time alone, from the first batch
+on the socket to the last one applied, for each batch of 16 blocks of 16 tokens; medians
+(least-most) of rounds. Picks: a lookup of a prompt of 257 tokens that all workers hold, due every
+2 ms, from when it was due to when it was done, so that whatever held the loop counts; the worst p99
+of ten parts of the time. The reference is the same with one worker that has nothing to say.
+"""
+
+
+@contextmanager
+def publishers(
+    workers: int, batches: int
+) -> Iterator[tuple[subprocess.Popen[str], list[list[str]]]]:
+    """Publishers, and their endpoints (events, replay)."""
+    command = [sys.executable, str(HERE / "feeds_publisher.py"), str(workers), str(batches)]
+    process = subprocess.Popen(  # noqa: S603 - our own script
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        yield process, json.loads(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def bridge(endpoints: Sequence[str]) -> Iterator[str]:
+    """`kvsteer bridge` beside a publisher; its target."""
+    events, replay = endpoints
+    command = [sys.executable, "-m", "extproc", "bridge", "--zmq", events, "--replay", replay]
+    process = subprocess.Popen(  # noqa: S603 - our own
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    try:
+        words = process.stdout.readline().replace(",", " ").split()
+        yield next(word for word in words if word.startswith("127.0.0.1:"))
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def live_cost(
+    transports: Sequence[Transport], process: subprocess.Popen[str], batches: int
+) -> float:
+    """CPU microseconds for each of so many live batches."""
+    fleet = Fleet(1, time.time, random.random)
+    fleet.add("w", "m", transports)
+    while fleet.state("w") not in (State.LIVE, State.DEGRADED):  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    before = fleet.feeds("w")[0].blocks
+    wanted = before + batches * BLOCKS_A_BATCH
+    started = time.process_time()
+    assert process.stdin
+    process.stdin.write(f"{batches}\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 60
+    while fleet.feeds("w")[0].blocks < wanted:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"batches were lost: {fleet.feeds('w')[0]}")
+        await asyncio.sleep(0.01)
+    cost = (time.process_time() - started) / batches
+    await fleet.close()
+    return 1e6 * cost
+
+
+async def costs(rounds: int, batches: int) -> list[Row]:
+    """The cost of a batch, over ZMQ and over gRPC."""
+    context = ZmqContext()
+    over_zmq, over_grpc = [], []
+    for _ in range(rounds):
+        with publishers(1, 1) as (process, (endpoints,)):
+            source = ZmqSource(*endpoints, "")
+            over_zmq.append(await live_cost([ZmqTransport(context, source)], process, batches))
+        with publishers(1, 1) as (process, (endpoints,)), bridge(endpoints) as target:
+            transports = grpc_transports(GrpcSource(target, "vllm"), random.random)
+            over_grpc.append(await live_cost(transports, process, batches))
+    context.destroy(0)
+    reference = Figure(over_zmq)
+    return [
+        Row("a batch of 16 blocks over ZMQ (us of CPU)", reference, "-"),
+        Row(
+            "a batch of 16 blocks over gRPC, from the bridge (us of CPU)",
+            Figure(over_grpc),
+            reference,
+        ),
+    ]
+
+
+async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
+    """What a pick took in ms, p99 of each tenth: idle, and while all replay; how long they did."""
+    context = ZmqContext()
+    with publishers(workers, batches) as (_, endpoints):
+        fleet = Fleet(1, time.time, random.random)
+        fleet.add("w0", "m", [ZmqTransport(context, ZmqSource(*endpoints[0], ""))])
+        while fleet.state("w0") is not State.LIVE:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+        idle = await picks(fleet, None)
+        started = time.monotonic()
+        for number in range(1, workers):
+            source = ZmqSource(*endpoints[number], "")
+            fleet.add(f"w{number}", "m", [ZmqTransport(context, source)])
+        names = [f"w{number}" for number in range(workers)]
+        busy = await picks(fleet, lambda: all(fleet.state(name) is State.LIVE for name in names))
+        took = time.monotonic() - started
+        await fleet.close()
+    context.destroy(0)
+    return Figure(idle), Figure(busy), took
+
+
+async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float]:
+    """The p99 of each tenth of the picks that are made until they are over, or of `PICKS`."""
+    loop = asyncio.get_running_loop()
+    prompt = Prompt("m", array("I", range(257)))
+    took: list[float] = []
+    due = loop.time()
+    while not are_over() if are_over else len(took) < PICKS:
+        due = max(due + PICK_INTERVAL_SECONDS, loop.time())
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        fleet.overlaps(prompt)
+        took.append(1e3 * (loop.time() - due))
+    tenth = max(1, len(took) // 10)
+    parts = [sorted(took[at : at + tenth]) for at in range(0, len(took) - tenth + 1, tenth)]
+    return [part[int(0.99 * (len(part) - 1))] for part in parts]
+
+
+async def measured(wanted: argparse.Namespace) -> list[Row]:
+    """All rows."""
+    rows = await costs(*((3, 5_000) if wanted.quick else (7, 10_000)))
+    workers, batches = (50, 625) if wanted.quick else (200, 625)
+    idle, busy, took = await waits(workers, batches)
+    what = f"pick while {workers} workers replay {batches * BLOCKS_A_BATCH:,} blocks each, p99 (ms)"
+    limit = Goal(10.0, "<= 10 ms", of_ratio=False)
+    blocks = workers * batches * BLOCKS_A_BATCH
+    return [
+        *rows,
+        Row(what, Figure([max(busy.values)]), Figure([max(idle.values)]), limit),
+        Row("blocks replayed a second (M)", Figure([blocks / took / 1e6]), "-"),
+    ]
+
+
+def main() -> None:
+    """Measures all and prints the table."""
+    parser = argparse.ArgumentParser(description="Benchmark of the feeds.")
+    parser.add_argument("--quick", action="store_true", help="less of all, within two minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    wanted = parser.parse_args()
+    rows = asyncio.run(measured(wanted))
+    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    print(f"{table(rows)}\n\n{METHOD}{machine}, load {os.getloadavg()[0]:.1f}")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

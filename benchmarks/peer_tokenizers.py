@@ -1,0 +1,71 @@
+"""The libraries that the benchmark of tokens compares with; each from text to its ids."""
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tokenizers
+from measure import CannotRunError
+from tekken import tekken
+
+# Encodes a text; what it returns is only good for `ids_of`.
+Encode = Callable[[str], Any]
+
+
+def engine(directory: Path) -> Encode:
+    """`tokenizers`, one text at a time, as engines call it; ids are left in its own form."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+def fastokens(directory: Path) -> Encode:
+    """fastokens in its cheapest form: ids as bytes."""
+    library = _imported("fastokens")
+    tokenizer = library.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return lambda text: tokenizer.encode_batch_flat([text])[0]
+
+
+def tiktoken(_: Path) -> Encode:
+    """tiktoken with the same ranks."""
+    library = _imported("tiktoken")
+    vocabulary = tekken()
+    shift = len(vocabulary.special)
+    encoding = library.Encoding(
+        "tekken",
+        pat_str=vocabulary.pattern,
+        mergeable_ranks={token: rank + shift for token, rank in vocabulary.ranks.items()},
+        special_tokens=vocabulary.special,
+    )
+    return lambda text: encoding.encode(text, allowed_special="all")
+
+
+PEERS: Mapping[str, Callable[[Path], Encode]] = {
+    "tokenizers": engine,
+    "tiktoken": tiktoken,
+    "fastokens": fastokens,
+}
+
+
+def ids_of(encoded: Any) -> list[int]:  # noqa: ANN401
+    """The ids in what one of them returned."""
+    if isinstance(encoded, bytes):
+        return memoryview(encoded).cast("I").tolist()
+    return list(encoded.ids if hasattr(encoded, "ids") else encoded)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise CannotRunError(f"pip install {name}") from None
+
+
+def version(package: str) -> str:
+    """A package with its version, or that it is not there."""
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"no {package}"

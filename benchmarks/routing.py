@@ -1,0 +1,100 @@
+"""Benchmark of routing: policies on a simulated fleet, on the same arrivals.
+
+python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace FILE] [--tuning]
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from measure import Row, table
+from routing_cells import CELLS, SEEDS, TUNING_SEEDS, Cell
+from routing_compare import CONTESTANTS, PARTS, Results, rows, summary
+from routing_plot import svg
+from routing_run import Result, arrivals, run
+from routing_workloads import trace
+
+METHOD = """\
+How: engines in simulated time (benchmarks/routing_fleet.py): prompts are computed one after the
+other in chunks that share steps with the answers under way; prefixes are cached in blocks of 128
+tokens, least recently used out first; events arrive after a delay. The router's own decide(), load
+and table of what was sent pick the engine; seeds' policies see the same overlaps and requests in
+flight. An engine computes 12,000 prompt tokens a second at most, which the router does not know: it
+takes it for 8,000. Every contestant gets the same arrivals. p50, p90, p99: time to first token.
+Spread: of computed prompt tokens over the engines, standard deviation / mean. Ratios are paired by
+seed; intervals are of 95 %. * marks the lowest p90.
+"""
+
+QUICK_SEEDS = 3
+
+
+def main() -> None:
+    """Runs every cell."""
+    parser = argparse.ArgumentParser(description="Benchmark of routing.")
+    parser.add_argument("--quick", action="store_true", help="fewer seeds, within two minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw p90 as an SVG picture")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace in Mooncake's format")
+    parser.add_argument("--speedup", type=float, default=1.0, help="play the trace so much faster")
+    parser.add_argument("--workers", type=int, default=8, help="engines that serve the trace")
+    parser.add_argument("--tuning", action="store_true", help="the seeds that weights are tuned on")
+    wanted = parser.parse_args()
+    started = time.monotonic()
+    cells: Sequence[Cell] = CELLS
+    seeds = TUNING_SEEDS if wanted.tuning else SEEDS
+    if wanted.trace:
+        workload = trace(wanted.trace, wanted.speedup)
+        cells = (Cell(wanted.trace.name, workload, workers=wanted.workers),)
+    if wanted.quick:
+        seeds = seeds[:QUICK_SEEDS]
+    found: list[Row] = []
+    p90s: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        results = _results(cell, seeds)
+        print(summary(cell.name, results), flush=True)
+        found += rows(cell.name, results)
+        p90s[cell.name] = {
+            name: statistics.geometric_mean([one.p90 for one in each])
+            for name, each in results.items()
+        }
+    print(f"\n{table(found)}\n\n{_how(seeds)}\ntook {time.monotonic() - started:.0f} s")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
+    if wanted.plot:
+        wanted.plot.write_text(svg(p90s, [one.name for one in CONTESTANTS]))
+
+
+def _results(cell: Cell, seeds: Sequence[int]) -> Results:
+    """Every contestant on every seed, on all cores."""
+    by_name: dict[str, list[Result]] = {one.name: [] for one in (*CONTESTANTS, *PARTS)}
+    # a workload is a closure, which cannot be sent to a process, only inherited by it
+    start = multiprocessing.get_context("fork")
+    with start.Pool(os.cpu_count(), initializer=_inherited.append, initargs=(cell,)) as pool:
+        for each in pool.map(_of_seed, seeds, chunksize=1):
+            for name, result in each.items():
+                by_name[name].append(result)
+    return by_name
+
+
+_inherited: list[Cell] = []
+
+
+def _of_seed(seed: int) -> dict[str, Result]:
+    cell = _inherited[-1]
+    given = arrivals(cell, seed)
+    return {one.name: run(cell, one, given, seed) for one in (*CONTESTANTS, *PARTS)}
+
+
+def _how(seeds: Sequence[int]) -> str:
+    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    return f"{METHOD}Seeds: {len(seeds)}, from {seeds[0]}. {machine}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Policies compared on the same arrivals: paired by seed, with intervals."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from measure import Figure, Goal, Row
+from routing_run import Contestant, Result
+
+from extproc.picking.pick import Weights
+from extproc.picking.rules import Rules
+
+DEFAULT = "cost"
+
+CONTESTANTS = (
+    Contestant(DEFAULT, "cost", expects=True),
+    Contestant("cache_aware", "cache_aware"),
+    Contestant("prefix_cache", "prefix_cache"),
+    Contestant("least_request", "least_request"),
+    Contestant("round_robin", "round_robin"),
+    Contestant("random", "random"),
+)
+
+# The default with a part taken away, to see what that part is for.
+PARTS = (
+    Contestant("cost, nothing speculative", "cost"),
+    Contestant("cost, no events", "cost", sees_events=False, expects=True),
+    Contestant("cost, constant affinity", "cost", Rules(Weights(1.5, 0.0)), expects=True),
+    Contestant("cost, workers taken for half as fast", "cost", expects=True, prefill_rate=4_000),
+    Contestant("cost, workers taken for twice as fast", "cost", expects=True, prefill_rate=16_000),
+    Contestant("cost, scraped", "cost", expects=True, scrape_seconds=1.0),
+    Contestant(
+        "cost, half as fast, scraped", "cost", expects=True, prefill_rate=4_000, scrape_seconds=1.0
+    ),
+)
+
+# Two-sided 95 % points of Student's t, by degrees of freedom.
+_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262, 14: 2.145, 19: 2.093}
+
+# The results of one cell: by contestant, one for each seed.
+Results = Mapping[str, Sequence[Result]]
+
+NOT_WORSE = Goal(1.0, "<= 1, or the interval has 1")
+
+
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the geometric mean of ratios, one for each seed."""
+    logs = [math.log(ratio) for ratio in ratios]
+    freedom = len(logs) - 1
+    point = _T[max(known for known in _T if known <= freedom)]
+    half = point * statistics.stdev(logs) / math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRow(Row):
+    """A row whose goal is met unless ours is worse beyond doubt."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the lower end of the interval of the ratio is within the goal."""
+        if self.goal is None or self.ratio is None:
+            return None
+        return interval(self.ratio.values)[0] <= self.goal.limit
+
+
+def rows(cell: str, results: Results) -> list[Row]:
+    """What the goals are about: TTFT p90 against the best policy, and against least_request."""
+    ours = _p90(results[DEFAULT])
+    others = [one.name for one in CONTESTANTS if one.name != DEFAULT]
+    best = min(others, key=lambda name: _geometric_mean(_p90(results[name]).values))
+    made: list[Row] = [
+        PairedRow(f"{cell}: p90 / {name}'s", ours, _p90(results[name]), NOT_WORSE)
+        for name in dict.fromkeys((best, "least_request"))
+    ]
+    made.append(Row(f"{cell}: p90 / random's", ours, _p90(results["random"])))
+    return made
+
+
+def summary(cell: str, results: Results) -> str:
+    """All measures of all contestants in one cell, means over the seeds."""
+    names = [one.name for one in (*CONTESTANTS, *PARTS)]
+    best = min(names, key=lambda name: _geometric_mean(_p90(results[name]).values))
+    lines = [f"{cell}\n  {'':38} hit   p50 s   p90 s   p99 s  req/s  spread  p90 / default's"]
+    for name in names:
+        means = [statistics.fmean(column) for column in zip(*results[name], strict=True)]
+        ratio = _p90(results[name]).over(_p90(results[DEFAULT]))
+        low, high = interval(ratio.values)
+        hit, p50, p90, p99, throughput, spread = means
+        lines.append(
+            f"  {name:38}{hit:4.2f}{p50:8.3f}{p90:8.3f}{p99:8.3f}{throughput:7.2f}{spread:8.2f}"
+            f"  {_geometric_mean(ratio.values):5.2f} ({low:.2f}-{high:.2f}){' *' * (name == best)}"
+        )
+    return "\n".join(lines)
+
+
+def _p90(results: Sequence[Result]) -> Figure:
+    return Figure([max(1e-6, one.p90) for one in results])
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return statistics.geometric_mean(values)

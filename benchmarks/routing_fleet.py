@@ -1,0 +1,274 @@
+"""A fleet of engines in simulated time: caches, queues, steps; no wall clock, no chance.
+
+An engine computes prompts one after the other, in chunks that share steps with the answers under
+way, as engines with chunked prefill do; between two changes everything goes on at constant speed,
+so only changes are events. Prefixes are cached in blocks, least recently used first out; what a
+request uses stays. Stores and removals reach the router after a delay.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+BLOCK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A model on its machine; seconds, and tokens per second.
+
+    A step takes step_seconds, request_seconds for each answer under way, and its chunk of prompt
+    tokens at prefill_rate.
+    """
+
+    prefill_rate: float = 12_000.0
+    chunk_tokens: int = 2048
+    step_seconds: float = 0.010
+    request_seconds: float = 0.000_15
+    max_running: int = 256
+
+    def slower(self, factor: float) -> "Speed":
+        """The same, each step taking so many times as long."""
+        return Speed(
+            self.prefill_rate / factor,
+            self.chunk_tokens,
+            self.step_seconds * factor,
+            self.request_seconds * factor,
+            self.max_running,
+        )
+
+
+@dataclass(slots=True)
+class Request:
+    """One request: when it comes, the blocks of its prompt, those that its answer fills.
+
+    tokens: all of the prompt. After the run: worker, cached (tokens), first_token_at, done_at.
+    """
+
+    at: float
+    blocks: Sequence[int]
+    tokens: int
+    answer_tokens: int
+    answer_blocks: Sequence[int] = ()
+    worker: int = -1
+    cached: int = 0
+    first_token_at: float = 0.0
+    done_at: float = 0.0
+
+
+class Cache:
+    """The blocks of one engine.
+
+    changed: called with (blocks stored, blocks removed).
+    """
+
+    def __init__(
+        self, capacity_blocks: int, changed: Callable[[Sequence[int], Sequence[int]], None]
+    ) -> None:
+        self._capacity = capacity_blocks
+        self._changed = changed
+        self._used: dict[int, int] = {}  # by how many requests
+        self._unused: OrderedDict[int, None] = OrderedDict()
+        self._reserved = 0
+
+    def overlap(self, blocks: Sequence[int]) -> int:
+        """Leading blocks that can be reused; the last one is always computed."""
+        used, unused = self._used, self._unused
+        for count, block in enumerate(blocks[:-1]):
+            if block not in used and block not in unused:
+                return count
+        return max(0, len(blocks) - 1)
+
+    def take(self, request: Request, overlap: int) -> bool:
+        """Makes room for a whole request; False, and nothing has happened, if there is none."""
+        shared = request.blocks[:overlap]
+        needed = len(request.blocks) - overlap + len(request.answer_blocks)
+        kept = sum(1 for block in shared if block in self._unused)
+        free = self._capacity - len(self._used) - self._reserved - kept
+        if needed > free and (self._used or self._reserved):
+            return False
+        for block in shared:
+            self._unused.pop(block, None)
+            self._used[block] = self._used.get(block, 0) + 1
+        self._reserved += needed
+        removed = []
+        while self._unused and self._total() > self._capacity:
+            removed.append(self._unused.popitem(last=False)[0])
+        if removed:
+            self._changed((), removed)
+        return True
+
+    def fill(self, blocks: Iterable[int]) -> None:
+        """Blocks that were reserved have been computed."""
+        stored = []
+        for block in blocks:
+            self._reserved -= 1
+            if block in self._unused:
+                del self._unused[block]
+            elif block not in self._used:
+                stored.append(block)
+            self._used[block] = self._used.get(block, 0) + 1
+        if stored:
+            self._changed(stored, ())
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One request uses these no more; the last ones go first."""
+        for block in reversed(blocks):
+            self._used[block] -= 1
+            if not self._used[block]:
+                del self._used[block]
+                self._unused[block] = None
+
+    def _total(self) -> int:
+        return len(self._used) + len(self._unused) + self._reserved
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine. Its state holds at time `at`."""
+
+    speed: Speed
+    cache: Cache
+    at: float = 0.0
+    steps: float = 0.0
+    waiting: deque[Request] = field(default_factory=deque)
+    head: Request | None = None
+    overlap: int = 0
+    left_tokens: float = 0.0
+    running: list[tuple[float, int, Request]] = field(default_factory=list)
+    busy_seconds: float = 0.0
+    computed_tokens: int = 0
+    _count: int = 0
+
+    def _step_seconds(self) -> float:
+        speed = self.speed
+        seconds = speed.step_seconds + speed.request_seconds * len(self.running)
+        if self.head is not None:
+            seconds += speed.chunk_tokens / speed.prefill_rate
+        return seconds
+
+    def advance(self, now: float) -> None:
+        """Goes on until now; no change lies before."""
+        passed, self.at = now - self.at, now
+        if self.head is None and not self.running:
+            return
+        self.busy_seconds += passed
+        steps = passed / self._step_seconds()
+        self.steps += steps
+        if self.head is not None:
+            self.left_tokens -= steps * self.speed.chunk_tokens
+
+    def next_change(self) -> float:
+        """When the next prompt is computed or answer complete; infinity if there is none."""
+        step = self._step_seconds()
+        changes = [float("inf")]
+        if self.head is not None:
+            changes.append(self.at + max(0.0, self.left_tokens) / self.speed.chunk_tokens * step)
+        if self.running:
+            changes.append(self.at + max(0.0, self.running[0][0] - self.steps) * step)
+        return min(changes)
+
+    def change(self) -> list[Request]:
+        """Does what is due now; the requests that are over."""
+        over = []
+        if self.head is not None and self.left_tokens <= 1e-6:
+            self._answer(self.head)
+        while self.running and self.running[0][0] <= self.steps + 1e-9:
+            request = heapq.heappop(self.running)[2]
+            self.cache.fill(request.answer_blocks)
+            self.cache.release([*request.blocks, *request.answer_blocks])
+            request.done_at = self.at
+            over.append(request)
+        self._begin()
+        return over
+
+    def add(self, request: Request) -> None:
+        """A request arrives."""
+        self.waiting.append(request)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.head is not None or not self.waiting:
+            return
+        if len(self.running) >= self.speed.max_running:
+            return
+        request = self.waiting[0]
+        overlap = self.cache.overlap(request.blocks)
+        if not self.cache.take(request, overlap):
+            return
+        self.head = self.waiting.popleft()
+        self.overlap = overlap
+        request.cached = overlap * BLOCK_TOKENS
+        self.left_tokens = float(request.tokens - request.cached)
+        self.computed_tokens += request.tokens - request.cached
+
+    def _answer(self, request: Request) -> None:
+        self.cache.fill(request.blocks[self.overlap :])
+        self.head = None
+        request.first_token_at = self.at
+        self._count += 1
+        heapq.heappush(self.running, (self.steps + request.answer_tokens, self._count, request))
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Engines and what they publish.
+
+    speeds: one for each engine. published: (when it is visible, engine, stored, removed).
+    """
+
+    speeds: Sequence[Speed]
+    cache_blocks: int
+    delay_seconds: float
+    now: float = 0.0
+    engines: list[Engine] = field(default_factory=list)
+    published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        for number, speed in enumerate(self.speeds):
+            self.engines.append(Engine(speed, Cache(self.cache_blocks, self._publisher(number))))
+
+    def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
+        def publish(stored: Sequence[int], removed: Sequence[int]) -> None:
+            self.published.append((self.now + self.delay_seconds, number, stored, removed))
+
+        return publish
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        pick: Callable[[Request, float], int],
+        over: Callable[[Request, float], None],
+    ) -> None:
+        """Serves all requests, which come in order of time; each goes where `pick` says."""
+        changes: list[tuple[float, int, int]] = []
+        versions = [0] * len(self.engines)
+
+        def plan(number: int) -> None:
+            versions[number] += 1
+            at = self.engines[number].next_change()
+            if at != float("inf"):
+                heapq.heappush(changes, (at, number, versions[number]))
+
+        def until(time: float) -> None:
+            while changes and changes[0][0] <= time:
+                at, number, version = heapq.heappop(changes)
+                if version != versions[number]:
+                    continue
+                self.now = at
+                engine = self.engines[number]
+                engine.advance(at)
+                for request in engine.change():
+                    over(request, at)
+                plan(number)
+
+        for request in requests:
+            until(request.at)
+            self.now = request.at
+            request.worker = pick(request, request.at)
+            engine = self.engines[request.worker]
+            engine.advance(request.at)
+            engine.add(request)
+            plan(request.worker)
+        until(float("inf"))

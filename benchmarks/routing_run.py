@@ -1,0 +1,225 @@
+"""One run of the routing benchmark: a cell, a seed and a policy; the router's own pick decides."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean, pstdev
+from typing import NamedTuple
+
+from routing_cells import Cell
+from routing_fleet import BLOCK_TOKENS, Fleet, Request
+
+from extproc.picking.decision import Decision, Query, Snapshot, decide
+from extproc.picking.eligibility import Worker
+from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, Loads, Report
+from extproc.picking.marks import Marks, marks_of
+from extproc.picking.rules import Rules
+from extproc.picking.sent import Claim, Sent
+from kvstate.overlap import Overlap, Prompt
+
+
+class Contestant(NamedTuple):
+    """A way to pick.
+
+    sees_events: whether the index is fed. expects: whether what was sent where is counted.
+    prefill_rate: what the router takes the engines for. scrape_seconds: how often it reads their
+    metrics, 0 for never.
+    """
+
+    name: str
+    policy: str
+    rules: Rules = Rules()
+    sees_events: bool = True
+    expects: bool = False
+    prefill_rate: float = PREFILL_TOKENS_PER_SECOND
+    scrape_seconds: float = 0.0
+
+
+class Result(NamedTuple):
+    """What came of one run; seconds, requests per second, shares."""
+
+    hit_rate: float
+    p50: float
+    p90: float
+    p99: float
+    throughput: float
+    spread: float
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """Stands for token ids where only their number and their marks are asked for."""
+
+    count: int
+    marks: Marks
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class _Sent(Sent):
+    def marks(self, prompt: Prompt) -> Marks:
+        """As they were made once for all runs."""
+        return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
+
+
+class View:
+    """What the router knows of the engines' blocks: holders as bits of one number a block."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._holders: dict[int, int] = {}
+        self._all = (1 << len(fleet.engines)) - 1
+        self._names = [str(number) for number in range(len(fleet.engines))]
+
+    def update(self, now: float) -> None:
+        """Takes what has become visible."""
+        published, holders = self._fleet.published, self._holders
+        while published and published[0][0] <= now:
+            _, number, stored, removed = published.popleft()
+            bit = 1 << number
+            for block in stored:
+                holders[block] = holders.get(block, 0) | bit
+            for block in removed:
+                left = holders.get(block, 0) & ~bit
+                if left:
+                    holders[block] = left
+                else:
+                    holders.pop(block, None)
+
+    def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
+        """The leading blocks that each engine is known to hold."""
+        found: dict[str, Overlap] = {}
+        holding, count = self._all, 0
+        for count, block in enumerate(blocks[:-1]):
+            still = self._holders.get(block, 0) & holding
+            if still != holding:
+                self._note(found, holding & ~still, count)
+                holding = still
+                if not holding:
+                    return found
+        self._note(found, holding, count + 1)
+        return found
+
+    def _note(self, found: dict[str, Overlap], engines: int, count: int) -> None:
+        if not count:
+            return
+        while engines:
+            lowest = engines & -engines
+            found[self._names[lowest.bit_length() - 1]] = Overlap(BLOCK_TOKENS, (count, 0, 0, 0))
+            engines ^= lowest
+
+
+class Arrivals(NamedTuple):
+    """The requests of one cell and seed, and their marks, for any number of runs."""
+
+    requests: Sequence[Request]
+    marks: Sequence[Marks]
+
+    def fresh(self) -> list[Request]:
+        """Copies that one run may write on."""
+        return [
+            Request(one.at, one.blocks, one.tokens, one.answer_tokens, one.answer_blocks)
+            for one in self.requests
+        ]
+
+
+def arrivals(cell: Cell, seed: int) -> Arrivals:
+    """The arrivals of a cell: the same for every contestant."""
+    requests = cell.workload(Random(seed))  # noqa: S311
+    return Arrivals(requests, [_marks(one.blocks) for one in requests])
+
+
+def _marks(blocks: Sequence[int]) -> Marks:
+    tokens = array("I")
+    for block in blocks:
+        tokens.extend(array("I", [block & 0xFFFF_FFFF]) * BLOCK_TOKENS)
+    return marks_of(1, tokens)
+
+
+class _Router:
+    def __init__(self, cell: Cell, contestant: Contestant, seed: int) -> None:
+        self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds)
+        self._contestant = contestant
+        self._view = View(self.fleet)
+        self._loads = Loads(contestant.prefill_rate)
+        self._sent = _Sent(1) if contestant.expects else None
+        self._workers = [Worker(str(n), str(n)) for n in range(cell.workers)]
+        self._rng = Random(seed + 77)  # noqa: S311
+        self._turn = 0
+        self._scraped_at = 0.0
+        self._open: dict[int, tuple[Booking, Claim | None]] = {}
+        self.marks: Mapping[int, Marks] = {}
+
+    def _scrape(self, now: float) -> None:
+        interval = self._contestant.scrape_seconds
+        if not interval or now - self._scraped_at < interval:
+            return
+        self._scraped_at = now
+        for number, engine in enumerate(self.fleet.engines):
+            running = len(engine.running) + (engine.head is not None)
+            self._loads.report(str(number), Report(running, len(engine.waiting), now), now)
+
+    def pick(self, request: Request, now: float) -> int:
+        self._scrape(now)
+        decision = self._decide(request, now)
+        self._turn += 1
+        booking = self._loads.begin(decision.pick[0], decision.uncached_tokens, now)
+        claim = None
+        if self._sent is not None:
+            claim = self._sent.record(decision.worker, decision.marks[0], now)
+        self._open[id(request)] = (booking, claim)
+        return int(decision.worker)
+
+    def _decide(self, request: Request, now: float) -> Decision:
+        held: Mapping[str, Overlap] = {}
+        if self._contestant.sees_events:
+            self._view.update(now)
+            held = self._view.overlaps(request.blocks)
+        tokens = _Tokens(request.tokens, self.marks[id(request)])
+        prompt = Prompt("m", tokens)  # type: ignore[arg-type]
+        state = "live" if self._contestant.sees_events else "unsupported"
+        snapshot = Snapshot(
+            self._workers,
+            lambda _: held,
+            self._loads.load,
+            self._contestant.policy,
+            self._turn,
+            self._contestant.rules,
+            self._sent,
+            lambda _: state,
+        )
+        return decide(Query("m", [prompt]), snapshot, now, self._rng)
+
+    def over(self, request: Request, now: float) -> None:
+        booking, claim = self._open.pop(id(request))
+        self._loads.end(booking)
+        if claim is not None and self._sent is not None:
+            self._sent.end(claim, now)
+
+
+def run(cell: Cell, contestant: Contestant, given: Arrivals, seed: int) -> Result:
+    """Serves the arrivals."""
+    router = _Router(cell, contestant, seed)
+    requests = given.fresh()
+    router.marks = {id(one): marks for one, marks in zip(requests, given.marks, strict=True)}
+    router.fleet.run(requests, router.pick, router.over)
+    return _result(requests, [engine.computed_tokens for engine in router.fleet.engines])
+
+
+def _result(requests: Sequence[Request], computed: Sequence[int]) -> Result:
+    waits = sorted(one.first_token_at - one.at for one in requests)
+    ended = max(one.done_at for one in requests)
+    return Result(
+        hit_rate=sum(one.cached for one in requests) / sum(one.tokens for one in requests),
+        p50=_quantile(waits, 0.5),
+        p90=_quantile(waits, 0.9),
+        p99=_quantile(waits, 0.99),
+        throughput=len(requests) / (ended - requests[0].at),
+        spread=pstdev(computed) / fmean(computed),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

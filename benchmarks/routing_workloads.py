@@ -1,0 +1,180 @@
+"""Workloads of the routing benchmark: who asks what, and when. Same seed, same arrivals.
+
+Prompts are lists of block numbers; equal prefixes have equal numbers. Lengths are whole blocks.
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+from routing_fleet import BLOCK_TOKENS, Request
+
+Workload = Callable[[Random], list[Request]]
+
+# The Mooncake trace's own block size (arxiv 2407.00079, its trace release).
+_TRACE_BLOCK_TOKENS = 512
+
+
+def _blocks(tokens: float) -> int:
+    return max(1, round(tokens / BLOCK_TOKENS))
+
+
+def _request(at: float, prompt: list[int], answer: list[int], answer_tokens: int) -> Request:
+    return Request(at, prompt, len(prompt) * BLOCK_TOKENS, answer_tokens, answer)
+
+
+def _arrivals(rng: Random, rate: float, seconds: float) -> Iterator[float]:
+    at = rng.expovariate(rate)
+    while at < seconds:
+        yield at
+        at += rng.expovariate(rate)
+
+
+def _take(numbers: Iterator[int], count: int) -> list[int]:
+    return list(itertools.islice(numbers, count))
+
+
+def shared_prefix(
+    rate: float,
+    seconds: float,
+    groups: int = 150,
+    users: int = 5,
+    prefix_tokens: int = 6_000,
+    question_tokens: int = 1_200,
+    answer_tokens: int = 1_000,
+) -> Workload:
+    """Groups of users with one long system prompt a group, as in llm-d's published study.
+
+    Each request is of a random user of a random group, with a question of its own.
+    """
+
+    def make(rng: Random) -> list[Request]:
+        numbers = itertools.count()
+        prefixes = [_take(numbers, _blocks(prefix_tokens)) for _ in range(groups)]
+        made = []
+        for at in _arrivals(rng, rate, seconds):
+            prefix = prefixes[rng.randrange(groups * users) // users]
+            prompt = prefix + _take(numbers, _blocks(question_tokens))
+            answer = _take(numbers, _blocks(answer_tokens))
+            made.append(_request(at, prompt, answer, answer_tokens))
+        return made
+
+    return make
+
+
+def multi_turn(
+    rate: float, seconds: float, turns: int = 8, pause_seconds: float = 12.0
+) -> Workload:
+    """Chats of several turns behind one system prompt of 1k tokens; rate: new chats a second."""
+
+    def make(rng: Random) -> list[Request]:
+        numbers = itertools.count()
+        system = _take(numbers, _blocks(1_000))
+        made = []
+        for begin in _arrivals(rng, rate, seconds):
+            at, history = begin, system
+            for _ in range(rng.randint(2, turns)):
+                question = _take(numbers, _blocks(rng.lognormvariate(5.8, 0.8)))
+                answer_tokens = int(min(2_000, rng.lognormvariate(5.6, 0.7)) + 16)
+                answer = _take(numbers, _blocks(answer_tokens))
+                made.append(_request(at, history + question, answer, answer_tokens))
+                history = history + question + answer
+                at += 2.0 + answer_tokens * 0.02 + rng.expovariate(1 / pause_seconds)
+        return sorted(made, key=lambda one: one.at)
+
+    return make
+
+
+def long_document(rate: float, seconds: float, tokens: int = 30_000) -> Workload:
+    """Several short questions about one document each; rate: new documents a second."""
+
+    def make(rng: Random) -> list[Request]:
+        numbers = itertools.count()
+        made = []
+        for begin in _arrivals(rng, rate, seconds):
+            document = _take(numbers, _blocks(tokens * rng.uniform(0.5, 1.5)))
+            at = begin
+            for _ in range(rng.randint(3, 9)):
+                question = _take(numbers, 1)
+                answer = _take(numbers, 2)
+                made.append(_request(at, document + question, answer, 200))
+                at += rng.expovariate(1 / 8.0)
+        return sorted(made, key=lambda one: one.at)
+
+    return make
+
+
+def single_shot(rate: float, seconds: float) -> Workload:
+    """Prompts that share nothing, of very different lengths."""
+
+    def make(rng: Random) -> list[Request]:
+        numbers = itertools.count()
+        made = []
+        for at in _arrivals(rng, rate, seconds):
+            prompt = _take(numbers, _blocks(min(32_000.0, rng.lognormvariate(7.2, 1.0))))
+            answer_tokens = int(min(2_000, rng.lognormvariate(5.5, 0.8)) + 8)
+            answer = _take(numbers, _blocks(answer_tokens))
+            made.append(_request(at, prompt, answer, answer_tokens))
+        return made
+
+    return make
+
+
+def herd(bursts: int, size: int, tokens: int = 8_000, pause_seconds: float = 15.0) -> Workload:
+    """Bursts of requests within a second, each behind a system prompt that nobody has seen."""
+
+    def make(rng: Random) -> list[Request]:
+        numbers = itertools.count()
+        made = []
+        for number in range(bursts):
+            prefix = _take(numbers, _blocks(tokens))
+            for _ in range(size):
+                at = number * pause_seconds + rng.random()
+                prompt = prefix + _take(numbers, _blocks(rng.uniform(200, 1_000)))
+                made.append(_request(at, prompt, _take(numbers, 2), 256))
+        return sorted(made, key=lambda one: one.at)
+
+    return make
+
+
+def mixed(*parts: Workload) -> Workload:
+    """Several workloads at once, which share nothing with each other."""
+
+    def make(rng: Random) -> list[Request]:
+        made = []
+        for number, part in enumerate(parts):
+            for one in part(rng):
+                one.blocks = [block * len(parts) + number for block in one.blocks]
+                one.answer_blocks = [block * len(parts) + number for block in one.answer_blocks]
+                made.append(one)
+        return sorted(made, key=lambda one: one.at)
+
+    return make
+
+
+def trace(path: Path, speedup: float = 1.0) -> Workload:
+    """A trace in Mooncake's format, one JSON object a line.
+
+    timestamp: milliseconds. input_length, output_length: tokens. hash_ids: of blocks of 512 tokens,
+    equal where the prefix is.
+    """
+    split = _TRACE_BLOCK_TOKENS // BLOCK_TOKENS
+
+    def make(_: Random) -> list[Request]:
+        made = []
+        answers = itertools.count(1 << 48)
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                one = json.loads(line)
+                prompt = [
+                    number * split + part for number in one["hash_ids"] for part in range(split)
+                ]
+                prompt = prompt[: _blocks(one["input_length"])]
+                length = max(1, int(one["output_length"]))
+                at = one["timestamp"] / 1000 / speedup
+                made.append(_request(at, prompt, _take(answers, _blocks(length)), length))
+        return sorted(made, key=lambda one: one.at)
+
+    return make

@@ -1,0 +1,189 @@
+"""Rows of the benchmark of tokens: text to ids, and body to pick."""
+
+import gc
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from cores import CORES, CompiledCore, PlainCore
+from measure import Cost, Figure, Goal, Made, Result, Round, Row, interleave, or_reason
+from peer_tokenizers import PEERS, Encode, ids_of
+from prose import KIB, Prose, body, rendered
+from workload import BLOCK_SIZE, Piece, message, stored
+
+from extproc.config import Model
+from extproc.requests.request import CHAT_PATH, Text, parse
+from extproc.tokenizing.tokens import Tokenizer
+
+MICROSECONDS = 1e6
+WORKERS = 8
+
+# Prompts of so many kilobytes, and how many of them make a round.
+SIZES = {2: 16, 32: 4, 128: 1}
+
+# A conversation of 32k tokens: this text has so many.
+LONG_CHAT = 128 * KIB
+
+FIRST_SIGHT_GOAL = Goal(1.5, "<= 1.5x")
+NEXT_TURN_GOAL = Goal(0.01, "<= 1 %")
+
+
+class Ours:
+    """Our path from a body to a pick. is_fast: with fastokens; otherwise on `tokenizers` alone."""
+
+    def __init__(self, directory: Path, *, is_fast: bool) -> None:
+        self.name = "ours" if is_fast else "ours on tokenizers"
+        hidden = {} if is_fast else {"fastokens": None}
+        with mock.patch.dict(sys.modules, hidden):
+            tokenizer = Tokenizer.load(Model("tekken", tokenizer=str(directory)))
+        assert tokenizer is not None
+        self._tokenizer = tokenizer
+        core = or_reason(partial(CompiledCore, WORKERS))
+        self._core = core if isinstance(core, PlainCore) else CORES[PlainCore.name](WORKERS)
+
+    def encode(self, text: str) -> "array[int]":
+        """Text to ids."""
+        return self._tokenizer.encode(Text(text, add_special_tokens=False))
+
+    def pick(self, request: bytes) -> int:
+        """Body to pick; the tokens of the prompt."""
+        (prompt,) = parse(CHAT_PATH, request).prompts
+        return self._core.pick(self._tokenizer.encode(prompt)).prompt_tokens
+
+    def store(self, text: str) -> None:
+        """A worker computes this prompt."""
+        ids = self.encode(text)
+        blocks = len(ids) // BLOCK_SIZE
+        piece = Piece([hash((text, number)) & (1 << 63) - 1 for number in range(blocks)], ids)
+        self._core.apply(1, message([stored(piece)]))
+
+
+def texts(directory: Path, rounds: int) -> list[Row]:
+    """Text to ids, a text that was never seen."""
+    prose, ours = Prose(1), _ours(directory)
+    peers = {name: or_reason(partial(make, directory)) for name, make in PEERS.items()}
+    _compare(ours, peers, prose)
+    rows = []
+    for kilobytes, count in SIZES.items():
+        batches = _batches(partial(prose.text, kilobytes * KIB), rounds, count)
+        calls: dict[str, Callable[[str], object]] = {one.name: one.encode for one in ours}
+        calls |= {name: peer for name, peer in peers.items() if not isinstance(peer, str)}
+        figures = _figures(
+            rounds, {name: _each(call, batches) for name, call in calls.items()}, count
+        )
+        figures |= {name: peer for name, peer in peers.items() if isinstance(peer, str)}
+        for one in ours:
+            rows += [
+                Row(
+                    f"text to ids, {kilobytes} KB, {one.name} / {name} (us)",
+                    figures[one.name],
+                    figures[name],
+                )
+                for name in PEERS
+            ]
+    return rows
+
+
+def first_sight(directory: Path, rounds: int) -> list[Row]:
+    """Body to pick, a conversation that was never seen; against fastokens on its prompt text."""
+    prose, ours = Prose(2), _ours(directory)
+    reference = or_reason(partial(PEERS["fastokens"], directory))
+    rows = []
+    for kilobytes, count in SIZES.items():
+        chats = _batches(partial(prose.turns, kilobytes * KIB), rounds, count)
+        bodies = [[body(chat) for chat in batch] for batch in chats]
+        contestants = {one.name: _each(one.pick, bodies) for one in ours}
+        if not isinstance(reference, str):
+            prompts = [[rendered(chat) for chat in batch] for batch in chats]
+            contestants["reference"] = _each(reference, prompts)
+        figures: dict[str, Result] = _figures(rounds, contestants, count)
+        for one in ours:
+            goal = FIRST_SIGHT_GOAL if kilobytes >= 32 and one.name == "ours" else None
+            what = f"first sight, body to pick, {kilobytes} KB, {one.name} / fastokens alone (us)"
+            base = figures.get("reference", str(reference))
+            rows.append(Row(what, figures[one.name], base, goal))
+    return rows
+
+
+def known(directory: Path, rounds: int) -> list[Row]:
+    """Body to pick, a conversation that goes on or is repeated; against `tokenizers` on its text.
+
+    What was a next turn is repeated afterwards.
+    """
+    prose, ours = Prose(3), _ours(directory)
+    engine = PEERS["tokenizers"](directory)
+    rows = []
+    for kilobytes, count in SIZES.items():
+        chats = _batches(partial(prose.turns, kilobytes * KIB), rounds, count)
+        longer = [[[*chat, prose.answer(), prose.question()] for chat in batch] for batch in chats]
+        for batch in chats:
+            for chat, one in ((chat, one) for chat in batch for one in ours):
+                one.pick(body(chat))
+                one.store(rendered(chat))
+        again = [[body(chat) for chat in batch] for batch in longer]
+        whole = [[rendered(chat) for chat in batch] for batch in longer]
+        for what in ("next turn", "repeated"):
+            contestants = {one.name: _each(one.pick, again) for one in ours}
+            contestants["reference"] = _each(engine, whole)
+            figures = _figures(rounds, contestants, count)
+            for one in ours:
+                is_goal = kilobytes * KIB == LONG_CHAT and what == "next turn"
+                goal = NEXT_TURN_GOAL if is_goal else None
+                name = f"{what}, body to pick, {kilobytes} KB, {one.name} / tokenizers (us)"
+                rows.append(Row(name, figures[one.name], figures["reference"], goal))
+    return rows
+
+
+def _ours(directory: Path) -> list[Ours]:
+    is_there = not isinstance(or_reason(partial(PEERS["fastokens"], directory)), str)
+    return [
+        Ours(directory, is_fast=is_fast) for is_fast in ((True, False) if is_there else (False,))
+    ]
+
+
+def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose) -> None:
+    """All give the same ids."""
+    engine = peers["tokenizers"]
+    assert not isinstance(engine, str)
+    for _ in range(20):
+        text = rendered(prose.turns(4 * KIB))
+        expected = ids_of(engine(text))
+        for one in ours:
+            assert one.encode(text).tolist() == expected, one.name
+        for name, peer in peers.items():
+            assert isinstance(peer, str) or ids_of(peer(text)) == expected, name
+
+
+def _batches(make: Callable[[], Made], rounds: int, count: int) -> list[list[Made]]:
+    """For every round so many, and one to warm up with."""
+    return [[make() for _ in range(count + 1)] for _ in range(rounds + 1)]
+
+
+def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]]) -> Round:
+    """A round over the next batch; its first one warms up what the contestant before left cold."""
+    coming = iter(batches)
+
+    def one_round() -> Cost:
+        first, *batch = next(coming)
+        gc.collect()
+        gc.disable()
+        call(first)
+        wall, cpu = time.perf_counter(), time.process_time()
+        for one in batch:
+            call(one)
+        cost = Cost(time.process_time() - cpu, time.perf_counter() - wall)
+        gc.enable()
+        return cost
+
+    return one_round
+
+
+def _figures(rounds: int, contestants: dict[str, Round], count: int) -> dict[str, Result]:
+    """Microseconds of one prompt."""
+    each = MICROSECONDS / count
+    costs = interleave(rounds, contestants)
+    return {name: Figure([cost.lesser * each for cost in costs[name]]) for name in costs}
