@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint types stubs-check stubs sanitize lock clean
+.PHONY: demo test slow explore lint types stubs-check stubs sanitize lock clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -14,6 +14,10 @@ test: $(READY)
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow or docker' $(ARGS)
+
+# The property tests with examples that no run before has had.
+explore: $(READY)
+	KVSTEER_EXAMPLES=explore $(BIN)/python -m pytest $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ def rows_of(kind: type, path: str) -> Iterator[str]:
     for item in fields(kind):
         key = f"{path}{item.name}"
         inner = section_in(hints[item.name])
-        if inner is None or str in typing.get_args(hints[item.name]):
+        if inner is None or has_scalar(hints[item.name]):
             default = "required" if item.default is MISSING else yaml_of(item.default)
             choices = " \\| ".join(item.metadata["choices"])
             doc = item.metadata["doc"] + (f" ({choices})" if choices else "")
@@ -34,9 +34,15 @@ def rows_of(kind: type, path: str) -> Iterator[str]:
             yield from rows_of(inner, f"{key}[]." if is_list else f"{key}.")
 
 
+def has_scalar(hint: object) -> bool:
+    """Whether a text or a word may stand in the place of a section."""
+    kinds = typing.get_args(hint)
+    return str in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds)
+
+
 def section_in(hint: object) -> type | None:
     """The dataclass that a hint holds, itself, in a list or optionally."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is tuple:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) in (tuple, typing.Union):
         return next((one for one in map(section_in, typing.get_args(hint)) if one), None)
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
 
@@ -55,7 +61,7 @@ def test_every_configuration_key_is_documented_as_the_code_has_it() -> None:
 def test_the_example_configuration_is_accepted() -> None:
     text = (DOCS / "configuration.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    assert len(parse(example, "docs/configuration.md").workers) == 3
+    assert len(parse(example, "docs/configuration.md").workers) == 5
 
 
 def test_every_metric_is_documented() -> None:
@@ -63,7 +69,9 @@ def test_every_metric_is_documented() -> None:
     metrics = Metrics()
     feed = {"rank": 0, "state": "live", "lag_seconds": 0, "orphans": 0, "gaps": 0}
     feed |= {"replays": 0, "restarts": 0, "counts": {"batches": 1}}
+    tokens = {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False}
     worker = {"name": "w", "in_flight": 0, "blocks_by_tier": {"device": 1}, "feeds": [feed]}
+    worker["tokens"] = tokens
     metrics.add_workers(lambda: [worker], lambda: 0)
     shown = set(
         re.findall(r"^# TYPE (\S+)", generate_latest(metrics.registry).decode(), re.MULTILINE)

@@ -23,10 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 )
 @pytest.mark.parametrize("module", PURE)
 def test_a_pure_module_is_covered_by_its_own_tests(module: str, tmp_path: Path) -> None:
-    package, name = module.split(".")
-    tests = ROOT / "tests" / package / f"test_{name}.py"
+    source = ROOT / module.replace(".", "/")
+    folder = source.relative_to(ROOT).parent
+    tests = ROOT / "tests" / folder / f"test_{source.name}.py"
     if not tests.exists():
-        code = re.findall(r"^( *)def ", (ROOT / package / f"{name}.py").read_text(), re.MULTILINE)
+        code = re.findall(r"^( *)def ", source.with_suffix(".py").read_text(), re.MULTILINE)
         assert module in INTERFACES or not code, f"{module} has code and no test file"
         return
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
