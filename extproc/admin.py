@@ -15,7 +15,7 @@ from extproc.errors import StartError
 from extproc.metrics import Metrics
 from extproc.requests.request import path_of
 from extproc.router import Router
-from extproc.stream import Head
+from extproc.serving.stream import Head
 from extproc.workers.workers import Workers
 from kvstate.core_choice import default_core_name
 

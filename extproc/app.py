@@ -15,12 +15,13 @@ from extproc import address, logs
 from extproc.admin import admin_application, listen, metrics_application
 from extproc.config import Config
 from extproc.config import RemoteTokenizer as RemoteTokenizerOptions
-from extproc.config_reader import load
+from extproc.config.reader import load
 from extproc.errors import ConfigError
-from extproc.grpc_server import GrpcServer
 from extproc.metrics import Metrics
 from extproc.picking.scrape import LoadReports
 from extproc.router import Router
+from extproc.serving.exchange import Service
+from extproc.serving.grpc_server import GrpcServer
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.tokens import Tokenizer
@@ -110,7 +111,7 @@ async def running(config: Config) -> AsyncIterator[Workers]:
         )
         stack.push_async_callback(reports.close)
         await reports.start()
-        server = GrpcServer(config, router, metrics, is_ready)
+        server = GrpcServer(Service(config, router, metrics), is_ready)
         await server.start()
         stack.push_async_callback(server.stop)
         yield workers

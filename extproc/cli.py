@@ -104,7 +104,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from extproc.config_reader import load  # noqa: PLC0415
+    from extproc.config.reader import load  # noqa: PLC0415
 
     load(arguments.config)
     print(f"{arguments.config}: ok")
@@ -112,7 +112,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _envoy(arguments: argparse.Namespace) -> int:
-    from extproc.config_reader import load  # noqa: PLC0415
+    from extproc.config.reader import load  # noqa: PLC0415
     from extproc.envoy_config import render  # noqa: PLC0415
 
     print(render(load(arguments.config)), end="")

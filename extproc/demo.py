@@ -18,7 +18,7 @@ import aiohttp
 import yaml
 
 from extproc.config import Config, Worker, WorkerEvents
-from extproc.config_reader import load
+from extproc.config.reader import load
 from extproc.demo_check import judge
 from extproc.envoy_config import render
 from extproc.errors import StartError

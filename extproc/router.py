@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
@@ -22,9 +22,10 @@ from extproc.picking.explain import explanation
 from extproc.picking.load import Booking
 from extproc.picking.placing import Placing
 from extproc.requests.request import InferenceRequest, is_inference, model_of, parse
-from extproc.stream import Ask, Head
+from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
+from kvstate.events import Tokens
 from kvstate.overlap import Prompt as Keyed
 
 log = logging.getLogger("kvsteer.decision")
@@ -38,6 +39,13 @@ class _Asked(NamedTuple):
 
     query: Query
     is_tokenized: bool = False
+
+
+class Routed(NamedTuple):
+    """Where a request goes; booking: if a worker was picked, to be released when it is over."""
+
+    decision: Decision
+    booking: Booking | None
 
 
 class Router:
@@ -67,15 +75,21 @@ class Router:
         self.placing = Placing(config, rng.getrandbits(64))
         self._watched: dict[Booking, Watched] = {}
 
-    async def route(self, ask: Ask) -> tuple[Decision, Booking | None]:
-        """Decides and books; never fails, whatever the request is.
-
-        The booking, if a worker was picked, is to be given to `release` when the request is over.
-        """
+    def route(self, ask: Ask) -> Routed | Awaitable[Routed]:
+        """Decides and books, at once where that is cheap; never fails, whatever the request is."""
         started = self._monotonic()
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        decision, asked = await self._decide(ask)
+        asked = self._asked(ask)
+        if isinstance(asked, _Asked):
+            return self._routed(ask, asked, started)
+        return self._route_later(ask, asked, started)
+
+    async def _route_later(self, ask: Ask, asked: Awaitable[_Asked], started: float) -> Routed:
+        return self._routed(ask, await asked, started)
+
+    def _routed(self, ask: Ask, asked: _Asked, started: float) -> Routed:
+        decision, asked = self._decide(ask, asked)
         self._metrics.observe_decision(decision, self._monotonic() - started)
         self._tell(decision)
         self._decisions.tell(decision)
@@ -83,14 +97,15 @@ class Router:
         booking = self.placing.book(decision, self._monotonic())
         if booking is not None and asked.is_tokenized:
             self._watch(decision, asked.query, booking)
-        return decision, booking
+        return Routed(decision, booking)
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
         """The answer of POST /explain: the decision for a request, without any effect."""
         ask = Ask(head, body)
         if not is_inference(head.method, head.path):
             ask = Ask(head, None, "not_inference")
-        decision, _ = await self._decide(ask)
+        asked = self._asked(ask)
+        decision, _ = self._decide(ask, asked if isinstance(asked, _Asked) else await asked)
         return explanation(decision, self._workers.state)
 
     def release(self, booking: Booking) -> None:
@@ -108,16 +123,18 @@ class Router:
         """Stops the tokenizer threads."""
         self._tokens.close()
 
-    async def _decide(self, ask: Ask) -> tuple[Decision, _Asked]:
+    def _decide(self, ask: Ask, asked: _Asked) -> tuple[Decision, _Asked]:
         try:
-            asked = await self._query(ask)
             return self._place(asked, ask.head), asked
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            _tell_fault("decision failed with %s; the request is routed by load", error)
-            asked = _Asked(Query(self._models.default, reason="internal_error"))
+            asked = self._broken(error)
             return self._place(asked, ask.head), asked
 
-    async def _query(self, ask: Ask) -> _Asked:
+    def _broken(self, error: Exception) -> _Asked:
+        _tell_fault("decision failed with %s; the request is routed by load", error)
+        return _Asked(Query(self._models.default, reason="internal_error"))
+
+    def _asked(self, ask: Ask) -> _Asked | Awaitable[_Asked]:
         if ask.body is None:
             return _Asked(Query(None, reason=ask.reason))
         try:
@@ -125,24 +142,45 @@ class Router:
         except RequestError as error:
             served = self._models.find(model_of(ask.body))
             return _Asked(Query(served.model if served else None, reason=error.reason))
+        except Exception as error:  # noqa: BLE001 - as in _decide
+            return self._broken(error)
         served = self._models.find(request.model)
         if served is None:
             return _Asked(Query(None, reason="unknown_model"))
-        return await self._tokenized(request, served, ask.body)
-
-    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> _Asked:
         if not request.reads_cache:
             return _Asked(Query(served.model, reason="reads_no_cache"))
+        return self._tokenized(request, served, ask.body)
+
+    def _tokenized(
+        self, request: InferenceRequest, served: Served, body: bytes
+    ) -> _Asked | Awaitable[_Asked]:
         try:
-            tokens = await self._tokens.of(request, served.model, len(body))
-        except RequestError as error:
+            tokens = self._tokens.of(request, served.model, len(body))
+        except Exception as error:  # noqa: BLE001 - as in _decide
+            return self._untokenized(served, body, error)
+        if isinstance(tokens, list):
+            return _keyed(request, served, tokens)
+        return self._tokenized_later(request, served, body, tokens)
+
+    async def _tokenized_later(
+        self,
+        request: InferenceRequest,
+        served: Served,
+        body: bytes,
+        tokens: Awaitable[list[Tokens]],
+    ) -> _Asked:
+        try:
+            return _keyed(request, served, await tokens)
+        except Exception as error:  # noqa: BLE001 - as in _decide
+            return self._untokenized(served, body, error)
+
+    def _untokenized(self, served: Served, body: bytes, error: Exception) -> _Asked:
+        """A prompt whose tokens are not certain, or not there in time, is known by its text."""
+        if isinstance(error, RequestError):
             return _Asked(Query(served.model, reason=error.reason, text=body))
-        except TimeoutError:
+        if isinstance(error, TimeoutError):
             return _Asked(Query(served.model, reason="deadline", text=body))
-        keyed = [Keyed(served.model, one, served.lora, request.cache_salt) for one in tokens]
-        is_tokenized = not all(isinstance(prompt, array) for prompt in request.prompts)
-        query = Query(served.model, keyed, demand=Demand(served.lora))
-        return _Asked(query, is_tokenized)
+        return self._broken(error)
 
     def _place(self, asked: _Asked, head: Head) -> Decision:
         workers = self._workers
@@ -185,6 +223,12 @@ class Router:
             decision.uncertain_tokens,
             decision.reason,
         )
+
+
+def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> _Asked:
+    prompts = [Keyed(served.model, one, served.lora, request.cache_salt) for one in tokens]
+    is_tokenized = not all(isinstance(prompt, array) for prompt in request.prompts)
+    return _Asked(Query(served.model, prompts, demand=Demand(served.lora)), is_tokenized)
 
 
 def _tell_fault(what: str, error: Exception) -> None:

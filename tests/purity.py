@@ -43,6 +43,13 @@ PURE = (
     "extproc.picking.claims",
     "extproc.requests.completion_request",
     "extproc.config",
+    "extproc.config.envoy",
+    "extproc.config.key",
+    "extproc.config.listeners",
+    "extproc.config.models",
+    "extproc.config.policy",
+    "extproc.config.whole",
+    "extproc.config.workers",
     "extproc.requests.continuation",
     "extproc.tokenizing.cuts",
     "extproc.picking.decision",
@@ -80,7 +87,7 @@ PURE = (
     "extproc.checking.chains",
     "extproc.checking.evidence",
     "extproc.picking.sent",
-    "extproc.stream",
+    "extproc.serving.stream",
     "extproc.tokenizing.tokenizer_layout",
 )
 

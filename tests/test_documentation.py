@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from extproc.config import Config
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -33,10 +33,14 @@ def imports_of(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the layers"
             module = node.module or ""
-            is_package = (ROOT / module.replace(".", "/")).is_dir() and module.partition(".")[
-                0
-            ] in PACKAGES
-            yield from (f"{module}.{alias.name}" if is_package else module for alias in node.names)
+            yield from (_imported(module, alias.name) for alias in node.names)
+
+
+def _imported(module: str, name: str) -> str:
+    """A module, or the one that a name is taken from."""
+    inside = ROOT / module.replace(".", "/") / name
+    is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
+    return f"{module}.{name}" if is_module else module
 
 
 IMPORTS = {name_of(path): set(imports_of(path)) for path in MODULES}
@@ -78,16 +82,17 @@ def test_pure_modules_import_only_what_is_pure(module: str) -> None:
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
     assert ours == {"kvstate.feeds.zmq_monitor", "kvstate.feeds.zmq_transport"}
-    served = {"extproc.grpc_server", "extproc.health", "kvstate.bridge.server"}
+    served = {"extproc.serving.grpc_server", "extproc.health", "kvstate.bridge.server"}
     assert importers_of("grpc") == {*served, "kvstate.feeds.grpc_transport"}
 
 
 def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
-    servers = {"extproc.grpc_server", "extproc.health"}
+    servers = {"extproc.serving.grpc_server", "extproc.health"}
     assert importers_of("extproc.pb") == {
         *servers,
         "extproc.requests.grpc_request",
-        "extproc.stream",
+            "extproc.serving.exchange",
+        "extproc.serving.stream",
     }
     assert importers_of("envoy_data_plane") == {"extproc.envoy_clusters", "extproc.envoy_config"}
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from extproc.errors import RequestError
@@ -37,19 +37,24 @@ class PromptTokens:
         """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def of(self, request: InferenceRequest, model: str, body_bytes: int) -> list[Tokens]:
-        """What the engine computes of each prompt.
+    def of(
+        self, request: InferenceRequest, model: str, body_bytes: int
+    ) -> list[Tokens] | Awaitable[list[Tokens]]:
+        """What the engine computes of each prompt: at once where that is cheap, else to be awaited.
 
         model: the configured one.
 
         Raises:
             RequestError: they are not certain. TimeoutError: not within the deadline.
         """
-        return [request.kept(tokens) for tokens in await self._whole(request, model, body_bytes)]
+        whole = self._whole(request, model, body_bytes)
+        if isinstance(whole, list):
+            return [request.kept(tokens) for tokens in whole]
+        return _kept(request, whole)
 
-    async def _whole(
+    def _whole(
         self, request: InferenceRequest, model: str, body_bytes: int
-    ) -> Sequence[Tokens]:
+    ) -> list[Tokens] | Awaitable[list[Tokens]]:
         prompts = request.prompts
         ids = [prompt for prompt in prompts if isinstance(prompt, array)]
         if len(ids) == len(prompts):
@@ -58,22 +63,29 @@ class PromptTokens:
         if tokenizer is None:
             raise RequestError("no_tokenizer")
         if isinstance(tokenizer, RemoteTokenizer):
-            asked = (tokenizer.encode(prompt, request.model) for prompt in prompts)
-            async with asyncio.timeout(self._deadline_seconds):
-                return await asyncio.gather(*asked)
-        return await self._local(tokenizer, prompts, body_bytes)
+            return self._asked(tokenizer, request)
+        return self._local(tokenizer, prompts, body_bytes)
 
-    async def _local(
+    async def _asked(self, tokenizer: RemoteTokenizer, request: InferenceRequest) -> list[Tokens]:
+        asked = (tokenizer.encode(prompt, request.model) for prompt in request.prompts)
+        async with asyncio.timeout(self._deadline_seconds):
+            return await asyncio.gather(*asked)
+
+    def _local(
         self, tokenizer: Tokenizer, prompts: Sequence[Prompt], body_bytes: int
-    ) -> list[Tokens]:
+    ) -> list[Tokens] | Awaitable[list[Tokens]]:
         """What takes a millisecond is done in a thread, the rest at once."""
         if body_bytes > INLINE_BYTES:
-            return await self._apart(lambda: [tokenizer.encode(prompt) for prompt in prompts])
+            return self._apart(lambda: [tokenizer.encode(prompt) for prompt in prompts])
         started = [tokenizer.start(prompt) for prompt in prompts]
         if len(started) == 1 and started[0].is_cheap:
             return [started[0].finish()]
-        return await self._apart(lambda: [one.finish() for one in started])
+        return self._apart(lambda: [one.finish() for one in started])
 
     async def _apart(self, encode: Callable[[], list[Tokens]]) -> list[Tokens]:
         async with asyncio.timeout(self._deadline_seconds):
             return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+
+
+async def _kept(request: InferenceRequest, whole: Awaitable[list[Tokens]]) -> list[Tokens]:
+    return [request.kept(tokens) for tokens in await whole]

@@ -24,7 +24,7 @@ PATHS = (_VLLM, _SGLANG, "/get_server_info")
 
 
 def configured(events: WorkerEvents) -> FeedSource:
-    """The source that the configuration names; `extproc.config_rules` has checked it."""
+    """The source that the configuration names; `extproc.config.rules` has checked it."""
     if events.grpc is not None:
         return GrpcSource(events.grpc, events.service, events.ranks)
     if events.drain is not None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.config_reader import load
+from extproc.config.reader import load
 from extproc.envoy_config import render
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.config_reader import load
+from extproc.config.reader import load
 from extproc.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.address import Address
 from extproc.admin import admin_application, listen, metrics_application
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.errors import StartError
 from extproc.metrics import Metrics
 from extproc.router import Router

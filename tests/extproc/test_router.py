@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.metrics import Metrics
 from extproc.router import Router
-from extproc.stream import Ask, Head
+from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.prompt_tokens import INLINE_BYTES
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from simulator.settings import TINY_MODEL
+from tests.extproc.settled import settled
 
 CHAT = Head("POST", "/v1/chat/completions", None)
 CONFIG = f"""
@@ -42,7 +43,7 @@ def chat(text: str = "hello", **fields: Any) -> Ask:
 
 
 async def test_a_request_is_placed_and_booked_until_it_is_released(router: Router) -> None:
-    decision, booking = await router.route(chat())
+    decision, booking = await settled(router.route(chat()))
     assert (decision.model, decision.pick, decision.reason) == (
         "tiny",
         ("127.0.0.1:1",),
@@ -56,12 +57,12 @@ async def test_a_request_is_placed_and_booked_until_it_is_released(router: Route
 
 
 async def test_an_adapter_is_served_by_its_models_workers(router: Router) -> None:
-    decision, _ = await router.route(chat(model="adapter"))
+    decision, _ = await settled(router.route(chat(model="adapter")))
     assert (decision.model, decision.pick) == ("tiny", ("127.0.0.1:1",))
 
 
 async def test_a_long_prompt_is_tokenized_beside_the_loop(router: Router) -> None:
-    decision, _ = await router.route(chat("word " * INLINE_BYTES))
+    decision, _ = await settled(router.route(chat("word " * INLINE_BYTES)))
     assert decision.prompt_tokens > INLINE_BYTES
 
 
@@ -72,7 +73,7 @@ async def test_a_prompt_that_takes_too_long_is_placed_by_load(
         raise TimeoutError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
-    decision, _ = await router.route(chat("word " * INLINE_BYTES))
+    decision, _ = await settled(router.route(chat("word " * INLINE_BYTES)))
     assert (decision.reason, decision.pick) == ("deadline", ("127.0.0.1:1",))
 
 
@@ -90,7 +91,7 @@ async def test_a_prompt_that_takes_too_long_is_placed_by_load(
 async def test_what_cannot_be_keyed_is_placed_by_load(
     router: Router, ask: Ask, model: str | None, reason: str
 ) -> None:
-    decision, booking = await router.route(ask)
+    decision, booking = await settled(router.route(ask))
     assert (decision.model, decision.reason) == (model, reason)
     assert decision.pick
     assert booking is not None
@@ -98,7 +99,7 @@ async def test_what_cannot_be_keyed_is_placed_by_load(
 
 async def test_token_ids_need_no_tokenizer(router: Router) -> None:
     body = json.dumps({"model": "bare", "prompt": [1, 2, 3]}).encode()
-    decision, _ = await router.route(Ask(Head("POST", "/v1/completions", None), body))
+    decision, _ = await settled(router.route(Ask(Head("POST", "/v1/completions", None), body)))
     assert (decision.reason, decision.prompt_tokens) == ("nothing_cached", 3)
 
 
@@ -109,7 +110,7 @@ async def test_a_fault_of_ours_is_no_fault_of_the_request(
         raise RuntimeError
 
     monkeypatch.setattr("extproc.router.parse", broken)
-    decision, _ = await router.route(chat())
+    decision, _ = await settled(router.route(chat()))
     assert (decision.reason, decision.pick) == ("internal_error", ("127.0.0.1:1",))
     assert (await router.explain(CHAT, b"{}"))["reason"] == "internal_error"
 
@@ -121,7 +122,7 @@ async def test_what_an_exception_quotes_is_not_logged(
         raise KeyError(content)
 
     monkeypatch.setattr("extproc.router.parse", quoting)
-    await router.route(chat("a secret"))
+    await settled(router.route(chat("a secret")))
     assert "decision failed with KeyError" in caplog.text
     assert "in quoting" in caplog.text
     assert "secret" not in caplog.text
@@ -135,7 +136,7 @@ async def test_a_decision_that_cannot_be_counted_leaves_no_load(
 
     monkeypatch.setattr(Metrics, "observe_decision", broken)
     with pytest.raises(RuntimeError):
-        await router.route(chat())
+        await settled(router.route(chat()))
     assert router.in_flight("127.0.0.1:1") == 0
 
 
@@ -147,7 +148,9 @@ async def test_long_tools_are_tokenized_beside_the_loop_as_well(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
     function = {"name": "f", "description": "d" * INLINE_BYTES, "parameters": {}}
-    decision, _ = await router.route(chat(tools=[{"type": "function", "function": function}]))
+    decision, _ = await settled(
+        router.route(chat(tools=[{"type": "function", "function": function}]))
+    )
     assert decision.reason == "deadline"
 
 
@@ -159,7 +162,7 @@ async def test_each_model_has_its_own_turns() -> None:
     config = parse(f"{models}workers:\n{workers}", "c")
     fleet = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     router = Router(config, fleet, {}, Metrics(), Random(0))
-    picked = [(await router.route(chat(model=model)))[0].pick[0][-1] for model in "abab"]
+    picked = [(await settled(router.route(chat(model=model))))[0].pick[0][-1] for model in "abab"]
     router.close()
     assert picked == ["0", "2", "1", "3"]
 

@@ -6,15 +6,16 @@ from random import Random
 
 import pytest
 
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.router import Router
-from extproc.stream import Ask, Head
+from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from simulator.settings import TINY_MODEL
+from tests.extproc.settled import settled
 
 CHAT = Head("POST", "/v1/chat/completions", None)
 WORKERS = ", ".join(
@@ -46,7 +47,7 @@ async def turn(router: Router, model: str, *texts: str) -> Decision:
     roles = ("user", "assistant")
     messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
     body = json.dumps({"model": model, "messages": messages}).encode()
-    decision, booking = await router.route(Ask(CHAT, body))
+    decision, booking = await settled(router.route(Ask(CHAT, body)))
     assert booking is not None
     router.release(booking)
     return decision

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
-from extproc.stream import Placement, Stream
+from extproc.serving.stream import Placement, Stream
 from tests.extproc.messages import body, head
 
 

@@ -221,7 +221,7 @@ class IndexMachine(RuleBasedStateMachine):
             self.ranks[rank].remove(place, block)
 
     def _has_two_meanings(self, rank: int, block: Block) -> bool:
-        """Whether one hash stands for two contents here: what a copy by hash is of, none can say."""
+        """Whether one hash stands for two contents here: none can say what a copy of it holds."""
         paths = {copy.held.path for copy in self.ranks[rank].copies if copy.held[0] == block[0]}
         return len(paths) > 1
 

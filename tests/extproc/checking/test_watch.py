@@ -16,12 +16,12 @@ from extproc.checking import watch as self_check_watch
 from extproc.checking.self_check import GRACE_SECONDS, MAX_WATCH_SECONDS
 from extproc.checking.watch import SelfCheck
 from extproc.config import Model
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.metrics import Metrics
 from extproc.picking.load import Booking
 from extproc.requests import request
 from extproc.router import Router
-from extproc.stream import Ask, Head
+from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.events import Tokens
@@ -34,6 +34,7 @@ from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 from simulator.server import Worker, running
 from simulator.settings import TINY_MODEL, Settings
+from tests.extproc.settled import settled
 from tests.kvstate.publishing import until
 
 PATH = "/v1/chat/completions"
@@ -77,8 +78,8 @@ class Checked:
             {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
         ]
         body = {"model": "tiny", "messages": messages, "max_tokens": 2, **fields}
-        decision, booking = await self.router.route(
-            Ask(Head("POST", PATH, None), json.dumps(body).encode())
+        decision, booking = await settled(
+            self.router.route(Ask(Head("POST", PATH, None), json.dumps(body).encode()))
         )
         assert decision.pick == (self.worker.endpoint,)
         assert booking is not None
@@ -370,7 +371,7 @@ async def test_a_worker_without_prefix_caching_is_no_evidence(run: Run) -> None:
 async def test_token_ids_of_the_client_tell_nothing(run: Run) -> None:
     async with run() as one:
         body = {"model": "tiny", "prompt": tokens_of(chat(text(1)))}
-        _, booking = await one.router.route(Ask(COMPLETION, json.dumps(body).encode()))
+        _, booking = await settled(one.router.route(Ask(COMPLETION, json.dumps(body).encode())))
         assert booking is not None
         status = await one.settle(booking)
         assert (status["checked"], status["without_evidence"]) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.workers import feed_discovery
 from extproc.workers.feed_discovery import Discovery
 from extproc.workers.feeds import Feeds

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected, MemoryTransport

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from extproc.config import Config, Model, RemoteTokenizer, Worker, WorkerEvents
-from extproc.config_reader import MAX_FILE_BYTES, load, parse
+from extproc.config.reader import MAX_FILE_BYTES, load, parse
 from extproc.errors import ConfigError
 from simulator.settings import TINY_MODEL
 

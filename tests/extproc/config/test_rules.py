@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.errors import ConfigError
 
 TWO_MODELS = "models: [{name: m}, {name: n}]"

@@ -6,13 +6,14 @@ from random import Random
 import grpc
 import pytest
 
-from extproc.config_reader import parse
+from extproc.config.reader import parse
 from extproc.errors import StartError
-from extproc.grpc_server import GrpcServer
 from extproc.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.router import Router
+from extproc.serving.exchange import Service
+from extproc.serving.grpc_server import GrpcServer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from tests.e2e.envoy_process import free_port
@@ -33,7 +34,7 @@ class Running:
         self.ready = True
         self.metrics = Metrics()
         self.router = Router(config, workers, {}, self.metrics, Random(0))
-        self.server = GrpcServer(config, self.router, self.metrics, lambda: self.ready)
+        self.server = GrpcServer(Service(config, self.router, self.metrics), lambda: self.ready)
         self.channel = grpc.aio.insecure_channel(listen)
 
     def process(self) -> grpc.aio.StreamStreamCall:

@@ -11,7 +11,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.picking.refusal import Refusal
-from extproc.stream import Ask, Head, Placement, State, Stream
+from extproc.serving.stream import Ask, Head, Placement, State, Stream
 from tests.extproc.messages import body, head
 
 DESTINATION = "x-gateway-destination-endpoint"

@@ -1,7 +1,7 @@
 """From YAML text to one checked `Config`; every fault is found in one run.
 
 Here is what a key can break alone: its name, type, range. Rules between keys are in
-`extproc.config_rules`.
+`extproc.config.rules`.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from extproc.config import Config
-from extproc.config_rules import broken_rules
+from extproc.config.rules import broken_rules
 from extproc.errors import ConfigError
 
 # A configuration names a few thousand workers at most; a larger file is a mistake.

@@ -1,4 +1,4 @@
-"""The gRPC server on grpc.aio: carries messages between Envoy and `extproc.stream`."""
+"""The gRPC server on grpc.aio: carries messages between Envoy and `extproc.serving.stream`."""
 
 import asyncio
 import logging
@@ -12,14 +12,9 @@ import grpc
 from extproc import address
 from extproc.config import Config
 from extproc.errors import ProtocolError, StartError
-from extproc.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
-from extproc.picking.decision import Decision
-from extproc.picking.load import Booking
-from extproc.picking.refusal import refusal_of
-from extproc.router import Router
-from extproc.stream import Ask, Placement, Stream
+from extproc.serving.exchange import Service
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -41,16 +36,13 @@ DRAIN_SECONDS = 5.0
 class GrpcServer:
     """Serves ext_proc and gRPC health."""
 
-    def __init__(
-        self, config: Config, router: Router, metrics: Metrics, is_ready: Callable[[], bool]
-    ) -> None:
-        self._config = config
-        self._router = router
-        self._metrics = metrics
+    def __init__(self, service: Service, is_ready: Callable[[], bool]) -> None:
+        self._service = service
+        self._config = service.config
         self._is_ready = is_ready
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", _max_message_bytes(config)),
+                ("grpc.max_receive_message_length", _max_message_bytes(service.config)),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -58,12 +50,6 @@ class GrpcServer:
             ]
         )
         self._server.add_generic_rpc_handlers((self._ext_proc_handler(), self._health_handler()))
-
-    @property
-    def _policy_header(self) -> str | None:
-        """As Envoy writes names of headers."""
-        name = self._config.policy.header
-        return None if name is None else name.lower()
 
     async def start(self) -> None:
         """Listens.
@@ -88,34 +74,18 @@ class GrpcServer:
         self, requests: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
         """One ext_proc stream: as long as the HTTP request and its response."""
-        stream = Stream(
-            max_body_bytes=self._config.extproc.max_body_bytes,
-            names_model=len(self._config.models) > 1,
-            policy_header=self._policy_header,
-        )
-        booking: Booking | None = None
-        with self._metrics.open_streams.track_inprogress():
-            try:
-                async for message in requests:
-                    step = stream.receive(message)
-                    if isinstance(step, Ask):
-                        decision, booking = await self._router.route(step)
-                        refusal = refusal_of(decision.verdict)
-                        if refusal is None:
-                            step = stream.place(self._placement(decision))
-                        else:
-                            step = stream.refuse(refusal)
-                    yield step
-            except ProtocolError as error:
-                self._metrics.protocol_errors.inc()
-                log.warning("stream ended: %s", error)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            finally:
-                if booking is not None:
-                    self._router.release(booking)
-
-    def _placement(self, decision: Decision) -> Placement:
-        return Placement(",".join(decision.pick), decision.model or "")
+        exchange = self._service.open()
+        try:
+            async for message in requests:
+                answers = exchange.receive(message)
+                for answer in answers if isinstance(answers, list) else await answers:
+                    yield answer
+        except ProtocolError as error:
+            self._service.metrics.protocol_errors.inc()
+            log.warning("stream ended: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            exchange.close()
 
     def _ext_proc_handler(self) -> grpc.GenericRpcHandler:
         process = grpc.stream_stream_rpc_method_handler(

@@ -1,0 +1,17 @@
+from dataclasses import dataclass, fields
+
+from extproc.config.key import key
+
+
+@dataclass(frozen=True)
+class Section:
+    needed: str = key("must be given")
+    size_bytes: int = key("a number", 3, minimum=1)
+    parts: list[int] = key("made anew", list)
+
+
+def test_a_key_has_its_default_and_what_is_allowed() -> None:
+    section = Section("x")
+    assert (section.size_bytes, section.parts) == (3, [])
+    assert [item.metadata["minimum"] for item in fields(Section)] == [0, 1, 0]
+    assert fields(Section)[0].metadata["doc"] == "must be given"
