@@ -32,9 +32,9 @@ stubs: $(READY)
 stubs-check: $(READY)
 	$(BIN)/python proto/generate.py --check
 
-# Pins the versions and hashes of everything installed, without download addresses; needs uv.
+# Pins the versions and hashes of everything installed (requirements.lock: in the image), without download addresses; needs uv.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra fast --extra kubernetes --extra otel pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
 
 $(READY): requirements-dev.lock pyproject.toml

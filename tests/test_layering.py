@@ -91,7 +91,7 @@ def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
     assert importers_of("extproc.pb") == {
         *servers,
         "extproc.requests.grpc_request",
-            "extproc.serving.exchange",
+        "extproc.serving.exchange",
         "extproc.serving.stream",
     }
     assert importers_of("envoy_data_plane") == {"extproc.envoy_clusters", "extproc.envoy_config"}
