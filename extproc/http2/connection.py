@@ -1,0 +1,219 @@
+"""The server's side of one HTTP/2 connection (RFC 9113): bytes in, events and bytes out.
+
+The frames go to `streams`, `control` and `head_joiner`, what is sent through `outbox`. A connection
+error is answered by GOAWAY; `fault` then says what it was, and nothing is read any more.
+"""
+
+from extproc.errors import Http2Error
+from extproc.http2.control import Control
+from extproc.http2.events import Aborted, Event
+from extproc.http2.floods import Floods
+from extproc.http2.frame_reader import FrameReader
+from extproc.http2.frames import (
+    DEFAULT_WINDOW,
+    ErrorCode,
+    Flag,
+    FrameType,
+    Setting,
+    frame,
+    goaway,
+    settings,
+    window_update,
+)
+from extproc.http2.head_joiner import HeadJoiner
+from extproc.http2.header_blocks import BlockCache, HeaderBlocks
+from extproc.http2.limits import Budget, Limits
+from extproc.http2.outbox import Outbox
+from extproc.http2.streams import Streams
+
+_DATA = int(FrameType.DATA)
+_HEADERS = int(FrameType.HEADERS)
+_END_HEADERS = int(Flag.END_HEADERS)
+_END_STREAM = int(Flag.END_STREAM)
+_WHOLE_HEADS = (_END_HEADERS, _END_HEADERS | _END_STREAM)
+
+
+class Connection:
+    """One peer.
+
+    After `receive`, and after anything was sent, `data_to_send` is to be written until it is empty.
+    """
+
+    def __init__(self, limits: Limits, cache: BlockCache, budget: Budget) -> None:
+        self.fault: Http2Error | None = None
+        self._limits = limits
+        self._reader = FrameReader()
+        self._joiner = HeadJoiner(limits)
+        self._floods = Floods(limits)
+        self._outbox = Outbox(budget)
+        self._blocks = HeaderBlocks(cache, limits.max_header_list_bytes)
+        self._streams = Streams(limits, self._outbox, self._floods)
+        self._control = Control(
+            self._outbox, self._floods, self._blocks, self._streams.set_initial_window
+        )
+        self._ticks = 0
+        # what GOAWAY told may not grow (RFC 9113, section 6.8)
+        self._last_taken: int | None = None
+        self._greet()
+
+    def __repr__(self) -> str:
+        state = "failed" if self.fault else "draining" if self._streams.is_draining else "open"
+        return f"<Connection {state}, {len(self._streams.open)} streams>"
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that are not closed."""
+        return len(self._streams.open)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no stream is left, and none will come."""
+        return not self._streams.open and (self._streams.is_draining or self._control.has_left)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What came means this; sets `fault` where the connection is to end."""
+        if self.fault is not None:
+            return []
+        frames, fault = self._reader.read(data)
+        streams, joiner, control = self._streams, self._joiner, self._control
+        longest = self._limits.max_header_block_bytes
+        try:
+            for kind, flags, stream_id, payload in frames:
+                if joiner.is_open or not control.is_greeted:
+                    self._receive_other(kind, flags, stream_id, bytes(payload))
+                elif kind == _DATA:
+                    streams.receive_data(flags, stream_id, payload)
+                elif kind == _HEADERS and flags in _WHOLE_HEADS and len(payload) <= longest:
+                    head = self._blocks.decode(bytes(payload))
+                    streams.receive_head(stream_id, head, is_last=flags != _END_HEADERS)
+                else:
+                    self._receive_other(kind, flags, stream_id, bytes(payload))
+        except Http2Error as error:
+            fault = error
+        if fault is not None:
+            self._fail(fault)
+        events, streams.events = streams.events, []
+        return events
+
+    def data_to_send(self) -> bytes:
+        """What is to be written now; more may follow until it is empty."""
+        data = self._outbox.take()
+        for stream in self._outbox.finished():
+            self._streams.finish(stream)
+        return data
+
+    def pause_sending(self) -> None:
+        """The transport is full: DATA waits here."""
+        self._outbox.pause()
+
+    def resume_sending(self) -> None:
+        """The transport takes more."""
+        self._outbox.resume()
+
+    def send_head(self, stream_id: int, block: bytes) -> None:
+        """The head of an answer; nothing if the stream is gone."""
+        if stream_id in self._streams.open:
+            self._outbox.write(frame(_HEADERS, _END_HEADERS, stream_id, block))
+
+    def send_data(self, stream_id: int, data: bytes) -> int | None:
+        """More of an answer; how many bytes of it wait for the peer now.
+
+        None if the stream is gone, or is from now on, as there is no room for so much.
+        """
+        stream = self._streams.open.get(stream_id)
+        if stream is None:
+            return None
+        if self._outbox.send(stream, data):
+            return stream.queued
+        self._streams.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
+        return None
+
+    def end(self, stream_id: int, block: bytes) -> None:
+        """The last headers of an answer, after what was sent; nothing if the stream is gone."""
+        stream = self._streams.open.get(stream_id)
+        if stream is not None and self._outbox.end(stream, block):
+            self._streams.finish(stream)
+
+    def reset(self, stream_id: int, code: int) -> None:
+        """Ends a stream at once; nothing if it is gone."""
+        stream = self._streams.open.get(stream_id)
+        if stream is not None:
+            self._streams.reset(stream, code)
+
+    def queued(self, stream_id: int) -> int:
+        """Bytes of an answer that wait for the peer."""
+        stream = self._streams.open.get(stream_id)
+        return 0 if stream is None else stream.queued
+
+    def consume(self, stream_id: int, size: int) -> None:
+        """So many bytes of a request were used: its peer may send as many more."""
+        stream = self._streams.open.get(stream_id)
+        if stream is not None:
+            self._streams.consume(stream, size)
+
+    def drain(self) -> None:
+        """Takes no new streams, and says so; those under way go on."""
+        if not self._streams.is_draining and self.fault is None:
+            self._streams.is_draining = True
+            self._say_goodbye(ErrorCode.NO_ERROR, "")
+
+    def tick(self) -> list[Event]:
+        """Time passes: counts start anew, and who kept us waiting too long is let go."""
+        self._floods.tick()
+        self._ticks += 1
+        if not self._control.is_greeted and self._ticks > self._limits.preface_ticks:
+            if self.fault is None:
+                self._fail(Http2Error(ErrorCode.SETTINGS_TIMEOUT, "no preface in time"))
+            return []
+        stalled = self._outbox.stalled(self._limits.stall_ticks)
+        for stream in stalled:
+            self._streams.reset(stream, ErrorCode.CANCEL)
+        return [Aborted(stream.id) for stream in stalled]
+
+    def close(self) -> None:
+        """The connection is gone: what it kept is given back."""
+        for stream in self._streams.open.values():
+            self._outbox.forget(stream)
+        self._streams.open.clear()
+
+    def _greet(self) -> None:
+        limits = self._limits
+        ours: dict[int, int] = {
+            Setting.HEADER_TABLE_SIZE: 0,
+            Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
+            Setting.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+            Setting.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+        }
+        more = limits.connection_window_bytes - DEFAULT_WINDOW
+        self._outbox.write(settings(ours) + window_update(0, more))
+
+    def _fail(self, fault: Http2Error) -> None:
+        self.fault = fault
+        self._say_goodbye(fault.code, str(fault))
+
+    def _say_goodbye(self, code: int, text: str) -> None:
+        if self._last_taken is None:
+            self._last_taken = self._streams.last_id
+        self._outbox.write(goaway(self._last_taken, code, text))
+
+    def _receive_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Any frame but DATA where it is expected."""
+        block = None
+        if self._joiner.is_open or kind == FrameType.CONTINUATION:
+            block = self._joiner.go_on(kind, flags, stream_id, payload)
+        elif not self._control.is_greeted and (kind != FrameType.SETTINGS or flags & Flag.ACK):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        elif kind == _HEADERS:
+            block = self._joiner.begin(flags, stream_id, payload)
+        elif kind == FrameType.RST_STREAM:
+            self._streams.receive_reset(stream_id, payload)
+        elif kind == FrameType.WINDOW_UPDATE:
+            self._streams.receive_window_update(stream_id, payload)
+        elif kind == FrameType.PRIORITY:
+            self._streams.receive_priority(stream_id, payload)
+        else:
+            self._control.receive(kind, flags, stream_id, payload)
+        if block is not None:
+            number, encoded, is_last = block
+            head = self._blocks.decode(encoded)
+            self._streams.receive_head(number, head, is_last=is_last)

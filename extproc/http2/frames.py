@@ -1,0 +1,128 @@
+"""Frames on the wire (RFC 9113, sections 4 and 6): constants, and what we write."""
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+# Length and type share four bytes: length << 8 | type. Then flags, then the stream.
+HEADER: Final = Struct(">IBI")
+HEADER_BYTES: Final = 9
+
+# The smallest that SETTINGS_MAX_FRAME_SIZE may be, and what we accept: we never raise it.
+MAX_FRAME_BYTES: Final = 16_384
+LARGEST_MAX_FRAME_BYTES: Final = 2**24 - 1
+
+DEFAULT_WINDOW: Final = 65_535
+MAX_WINDOW: Final = 2**31 - 1
+STREAM_MASK: Final = 2**31 - 1
+
+_UINT32: Final = Struct(">I")
+_SETTING: Final = Struct(">HI")
+SETTING_BYTES: Final = 6
+
+
+class FrameType(IntEnum):
+    """RFC 9113, section 6; other types are ignored (4.1)."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class Flag(IntEnum):
+    """ACK and END_STREAM are the same bit, of different frames."""
+
+    ACK = 0x1
+    END_STREAM = 0x1
+    END_HEADERS = 0x4
+    PADDED = 0x8
+    PRIORITY = 0x20
+
+
+class ErrorCode(IntEnum):
+    """RFC 9113, section 7."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class Setting(IntEnum):
+    """RFC 9113, section 6.5.2; others are ignored."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """One whole frame."""
+    return HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def settings(values: Mapping[int, int]) -> bytes:
+    """SETTINGS with these values."""
+    return frame(
+        FrameType.SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items())
+    )
+
+
+def settings_of(payload: bytes) -> Iterable[tuple[int, int]]:
+    """The values of a SETTINGS payload, whose length is a multiple of `SETTING_BYTES`, in order."""
+    return _SETTING.iter_unpack(payload)
+
+
+def settings_ack() -> bytes:
+    """SETTINGS that acknowledges the peer's."""
+    return frame(FrameType.SETTINGS, Flag.ACK, 0)
+
+
+def ping(opaque: bytes, *, ack: bool = False) -> bytes:
+    """PING; opaque: 8 bytes."""
+    return frame(FrameType.PING, Flag.ACK if ack else 0, 0, opaque)
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """WINDOW_UPDATE of a stream, or of the connection (stream 0)."""
+    return frame(FrameType.WINDOW_UPDATE, 0, stream_id, _UINT32.pack(increment))
+
+
+def rst_stream(stream_id: int, code: int) -> bytes:
+    """RST_STREAM."""
+    return frame(FrameType.RST_STREAM, 0, stream_id, _UINT32.pack(code))
+
+
+def goaway(last_stream_id: int, code: int, text: str = "") -> bytes:
+    """GOAWAY; text: for the peer's log."""
+    head = _UINT32.pack(last_stream_id) + _UINT32.pack(code)
+    return frame(FrameType.GOAWAY, 0, 0, head + text.encode())
+
+
+def uint32(payload: bytes, offset: int = 0) -> int:
+    """Four bytes of a payload that is long enough."""
+    number: int = _UINT32.unpack_from(payload, offset)[0]
+    return number

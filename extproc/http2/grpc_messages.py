@@ -1,0 +1,141 @@
+"""gRPC over HTTP/2: messages in DATA, and the status in trailers.
+
+Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
+"""
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from extproc.errors import CallError
+from extproc.http2.header_blocks import encode
+from extproc.http2.request_head import RequestHead
+
+_PREFIX: Final = Struct(">BI")
+PREFIX_BYTES: Final = 5
+
+Piece = bytes | memoryview
+
+_CONTENT_TYPES = (b"application/grpc", b"application/grpc+proto")
+_PARAMETERS = (b"application/grpc;", b"application/grpc+proto;")
+
+ANSWER_HEAD: Final = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
+OK_TRAILERS: Final = encode([(b"grpc-status", b"0")])
+
+
+class Status(IntEnum):
+    """Of grpc/grpc, doc/statuscodes.md, those that are used here."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class MessageReader:
+    """Pieces of DATA -> messages.
+
+    max_message_bytes: a longer one is refused when its prefix is read, before it is kept.
+    """
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._kept = bytearray()
+        self._missing = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of the message that is not whole yet."""
+        return len(self._kept)
+
+    def read(self, data: Piece) -> list[Piece]:
+        """The messages that this piece makes whole; the rest is kept.
+
+        A message in one piece is not copied, one in many is copied once.
+
+        Raises:
+            CallError: too long, or compressed; the reader is not to be used again.
+        """
+        if not self._kept and len(data) >= PREFIX_BYTES:
+            length = self._length(data)
+            if length == len(data) - PREFIX_BYTES:
+                return [data[PREFIX_BYTES:]]
+        return self._read_parts(memoryview(data))
+
+    def _read_parts(self, view: memoryview) -> list[Piece]:
+        messages: list[Piece] = []
+        while view:
+            if len(self._kept) < PREFIX_BYTES:
+                view = self._keep(view, PREFIX_BYTES - len(self._kept))
+                if len(self._kept) < PREFIX_BYTES:
+                    break
+                self._missing = self._length(self._kept)
+            size = len(view)
+            view = self._keep(view, self._missing)
+            self._missing -= size - len(view)
+            if not self._missing:
+                messages.append(memoryview(self._kept)[PREFIX_BYTES:])
+                self._kept = bytearray()
+        return messages
+
+    def _keep(self, view: memoryview, size: int) -> memoryview:
+        """Keeps so many bytes, or what there is; the rest."""
+        self._kept += view[:size]
+        return view[size:]
+
+    def _length(self, data: Piece | bytearray) -> int:
+        """Of the message that begins here."""
+        compressed, length = _PREFIX.unpack_from(data)
+        if compressed:
+            raise CallError(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        if length > self._max_message_bytes:
+            raise CallError(Status.RESOURCE_EXHAUSTED, f"message of {length} bytes is too long")
+        return int(length)
+
+
+def refusal_of(head: RequestHead) -> bytes | None:
+    """The block that answers what is no gRPC request that we understand, None if it is one."""
+    if head.method != b"POST":
+        return encode([(b":status", b"405"), (b"allow", b"POST")])
+    content_type = head.content_type.lower()
+    if content_type not in _CONTENT_TYPES and not content_type.startswith(_PARAMETERS):
+        return encode([(b":status", b"415")])
+    if head.encoding not in (b"", b"identity"):
+        return trailers_only(Status.UNIMPLEMENTED, "compressed messages are not supported")
+    return None
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its prefix."""
+    return _PREFIX.pack(0, len(message)) + message
+
+
+def trailers(status: int, text: str) -> bytes:
+    """The block that ends an answer."""
+    if status == Status.OK:
+        return OK_TRAILERS
+    return encode(_status(status, text))
+
+
+def trailers_only(status: int, text: str) -> bytes:
+    """The block of an answer that is a status alone."""
+    head = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+    return encode([*head, *_status(status, text)])
+
+
+def _status(status: int, text: str) -> list[tuple[bytes, bytes]]:
+    code = (b"grpc-status", str(int(status)).encode())
+    return [code, (b"grpc-message", percent_encoded(text))] if text else [code]
+
+
+def percent_encoded(text: str) -> bytes:
+    """As grpc-message wants it: what is not printable ASCII, and "%", as %XX of its UTF-8."""
+    return "".join(
+        chr(one) if 0x20 <= one <= 0x7E and one != 0x25 else f"%{one:02X}"  # noqa: PLR2004
+        for one in text.encode("utf-8", "replace")
+    ).encode()

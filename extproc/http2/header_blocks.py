@@ -1,0 +1,136 @@
+"""Header blocks (RFC 7541) of requests and answers.
+
+We announce a dynamic table of size 0. Once the peer has acknowledged that and said so in a block,
+blocks have no state: equal bytes are equal headers, and what was decoded once is looked up.
+Until then it may use a table of the default size, and every block is decoded.
+"""
+
+from collections.abc import Iterable
+
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+from hpack.hpack import Decoder
+
+from extproc.errors import Http2Error
+from extproc.http2.frames import ErrorCode
+from extproc.http2.request_head import RequestHead, head_of
+
+# Blocks of one proxy differ in little; those with an id of the request in them would never be met
+# again, so that the cache starts anew when it is full.
+_MAX_CACHED = 256
+_MAX_CACHED_BLOCK_BYTES = 1024
+
+# Stands for "not decoded yet", as None stands for "malformed".
+_UNKNOWN = RequestHead(
+    is_request=False,
+    is_trailers=False,
+    method=b"",
+    path=b"",
+    content_type=b"",
+    encoding=b"",
+    content_length=None,
+    fields=(),
+)
+
+_DEFAULT_TABLE_BYTES = 4096
+# RFC 7541, section 4.2: the least size there was meanwhile, and the last. 001xxxxx, section 6.3.
+_MAX_SIZE_UPDATES = 2
+_SIZE_UPDATE, _SIZE_UPDATE_MASK, _SIZE_PREFIX_MAX = 0x20, 0xE0, 0x1F
+_LENGTH_PREFIX_MAX = 127
+
+
+class BlockCache:
+    """Heads by their blocks, for all connections of a server; None: decoded, and malformed."""
+
+    def __init__(self) -> None:
+        self.heads: dict[bytes, RequestHead | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __contains__(self, block: bytes) -> bool:
+        return block in self.heads
+
+    def keep(self, block: bytes, head: RequestHead | None) -> None:
+        """Remembers one, if it is short enough to be worth it."""
+        if len(block) <= _MAX_CACHED_BLOCK_BYTES:
+            if len(self.heads) >= _MAX_CACHED:
+                self.heads.clear()
+            self.heads[block] = head
+
+
+class HeaderBlocks:
+    """Decodes the blocks of one connection, in the order in which they came."""
+
+    def __init__(self, cache: BlockCache, max_list_bytes: int) -> None:
+        self._cache = cache
+        self._heads = cache.heads
+        self._decoder = Decoder(max_list_bytes)
+        self._decoder.max_allowed_table_size = _DEFAULT_TABLE_BYTES
+        self._is_stateless = False
+
+    def forbid_table(self) -> None:
+        """The peer has acknowledged SETTINGS_HEADER_TABLE_SIZE 0 (RFC 7541, section 4.2)."""
+        self._decoder.max_allowed_table_size = 0
+
+    def decode(self, block: bytes) -> RequestHead | None:
+        """The head of a request, None if it is malformed (RFC 9113, section 8.1.1).
+
+        Raises:
+            Http2Error: the block cannot be decoded, or holds more than a list may.
+        """
+        if self._is_stateless:
+            known = self._heads.get(block, _UNKNOWN)
+            if known is not _UNKNOWN:
+                return known
+        if _size_updates(block) > _MAX_SIZE_UPDATES:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "too many table sizes")
+        try:
+            decoded = self._decoder.decode(block, raw=True)
+        except OversizedHeaderListError:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
+        except (HPACKError, IndexError):  # hpack lets the latter out at the end of a cut block
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "undecodable header block") from None
+        head = head_of([(bytes(name), bytes(value)) for name, value in decoded])
+        was_stateless = self._is_stateless
+        # a block that brought the size down to 0 emptied the table, too
+        self._is_stateless = self._decoder.header_table_size == 0
+        if was_stateless and self._is_stateless:
+            self._cache.keep(block, head)
+        return head
+
+
+def _size_updates(block: bytes) -> int:
+    """How many a block begins with, as far as they are not too many: a byte is enough for one, and
+    thousands would be decoded."""
+    found = at = 0
+    while (
+        found <= _MAX_SIZE_UPDATES
+        and at < len(block)
+        and block[at] & _SIZE_UPDATE_MASK == _SIZE_UPDATE
+    ):
+        found += 1
+        is_long = block[at] & _SIZE_PREFIX_MAX == _SIZE_PREFIX_MAX
+        at += 1
+        while is_long and at < len(block):
+            is_long = block[at] >= 0x80  # noqa: PLR2004 - RFC 7541 5.1: more follows
+            at += 1
+    return found
+
+
+def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A block of literals without indexing (RFC 7541, section 6.2.2): valid in any state."""
+    return b"".join(b"\0" + _string(name) + _string(value) for name, value in fields)
+
+
+def _string(text: bytes) -> bytes:
+    """RFC 7541, section 5.2, without Huffman coding."""
+    length = len(text)
+    if length < _LENGTH_PREFIX_MAX:
+        return bytes((length,)) + text
+    prefix = bytearray((_LENGTH_PREFIX_MAX,))
+    length -= _LENGTH_PREFIX_MAX
+    while length >= 0x80:  # noqa: PLR2004 - seven bits a byte, RFC 7541 5.1
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + text

@@ -1,0 +1,178 @@
+"""What is to be sent: whole frames at once, DATA as the peer's windows allow (RFC 9113, 5.2)."""
+
+from extproc.http2.frames import (
+    DEFAULT_WINDOW,
+    HEADER,
+    MAX_FRAME_BYTES,
+    MAX_WINDOW,
+    ErrorCode,
+    Flag,
+    FrameType,
+    frame,
+    rst_stream,
+)
+from extproc.http2.limits import Budget
+from extproc.http2.stream import Stream
+
+_DATA = int(FrameType.DATA)
+# Of what waits, at a time: the transport is to say first whether it takes more.
+_MAX_PUMPED_BYTES = 256 * 1024
+
+_END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
+
+
+class Outbox:
+    """Of one connection. Streams whose DATA waits are served oldest first."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._chunks: list[bytes | memoryview] = []
+        self._window = DEFAULT_WINDOW
+        self._initial_window = DEFAULT_WINDOW
+        self._waiting: dict[int, Stream] = {}
+        # those of them that wait for nothing of their own
+        self._ready: dict[int, Stream] = {}
+        # trailers of these went out after they had waited
+        self._done: list[Stream] = []
+        self._pumped = 0
+        self._is_paused = False
+
+    def take(self) -> bytes:
+        """What is to be sent now, in order; there may be more after it until this is empty."""
+        if self._ready:
+            self._pump()
+        if not self._chunks:
+            return b""
+        self._pumped = 0
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        return data
+
+    def write(self, data: bytes) -> None:
+        """Whole frames that no window holds back."""
+        self._chunks.append(data)
+
+    def pause(self) -> None:
+        """The transport is full: DATA waits."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """The transport takes more."""
+        self._is_paused = False
+
+    def send(self, stream: Stream, data: bytes) -> bool:
+        """DATA of a stream, now or when it may be sent; False if there is no room to keep it."""
+        size = len(data)
+        if (
+            size <= self._window
+            and size <= self._initial_window + stream.credit
+            and size <= MAX_FRAME_BYTES
+            and stream.queued == 0
+            and not self._is_paused
+        ):
+            self._window -= size
+            stream.credit -= size
+            self._chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
+            self._chunks.append(data)
+            return True
+        if not self._budget.take(size):
+            return False
+        stream.queue.append(memoryview(data))
+        stream.queued += size
+        self._waiting[stream.id] = stream
+        if self._initial_window + stream.credit > 0:
+            self._ready[stream.id] = stream
+        return True
+
+    def end(self, stream: Stream, block: bytes) -> bool:
+        """Trailers, after the DATA that waits; whether they went out."""
+        stream.trailers = block
+        return self._ended(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """A stream is over, however it ended: what waits of it is dropped."""
+        if stream.queued:
+            self._budget.give_back(stream.queued)
+            stream.queued = 0
+            stream.queue.clear()
+            del self._waiting[stream.id]
+            self._ready.pop(stream.id, None)
+
+    def grant(self, increment: int) -> bool:
+        """WINDOW_UPDATE of the connection; False if the window gets too large."""
+        self._window += increment
+        return self._window <= MAX_WINDOW
+
+    def grant_stream(self, stream: Stream, increment: int) -> bool:
+        """WINDOW_UPDATE of a stream; False if the window gets too large."""
+        stream.credit += increment
+        if self._initial_window + stream.credit > MAX_WINDOW:
+            return False
+        if stream.queued and self._initial_window + stream.credit > 0:
+            self._ready[stream.id] = stream
+        return True
+
+    def set_initial_window(self, size: int) -> None:
+        """SETTINGS_INITIAL_WINDOW_SIZE: changes the window of every stream (RFC 9113, 6.9.2)."""
+        self._initial_window = size
+        for stream in self._waiting.values():
+            if size + stream.credit > 0:
+                self._ready[stream.id] = stream
+
+    def finished(self) -> list[Stream]:
+        """Streams whose trailers went out after they had waited, since the last call."""
+        done = self._done
+        if done:
+            self._done = []
+        return done
+
+    def stalled(self, ticks: int) -> list[Stream]:
+        """Streams whose DATA has not moved for more than so many ticks; a call is a tick."""
+        for stream in self._waiting.values():
+            stream.stalled_ticks += 1
+        return [one for one in self._waiting.values() if one.stalled_ticks > ticks]
+
+    def _pump(self) -> None:
+        while (
+            self._ready
+            and self._window > 0
+            and self._pumped < _MAX_PUMPED_BYTES
+            and not self._is_paused
+        ):
+            stream = next(iter(self._ready.values()))
+            self._send_queued(stream)
+            if not stream.queued:
+                del self._ready[stream.id], self._waiting[stream.id]
+                if self._ended(stream):
+                    self._done.append(stream)
+            elif self._initial_window + stream.credit <= 0:
+                del self._ready[stream.id]
+
+    def _send_queued(self, stream: Stream) -> None:
+        """One frame of what waits."""
+        piece = stream.queue[0]
+        room = min(self._window, self._initial_window + stream.credit, MAX_FRAME_BYTES)
+        part = piece[:room]
+        size = len(part)
+        self._chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
+        self._chunks.append(part)
+        self._pumped += size
+        self._window -= size
+        stream.credit -= size
+        stream.queued -= size
+        stream.stalled_ticks = 0
+        self._budget.give_back(size)
+        if size == len(piece):
+            stream.queue.popleft()
+        else:
+            stream.queue[0] = piece[size:]
+
+    def _ended(self, stream: Stream) -> bool:
+        if stream.queued or stream.trailers is None:
+            return False
+        self._chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
+        if not stream.is_received:
+            # RFC 9113, section 8.1: the rest of the request is not wanted
+            self._chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
+        stream.is_answered = True
+        return True

@@ -1,0 +1,236 @@
+"""The streams of one connection, and what the peer's frames do to them (RFC 9113, section 5.1).
+
+    none       HEADERS                 Opened: open, or half closed with END_STREAM
+    open       DATA                    Received
+    open       DATA with END_STREAM    Received: half closed
+    open       HEADERS = trailers      Received: half closed
+    half closed          DATA, HEADERS stream error STREAM_CLOSED: Aborted, closed
+    open, half closed    RST_STREAM    Aborted: closed
+    closed     DATA                    stream error STREAM_CLOSED; nothing if we reset it
+    closed     HEADERS                 connection error STREAM_CLOSED; nothing if we reset it
+
+"Half closed" is the remote side; a stream is closed when our answer has ended, too.
+"""
+
+from extproc.errors import Http2Error
+from extproc.http2.events import Aborted, Event, Opened, Received
+from extproc.http2.floods import Floods
+from extproc.http2.frames import MAX_WINDOW, ErrorCode, Flag, rst_stream, uint32, window_update
+from extproc.http2.head_joiner import unpadded
+from extproc.http2.limits import Limits
+from extproc.http2.outbox import Outbox
+from extproc.http2.request_head import RequestHead
+from extproc.http2.stream import Stream
+
+_PADDED = int(Flag.PADDED)
+_END_STREAM = int(Flag.END_STREAM)
+_UINT32_BYTES = 4
+_PRIORITY_BYTES = 5
+
+# Streams that we reset, on which frames may still be under way.
+_MAX_RESET_KEPT = 1_000
+
+
+class Streams:
+    """open: by number. events: what happened since they were taken.
+
+    The methods that take frames raise Http2Error where the connection is to end.
+    """
+
+    def __init__(self, limits: Limits, outbox: Outbox, floods: Floods) -> None:
+        self.open: dict[int, Stream] = {}
+        self.events: list[Event] = []
+        self.last_id = 0
+        self.is_draining = False
+        self._limits = limits
+        self._outbox = outbox
+        self._floods = floods
+        self._reset: dict[int, None] = {}
+        self._window = limits.connection_window_bytes
+        self._half_window = limits.connection_window_bytes // 2
+        self._unreturned = 0
+
+    def receive_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
+        """DATA. Padding counts for the windows, too (RFC 9113, section 6.9.1)."""
+        size = len(payload)
+        self._window -= size
+        self._unreturned += size
+        if self._window < 0 or self._unreturned >= self._half_window:
+            self._return_window()
+        stream = self.open.get(stream_id)
+        if stream is None or stream.is_received:
+            self._receive_data_late(stream_id)
+            return
+        stream.window -= size
+        if stream.window < 0:
+            self._refuse(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+            return
+        if flags & _PADDED:
+            payload = unpadded(bytes(payload))
+            self.consume(stream, size - len(payload))
+        if payload:
+            stream.is_used = True
+            stream.received += len(payload)
+        elif not flags & _END_STREAM:
+            self._floods.idle_frame()
+            return
+        self._deliver(stream, payload, is_last=bool(flags & _END_STREAM))
+
+    def receive_head(self, stream_id: int, head: RequestHead | None, *, is_last: bool) -> None:
+        """HEADERS, None if malformed: of a new stream, or trailers."""
+        stream = self.open.get(stream_id)
+        if stream is not None:
+            self._receive_trailers(stream, head, is_last=is_last)
+        elif stream_id % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client's streams have odd numbers")
+        elif stream_id > self.last_id:
+            self.last_id = stream_id
+            self._receive_request(stream_id, head, is_last=is_last)
+        elif stream_id in self._reset:
+            self._floods.idle_frame()
+        else:
+            raise Http2Error(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+
+    def receive_reset(self, stream_id: int, payload: bytes) -> None:
+        """RST_STREAM."""
+        if len(payload) != _UINT32_BYTES:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong length")
+        self._require_known(stream_id, "RST_STREAM")
+        stream = self.open.pop(stream_id, None)
+        if stream is None:
+            self._floods.idle_frame()
+            return
+        self._outbox.forget(stream)
+        self.events.append(Aborted(stream_id))
+        if not stream.is_used:
+            self._floods.rapid_reset()
+
+    def receive_window_update(self, stream_id: int, payload: bytes) -> None:
+        """WINDOW_UPDATE, of a stream or of the connection."""
+        if len(payload) != _UINT32_BYTES:
+            raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong length")
+        self._floods.idle_frame()
+        increment = uint32(payload) & MAX_WINDOW
+        if stream_id == 0:
+            if not increment:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+            if not self._outbox.grant(increment):
+                raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+            return
+        self._require_known(stream_id, "WINDOW_UPDATE")
+        stream = self.open.get(stream_id)
+        if stream is None:
+            return
+        if not increment:
+            self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
+        elif not self._outbox.grant_stream(stream, increment):
+            self._refuse(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
+
+    def receive_priority(self, stream_id: int, payload: bytes) -> None:
+        """PRIORITY, which is ignored, on idle and closed streams too (RFC 9113, section 5.3.2)."""
+        if stream_id == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY on no stream")
+        self._floods.idle_frame()
+        if len(payload) != _PRIORITY_BYTES and stream_id <= self.last_id:
+            self._refuse(stream_id, ErrorCode.FRAME_SIZE_ERROR)
+
+    def set_initial_window(self, size: int) -> None:
+        """The peer's SETTINGS_INITIAL_WINDOW_SIZE; no window may get too large by it."""
+        most = max((stream.credit for stream in self.open.values()), default=0)
+        if size + most > MAX_WINDOW:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
+        self._outbox.set_initial_window(size)
+
+    def consume(self, stream: Stream, size: int) -> None:
+        """So many bytes of a request were used: its peer may send as many more."""
+        if stream.is_received:
+            return
+        stream.unreturned += size
+        if stream.unreturned * 2 >= self._limits.stream_window_bytes:
+            stream.window += stream.unreturned
+            self._outbox.write(window_update(stream.id, stream.unreturned))
+            stream.unreturned = 0
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Ends an open stream at once."""
+        del self.open[stream.id]
+        self._outbox.forget(stream)
+        self._say_reset(stream.id, code)
+
+    def finish(self, stream: Stream) -> None:
+        """The answer has ended, and with it the stream."""
+        del self.open[stream.id]
+        if not stream.is_received:
+            self._remember(stream.id)
+
+    def _return_window(self) -> None:
+        """Of the connection: it is given back as it is used; what is kept is bounded otherwise."""
+        if self._window < 0:
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection allows")
+        self._window += self._unreturned
+        self._outbox.write(window_update(0, self._unreturned))
+        self._unreturned = 0
+
+    def _deliver(self, stream: Stream, data: bytes | memoryview, *, is_last: bool) -> None:
+        if is_last:
+            if stream.expected is not None and stream.expected != stream.received:
+                self._refuse(stream.id, ErrorCode.PROTOCOL_ERROR)
+                return
+            stream.is_received = True
+        if stream.trailers is None:
+            self.events.append(Received(stream.id, data, is_last))
+        else:
+            self.consume(stream, len(data))
+
+    def _receive_data_late(self, stream_id: int) -> None:
+        self._require_known(stream_id, "DATA")
+        self._floods.idle_frame()
+        if stream_id not in self._reset:
+            self._refuse(stream_id, ErrorCode.STREAM_CLOSED)
+
+    def _receive_trailers(self, stream: Stream, head: RequestHead | None, *, is_last: bool) -> None:
+        if stream.is_received:
+            self._refuse(stream.id, ErrorCode.STREAM_CLOSED)
+        elif head is None or not is_last or not head.is_trailers:
+            self._refuse(stream.id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._deliver(stream, b"", is_last=True)
+
+    def _receive_request(self, stream_id: int, head: RequestHead | None, *, is_last: bool) -> None:
+        if self.is_draining or len(self.open) >= self._limits.max_streams:
+            # No fault: GOAWAY, which tells the last stream that is looked at, or SETTINGS, which
+            # tell how many may be open, are on their way.
+            self._floods.idle_frame()
+            self._say_reset(stream_id, ErrorCode.REFUSED_STREAM)
+        elif head is None or not head.is_request or (is_last and head.content_length):
+            self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR)
+        else:
+            self._floods.stream_opened()
+            stream = Stream(stream_id, self._limits.stream_window_bytes, head.content_length)
+            stream.is_received = is_last
+            self.open[stream_id] = stream
+            self.events.append(Opened(stream_id, head, is_last))
+
+    def _require_known(self, stream_id: int, what: str) -> None:
+        """On an idle stream only HEADERS and PRIORITY may come."""
+        if stream_id == 0 or stream_id > self.last_id or stream_id % 2 == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} on no stream")
+
+    def _refuse(self, stream_id: int, code: int) -> None:
+        """A stream error (RFC 9113, section 5.4.2)."""
+        self._floods.fault()
+        stream = self.open.get(stream_id)
+        if stream is None:
+            self._say_reset(stream_id, code)
+        else:
+            self.reset(stream, code)
+            self.events.append(Aborted(stream_id))
+
+    def _say_reset(self, stream_id: int, code: int) -> None:
+        self._outbox.write(rst_stream(stream_id, code))
+        self._remember(stream_id)
+
+    def _remember(self, stream_id: int) -> None:
+        self._reset[stream_id] = None
+        if len(self._reset) > _MAX_RESET_KEPT:
+            del self._reset[next(iter(self._reset))]

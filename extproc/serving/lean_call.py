@@ -1,0 +1,227 @@
+"""One gRPC call on the lean server: pieces of its request in, answers and a status out."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from extproc.errors import CallError
+from extproc.http2.grpc_messages import (
+    ANSWER_HEAD,
+    MessageReader,
+    Piece,
+    Status,
+    framed,
+    trailers,
+    trailers_only,
+)
+from extproc.http2.limits import Budget
+
+log = logging.getLogger("kvsteer.extproc")
+
+# While more than this of its answers waits for the peer, a call takes nothing from it.
+_MAX_QUEUED_BYTES = 1024 * 1024
+
+# What was used is told to the connection in no smaller parts.
+_TOLD_BYTES = 64 * 1024
+
+
+class Wire(Protocol):
+    """The connection of a call, which is known by its stream's number.
+
+    max_message_bytes: of a request. budget: what may be kept in all.
+    """
+
+    max_message_bytes: int
+    budget: Budget
+
+    def begin(self, stream_id: int, block: bytes) -> None:
+        """Sends the head of the answer."""
+
+    def send(self, stream_id: int, data: bytes) -> int:
+        """Sends more of the answer, of which so many bytes now wait; aborts the call if there is no
+        room for them."""
+
+    def finish(self, stream_id: int, block: bytes) -> None:
+        """Ends the call, which is then forgotten."""
+
+    def consume(self, stream_id: int, size: int) -> None:
+        """So many bytes of the request need not be kept any more."""
+
+    def queued(self, stream_id: int) -> int:
+        """Bytes of the answer that wait for the peer."""
+
+    def flush(self) -> None:
+        """Writes what was sent; needed outside of `Call.receive` only."""
+
+
+class Call(ABC):
+    """A call that is under way.
+
+    What comes while a message is not answered yet, or while the peer does not take what was
+    answered, is kept as it came: not more than the stream's window.
+    """
+
+    def __init__(self, wire: Wire, stream_id: int) -> None:
+        self._wire = wire
+        self._id = stream_id
+        self._reader = MessageReader(wire.max_message_bytes)
+        self._messages: deque[bytes] = deque()
+        self._unread: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self._queued = 0
+        self._used_bytes = 0
+        self._charged = 0
+        self._owed_ticks = 0
+        self._is_begun = False
+        self._is_whole = False
+        self._is_ended = False
+        self._is_over = False
+        self._has_come = False
+
+    @abstractmethod
+    def take(self, message: Piece) -> None:
+        """One message of the request.
+
+        Raises:
+            CallError: the call ends with that.
+        """
+
+    @abstractmethod
+    def end(self) -> None:
+        """The request is whole, and its messages were taken.
+
+        Raises:
+            CallError: the call ends with that.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """The call is over, whoever ended it. Called once."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether no message can be taken now."""
+        if self._queued > _MAX_QUEUED_BYTES:
+            self._queued = self._wire.queued(self._id)
+        return self._queued > _MAX_QUEUED_BYTES
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether `go_on` has something to do as soon as the call is not busy."""
+        return not self._is_over and bool(
+            self._messages or self._unread or (self._is_whole and not self._is_ended)
+        )
+
+    def receive(self, data: Piece, *, is_last: bool) -> None:
+        """More of the request; nothing comes after the last."""
+        self._is_whole = is_last
+        if not data:
+            self.go_on()
+        elif self._messages or self._unread or self.is_busy:
+            self._unread.append(bytes(data))
+            self._kept_bytes += len(data)
+            self._charge()
+        else:
+            self.guarded(self._read, data)
+            if is_last or self._messages:
+                self.go_on()
+            elif self._reader.held or self._charged:
+                self._charge()
+
+    def go_on(self) -> None:
+        """Takes what was kept, as far as that is possible now."""
+        while not self._is_over and not self.is_busy:
+            if self._messages:
+                message = self._messages.popleft()
+                self._kept_bytes -= len(message)
+                self.guarded(self.take, message)
+            elif self._unread:
+                piece = self._unread.popleft()
+                self._kept_bytes -= len(piece)
+                self.guarded(self._read, piece)
+            else:
+                if self._is_whole and not self._is_ended:
+                    self.guarded(self._end)
+                break
+        self._charge()
+
+    def answer(self, message: bytes) -> None:
+        """Sends a message."""
+        if self._is_over:
+            return
+        if not self._is_begun:
+            self._is_begun = True
+            self._wire.begin(self._id, ANSWER_HEAD)
+        self._queued = self._wire.send(self._id, framed(message))
+
+    def finish(self, status: int = Status.OK, text: str = "") -> None:
+        """Ends the call with a status; nothing if it is over."""
+        if not self._is_over:
+            self._over()
+            block = trailers(status, text) if self._is_begun else trailers_only(status, text)
+            self._wire.finish(self._id, block)
+
+    def abort(self) -> None:
+        """The stream is gone; nothing if the call is over."""
+        if not self._is_over:
+            self._over()
+
+    def tick(self, most: int) -> None:
+        """Time passes: a first message, or the rest of one, is awaited for so many ticks."""
+        if self._has_come and not self._reader.held:
+            self._owed_ticks = 0
+            return
+        self._owed_ticks += 1
+        if self._owed_ticks > most:
+            self.finish(Status.DEADLINE_EXCEEDED, "no message in time")
+
+    def guarded(self, function: Callable[..., None], *arguments: object) -> None:
+        """Calls that; what it raises ends the call, and no more than the call."""
+        try:
+            function(*arguments)
+        except CallError as error:
+            self.finish(error.status, str(error))
+        except Exception:
+            log.exception("stream ended by a fault of ours")
+            self.finish(Status.INTERNAL)
+
+    def _read(self, data: Piece) -> None:
+        messages = self._reader.read(data)
+        self._used_bytes += len(data)
+        if self._used_bytes >= _TOLD_BYTES:
+            self._wire.consume(self._id, self._used_bytes)
+            self._used_bytes = 0
+        if messages:
+            self._has_come = True
+            self._owed_ticks = 0
+            for later in messages[1:]:
+                self._messages.append(bytes(later))
+                self._kept_bytes += len(later)
+            self.take(messages[0])
+
+    def _end(self) -> None:
+        self._is_ended = True
+        if self._reader.held:
+            raise CallError(Status.INTERNAL, "the last message is cut")
+        self.end()
+
+    def _charge(self) -> None:
+        """Books what is kept; a call for which there is no room ends."""
+        if self._is_over:
+            return
+        more = self._kept_bytes + self._reader.held - self._charged
+        if more < 0:
+            self._wire.budget.give_back(-more)
+        elif not self._wire.budget.take(more):
+            self.finish(Status.RESOURCE_EXHAUSTED, "too much is kept for unfinished messages")
+            return
+        self._charged += more
+
+    def _over(self) -> None:
+        self._is_over = True
+        self._messages.clear()
+        self._unread.clear()
+        self._wire.budget.give_back(self._charged)
+        self.close()

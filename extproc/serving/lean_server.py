@@ -1,0 +1,198 @@
+"""The lean gRPC server: HTTP/2 by `extproc.http2` on asyncio transports, for one kind of peer."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from extproc import address
+from extproc.errors import StartError
+from extproc.http2.header_blocks import BlockCache
+from extproc.http2.limits import MIB, Budget, Limits
+from extproc.http2.request_head import RequestHead
+from extproc.serving.certificates import Certificates, Material
+from extproc.serving.exchange import Service
+from extproc.serving.ext_proc_call import ExtProcCall
+from extproc.serving.health_call import HealthCall, WatchCall
+from extproc.serving.health_service import EXT_PROC, HEALTH, Health
+from extproc.serving.lean_call import Call
+from extproc.serving.lean_connection import Host, LeanConnection
+from extproc.serving.listening import bound_socket, max_message_bytes, socket_path
+from extproc.tracing import traceparent
+
+log = logging.getLogger("kvsteer.extproc")
+
+TICK_SECONDS = 5.0
+
+# An Envoy opens one a worker thread; more are closed as they come.
+MAX_CONNECTIONS = 4096
+
+_BACKLOG = 1024
+
+# A peer that connects and does not come to the point of TLS is let go after so long.
+_HANDSHAKE_SECONDS = 10.0
+
+# Of unfinished messages and answers that wait, at the least; and in largest messages.
+_LEAST_BUDGET_BYTES = 256 * MIB
+_BUDGET_MESSAGES = 4
+
+_PROCESS = f"/{EXT_PROC}/Process".encode()
+_CHECK = f"/{HEALTH}/Check".encode()
+_WATCH = f"/{HEALTH}/Watch".encode()
+
+
+class LeanServer:
+    """Serves ext_proc and gRPC health."""
+
+    def __init__(
+        self,
+        service: Service,
+        is_ready: Callable[[], bool],
+        limits: Limits | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._service = service
+        self._health = Health(is_ready)
+        self._certificates = certificates
+        longest = max_message_bytes(service.config)
+        self._host = Host(
+            limits or Limits(),
+            BlockCache(),
+            Budget(max(_LEAST_BUDGET_BYTES, _BUDGET_MESSAGES * longest)),
+            longest,
+            self._route,
+            self._came,
+            self._left,
+        )
+        self._connections: set[LeanConnection] = set()
+        self._all_left = asyncio.Event()
+        # uvloop closes a listening server that nobody refers to
+        self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            StartError: the address cannot be bound.
+        """
+        options = self._service.config.extproc
+        try:
+            self._servers = [await self._listen()]
+        except OSError:
+            told = f"extproc.listen: cannot listen on {options.listen}: is it taken?"
+            raise StartError(told) from None
+        if self._certificates is not None:
+            self._certificates.renewed.append(self._renew)
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    async def stop(self) -> None:
+        """Takes no new streams and gives those under way `extproc.drain_ms`."""
+        self._health.is_stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._servers:
+            return
+        if self._certificates is not None:
+            self._certificates.renewed.remove(self._renew)
+        self._close_all(self._servers)
+        self._remove_socket()
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            drain_seconds = self._service.config.extproc.drain_ms / 1000
+            await asyncio.wait_for(self._empty(), drain_seconds)
+        for connection in list(self._connections):
+            connection.drop()
+        await self._empty()
+
+    async def _listen(self) -> asyncio.Server:
+        options, loop = self._service.config.extproc, asyncio.get_running_loop()
+        path = socket_path(options)
+        if path is not None:
+            made = bound_socket(path, options)
+            return await loop.create_unix_server(self._accept, sock=made, backlog=_BACKLOG)
+        host, port = address.parse(options.listen)
+        if self._certificates is None:
+            return await loop.create_server(self._accept, host, port, backlog=_BACKLOG)
+        return await loop.create_server(
+            self._accept,
+            host,
+            port,
+            backlog=_BACKLOG,
+            ssl=self._certificates.current.context,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+        )
+
+    async def _renew(self, material: Material) -> None:
+        """Takes new connections with the new certificate, on the sockets that listen already.
+
+        A server has one context for good; another one on the same sockets misses no connection.
+        """
+        before, renewed = self._servers, []
+        for one in [listening.dup() for server in before for listening in server.sockets]:
+            server = await asyncio.get_running_loop().create_server(
+                self._accept,
+                sock=one,
+                backlog=_BACKLOG,
+                ssl=material.context,
+                ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            )
+            renewed.append(server)
+        self._servers = renewed
+        self._close_all(before)
+
+    @staticmethod
+    def _close_all(servers: list[asyncio.Server]) -> None:
+        for server in servers:
+            server.close()
+
+    async def _empty(self) -> None:
+        while self._connections:
+            self._all_left.clear()
+            await self._all_left.wait()
+
+    def _accept(self) -> asyncio.Protocol:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            return _Refused()
+        return LeanConnection(self._host)
+
+    def _came(self, connection: LeanConnection) -> None:
+        self._connections.add(connection)
+        if self._health.is_stopping:  # it was shaking hands when the others were told
+            connection.drain()
+
+    def _left(self, connection: LeanConnection) -> None:
+        self._connections.discard(connection)
+        self._all_left.set()
+
+    def _route(self, wire: LeanConnection, stream_id: int, head: RequestHead) -> Call | None:
+        if head.path == _PROCESS:
+            told = self._traceparent(head) if self._service.is_traced else ""
+            return ExtProcCall(wire, stream_id, self._service, told)
+        if head.path == _CHECK:
+            return HealthCall(wire, stream_id, self._health)
+        if head.path == _WATCH:
+            return WatchCall(wire, stream_id, self._health)
+        return None
+
+    @staticmethod
+    def _traceparent(head: RequestHead) -> str:
+        name = traceparent.NAME.encode()
+        return next((value.decode("latin-1") for key, value in head.fields if key == name), "")
+
+    def _remove_socket(self) -> None:
+        path = socket_path(self._service.config.extproc)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def _tick(self) -> None:
+        for connection in list(self._connections):
+            connection.tick()
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+
+class _Refused(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Closes it: there are too many."""
+        transport.close()

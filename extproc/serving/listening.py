@@ -1,0 +1,83 @@
+"""What both servers have to do with addresses and sizes."""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from extproc import address
+from extproc.config import Config
+from extproc.config.listeners import ExtProc
+from extproc.errors import StartError
+
+# What a message carries besides the body: headers, which Envoy limits to 60 KiB by default.
+_MESSAGE_OVERHEAD_BYTES = 1024 * 1024
+
+_ALL_RIGHTS = 0o777
+
+
+def max_message_bytes(config: Config) -> int:
+    """Room for Envoy's largest body: a longer one than we read is still answered, by load."""
+    limit = max(config.extproc.max_body_bytes, config.envoy.request_body_buffer_limit_bytes)
+    return limit + _MESSAGE_OVERHEAD_BYTES
+
+
+def socket_path(options: ExtProc) -> Path | None:
+    """Where the Unix socket is to be, None for a host and a port."""
+    if not options.listen.startswith(address.UNIX_PREFIX):
+        return None
+    # gRPC also writes unix:///absolute/path.
+    return Path(options.listen.removeprefix(address.UNIX_PREFIX).removeprefix("//"))
+
+
+@contextlib.contextmanager
+def place_for(path: Path, options: ExtProc) -> Iterator[None]:
+    """For binding a Unix socket: nothing is there, and its rights are right from the start.
+
+    Raises:
+        StartError: the path is taken.
+    """
+    remove_stale_socket(path)
+    before = os.umask(_ALL_RIGHTS & ~int(options.socket_mode, 8))
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def bound_socket(path: Path, options: ExtProc) -> socket.socket:
+    """A Unix socket at a path.
+
+    Raises:
+        StartError: the path is taken.
+        OSError: it cannot be there.
+    """
+    with place_for(path, options):
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.bind(str(path))
+        except OSError:
+            made.close()
+            raise
+    return made
+
+
+def remove_stale_socket(path: Path) -> None:
+    """Removes a socket that a killed router left behind; never one that is served, nor a file.
+
+    Raises:
+        StartError: the path is taken.
+    """
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise StartError(f"extproc.listen: {path} is there already and is no socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise StartError(f"extproc.listen: another server listens on {path}")
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StartError(f"extproc.listen: {path}: {error.strerror}") from None

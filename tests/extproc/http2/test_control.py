@@ -1,0 +1,114 @@
+import pytest
+
+from extproc.errors import Http2Error
+from extproc.http2.control import Control
+from extproc.http2.floods import Floods
+from extproc.http2.frames import ErrorCode, Flag, FrameType, settings
+from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
+from extproc.http2.limits import Budget, Limits
+from extproc.http2.outbox import Outbox
+from extproc.http2.stream import Stream
+from tests.extproc.http2.peer import frames_of
+
+ACK = int(Flag.ACK)
+SETTINGS, PING, GOAWAY = FrameType.SETTINGS, FrameType.PING, FrameType.GOAWAY
+
+
+class Parts:
+    def __init__(self) -> None:
+        limits = Limits()
+        self.outbox = Outbox(Budget(1000))
+        self.blocks = HeaderBlocks(BlockCache(), 1000)
+        self.control = Control(self.outbox, Floods(limits), self.blocks)
+
+    def set(self, name: int, value: int) -> None:
+        self.control.receive(SETTINGS, 0, 0, settings({name: value})[9:])
+
+
+def test_settings_are_acknowledged() -> None:
+    parts = Parts()
+    parts.set(3, 100)
+    assert parts.control.is_greeted
+    assert frames_of(parts.outbox.take()) == [(SETTINGS, ACK, 0, b"")]
+
+
+def test_the_initial_window_is_what_streams_may_send() -> None:
+    parts = Parts()
+    stream = Stream(1, 0, None)
+    parts.set(4, 3)
+    parts.outbox.take()
+    assert parts.outbox.send(stream, b"abcdef")
+    assert frames_of(parts.outbox.take()) == [(0, 0, 1, b"abc")]
+
+
+def test_after_the_acknowledgement_no_table_may_be_used() -> None:
+    parts = Parts()
+    block = encode([(b"x", b"y")])
+    assert parts.blocks.decode(block) is not None
+    for _ in range(2):
+        parts.control.receive(SETTINGS, ACK, 0, b"")
+    with pytest.raises(Http2Error):
+        parts.blocks.decode(block)
+    assert not parts.control.is_greeted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        (2, 2, ErrorCode.PROTOCOL_ERROR),
+        (4, 2**31, ErrorCode.FLOW_CONTROL_ERROR),
+        (5, 16_383, ErrorCode.PROTOCOL_ERROR),
+        (5, 2**24, ErrorCode.PROTOCOL_ERROR),
+    ],
+)
+def test_settings_out_of_bounds_end_the_connection(name: int, value: int, code: int) -> None:
+    with pytest.raises(Http2Error) as caught:
+        Parts().set(name, value)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("name", "value"), [(2, 0), (2, 1), (5, 16_384), (5, 2**24 - 1), (99, 7)])
+def test_settings_that_do_not_matter_are_taken(name: int, value: int) -> None:
+    parts = Parts()
+    parts.set(name, value)
+    assert parts.control.is_greeted
+
+
+def test_a_ping_is_answered_and_an_answer_is_not() -> None:
+    parts = Parts()
+    parts.control.receive(PING, 0, 0, b"12345678")
+    parts.control.receive(PING, ACK, 0, b"87654321")
+    assert frames_of(parts.outbox.take()) == [(PING, ACK, 0, b"12345678")]
+
+
+def test_a_client_that_leaves_says_so() -> None:
+    parts = Parts()
+    parts.control.receive(GOAWAY, 0, 0, bytes(8))
+    assert parts.control.has_left
+
+
+def test_unknown_frames_are_ignored() -> None:
+    parts = Parts()
+    parts.control.receive(77, 0xFF, 5, b"whatever")
+    assert parts.outbox.take() == b""
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "stream_id", "payload", "code"),
+    [
+        (FrameType.PUSH_PROMISE, 0, 1, bytes(4), ErrorCode.PROTOCOL_ERROR),
+        (SETTINGS, 0, 1, b"", ErrorCode.PROTOCOL_ERROR),
+        (PING, 0, 1, bytes(8), ErrorCode.PROTOCOL_ERROR),
+        (GOAWAY, 0, 1, bytes(8), ErrorCode.PROTOCOL_ERROR),
+        (SETTINGS, ACK, 0, bytes(6), ErrorCode.FRAME_SIZE_ERROR),
+        (SETTINGS, 0, 0, bytes(5), ErrorCode.FRAME_SIZE_ERROR),
+        (PING, 0, 0, bytes(7), ErrorCode.FRAME_SIZE_ERROR),
+        (GOAWAY, 0, 0, bytes(7), ErrorCode.FRAME_SIZE_ERROR),
+    ],
+)
+def test_what_breaks_the_protocol_ends_the_connection(
+    kind: int, flags: int, stream_id: int, payload: bytes, code: int
+) -> None:
+    with pytest.raises(Http2Error) as caught:
+        Parts().control.receive(kind, flags, stream_id, payload)
+    assert caught.value.code == code

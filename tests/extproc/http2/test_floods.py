@@ -1,0 +1,53 @@
+from collections.abc import Callable
+
+import pytest
+
+from extproc.errors import Http2Error
+from extproc.http2.floods import Floods
+from extproc.http2.frames import ErrorCode
+from extproc.http2.limits import Limits
+
+LIMITS = Limits(
+    pings_a_tick=3,
+    settings_a_tick=3,
+    idle_frames_a_tick=3,
+    idle_frames_a_stream=2,
+    rapid_resets_a_tick=3,
+    faults_a_tick=3,
+)
+
+EACH: list[Callable[[Floods], None]] = [
+    Floods.ping,
+    Floods.settings,
+    Floods.idle_frame,
+    Floods.rapid_reset,
+    Floods.fault,
+]
+
+
+@pytest.mark.parametrize("count", EACH)
+def test_one_too_many_ends_the_connection(count: Callable[[Floods], None]) -> None:
+    floods = Floods(LIMITS)
+    for _ in range(3):
+        count(floods)
+    with pytest.raises(Http2Error, match="too many") as caught:
+        count(floods)
+    assert caught.value.code == ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("count", EACH)
+def test_counting_starts_anew_with_each_tick(count: Callable[[Floods], None]) -> None:
+    floods = Floods(LIMITS)
+    for _ in range(5):
+        for _ in range(3):
+            count(floods)
+        floods.tick()
+
+
+def test_each_stream_allows_idle_frames_of_its_own() -> None:
+    floods = Floods(LIMITS)
+    floods.stream_opened()
+    for _ in range(5):
+        floods.idle_frame()
+    with pytest.raises(Http2Error):
+        floods.idle_frame()

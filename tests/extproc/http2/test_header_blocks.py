@@ -1,0 +1,108 @@
+import pytest
+from hpack.hpack import Decoder, Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import Http2Error
+from extproc.http2.frames import ErrorCode
+from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
+
+REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a")]
+NO_TABLE = b"\x20"
+
+
+def blocks(cache: BlockCache | None = None, *, forbidden: bool = True) -> HeaderBlocks:
+    one = HeaderBlocks(cache if cache is not None else BlockCache(), 4096)
+    if forbidden:
+        one.forbid_table()
+    return one
+
+
+def code_of(one: HeaderBlocks, block: bytes) -> int:
+    with pytest.raises(Http2Error) as caught:
+        one.decode(block)
+    return caught.value.code
+
+
+@given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=20_000)), max_size=4))
+def test_what_is_encoded_is_read_by_another_implementation(
+    fields: list[tuple[bytes, bytes]],
+) -> None:
+    decoded = Decoder(10**6).decode(encode(fields), raw=True)
+    assert [(bytes(name), bytes(value)) for name, value in decoded] == fields
+
+
+def test_equal_blocks_are_decoded_once_when_there_is_no_table() -> None:
+    cache = BlockCache()
+    one, block = blocks(cache), encode(REQUEST)
+    one.decode(NO_TABLE + block)
+    assert len(cache) == 0
+    first = one.decode(block)
+    assert block in cache
+    assert one.decode(block) is first
+    other = blocks(cache)
+    other.decode(NO_TABLE + block)
+    assert other.decode(block) is first
+
+
+def test_a_malformed_head_is_remembered_as_such() -> None:
+    cache = BlockCache()
+    one, block = blocks(cache), encode([(b"UPPER", b"x")])
+    one.decode(NO_TABLE)
+    assert one.decode(block) is None
+    assert block in cache
+    assert one.decode(block) is None
+
+
+def test_before_the_table_is_forbidden_it_may_be_used() -> None:
+    cache, encoder = BlockCache(), Encoder()
+    one = blocks(cache, forbidden=False)
+    for _ in range(2):
+        head = one.decode(encoder.encode([*REQUEST, (b"x", b"y")], huffman=True))
+        assert head is not None
+        assert head.fields[-1] == (b"x", b"y")
+    assert len(cache) == 0
+    one.forbid_table()
+    encoder.header_table_size = 0
+    head = one.decode(encoder.encode([*REQUEST, (b"x", b"y")]))
+    assert head is not None
+
+
+def test_a_table_that_was_given_up_may_come_back_until_it_is_forbidden() -> None:
+    cache = BlockCache()
+    one = blocks(cache, forbidden=False)
+    one.decode(NO_TABLE)
+    again = b"\x3f\xe1\x1f" + encode(REQUEST)
+    assert one.decode(again) is not None
+    assert again not in cache
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        encode(REQUEST),
+        NO_TABLE + b"\xbe",
+        b"\x3f\xe1\x1f",
+        NO_TABLE + b"\x00\x05ab",
+        NO_TABLE + b"\x00",
+    ],
+    ids=["no size update", "dynamic entry", "size above 0", "cut", "cut at once"],
+)
+def test_a_block_that_breaks_compression_ends_the_connection(block: bytes) -> None:
+    assert code_of(blocks(), block) == ErrorCode.COMPRESSION_ERROR
+
+
+def test_a_list_that_is_too_large_ends_the_connection() -> None:
+    bomb = NO_TABLE + encode([(b"x", bytes(1000))] * 5)
+    assert code_of(blocks(), bomb) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_the_cache_is_bounded() -> None:
+    cache = BlockCache()
+    one = blocks(cache)
+    one.decode(NO_TABLE)
+    one.decode(encode([(b"x", b"y" * 1100)]))
+    assert len(cache) == 0
+    for number in range(1000):
+        one.decode(encode([(b"x", str(number).encode())]))
+        assert len(cache) <= 256

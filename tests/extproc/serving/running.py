@@ -1,0 +1,104 @@
+"""A server with a router behind it, and a real gRPC channel to it."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import grpc
+
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.router import Router
+from extproc.serving.certificates import Certificates
+from extproc.serving.exchange import Service
+from extproc.serving.server import server_for
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+from tests.e2e.envoy_process import free_port
+
+PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
+WORKER = "10.0.0.1:1"
+
+
+def listen_at(transport: str, folder: Path) -> str:
+    """A free address; transport: tcp or unix."""
+    return f"127.0.0.1:{free_port()}" if transport == "tcp" else f"unix:{folder}/socket"
+
+
+class Running:
+    """One server, whose name is `kind`, and what is behind it."""
+
+    def __init__(
+        self,
+        listen: str,
+        kind: str = "grpcio",
+        options: str = "",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        served = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{WORKER}'}}]"
+        text = f"extproc: {{listen: '{listen}', server: {kind}{options}}}\n{served}"
+        config = parse(text, "c")
+        workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+        self.listen = listen
+        self.ready = True
+        self.metrics = Metrics()
+        self.router = Router(config, workers, {}, self.metrics, Random(0))
+        self.service = Service(config, self.router, self.metrics)
+        tls = config.extproc.tls
+        self.certificates = None if tls is None else Certificates(tls)
+        self.server = server_for(self.service, lambda: self.ready, self.certificates)
+        self.channel = self.connect(credentials)
+
+    def connect(self, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+        """A channel that shares its connection with no other."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        if credentials is None:
+            return grpc.aio.insecure_channel(self.listen, options)
+        return grpc.aio.secure_channel(self.listen, credentials, options)
+
+    def process(self) -> grpc.aio.StreamStreamCall:
+        """A new ext_proc stream."""
+        return self.channel.stream_stream(
+            PROCESS,
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )()
+
+    async def health(self, service: str, channel: grpc.aio.Channel | None = None) -> int:
+        """What Check says."""
+        check = (channel or self.channel).unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        status: int = (await check(HealthCheckRequest(service=service))).status
+        return status
+
+    def watch(self, service: str = "") -> grpc.aio.UnaryStreamCall:
+        """What Watch says."""
+        return self.channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )(HealthCheckRequest(service=service))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the worker is thought to have."""
+        return self.router.in_flight(WORKER)
+
+    async def stop(self) -> None:
+        """Takes everything down."""
+        await self.channel.close()
+        await self.server.stop()
+        self.router.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits as long as the test may run."""
+    while not condition():  # noqa: ASYNC110 - what is awaited has no event
+        await asyncio.sleep(0.005)

@@ -1,0 +1,291 @@
+"""What Envoy and probes may expect of a server, whichever it is."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    HttpHeaders,
+    HttpTrailers,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from tests.extproc.messages import body, head
+from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at, until
+
+DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
+
+
+@pytest.fixture(params=["grpcio-tcp", "grpcio-unix", "lean-tcp", "lean-unix"])
+async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Running]:
+    kind, _, transport = request.param.partition("-")
+    one = Running(listen_at(transport, tmp_path), kind)
+    await one.server.start()
+    yield one
+    await one.stop()
+
+
+async def placed(call: grpc.aio.StreamStreamCall) -> ProcessingResponse:
+    """A request up to its pick."""
+    await call.write(head("/v1/completions"))
+    assert (await call.read()).WhichOneof("response") == "request_headers"
+    await call.write(body(PROMPT))
+    answer: ProcessingResponse = await call.read()
+    return answer
+
+
+def pick_of(answer: ProcessingResponse) -> str:
+    part = getattr(answer, str(answer.WhichOneof("response")))
+    value: bytes = part.response.header_mutation.set_headers[0].header.raw_value
+    return value.decode()
+
+
+async def status_of(call: grpc.aio.StreamStreamCall) -> grpc.StatusCode:
+    """The status of a call that the server ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value.code()
+
+
+async def test_a_request_is_placed_and_its_load_held_until_the_stream_ends(
+    running: Running,
+) -> None:
+    call = running.process()
+    answer = await placed(call)
+    assert (answer.WhichOneof("response"), pick_of(answer)) == ("request_body", WORKER)
+    assert running.in_flight == 1
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    assert running.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [head("/metrics"), head("/v1/completions", end_of_stream=True)],
+    ids=["not inference", "no body"],
+)
+async def test_what_has_no_prompt_is_placed_on_its_headers(
+    running: Running, message: ProcessingRequest
+) -> None:
+    call = running.process()
+    await call.write(message)
+    answer = await call.read()
+    assert (answer.WhichOneof("response"), pick_of(answer)) == ("request_headers", WORKER)
+
+
+async def test_an_empty_body_is_placed(running: Running) -> None:
+    call = running.process()
+    await call.write(head())
+    await call.read()
+    await call.write(body(b""))
+    assert pick_of(await call.read()) == WORKER
+
+
+async def test_the_response_is_let_through(running: Running) -> None:
+    call = running.process()
+    await placed(call)
+    await call.write(ProcessingRequest(response_headers=HttpHeaders()))
+    assert (await call.read()).WhichOneof("response") == "response_headers"
+    await call.write(ProcessingRequest(response_trailers=HttpTrailers()))
+    assert (await call.read()).WhichOneof("response") == "response_trailers"
+
+
+async def test_a_body_of_many_messages_is_placed_whole(running: Running) -> None:
+    call = running.process()
+    await call.write(head("/v1/completions", mode=DUPLEX))
+    for number, part in enumerate((PROMPT[:10], PROMPT[10:20], PROMPT[20:])):
+        await call.write(body(part, end_of_stream=number == 2))
+    answer = await call.read()
+    assert (answer.WhichOneof("response"), pick_of(answer)) == ("request_headers", WORKER)
+    echoed = (await call.read()).request_body.response.body_mutation.streamed_response
+    assert echoed.body == PROMPT
+
+
+async def test_a_large_body_is_given_back_whole(running: Running) -> None:
+    content, parts = bytes(range(256)) * 8192, 32
+    size = len(content) // parts
+    call = running.process()
+    await call.write(head("/metrics", mode=DUPLEX))
+    await call.read()
+    echoed = b""
+    for at in range(parts):
+        await call.write(body(content[at * size : (at + 1) * size], end_of_stream=at == parts - 1))
+    while len(echoed) < len(content):
+        mutation = (await call.read()).request_body.response.body_mutation
+        echoed += mutation.streamed_response.body
+    assert echoed == content
+
+
+async def test_a_cancelled_stream_releases_its_load_once(running: Running) -> None:
+    other = running.process()
+    await placed(other)
+    call = running.process()
+    await placed(call)
+    assert running.in_flight == 2
+    call.cancel()
+    await until(lambda: running.in_flight == 1)
+    await other.done_writing()
+    assert await other.read() is grpc.aio.EOF
+    assert running.in_flight == 0
+
+
+async def test_a_lost_connection_releases_all_loads(running: Running) -> None:
+    calls = [running.process() for _ in range(5)]
+    for call in calls:
+        await placed(call)
+    assert running.in_flight == 5
+    await running.channel.close()
+    await until(lambda: running.in_flight == 0)
+
+
+async def test_a_stream_may_end_before_it_began(running: Running) -> None:
+    call = running.process()
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_message_out_of_order_is_an_invalid_argument(running: Running) -> None:
+    call = running.process()
+    await call.write(body(PROMPT))
+    assert await status_of(call) is grpc.StatusCode.INVALID_ARGUMENT
+    assert "body" in (await call.details())
+    assert b"kvsteer_protocol_errors_total 1.0" in running.metrics.exposition()
+
+
+async def test_a_fault_of_ours_ends_the_stream_and_is_not_told(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = running.process()
+    await call.write(head())
+    await call.read()
+
+    def fail(*_: object) -> None:
+        raise ValueError("secret")
+
+    monkeypatch.setattr(running.router, "route", fail)
+    await call.write(body(PROMPT))
+    assert await status_of(call) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+    gauge = b"kvsteer_open_streams 0.0"
+    await until(lambda: gauge in running.metrics.exposition())
+    if running.service.config.extproc.server == "lean":
+        assert "secret" not in await call.details()
+
+
+async def test_a_body_of_five_megabytes_is_placed(running: Running) -> None:
+    call = running.process()
+    await call.write(head("/v1/completions"))
+    await call.read()
+    await call.write(body(b'{"model": "m", "prompt": "' + b"x" * 5_000_000 + b'"}'))
+    assert pick_of(await call.read()) == WORKER
+
+
+async def test_a_message_above_the_limit_is_refused(running: Running) -> None:
+    call = running.process()
+    await call.write(head())
+    await call.read()
+    await call.write(body(bytes(34 * 1024 * 1024)))
+    assert await status_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_what_is_no_message_ends_the_stream(running: Running) -> None:
+    call = running.channel.stream_stream(PROCESS)()
+    await call.write(b"\xff\xff\xff")
+    # grpc's own servers do not agree on the code either; grpc.aio says UNKNOWN
+    assert await status_of(call) in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+
+
+async def test_an_unknown_method_is_unimplemented(running: Running) -> None:
+    call = running.channel.stream_stream("/some.Service/Method")()
+    assert await status_of(call) is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_many_streams_run_at_once(running: Running) -> None:
+    calls = [running.process() for _ in range(300)]
+    answers = await asyncio.gather(*(placed(call) for call in calls))
+    assert {pick_of(answer) for answer in answers} == {WORKER}
+    assert running.in_flight == 300
+    for call in calls:
+        await call.done_writing()
+    assert {await call.read() for call in calls} == {grpc.aio.EOF}
+    assert running.in_flight == 0
+
+
+async def test_a_stopping_server_ends_what_is_under_way_and_takes_nothing_new(
+    running: Running,
+) -> None:
+    call = running.process()
+    await placed(call)
+    stopping = asyncio.create_task(running.server.stop())
+    await asyncio.sleep(0)
+    late = running.process()
+    # grpc.aio cancels those that it accepted a moment before
+    assert await status_of(late) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    await call.write(ProcessingRequest(response_headers=HttpHeaders()))
+    assert (await call.read()).WhichOneof("response") == "response_headers"
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    await stopping
+    assert running.in_flight == 0
+
+
+@pytest.mark.parametrize("kind", ["grpcio", "lean"])
+async def test_streams_that_outlast_the_drain_are_ended(kind: str, tmp_path: Path) -> None:
+    one = Running(listen_at("tcp", tmp_path), kind, ", drain_ms: 100")
+    await one.server.start()
+    call = one.process()
+    await placed(call)
+    await one.server.stop()
+    assert await status_of(call) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    await until(lambda: one.in_flight == 0)
+    await one.stop()
+
+
+async def test_a_stopping_server_is_not_ready_and_waits_for_nobody_who_watches_it(
+    running: Running,
+) -> None:
+    watch = running.watch("readiness")
+    assert (await watch.read()).status == HealthCheckResponse.SERVING
+    before = time.monotonic()
+    await running.server.stop()
+    assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await watch.read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert time.monotonic() - before < running.service.config.extproc.drain_ms / 1000
+
+
+async def test_health_follows_readiness(running: Running) -> None:
+    for service in ("", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
+        running.ready = True
+        assert await running.health(service) == HealthCheckResponse.SERVING
+        running.ready = False
+        assert await running.health(service) == HealthCheckResponse.NOT_SERVING
+    assert await running.health("liveness") == HealthCheckResponse.SERVING
+
+
+async def test_health_of_an_unknown_service_is_not_found(running: Running) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await running.health("nobody")
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_health_can_be_watched(running: Running) -> None:
+    watch = running.watch()
+    assert (await watch.read()).status == HealthCheckResponse.SERVING
+    running.ready = False
+    assert (await watch.read()).status == HealthCheckResponse.NOT_SERVING
+    watch.cancel()
+
+
+async def test_an_unknown_service_can_be_watched(running: Running) -> None:
+    watch = running.watch("nobody")
+    assert (await watch.read()).status == HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()

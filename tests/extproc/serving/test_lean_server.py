@@ -1,0 +1,400 @@
+"""What is only the lean server's: peers that grpc's own client cannot be."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from extproc import event_loop
+from extproc.errors import ProtocolError
+from extproc.http2.frames import PREFACE, ErrorCode, FrameType, ping, settings, window_update
+from extproc.http2.grpc_messages import framed
+from extproc.http2.limits import Limits
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
+from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from extproc.serving import lean_server
+from extproc.serving.exchange import Exchange, Service
+from extproc.serving.lean_server import LeanServer
+from tests.e2e.envoy_process import free_port
+from tests.extproc.http2.peer import (
+    END_HEADERS,
+    END_STREAM,
+    Sent,
+    data,
+    frames_of,
+    headers,
+    resets,
+    rst,
+)
+from tests.extproc.messages import body, head
+from tests.extproc.serving.running import PROCESS, PROMPT, Running, until
+
+DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
+CHECK = "/grpc.health.v1.Health/Check"
+GREETING = PREFACE + settings({})
+HEAD = framed(head("/v1/completions").SerializeToString())
+BODY = framed(body(PROMPT).SerializeToString())
+LIMITS = Limits(stall_ticks=2, preface_ticks=2)
+
+
+def request(number: int, path: str = PROCESS, **more: str) -> bytes:
+    """HEADERS of a call."""
+    fields = {"content-type": "application/grpc", "te": "trailers", **more}
+    pseudo = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode())]
+    return headers(
+        number, [*pseudo, *((name.encode(), value.encode()) for name, value in fields.items())]
+    )
+
+
+class Peer:
+    """A raw connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.got = b""
+
+    def send(self, *frames: bytes) -> None:
+        self.writer.write(b"".join(frames))
+
+    async def frames_until(self, is_enough: Callable[[list[Sent]], bool]) -> list[Sent]:
+        """All whole frames that came, until they are enough or the connection ends."""
+        while True:
+            frames = frames_of(self.got)
+            if is_enough(frames):
+                return frames
+            more = await self.reader.read(65_536)
+            if not more:
+                return frames
+            self.got += more
+
+    async def ended(self) -> list[Sent]:
+        """All frames until the connection ends."""
+        try:
+            return await self.frames_until(lambda _: False)
+        except ConnectionResetError:
+            return frames_of(self.got)
+
+    async def answer_to_ping(self) -> list[Sent]:
+        """All frames up to the answer to a PING: what came before was seen."""
+        self.send(ping(b"are you?"))
+        return await self.frames_until(
+            lambda frames: any(one.kind == FrameType.PING for one in frames)
+        )
+
+
+Connect = Callable[[], Awaitable[Peer]]
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    one = Running(f"unix:{tmp_path}/socket", "lean")
+    one.server = LeanServer(one.service, lambda: one.ready, LIMITS)
+    await one.server.start()
+    yield one
+    await one.stop()
+
+
+@pytest.fixture
+async def connect(running: Running) -> AsyncIterator[Connect]:
+    peers: list[Peer] = []
+
+    async def connecting() -> Peer:
+        path = running.listen.removeprefix("unix:")
+        peers.append(Peer(*await asyncio.open_unix_connection(path)))
+        return peers[-1]
+
+    yield connecting
+    for peer in peers:
+        peer.writer.close()
+
+
+def server_of(running: Running) -> LeanServer:
+    assert isinstance(running.server, LeanServer)
+    return running.server
+
+
+def statuses(frames: list[Sent]) -> list[bytes]:
+    """The blocks of HEADERS that end an answer."""
+    return [one.payload for one in frames if one.kind == FrameType.HEADERS and one.flags & 1]
+
+
+async def test_one_read_is_answered_by_one_write(running: Running, connect: Connect) -> None:
+    peer = await connect()
+    peer.send(GREETING, request(1), data(1, HEAD), data(1, BODY), data(1, flags=END_STREAM))
+    frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
+    kinds = [one.kind for one in frames if one.stream_id == 1]
+    assert kinds == [FrameType.HEADERS, FrameType.DATA, FrameType.DATA, FrameType.HEADERS]
+    assert b"grpc-status\x010" in statuses(frames)[0]
+    assert running.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (request(1, **{"content-type": "text/plain"}), b":status\x03415"),
+        (request(1, **{"grpc-encoding": "gzip"}), b"grpc-status\x0212"),
+        (request(1, "/no/method"), b"grpc-status\x0212"),
+        (request(1, CHECK) + data(1, flags=END_STREAM), b"grpc-status\x0213"),
+        (request(1, CHECK) + data(1, framed(b"") * 2, flags=END_STREAM), b"grpc-status\x0213"),
+        (request(1, CHECK) + data(1, framed(b"\xff"), flags=END_STREAM), b"grpc-status\x0213"),
+        (request(1) + data(1, HEAD[:9], flags=END_STREAM), b"grpc-status\x0213"),
+        (request(1) + data(1, b"\x01\0\0\0\0"), b"grpc-status\x0212"),
+        (request(1) + data(1, b"\0\xff\xff\xff\xff"), b"grpc-status\x018"),
+    ],
+)
+async def test_a_call_that_cannot_be_served_says_why(
+    connect: Connect, sent: bytes, expected: bytes
+) -> None:
+    peer = await connect()
+    peer.send(GREETING, sent)
+    frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
+    assert expected in statuses(frames)[0]
+
+
+async def test_a_call_without_a_body_ends(connect: Connect) -> None:
+    peer = await connect()
+    whole = END_HEADERS | END_STREAM
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", PROCESS.encode())]
+    fields += [(b"content-type", b"application/grpc")]
+    peer.send(GREETING, headers(1, fields, flags=whole))
+    frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
+    assert b"grpc-status\x010" in statuses(frames)[0]
+
+
+async def test_a_broken_connection_hears_why_and_others_go_on(
+    running: Running, connect: Connect
+) -> None:
+    good, bad = await connect(), await connect()
+    good.send(GREETING, request(1), data(1, HEAD), data(1, BODY))
+    bad.send(GREETING, request(1), data(1, HEAD), data(1, BODY))
+    await until(lambda: running.in_flight == 2)
+    bad.send(window_update(0, 0), request(3))
+    last = (await bad.ended())[-1]
+    assert last.kind == FrameType.GOAWAY
+    assert last.payload[7] == ErrorCode.PROTOCOL_ERROR
+    assert running.in_flight == 1
+    assert await good.answer_to_ping()
+
+
+async def test_another_protocol_is_refused(connect: Connect) -> None:
+    peer = await connect()
+    peer.send(b"GET / HTTP/1.1\r\n\r\n")
+    assert (await peer.ended())[-1].kind == FrameType.GOAWAY
+
+
+async def test_resets_and_half_closes_release_the_load_once(
+    running: Running, connect: Connect
+) -> None:
+    peer = await connect()
+    peer.send(GREETING, request(1), data(1, HEAD), data(1, BODY), request(3), data(3, HEAD + BODY))
+    await peer.answer_to_ping()
+    assert running.in_flight == 2
+    peer.send(rst(1), data(3, flags=END_STREAM), rst(3))
+    await until(lambda: running.in_flight == 0)
+    assert b"kvsteer_open_streams 0.0" in running.metrics.exposition()
+
+
+async def test_time_ends_what_is_owed(running: Running, connect: Connect) -> None:
+    silent, peer = await connect(), await connect()
+    peer.send(GREETING, request(1), request(3), data(3, HEAD[:9]), request(5), data(5, HEAD))
+    await peer.answer_to_ping()
+    for _ in range(3):
+        server_of(running)._tick()
+    assert (await silent.ended())[-1].payload[7] == ErrorCode.SETTINGS_TIMEOUT
+    frames = await peer.frames_until(lambda frames: len(statuses(frames)) == 2)
+    assert all(b"grpc-status\x014" in one for one in statuses(frames))
+    assert {number for number, _ in resets(frames)} == {1, 3}
+
+
+async def test_a_stream_whose_answers_are_not_taken_is_reset(
+    running: Running, connect: Connect
+) -> None:
+    peer = await connect()
+    peer.send(PREFACE, settings({4: 0}), request(1), data(1, HEAD + BODY))
+    await peer.answer_to_ping()
+    assert running.in_flight == 1
+    for _ in range(3):
+        server_of(running)._tick()
+    assert running.in_flight == 0
+    frames = await peer.frames_until(lambda frames: bool(resets(frames)))
+    assert resets(frames) == [(1, ErrorCode.CANCEL)]
+
+
+def echoed(part: bytes) -> bytes:
+    return framed(body(part, end_of_stream=False).SerializeToString())
+
+
+async def test_a_peer_that_takes_no_answers_is_read_no_further_than_its_window(
+    running: Running, connect: Connect
+) -> None:
+    peer = await connect()
+    duplex = framed(head("/metrics", mode=DUPLEX).SerializeToString())
+    peer.send(PREFACE, settings({4: 0}), request(1), data(1, duplex))
+    part = echoed(bytes(16_000))
+    for _ in range(90):
+        peer.send(data(1, part))
+    frames = await peer.answer_to_ping()
+    updates = [one for one in frames if (one.kind, one.stream_id) == (FrameType.WINDOW_UPDATE, 1)]
+    assert len(updates) <= 2
+    held = server_of(running)._host.budget.held
+    assert 1_000_000 < held < 4_000_000
+    peer.send(window_update(1, 2**24), window_update(0, 2**24), data(1, flags=END_STREAM))
+    frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
+    sent = sum(len(one.payload) for one in frames if one.kind == FrameType.DATA)
+    assert sent > 90 * 16_000
+    assert server_of(running)._host.budget.held == 0
+
+
+async def test_what_is_kept_is_bounded_over_all_connections(
+    running: Running, connect: Connect
+) -> None:
+    server_of(running)._host.budget.max_bytes = 20_000
+    first, second = await connect(), await connect()
+    for peer in (first, second):
+        peer.send(GREETING, request(1), data(1, b"\0\0\0\xff\xff" + bytes(15_000)))
+    both = await asyncio.gather(first.answer_to_ping(), second.answer_to_ping())
+    ended = [one for frames in both for one in statuses(frames)]
+    assert len(ended) == 1
+    assert b"grpc-status\x018" in ended[0]
+
+
+async def test_a_peer_that_does_not_read_is_not_read_either(running: Running) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.setblocking(False)  # noqa: FBT003
+        deaf.connect(running.listen.removeprefix("unix:"))
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(deaf, GREETING)
+        flooding = asyncio.create_task(flood(deaf))
+        server = server_of(running)
+        await until(lambda: any(one._paused_ticks is not None for one in server._connections))
+        for _ in range(3):
+            server._tick()
+        await until(lambda: not server._connections)
+        with pytest.raises(OSError, match=r"."):
+            await flooding
+
+
+async def flood(deaf: socket.socket) -> None:
+    """Asks for ever, within what is allowed a second time and again, and never reads."""
+    loop = asyncio.get_running_loop()
+    small = framed(ProcessingRequest(request_headers={}).SerializeToString())
+    number = 1
+    while True:
+        await loop.sock_sendall(deaf, request(number) + data(number, small, flags=END_STREAM))
+        number += 2
+
+
+class Later:
+    """An exchange whose answers come when they are allowed to."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.taken = 0
+        self.closed = 0
+        self.fault: BaseException | None = None
+
+    async def receive(self, _: ProcessingRequest) -> list[ProcessingResponse]:
+        self.taken += 1
+        await self.gate.wait()
+        if self.fault is not None:
+            raise self.fault
+        return [ProcessingResponse(request_headers={}), ProcessingResponse(request_body={})]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def later(running: Running, monkeypatch: pytest.MonkeyPatch) -> Later:
+    one = Later()
+    monkeypatch.setattr(type(running.service), "open", lambda *_: one)
+    return one
+
+
+async def test_a_message_waits_until_the_one_before_was_answered(
+    connect: Connect, later: Later
+) -> None:
+    peer = await connect()
+    peer.send(GREETING, request(1), data(1, HEAD), data(1, BODY, flags=END_STREAM))
+    await peer.answer_to_ping()
+    assert (later.taken, later.closed) == (1, 0)
+    later.gate.set()
+    frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
+    assert len([one for one in frames if one.kind == FrameType.DATA]) == 4
+    assert (later.taken, later.closed) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (ProtocolError("no"), b"grpc-status\x013"),
+        (ValueError("secret"), b"grpc-status\x0213"),
+        (asyncio.CancelledError(), b"grpc-status\x0213"),
+    ],
+)
+async def test_an_awaited_answer_may_fail(
+    connect: Connect, later: Later, fault: BaseException, status: bytes
+) -> None:
+    peer = await connect()
+    later.fault = fault
+    later.gate.set()
+    peer.send(GREETING, request(1), data(1, HEAD))
+    frames = await peer.frames_until(lambda frames: bool(statuses(frames)))
+    assert status in statuses(frames)[0]
+    assert b"secret" not in peer.got
+    assert later.closed == 1
+
+
+async def test_a_stream_that_is_reset_waits_for_nothing(connect: Connect, later: Later) -> None:
+    peer = await connect()
+    peer.send(GREETING, request(1), data(1, HEAD), rst(1))
+    await peer.answer_to_ping()
+    assert later.closed == 1
+    later.gate.set()
+    await peer.answer_to_ping()
+    assert later.closed == 1
+
+
+async def test_there_are_only_so_many_connections(
+    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
+    first, second = await connect(), await connect()
+    assert await second.ended() == []
+    first.send(GREETING)
+    assert await first.answer_to_ping()
+    assert len(server_of(running)._connections) == 1
+
+
+async def test_the_trace_of_a_stream_is_told_where_it_is_wanted(
+    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    opened = type(running.service).open
+
+    def opening(service: Service, parent: str) -> Exchange:
+        told.append(parent)
+        return opened(service, parent)
+
+    monkeypatch.setattr(type(running.service), "is_traced", True)
+    monkeypatch.setattr(type(running.service), "open", opening)
+    peer = await connect()
+    peer.send(GREETING, request(1, traceparent="00-1"), request(3))
+    await peer.answer_to_ping()
+    assert told == ["00-1", ""]
+
+
+def test_it_runs_on_the_routers_event_loop() -> None:
+    async def ask() -> int:
+        one = Running(f"127.0.0.1:{free_port()}", "lean")
+        await one.server.start()
+        answer = await one.health("liveness")
+        call = one.process()
+        await call.write(head("/metrics"))
+        await call.read()
+        await one.stop()
+        return answer
+
+    assert event_loop.run(ask()) == HealthCheckResponse.SERVING
