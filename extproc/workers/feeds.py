@@ -1,11 +1,14 @@
 """The workers' feeds: which are followed, found out from the workers where that is configured."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from extproc.config import AUTO, Config, Worker, WorkerEvents
-from extproc.workers.feed_discovery import Discovery
+from extproc.workers.asking import Asking
+from extproc.workers.feed_discovery import sources
 from extproc.workers.feed_sources import configured
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
@@ -22,6 +25,18 @@ ASK_SELDOM_SECONDS = 60.0
 OpenTransports = Callable[[FeedSource], Sequence[Transport]]
 
 
+class Wanted(NamedTuple):
+    """A feed that is to be followed; whatever of this changes, it is begun anew.
+
+    identity: of the engine, where another one may have got its address.
+    """
+
+    model: str
+    events: WorkerEvents | str
+    identity: str = ""
+    adapters: tuple[tuple[int, str], ...] = ()
+
+
 class Feeds:
     """Follows the workers' feeds while events are enabled.
 
@@ -29,12 +44,16 @@ class Feeds:
     """
 
     def __init__(self, config: Config, fleet: Fleet, open_transports: OpenTransports) -> None:
-        self._config = config
         self._fleet = fleet
         self._open_transports = open_transports
-        self._tasks: list[asyncio.Task[None]] = []
+        self._wanted: dict[str, Wanted] = wanted(
+            (worker.endpoint, worker, config.model_of(worker)) for worker in config.workers
+        )
+        self._followed: dict[str, Wanted] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._found: dict[str, tuple[ZmqSource, ...]] = {}
         self._reasons: dict[str, str] = {}
+        self._asking: Asking | None = None
         self._switching = asyncio.Lock()
         self.enabled = False
 
@@ -46,61 +65,74 @@ class Feeds:
                 return
             self.enabled = enabled
             log.info("events %s", "enabled" if enabled else "disabled: requests are routed by load")
-            await (self._start() if enabled else self._stop())
+            await self._follow_wanted()
+
+    async def follow(self, wanted: Mapping[str, Wanted]) -> None:
+        """Follows these workers' feeds and no others; those that stay the same are not touched."""
+        async with self._switching:
+            self._wanted = dict(wanted)
+            await self._follow_wanted()
 
     async def close(self) -> None:
         """Stops following the workers."""
         async with self._switching:
-            await self._stop()
+            self._wanted = {}
+            await self._follow_wanted()
+            await self._fleet.close()
+            if self._asking is not None:
+                await self._asking.__aexit__(None, None, None)
+                self._asking = None
 
     def reason(self, worker: str) -> str:
         """Why a worker has no feed, "" if it has."""
         return self._reasons.get(worker, "")
 
-    async def _start(self) -> None:
-        asked: list[Worker] = []
-        for worker in self._config.workers:
-            if worker.events == AUTO:
-                asked.append(worker)
-            elif isinstance(worker.events, WorkerEvents):
-                self._follow(worker, configured(worker.events))
-        if asked:
-            self._tasks.append(asyncio.create_task(self._ask_all(asked)))
+    async def _follow_wanted(self) -> None:
+        target = self._wanted if self.enabled else {}
+        changed = [name for name, one in self._followed.items() if target.get(name) != one]
+        await asyncio.gather(*(self._unfollow(name) for name in changed))
+        for name, one in target.items():
+            if name in self._followed:
+                continue
+            try:
+                self._begin(name, one)
+            except Exception as error:  # one feed that cannot be opened must not keep others away
+                log.exception("worker %s: its feed cannot be followed", name)
+                self._reasons[name] = f"its feed cannot be followed: {type(error).__name__}"
+            self._followed[name] = one
 
-    async def _stop(self) -> None:
-        for task in self._tasks:
+    def _begin(self, name: str, one: Wanted) -> None:
+        if isinstance(one.events, WorkerEvents):
+            self._open(name, one, configured(one.events))
+        else:
+            self._asking = self._asking or Asking()
+            self._tasks[name] = asyncio.create_task(self._keep_asking(name, one, self._asking))
+
+    async def _unfollow(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        self._found.clear()
-        self._reasons.clear()
-        await self._fleet.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        del self._followed[name]
+        self._found.pop(name, None)
+        self._reasons.pop(name, None)
+        await self._fleet.remove(name)
 
-    def _follow(self, worker: Worker, source: FeedSource) -> None:
-        model = self._config.model_of(worker)
-        self._fleet.add(worker.endpoint, model, self._open_transports(source))
+    def _open(self, name: str, one: Wanted, source: FeedSource) -> None:
+        self._fleet.add(name, one.model, self._open_transports(source), one.adapters)
 
-    async def _ask_all(self, workers: Sequence[Worker]) -> None:
-        async with Discovery() as discovery, asyncio.TaskGroup() as group:
-            for worker in workers:
-                group.create_task(self._keep_asking(worker, discovery.sources))
-
-    async def _keep_asking(
-        self, worker: Worker, ask: Callable[[str], Awaitable[tuple[ZmqSource, ...] | str]]
-    ) -> None:
+    async def _keep_asking(self, name: str, one: Wanted, asking: Asking) -> None:
         while True:
             try:
-                await self._take(worker, await ask(worker.endpoint))
-            except Exception:  # one worker's answer must not end the asking of all
-                log.exception(
-                    "worker %s: events: auto: its feed cannot be followed", worker.endpoint
-                )
-            is_well = self._fleet.state(worker.endpoint) in (State.LIVE, State.DEGRADED)
+                await self._take(name, one, await sources(asking, name))
+            except Exception:  # one worker's answer must not end its asking
+                log.exception("worker %s: events: auto: its feed cannot be followed", name)
+            is_well = self._fleet.state(name) in (State.LIVE, State.DEGRADED)
             await asyncio.sleep(ASK_SELDOM_SECONDS if is_well else ASK_SOON_SECONDS)
 
-    async def _take(self, worker: Worker, answer: tuple[ZmqSource, ...] | str) -> None:
+    async def _take(self, name: str, one: Wanted, answer: tuple[ZmqSource, ...] | str) -> None:
         """Follows what a worker told; keeps what is followed while it does not answer."""
-        name = worker.endpoint
         if isinstance(answer, str):
             if name not in self._found and self._reasons.get(name) != answer:
                 self._reasons[name] = answer
@@ -109,6 +141,15 @@ class Feeds:
         if answer == self._found.get(name):
             return
         await self._fleet.remove(name)
-        self._follow(worker, answer)
+        self._open(name, one, answer)
         self._found[name] = answer
         self._reasons.pop(name, None)
+
+
+def wanted(workers: Iterable[tuple[str, Worker, str]]) -> dict[str, Wanted]:
+    """The feeds of workers, each with its name and model, by name."""
+    return {
+        name: Wanted(model, worker.events)
+        for name, worker, model in workers
+        if worker.events == AUTO or isinstance(worker.events, WorkerEvents)
+    }

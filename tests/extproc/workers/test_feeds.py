@@ -6,42 +6,24 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from extproc.config.reader import parse
-from extproc.workers import feed_discovery
-from extproc.workers.feed_discovery import Discovery
+from extproc.workers import asking, feed_discovery
+from extproc.workers.asking import Asking
 from extproc.workers.feeds import Feeds
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
+from tests.extproc.workers.answering import worker
 
 VLLM = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}}
 SGLANG = {"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 6000}}
 
 
-@asynccontextmanager
-async def worker(**answers: Any) -> AsyncIterator[str]:
-    """A worker that answers some paths with JSON, and others with 404; its host:port."""
-
-    async def answer(request: web.Request) -> web.Response:
-        name = request.path.removeprefix("/")
-        return web.json_response(answers[name]) if name in answers else web.Response(status=404)
-
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
 async def sources(endpoint: str) -> tuple[ZmqSource, ...] | str:
-    async with Discovery() as discovery:
-        return await discovery.sources(endpoint)
+    async with Asking() as one:
+        return await feed_discovery.sources(one, endpoint)
 
 
 async def test_vllm_is_asked_for_its_sources() -> None:
@@ -57,7 +39,7 @@ async def test_sglang_is_asked_for_its_server_info(path: str) -> None:
 
 
 async def test_why_there_is_no_feed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_discovery, "MAX_ANSWER_BYTES", 50)
+    monkeypatch.setattr(asking, "MAX_ANSWER_BYTES", 50)
     async with worker(kv_event_sources={}, server_info={"long": "x" * 100}) as endpoint:
         assert await sources(endpoint) == (
             "/kv_event_sources: names no feed; /server_info: more than 50 bytes;"

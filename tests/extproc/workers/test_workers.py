@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 
+from extproc import config
 from extproc.config.reader import parse
+from extproc.discovery.view import Found, Member
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
+from tests.extproc.workers.answering import worker
 
 EVENTS = '{zmq: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5558"}'
 
@@ -21,8 +24,8 @@ def workers(text: str, transports: list[MemoryTransport] | None = None) -> Worke
             transports.append(made)
         return [made]
 
-    config = parse(f"models: [{{name: a}}, {{name: b}}]\nworkers: [{text}]", "c")
-    return Workers(config, Fleet(12345678, lambda: 0.0), make)
+    read = parse(f"models: [{{name: a}}, {{name: b}}]\nworkers: [{text}]", "c")
+    return Workers(read, Fleet(12345678, lambda: 0.0), make)
 
 
 async def until_live(one: Workers) -> dict[str, Any]:
@@ -62,6 +65,12 @@ async def test_the_status_has_every_field_of_the_contract() -> None:
             "ours": None,
             "engine": None,
         },
+        "lora": None,
+        "draining": False,
+        "excluded": "",
+        "source": "workers",
+        "source_fault": "",
+        "predictions": {},
     }
     await one.close()
 
@@ -102,7 +111,7 @@ async def test_an_address_stays_while_its_name_cannot_be_resolved(
         return [(0, 0, 0, "", (address, 7)) for address in answers]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    monkeypatch.setattr("extproc.workers.workers.RESOLVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
     assert one.candidates("a")[0].endpoint == "10.0.0.1:7"
@@ -125,7 +134,7 @@ async def test_a_resolver_that_is_away_does_not_hold_up_the_start(
         return []
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    monkeypatch.setattr("extproc.workers.workers.FIRST_RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr("extproc.workers.resolving.FIRST_RESOLVE_SECONDS", 0.01)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
     assert one.candidates("a")[0].excluded == "its host name could not be resolved"
@@ -173,3 +182,95 @@ async def test_readiness_waits_for_replays() -> None:
     await until_live(one)
     assert one.replays_done()
     await one.close()
+
+
+def members(*found: Found) -> dict[str, Member]:
+    return {one.worker.endpoint: Member(one, "file") for one in found}
+
+
+def following(endpoint: str, port: int = 5557, **more: Any) -> Found:
+    worker = config.Worker(endpoint, "a", events=config.WorkerEvents(f"tcp://127.0.0.1:{port}"))
+    return Found(worker, **more)
+
+
+async def test_workers_come_and_go() -> None:
+    made: list[MemoryTransport] = []
+    told: list[tuple[str, str]] = []
+    one = workers(f'{{endpoint: "127.0.0.1:1", model: a, events: {EVENTS}}}', made)
+    one.gone.append(lambda name, endpoint: told.append((name, endpoint)))
+    await one.start()
+    await until_live(one)
+    await one.replace(members(following("127.0.0.1:2"), following("127.0.0.1:3")))
+    assert one.endpoints("a") == ["127.0.0.1:2", "127.0.0.1:3"]
+    assert one.places() == [("127.0.0.1:2",) * 2, ("127.0.0.1:3",) * 2]
+    assert (one.state("127.0.0.1:1"), told) == ("unsupported", [("127.0.0.1:1", "127.0.0.1:1")])
+    await one.replace(members(following("127.0.0.1:3")))
+    assert (len(made), one.endpoints("a")) == (3, ["127.0.0.1:3"])
+    await one.close()
+
+
+async def test_another_engine_under_the_same_address_begins_anew() -> None:
+    made: list[MemoryTransport] = []
+    told: list[str] = []
+    one = workers('{endpoint: "127.0.0.1:9", model: a}', made)
+    await one.start()
+    await one.replace(members(following("127.0.0.1:1", identity="old")))
+    one.drain("127.0.0.1:1", draining=True)
+    one.gone.append(lambda name, _: told.append(name))
+    await one.replace(members(following("127.0.0.1:1", identity="new")))
+    assert (len(made), told, one.draining()) == (2, ["127.0.0.1:1"], set())
+    await one.close()
+
+
+async def test_a_worker_that_moves_its_feed_is_followed_there() -> None:
+    made: list[MemoryTransport] = []
+    one = workers('{endpoint: "127.0.0.1:9", model: a}', made)
+    await one.start()
+    for port in (5557, 5557, 6000):
+        await one.replace(members(following("127.0.0.1:1", port)))
+    assert len(made) == 2
+    await one.close()
+
+
+async def test_draining_is_by_source_and_by_hand() -> None:
+    one = workers(
+        '{endpoint: "127.0.0.1:1", model: a, draining: true}, {endpoint: "h:2", model: a}'
+    )
+    assert one.draining() == {"127.0.0.1:1"}
+    assert one.drain("h:2", draining=True)
+    assert one.draining() == {"127.0.0.1:1", "h:2"}
+    assert one.drain("h:2", draining=False)
+    assert not one.drain("nobody:1", draining=True)
+    assert one.lanes() == {"a": [("127.0.0.1:1", False)]}
+
+
+async def test_a_worker_that_is_not_ready_gets_no_requests() -> None:
+    one = workers('{endpoint: "127.0.0.1:9", model: a}')
+    await one.replace(members(Found(config.Worker("127.0.0.1:1", "a"), "its pod is not ready")))
+    assert one.candidates("a")[0].excluded == "its pod is not ready"
+    assert one.lanes() == {"a": [("127.0.0.1:1", False)]}
+    await one.close()
+
+
+async def test_a_worker_of_an_unknown_model_waits_until_it_tells() -> None:
+    listed = {"data": [{"id": "b"}, {"id": "x", "parent": "b"}]}
+    async with worker(**{"v1/models": listed, "server_info": {"page_size": 64}}) as endpoint:
+        made: list[MemoryTransport] = []
+        one = workers(f"{{endpoint: '{endpoint}', learn: true, events: {EVENTS}}}", made)
+        await one.start()
+        assert one.candidates("b")[0].excluded == "its model is not known yet"
+        async with asyncio.timeout(10):
+            while not made:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.005)
+        (candidate,) = one.candidates("b")
+        assert (candidate.excluded, candidate.loras) == ("", frozenset({"x"}))
+        (status,) = one.status(lambda _: 0)
+        assert (status["model"], status["block_size"], status["lora"]) == ("b", 64, ["x"])
+        await one.close()
+
+
+async def test_adapters_are_served_where_they_are_said_to_be() -> None:
+    one = workers(
+        '{endpoint: "127.0.0.1:1", model: a, lora: [x]}, {endpoint: "127.0.0.1:2", model: a}'
+    )
+    assert [each.loras for each in one.candidates("a")] == [frozenset({"x"}), None]

@@ -1,0 +1,152 @@
+"""Follows all sources, keeps the last good view of each, and applies the fleet made of them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from extproc.discovery.sources import Report, Source
+from extproc.discovery.view import MAX_FOUND, STATIC, Fleet, View, doubles, merged
+
+log = logging.getLogger("kvsteer.discovery")
+
+# A source that ended, which is a fault of ours, is begun anew after this time.
+BEGIN_AGAIN_SECONDS = 5.0
+
+Apply = Callable[[Fleet], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a source said last."""
+
+    view: View | None = None
+    confirmed_at: float = 0.0
+    fault: str = ""
+    faults: int = 0
+    note: str = ""
+    doubled: str = ""
+
+
+class Discovery:
+    """The sources of one router.
+
+    static: the workers of the configuration. apply: is given the whole fleet whenever it changes.
+    monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        static: View,
+        sources: Sequence[Source],
+        apply: Apply,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._static = static
+        self._sources = {source.name: source for source in sources}
+        self._seen = {name: _Seen() for name in self._sources}
+        self._apply = apply
+        self._monotonic = monotonic
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begins to follow the sources."""
+        if self._sources:
+            self._tasks.append(asyncio.create_task(self._keep_applying()))
+        for source in self._sources.values():
+            self._tasks.append(asyncio.create_task(self._keep_running(source)))
+
+    async def close(self) -> None:
+        """Stops following them; the fleet stays as it is."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every source has given a view."""
+        return all(seen.view is not None for seen in self._seen.values())
+
+    def fault(self, source: str) -> str:
+        """Why the view of a source may be old, "" if it is not."""
+        seen = self._seen.get(source)
+        return seen.fault or seen.note or seen.doubled if seen else ""
+
+    def status(self) -> list[dict[str, Any]]:
+        """Every source, as GET /discovery shows it; ages are seconds."""
+        now = self._monotonic()
+        static = {"source": STATIC, "workers": len(self._static), "age_seconds": 0.0}
+        return [
+            {**static, "fault": "", "note": "", "faults": 0},
+            *({"source": name, **_shown(seen, now)} for name, seen in self._seen.items()),
+        ]
+
+    async def _keep_running(self, source: Source) -> None:
+        seen = self._seen[source.name]
+        report = Report(
+            view=lambda view, note: self._take(source.name, seen, view, note),
+            confirm=lambda: self._confirm(source.name, seen),
+            fault=lambda fault: self._note(source.name, seen, fault),
+        )
+        while True:
+            try:
+                await source.run(report)
+            except Exception as error:
+                log.exception("discovery: %s", source.name)
+                report.fault(f"ended with {type(error).__name__}")
+            await asyncio.sleep(BEGIN_AGAIN_SECONDS)
+
+    def _take(self, name: str, seen: _Seen, view: View, note: str) -> None:
+        if len(view) > MAX_FOUND:
+            self._note(name, seen, f"names {len(view)} workers; {MAX_FOUND} are the most")
+            return
+        self._confirm(name, seen)
+        if note != seen.note:
+            seen.note = note
+            if note:
+                log.warning("discovery: %s: %s", name, note)
+        if view != seen.view:
+            log.info("discovery: %s names %d workers", name, len(view))
+            seen.view = view
+            self._changed.set()
+
+    def _confirm(self, name: str, seen: _Seen) -> None:
+        seen.confirmed_at = self._monotonic()
+        if seen.fault:
+            log.info("discovery: %s is well again", name)
+            seen.fault = ""
+
+    def _note(self, name: str, seen: _Seen, fault: str) -> None:
+        seen.faults += 1
+        if fault != seen.fault:  # once, however often it is tried
+            log.warning("discovery: %s: %s; its last view stays", name, fault)
+            seen.fault = fault
+
+    async def _keep_applying(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            views = {STATIC: self._static}
+            views |= {name: seen.view or () for name, seen in self._seen.items()}
+            for seen in self._seen.values():
+                seen.doubled = ""
+            for source, note in doubles(views):
+                self._seen[source].doubled = note
+            try:
+                await self._apply(merged(views))
+            except Exception:  # the next view must be applied all the same
+                log.exception("discovery: a view could not be applied")
+
+
+def _shown(seen: _Seen, now: float) -> dict[str, Any]:
+    return {
+        "workers": None if seen.view is None else len(seen.view),
+        "age_seconds": None if seen.view is None else round(now - seen.confirmed_at, 3),
+        "fault": seen.fault,
+        "note": "; ".join(filter(None, (seen.note, seen.doubled))),
+        "faults": seen.faults,
+    }

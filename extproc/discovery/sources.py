@@ -1,0 +1,30 @@
+"""What a source of workers is."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from extproc.discovery.view import View
+
+
+class Report(NamedTuple):
+    """Where a source tells what it sees; each may be called at any time.
+
+    view: all workers that there are now, and what is wrong with some of them, "" if nothing.
+    confirm: the last view still holds. fault: it cannot be known now, and why in words; the last
+    view stays.
+    """
+
+    view: Callable[[View, str], None]
+    confirm: Callable[[], None]
+    fault: Callable[[str], None]
+
+
+class Source(Protocol):
+    """Something that knows workers."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people and metrics, one of few."""
+
+    async def run(self, report: Report) -> None:
+        """Reports until it is cancelled; whatever goes wrong is a fault, and is tried again."""

@@ -1,0 +1,89 @@
+"""Asks workers what they serve, again and again, where the configuration leaves it to them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import aiohttp
+
+from extproc.config import Model, Worker
+from extproc.workers.asking import Asking
+from extproc.workers.learned import MODELS, SERVER_INFO, Learned, block_size_in, from_models
+
+log = logging.getLogger("kvsteer.workers")
+
+# Adapters are loaded and unloaded while an engine runs.
+ASK_AGAIN_SECONDS = 30.0
+ASK_SOON_SECONDS = 1.0
+NOTHING = Learned()
+
+
+class Learning:
+    """What the workers told, kept while they do not answer.
+
+    changed: is told the name of a worker of which something else is known now.
+    """
+
+    def __init__(self, models: Sequence[Model], changed: Callable[[str], None]) -> None:
+        self._models = models
+        self._changed = changed
+        self._learned: dict[str, Learned] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._asking: Asking | None = None
+
+    def of(self, name: str) -> Learned:
+        """What is known of a worker."""
+        return self._learned.get(name, NOTHING)
+
+    async def ask(self, workers: Mapping[str, Worker]) -> None:
+        """Asks those of these workers that are to be asked, and no others any more."""
+        wanted = {name for name, worker in workers.items() if worker.learn}
+        gone = [self._tasks.pop(name) for name in self._tasks.keys() - wanted]
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        for name in self._learned.keys() - wanted:
+            del self._learned[name]
+        if wanted and self._asking is None:
+            self._asking = Asking()
+        for name in wanted - self._tasks.keys():
+            self._tasks[name] = asyncio.create_task(self._keep_asking(name))
+
+    async def close(self) -> None:
+        """Asks nobody any more."""
+        await self.ask({})
+        if self._asking is not None:
+            await self._asking.__aexit__(None, None, None)
+            self._asking = None
+
+    async def _keep_asking(self, name: str) -> None:
+        while True:
+            try:
+                learned = await self._ask(name)
+                if learned != self.of(name) and learned != NOTHING:
+                    self._learned[name] = learned
+                    log.info("worker %s tells: %s", name, _shown(learned))
+                    self._changed(name)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                log.debug("worker %s does not tell what it serves: %s", name, type(error).__name__)
+            except Exception:  # one worker's answer must not end its asking
+                log.exception("worker %s: what it tells cannot be taken", name)
+            is_known = self.of(name).model is not None
+            await asyncio.sleep(ASK_AGAIN_SECONDS if is_known else ASK_SOON_SECONDS)
+
+    async def _ask(self, name: str) -> Learned:
+        if self._asking is None:
+            return NOTHING
+        answer = await self._asking.get(name, MODELS)
+        learned = NOTHING if isinstance(answer, str) else from_models(answer, self._models)
+        for path in SERVER_INFO:
+            answer = await self._asking.get(name, path)
+            if not isinstance(answer, str):
+                return learned._replace(block_size=block_size_in(answer))
+        return learned
+
+
+def _shown(learned: Learned) -> str:
+    adapters = "unknown" if learned.adapters is None else len(learned.adapters)
+    size = learned.block_size or "unknown"
+    return f"model {learned.model or 'unknown'}, {adapters} adapters, block size {size}"

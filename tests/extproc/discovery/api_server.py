@@ -1,0 +1,208 @@
+"""A small Kubernetes API server: pods and InferencePools of one namespace, listed and watched."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+Body = dict[str, Any]
+NAMESPACE = "llm"
+TOKEN = "a-token"  # noqa: S105 - of this server only
+
+
+class ApiServer:
+    """What it serves, and how it misbehaves.
+
+    asked: the query of every request. refuses: a status that it answers instead.
+    """
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Body] = {}
+        self.pools: dict[str, Body] = {}
+        self.version = 100
+        self.asked: list[dict[str, str]] = []
+        self.refuses: int | None = None
+        self.gone_below = 0
+        self.is_silent = False
+        self.page = 500
+        self.runner: web.AppRunner | None = None
+        self.port = 0
+        self._history: list[tuple[str, int, bytes]] = []
+        self._watchers: set[tuple[str, asyncio.Queue[bytes | None]]] = set()
+
+    async def start(self) -> None:
+        """Listens on the same port as before, if there was one."""
+        application = web.Application()
+        core = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        extension = f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools"
+        application.router.add_get(core, self._pods)
+        application.router.add_get(extension, self._pools)
+        self.runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
+        self.port = self.runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Goes away, and with it all watches."""
+        self.end_watches()
+        if self.runner is not None:
+            await self.runner.cleanup()
+            self.runner = None
+
+    def put(self, kind: str, thing: Body, event: str | None = None) -> None:
+        """Adds or changes an object."""
+        things = self._things(kind)
+        name = thing["metadata"]["name"]
+        self.version += 1
+        thing["metadata"]["resourceVersion"] = str(self.version)
+        event = event or ("MODIFIED" if name in things else "ADDED")
+        things[name] = thing
+        self.emit(kind, event, thing)
+
+    def delete(self, kind: str, name: str) -> None:
+        """Takes an object away."""
+        thing = self._things(kind).pop(name)
+        self.version += 1
+        thing["metadata"]["resourceVersion"] = str(self.version)
+        self.emit(kind, "DELETED", thing)
+
+    def emit(self, kind: str, event: str, thing: Body) -> None:
+        """Sends an event to all who watch, and to those who come later with an older version."""
+        data = json.dumps({"type": event, "object": thing}).encode() + b"\n"
+        if event != "ERROR":
+            self._history.append((kind, self.version, data))
+        self.send(kind, data)
+
+    def bookmark(self, kind: str) -> None:
+        """Tells the version that all have seen."""
+        self.version += 10
+        self.emit(kind, "BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
+
+    def send(self, kind: str, data: bytes) -> None:
+        """Sends bytes to all who watch."""
+        for watched, queue in self._watchers:
+            if watched == kind:
+                queue.put_nowait(data)
+
+    def end_watches(self) -> None:
+        """Ends the watches as a time limit does."""
+        for _, queue in self._watchers:
+            queue.put_nowait(None)
+
+    @property
+    def watches(self) -> int:
+        """How many watch now."""
+        return len(self._watchers)
+
+    def lists(self) -> int:
+        """How many lists were asked for."""
+        return sum("watch" not in query for query in self.asked)
+
+    def _things(self, kind: str) -> dict[str, Body]:
+        return self.pods if kind == "pods" else self.pools
+
+    async def _pods(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, "pods")
+
+    async def _pools(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, "pools")
+
+    async def _answer(self, request: web.Request, kind: str) -> web.StreamResponse:
+        query = dict(request.query)
+        self.asked.append(query)
+        if self.is_silent:
+            await asyncio.sleep(3600)
+        if self.refuses is not None:
+            return web.json_response(
+                {"kind": "Status", "code": self.refuses, "message": "not now"}, status=self.refuses
+            )
+        assert request.headers["Authorization"] == f"Bearer {TOKEN}"
+        if query.get("watch") in ("True", "true"):
+            return await self._watch(request, kind, int(query["resourceVersion"]))
+        return self._list(kind, query)
+
+    def _list(self, kind: str, query: dict[str, str]) -> web.Response:
+        wanted = dict(one.split("=") for one in query.get("labelSelector", "").split(",") if one)
+        things = [
+            thing
+            for thing in self._things(kind).values()
+            if wanted.items() <= thing["metadata"].get("labels", {}).items()
+        ]
+        start = int(query.get("continue", "0"))
+        metadata: Body = {"resourceVersion": str(self.version)}
+        if start + self.page < len(things):
+            metadata["continue"] = str(start + self.page)
+        return web.json_response({"metadata": metadata, "items": things[start : start + self.page]})
+
+    async def _watch(self, request: web.Request, kind: str, version: int) -> web.StreamResponse:
+        if version < self.gone_below:
+            return web.json_response({"kind": "Status", "code": 410}, status=410)
+        assert request.query["allowWatchBookmarks"] in ("True", "true")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        watcher = (kind, asyncio.Queue[bytes | None]())
+        for watched, at, data in self._history:
+            if watched == kind and at > version:
+                watcher[1].put_nowait(data)
+        self._watchers.add(watcher)
+        try:
+            while (more := await watcher[1].get()) is not None:
+                await response.write(more)
+        finally:
+            self._watchers.discard(watcher)
+        return response
+
+
+@contextlib.asynccontextmanager
+async def api_server(directory: Path) -> AsyncIterator[tuple[ApiServer, str]]:
+    """A server that runs, and the kubeconfig by which it is reached."""
+    server = ApiServer()
+    await server.start()
+    kubeconfig = directory / "kubeconfig"
+    name = {"name": "here"}
+    kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "here",
+                "clusters": [name | {"cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "users": [name | {"user": {"token": TOKEN}}],
+                "contexts": [name | {"context": {"cluster": "here", "user": "here"}}],
+            }
+        )
+    )
+    yield server, str(kubeconfig)
+    await server.stop()
+
+
+def pod(name: str, ip: str = "10.0.0.1", **more: Any) -> Body:
+    """A pod that is ready. more: labels, annotations, ready, phase, uid, created, deleted."""
+    metadata: Body = {
+        "name": name,
+        "uid": more.get("uid", f"uid-{name}"),
+        "creationTimestamp": more.get("created", "2026-01-01T00:00:00Z"),
+        "labels": {"app": "vllm", **more.get("labels", {})},
+        "annotations": more.get("annotations", {}),
+        "managedFields": [{"manager": "x" * 100}],
+    }
+    if more.get("deleted"):
+        metadata["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+    ready = "True" if more.get("ready", True) else "False"
+    return {
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "engine"}]},
+        "status": {
+            "phase": more.get("phase", "Running"),
+            "podIP": ip,
+            "conditions": [
+                {"type": "Initialized", "status": "True"},
+                {"type": "Ready", "status": ready},
+            ],
+        },
+    }

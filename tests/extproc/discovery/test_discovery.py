@@ -1,0 +1,186 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from extproc.config import Worker
+from extproc.discovery import discovery
+from extproc.discovery.discovery import Discovery
+from extproc.discovery.discovery_families import DiscoveryCollector
+from extproc.discovery.sources import Report, Source
+from extproc.discovery.view import Fleet, listed
+from tests.extproc.discovery.following import until
+
+A, B, C = (Worker(f"10.0.0.{number}:1") for number in (1, 2, 3))
+
+
+class Told:
+    """A source that says what the test says."""
+
+    def __init__(self, name: str = "file") -> None:
+        self.name = name
+        self.report: Report | None = None
+        self.begun = 0
+
+    async def run(self, report: Report) -> None:
+        self.begun += 1
+        self.report = report
+        await asyncio.Event().wait()
+
+    def see(self, *workers: Worker, note: str = "") -> None:
+        assert self.report is not None
+        self.report.view(listed(workers), note)
+
+    def fail(self, fault: str) -> None:
+        assert self.report is not None
+        self.report.fault(fault)
+
+
+class Failing(Told):
+    """A source with a fault of its own."""
+
+    async def run(self, report: Report) -> None:
+        self.begun += 1
+        raise ValueError(f"not {report}")
+
+
+class Applied:
+    """What was applied."""
+
+    def __init__(self) -> None:
+        self.fleets: list[Fleet] = []
+        self.fails = False
+        self.now = 100.0
+
+    async def apply(self, fleet: Fleet) -> None:
+        if self.fails:
+            raise ValueError
+        self.fleets.append(fleet)
+
+    @property
+    def last(self) -> list[tuple[str, str]]:
+        return [(name, one.source) for name, one in self.fleets[-1].items()] if self.fleets else []
+
+
+@contextlib.asynccontextmanager
+async def followed(
+    sources: Sequence[Source], static: Sequence[Worker] = ()
+) -> AsyncIterator[tuple[Discovery, Applied]]:
+    applied = Applied()
+    one = Discovery(listed(static), sources, applied.apply, lambda: applied.now)
+    await one.start()
+    await asyncio.sleep(0)
+    yield one, applied
+    await one.close()
+
+
+def source_of(one: Discovery, name: str) -> dict[str, Any]:
+    return next(source for source in one.status() if source["source"] == name)
+
+
+async def test_all_views_make_one_fleet() -> None:
+    file, names = Told(), Told("dns:x")
+    async with followed([file, names], [A]) as (one, applied):
+        file.see(B)
+        before = one.is_complete
+        names.see(C)
+        await until(lambda: len(applied.last) == 3)
+        assert (before, one.is_complete) == (False, True)
+        assert applied.last == [
+            ("10.0.0.1:1", "workers"), ("10.0.0.2:1", "file"), ("10.0.0.3:1", "dns:x"),
+        ]  # fmt: skip
+
+
+async def test_a_view_that_stays_the_same_is_not_applied_again() -> None:
+    file = Told()
+    async with followed([file]) as (one, applied):
+        file.see(A)
+        await until(lambda: len(applied.fleets) == 1)
+        applied.now += 5.0
+        file.see(A)
+        await asyncio.sleep(0.01)
+        assert (len(applied.fleets), source_of(one, "file")["age_seconds"]) == (1, 0.0)
+
+
+async def test_a_fault_is_logged_once_and_shown_until_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = Told()
+    async with followed([file]) as (one, applied):
+        file.see(A)
+        await until(lambda: len(applied.fleets) == 1)
+        applied.now += 3600.0
+        file.fail("gone")
+        file.fail("gone")
+        assert source_of(one, "file") == {
+            "source": "file", "workers": 1, "age_seconds": 3600.0, "fault": "gone", "note": "",
+            "faults": 2,
+        }  # fmt: skip
+        assert caplog.text.count("gone") == 1
+        assert (one.fault("file"), one.fault("workers")) == ("gone", "")
+        assert file.report is not None
+        file.report.confirm()
+        assert (one.fault("file"), len(applied.fleets)) == ("", 1)
+
+
+async def test_a_double_and_a_note_are_shown() -> None:
+    file = Told()
+    async with followed([file], [A]) as (one, applied):
+        file.see(A, B, note="a pod is odd")
+        await until(lambda: bool(applied.fleets))
+        double = "10.0.0.1:1 is taken from workers, which names it too"
+        assert source_of(one, "file")["note"] == f"a pod is odd; {double}"
+        file.see(B)
+        await until(lambda: source_of(one, "file")["note"] == "")
+
+
+async def test_a_view_of_too_many_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "MAX_FOUND", 1)
+    file = Told()
+    async with followed([file]) as (one, applied):
+        file.see(A, B)
+        assert one.fault("file") == "names 2 workers; 1 are the most"
+        assert applied.fleets == []
+
+
+async def test_a_source_that_ends_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "BEGIN_AGAIN_SECONDS", 0.001)
+    failing, file = Failing(), Told("dns:x")
+    async with followed([failing, file]) as (one, applied):
+        await until(lambda: failing.begun > 2)
+        assert one.fault("file") == "ended with ValueError"
+        file.see(A)
+        await until(lambda: bool(applied.fleets))
+
+
+async def test_a_view_that_cannot_be_applied_keeps_no_later_one_away() -> None:
+    file = Told()
+    async with followed([file]) as (_, applied):
+        applied.fails = True
+        file.see(A)
+        await asyncio.sleep(0.01)
+        applied.fails = False
+        file.see(A, B)
+        await until(lambda: len(applied.last) == 2)
+
+
+async def test_the_metrics_show_every_source() -> None:
+    file = Told()
+    async with followed([file], [A]) as (one, _):
+        file.fail("gone")
+        samples = {
+            (sample.name, sample.labels["source"]): sample.value
+            for family in DiscoveryCollector(one.status).collect()
+            for sample in family.samples
+        }
+        assert samples == {
+            ("kvsteer_discovery_workers", "workers"): 1,
+            ("kvsteer_discovery_workers", "file"): 0,
+            ("kvsteer_discovery_age_seconds", "workers"): 0.0,
+            ("kvsteer_discovery_fault", "workers"): 0,
+            ("kvsteer_discovery_fault", "file"): 1,
+            ("kvsteer_discovery_faults_total", "workers"): 0,
+            ("kvsteer_discovery_faults_total", "file"): 1,
+        }

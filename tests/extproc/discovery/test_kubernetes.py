@@ -1,0 +1,256 @@
+"""Discovery against an API server that lists, watches, times out, forgets and goes away."""
+
+import builtins
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.config import Config
+from extproc.config.reader import parse
+from extproc.discovery import list_watch
+from extproc.discovery.kubernetes import KubernetesPods
+from extproc.errors import StartError
+from tests.extproc.discovery.api_server import NAMESPACE, ApiServer, api_server, pod
+from tests.extproc.discovery.following import following, until
+
+
+@pytest.fixture
+async def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[ApiServer, str]]:
+    monkeypatch.setattr(list_watch, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(list_watch, "LAST_WAIT_SECONDS", 0.05)
+    async with api_server(tmp_path) as one:
+        yield one
+
+
+def config(kubeconfig: str, which: str = "selector: app=vllm") -> Config:
+    options = f"{{{which}, namespace: {NAMESPACE}, kubeconfig: {kubeconfig}}}"
+    return parse(f"models: [{{name: a}}]\ndiscovery: {{kubernetes: {options}}}", "c")
+
+
+def pods(kubeconfig: str, which: str = "selector: app=vllm") -> KubernetesPods:
+    made = config(kubeconfig, which)
+    assert made.discovery.kubernetes is not None
+    return KubernetesPods(made.discovery.kubernetes, made)
+
+
+def pool(name: str = "llm", app: str = "vllm", ports: tuple[int, ...] = (8000,)) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}"},
+        "spec": {
+            "selector": {"matchLabels": {"app": app}},
+            "targetPorts": [{"number": port} for port in ports],
+            "endpointPickerRef": {"name": "kvsteer"},
+        },
+    }
+
+
+async def test_pods_are_listed_then_watched(server: tuple[ApiServer, str]) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one", "10.0.0.1"))
+    api.put("pods", pod("other", "10.0.0.9", labels={"app": "else"}))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: seen.endpoints == ["10.0.0.1:8000"])
+        await until(lambda: api.watches == 1)
+        api.put("pods", pod("two", "10.0.0.2"))
+        await until(lambda: seen.endpoints == ["10.0.0.1:8000", "10.0.0.2:8000"])
+        api.delete("pods", "one")
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+        assert (api.lists(), seen.faults) == (1, [])
+
+
+async def test_a_long_list_comes_in_pages(server: tuple[ApiServer, str]) -> None:
+    api, kubeconfig = server
+    api.page = 2
+    for number in range(5):
+        api.put("pods", pod(f"p{number}", f"10.0.0.{number}"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: len(seen.endpoints or ()) == 5)
+        assert [query.get("continue") for query in api.asked[:3]] == [None, "2", "4"]
+
+
+async def test_readiness_and_termination_are_honoured(server: tuple[ApiServer, str]) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one", ready=False))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: seen.views == 1)
+        assert seen.found("10.0.0.1:8000").excluded == "its pod is not ready"
+        await until(lambda: api.watches == 1)
+        api.put("pods", pod("one"))
+        await until(lambda: not seen.found("10.0.0.1:8000").excluded)
+        api.put("pods", pod("one", deleted=True))
+        await until(lambda: seen.found("10.0.0.1:8000").worker.draining)
+        api.put("pods", pod("one", phase="Succeeded"))
+        await until(lambda: seen.endpoints == [])
+
+
+async def test_a_watch_that_times_out_goes_on_from_the_last_bookmark(
+    server: tuple[ApiServer, str],
+) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        confirmed = seen.confirmed
+        api.bookmark("pods")
+        await until(lambda: seen.confirmed > confirmed)
+        api.end_watches()
+        version = str(api.version)
+        await until(lambda: api.asked[-1].get("resourceVersion") == version)
+        assert (api.lists(), seen.views) == (1, 1)
+
+
+@pytest.mark.parametrize("as_event", [True, False])
+async def test_a_version_that_is_gone_is_listed_anew(
+    server: tuple[ApiServer, str], *, as_event: bool
+) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one", "10.0.0.1"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        del api.pods["one"]  # nobody is told
+        api.pods["two"] = pod("two", "10.0.0.2")
+        if as_event:
+            api.emit("pods", "ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
+        else:
+            api.gone_below = api.version + 1
+            api.version += 5
+            api.end_watches()
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+        assert api.lists() == 2
+
+
+async def test_the_last_view_stays_while_the_server_is_away(server: tuple[ApiServer, str]) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        await api.stop()
+        await until(lambda: len(seen.faults) > 3)
+        assert seen.endpoints == ["10.0.0.1:8000"]
+        assert seen.fault.startswith("the API server does not answer: ")
+        api.put("pods", pod("two", "10.0.0.2"))
+        api.gone_below = api.version
+        await api.start()
+        await until(lambda: seen.endpoints == ["10.0.0.1:8000", "10.0.0.2:8000"])
+        assert seen.fault == ""
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+async def test_a_refusal_is_a_fault_that_heals(server: tuple[ApiServer, str], status: int) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    api.refuses = status
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: seen.fault == f"the API server: {status} not now")
+        api.refuses = None
+        await until(lambda: seen.endpoints == ["10.0.0.1:8000"])
+
+
+async def test_a_server_that_says_nothing_is_given_up(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, kubeconfig = server
+    monkeypatch.setattr(list_watch, "LIST_SECONDS", 0.2)
+    api.is_silent = True
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: "does not answer" in seen.fault)
+
+
+async def test_a_watch_that_fell_silent_is_begun_anew(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, kubeconfig = server
+    monkeypatch.setattr(list_watch, "WATCH_SECONDS", 0)
+    monkeypatch.setattr(list_watch, "PATIENCE_SECONDS", 0.2)
+    api.put("pods", pod("one"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: sum("watch" in query for query in api.asked) > 2)
+        assert (api.lists(), seen.endpoints) == (1, ["10.0.0.1:8000"])
+
+
+@pytest.mark.parametrize(
+    "data", [b"no event\n", b"[]\n", b'{"type": "ERROR", "object": {"code": 500}}\n', b"x" * 5000]
+)
+async def test_a_watch_that_makes_no_sense_is_a_fault(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr(list_watch, "MAX_LINE_BYTES", 4096)
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        api.send("pods", data)
+        await until(lambda: len(seen.faults) == 1)
+        await until(lambda: api.watches == 1)
+        api.put("pods", pod("two", "10.0.0.2"))
+        await until(lambda: len(seen.endpoints or ()) == 2)
+
+
+async def test_a_pod_that_cannot_be_read_spoils_no_other(server: tuple[ApiServer, str]) -> None:
+    api, kubeconfig = server
+    bad = pod("bad")
+    bad["status"] = "what"
+    api.put("pods", bad)
+    api.put("pods", pod("good", "10.0.0.2"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+        await until(lambda: api.watches == 1)
+        api.put("pods", bad)
+        api.put("pods", pod("more", "10.0.0.3"))
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000", "10.0.0.3:8000"])
+
+
+async def test_a_pool_tells_which_pods_and_ports(server: tuple[ApiServer, str]) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    api.put("pods", pod("new", "10.0.0.2", labels={"app": "new"}))
+    async with following(pods(kubeconfig, "inference_pool: llm")) as seen:
+        await until(lambda: seen.fault == "InferencePool llm does not exist")
+        await until(lambda: api.watches == 1)
+        api.put("pools", pool(ports=(8000, 8001)))
+        await until(lambda: seen.endpoints == ["10.0.0.1:8000", "10.0.0.1:8001"])
+        api.put("pools", pool(app="new"))
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+        assert any(query.get("fieldSelector") == "metadata.name=llm" for query in api.asked)
+
+
+async def test_the_pods_of_a_pool_stay_when_it_goes_or_breaks(
+    server: tuple[ApiServer, str],
+) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    api.put("pools", pool())
+    async with following(pods(kubeconfig, "inference_pool: llm")) as seen:
+        await until(lambda: seen.endpoints == ["10.0.0.1:8000"])
+        await until(lambda: api.watches == 2)
+        api.put("pools", pool(ports=()))
+        await until(lambda: seen.fault == "InferencePool llm does not have 1 to 8 ports")
+        api.delete("pools", "llm")
+        await until(lambda: seen.fault == "InferencePool llm does not exist")
+        api.put("pods", pod("two", "10.0.0.2"))
+        await until(lambda: len(seen.endpoints or ()) == 2)
+        assert seen.fault == "InferencePool llm does not exist"
+        api.put("pools", pool())
+        await until(lambda: seen.fault == "")
+
+
+async def test_a_kubeconfig_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    async with following(pods(str(tmp_path / "none"))) as seen:
+        await until(lambda: seen.fault.startswith("the API server is not known: "))
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def absent(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("kubernetes_asyncio"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(StartError, match=r"pip install 'kvsteer\[kubernetes\]'"):
+        pods("none")

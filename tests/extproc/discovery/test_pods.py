@@ -1,0 +1,211 @@
+import json
+from typing import Any
+
+import pytest
+
+from extproc.config import EventPorts, FoundWorker, Model, WorkerEvents
+from extproc.discovery.kubernetes_wire import Pod, read_listing, read_thing
+from extproc.discovery.pods import Asked, workers_in
+from extproc.discovery.view import Found
+from tests.extproc.discovery import api_server
+
+MODELS = (Model("a", lora=("x", "y")), Model("b", lora=("z",)))
+
+
+def pod(name: str = "p", ip: str = "10.0.0.1", **more: Any) -> Pod:
+    listing = read_listing(
+        json.dumps({"metadata": {}, "items": [api_server.pod(name, ip, **more)]}).encode()
+    )
+    assert listing is not None
+    assert listing.items is not None
+    read = read_thing(listing.items[0], Pod)
+    assert read is not None
+    return read
+
+
+def found(
+    *pods: Pod, of_all: FoundWorker | None = None, **asked: Any
+) -> tuple[list[Found], list[str]]:
+    view, notes = workers_in(pods, Asked(of_all or FoundWorker(model="a"), MODELS, **asked))
+    return list(view), notes
+
+
+def only(*pods: Pod, **more: Any) -> Found:
+    (one,), notes = found(*pods, **more)
+    assert notes == []
+    return one
+
+
+def noted(*pods: Pod, **more: Any) -> tuple[Found, str]:
+    (one,), (note,) = found(*pods, **more)
+    return one, note
+
+
+def annotated(**annotations: str) -> Pod:
+    return pod(
+        annotations={
+            f"kvsteer.io/{key.replace('_', '-')}": value for key, value in annotations.items()
+        }
+    )
+
+
+def labelled(**labels: str) -> Pod:
+    return pod(
+        labels={f"model.aibrix.ai/{key.replace('_', '-')}": value for key, value in labels.items()}
+    )
+
+
+def test_a_pod_is_a_worker_as_the_configuration_says() -> None:
+    one = only(pod())
+    assert (one.worker.endpoint, one.worker.model, one.worker.events) == (
+        "10.0.0.1:8000",
+        "a",
+        None,
+    )
+    assert (one.identity, one.excluded, one.worker.draining) == ("uid-p", "", False)
+
+
+def test_pods_that_are_over_or_have_no_address_are_no_workers() -> None:
+    over = [pod(phase="Succeeded"), pod(phase="Failed"), pod(ip="")]
+    assert found(*over) == ([], [])
+
+
+@pytest.mark.parametrize("ip", ["name", "10.0.0.1:5", "a b"])
+def test_an_address_that_is_none_is_noted(ip: str) -> None:
+    assert found(pod(ip=ip)) == ([], ["pod p: its address is none"])
+
+
+def test_ipv6_addresses_are_bracketed() -> None:
+    assert only(pod(ip="fd00::1")).worker.endpoint == "[fd00::1]:8000"
+
+
+def test_pods_that_go_away_drain_and_those_that_are_not_ready_are_left_out() -> None:
+    assert only(pod(deleted=True)).worker.draining
+    assert only(annotated(draining="true")).worker.draining
+    assert only(pod(ready=False)).excluded == "its pod is not ready"
+
+
+def test_of_two_pods_with_one_address_the_better_one_counts() -> None:
+    old, new = (
+        pod("old", created="2026-01-01T00:00:00Z"),
+        pod("new", created="2026-02-01T00:00:00Z"),
+    )
+    one, note = noted(old, new)
+    assert one.identity == "uid-new"
+    assert note == "pods new and old both have 10.0.0.1:8000"
+    assert noted(pod("old"), pod("new", deleted=True))[0].identity == "uid-old"
+    assert noted(pod("old"), pod("new", ready=False))[0].identity == "uid-old"
+
+
+def test_annotations_name_ports_and_feeds() -> None:
+    one = only(
+        annotated(
+            port="9000", zmq_port="6000", replay_port="6100", topic="kv", ranks="2",
+            block_size="64", model="b", lora="z, w", service="sglang",
+        )
+    )  # fmt: skip
+    assert one.worker.endpoint == "10.0.0.1:9000"
+    assert one.worker.events == WorkerEvents(
+        "tcp://10.0.0.1:6000", "tcp://10.0.0.1:6100", "kv", ranks=2, service="sglang"
+    )
+    assert (one.worker.model, one.worker.block_size, one.worker.lora) == ("b", 64, ("z", "w"))
+
+
+def test_a_grpc_feed_takes_the_place_of_the_configured_one() -> None:
+    of_all = FoundWorker(model="a", events=EventPorts(5557, 5657))
+    assert only(annotated(grpc_port="50051"), of_all=of_all).worker.events == WorkerEvents(
+        grpc="10.0.0.1:50051"
+    )
+
+
+def test_feeds_are_asked_for_or_left_alone_as_a_pod_says() -> None:
+    of_all = FoundWorker(model="a", events=EventPorts(5557))
+    assert only(annotated(events="auto"), of_all=of_all).worker.events == "auto"
+    assert only(annotated(events="none"), of_all=of_all).worker.events is None
+
+
+def test_several_ports_are_several_engines() -> None:
+    of_all = FoundWorker(model="a", events=EventPorts(5557))
+    view, _ = found(annotated(port="8000, 8001"), of_all=of_all)
+    assert [one.worker.endpoint for one in view] == ["10.0.0.1:8000", "10.0.0.1:8001"]
+    assert view[1].worker.events == WorkerEvents("tcp://10.0.0.1:5558")
+    view, _ = found(pod(), ports=(8000, 8001, 8002))
+    assert len(view) == 3
+
+
+def test_aibrix_labels_are_understood() -> None:
+    one = only(labelled(name="b", port="8080", kv_events_enabled="true", lora_id="7"))
+    assert (one.worker.endpoint, one.worker.model) == ("10.0.0.1:8080", "b")
+    assert one.worker.events == WorkerEvents("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
+    assert one.adapters == ((7, "z"),)
+
+
+def test_aibrix_can_turn_events_off() -> None:
+    of_all = FoundWorker(model="a", events=EventPorts(5557))
+    assert only(labelled(kv_events_enabled="false"), of_all=of_all).worker.events is None
+
+
+def test_the_number_of_an_adapter_without_one_name_is_noted() -> None:
+    one, note = noted(labelled(lora_id="7"))
+    assert one.adapters == ()
+    assert note == (
+        "pod p: model.aibrix.ai/lora-id: which adapter it numbers is not known; name it in"
+        " kvsteer.io/lora"
+    )
+
+
+def test_a_pod_of_the_only_model_needs_no_model() -> None:
+    labels = {"model.aibrix.ai/lora-id": "1"}
+    view, notes = workers_in([pod(labels=labels)], Asked(FoundWorker(), (Model("a", lora=("x",)),)))
+    assert (view[0].adapters, notes) == (((1, "x"),), [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("port", "0"), ("port", "70000"), ("port", "8000,8000"), ("port", "x"),
+        ("block_size", "²"), ("model", ""), ("lora", "a,,b"), ("draining", "perhaps"),
+        ("events", "zmq"), ("zmq_port", "9" * 30),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_noted_and_left_out(key: str, value: str) -> None:
+    one, note = noted(annotated(**{key: value}))
+    assert one.worker.endpoint == "10.0.0.1:8000"
+    assert note.startswith(f"pod p: kvsteer.io/{key.replace('_', '-')}: cannot be read: ")
+
+
+def test_a_service_that_is_unknown_is_noted() -> None:
+    one, note = noted(annotated(grpc_port="1", service="mine"))
+    assert one.worker.events == WorkerEvents(grpc="10.0.0.1:1")
+    assert note == "pod p: kvsteer.io/service: cannot be read: 'mine'"
+
+
+def test_ranks_that_are_too_many_are_noted() -> None:
+    one, note = noted(annotated(zmq_port="1", ranks="5000"))
+    assert one.worker.events == WorkerEvents("tcp://10.0.0.1:1")
+    assert note == "pod p: kvsteer.io/ranks: cannot be read: '5000'"
+
+
+def test_what_is_wrong_with_a_pod_is_noted_once() -> None:
+    labels = {"model.aibrix.ai/lora-id": "7", "model.aibrix.ai/port": "1,2"}
+    _, notes = found(pod(labels=labels))
+    assert len(notes) == 1
+
+
+def test_feeds_whose_ports_make_no_sense_are_left_out() -> None:
+    one, note = noted(annotated(zmq_port="5557", replay_port="5558", ranks="2"))
+    assert one.worker.events is None
+    assert note.startswith("pod p: its events: with 2 ranks the ports of zmq and replay overlap")
+
+
+def test_ports_that_run_out_are_noted() -> None:
+    of_all = FoundWorker(model="a", events=EventPorts(65535))
+    view, notes = found(annotated(port="1,2"), of_all=of_all)
+    assert [one.worker.events is None for one in view] == [False, True]
+    assert notes == ["pod p: its event ports are above 65535"]
+
+
+def test_a_model_that_is_not_configured_is_noted_once() -> None:
+    one, note = noted(labelled(name="who"))
+    assert one.worker.model == "who"
+    assert note == "pod p: its model 'who' is not under models"

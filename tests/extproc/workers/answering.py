@@ -1,0 +1,25 @@
+"""A worker's HTTP server, as far as it tells of itself."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+
+@asynccontextmanager
+async def worker(**answers: Any) -> AsyncIterator[str]:
+    """A worker that answers some paths with JSON, and others with 404; its host:port."""
+
+    async def answer(request: web.Request) -> web.Response:
+        name = request.path.removeprefix("/")
+        return web.json_response(answers[name]) if name in answers else web.Response(status=404)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()

@@ -1,0 +1,45 @@
+import json
+from typing import Any
+
+import pytest
+
+from extproc.config import Model
+from extproc.workers.learned import Learned, block_size_in, from_models
+
+MODELS = (Model("a", aliases=("org/a",)), Model("b"))
+NONSENSE = [b"", b"[]", b"1", b'{"data": 1}', b'{"data": [{}]}', b"[" * 5000, b"\xff"]
+
+
+def told(*cards: dict[str, Any]) -> Learned:
+    return from_models(json.dumps({"object": "list", "data": cards}).encode(), MODELS)
+
+
+def test_the_model_and_its_adapters_are_told() -> None:
+    cards = ({"id": "b", "parent": None}, {"id": "x", "parent": "b"}, {"id": "y", "parent": "b"})
+    assert told(*cards) == Learned("b", frozenset({"x", "y"}))
+
+
+def test_a_model_is_known_by_an_alias_or_by_its_path() -> None:
+    assert told({"id": "org/a"}).model == "a"
+    assert told({"id": "served", "root": "org/a"}).model == "a"
+
+
+def test_a_model_that_is_not_configured_is_not_known() -> None:
+    assert told({"id": "c"}) == Learned(None, frozenset())
+
+
+@pytest.mark.parametrize("answer", NONSENSE)
+def test_an_answer_that_makes_no_sense_tells_nothing(answer: bytes) -> None:
+    assert from_models(answer, MODELS) == Learned()
+    assert block_size_in(answer) is None
+
+
+def test_the_block_size_is_told_by_the_events_or_the_pages() -> None:
+    assert block_size_in(b'{"page_size": 64, "kv_events": {"block_size": 32}}') == 32
+    assert block_size_in(b'{"page_size": 64, "kv_events": null}') == 64
+    assert block_size_in(b'{"page_size": 64, "kv_events": {}}') == 64
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 30])
+def test_a_block_size_that_cannot_be_is_not_known(size: int) -> None:
+    assert block_size_in(json.dumps({"page_size": size}).encode()) is None
