@@ -1,0 +1,37 @@
+"""Bodies and parameters of admin requests, and what is answered where they make no sense."""
+
+import asyncio
+import json
+
+from aiohttp import web
+
+# Numbers of more digits are no number of ours, and slow to read.
+MAX_DIGITS = 15
+
+
+async def json_of(request: web.Request) -> object:
+    """The request's body.
+
+    Raises:
+        HTTPBadRequest: it is not JSON.
+    """
+    try:
+        return await asyncio.to_thread(json.loads, await request.read())
+    except (ValueError, RecursionError):
+        raise bad_request("the body is not JSON") from None
+
+
+def number_of(text: str, what: str) -> int:
+    """A number in a path or a query.
+
+    Raises:
+        HTTPBadRequest: it is none.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
+        raise bad_request(f"{what} must be a number")
+    return int(text)
+
+
+def bad_request(message: str) -> web.HTTPBadRequest:
+    """400, with the reason as JSON."""
+    return web.HTTPBadRequest(text=json.dumps({"error": message}), content_type="application/json")

@@ -1,0 +1,80 @@
+"""What the fleet looked like over the last quarter of an hour, in even steps."""
+
+from array import array
+from collections.abc import Mapping
+from math import isnan, nan
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    _Ring: TypeAlias = array[float]
+else:
+    _Ring = array
+
+STEP_SECONDS = 5.0
+STEPS = 180
+
+# The name under which the sum of all workers is kept; no worker has it.
+FLEET = ""
+
+
+class Figures(NamedTuple):
+    """Of one worker: now, and of the requests that went there during the last step."""
+
+    in_flight: int
+    blocks: int
+    prompt_tokens: int
+    predicted_tokens: int
+
+
+_COLUMNS = Figures._fields
+
+
+class History:
+    """One ring for each worker and figure, 8 bytes a step; a worker that goes takes its rings."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self._steps = steps
+        self._next = 0
+        self._times = self._empty()
+        self._rings: dict[str, tuple[_Ring, ...]] = {}
+
+    def sample(self, at: float, figures: Mapping[str, Figures]) -> None:
+        """Notes one step. at: seconds since the epoch."""
+        total = Figures(*map(sum, zip(*figures.values(), strict=True))) if figures else None
+        all_figures = {**figures, **({} if total is None else {FLEET: total})}
+        for gone in self._rings.keys() - all_figures.keys():
+            del self._rings[gone]
+        self._times[self._next] = at
+        for name, one in all_figures.items():
+            if name not in self._rings:
+                self._rings[name] = tuple(self._empty() for _ in _COLUMNS)
+            for ring, value in zip(self._rings[name], one, strict=True):
+                ring[self._next] = value
+        self._next = (self._next + 1) % self._steps
+
+    def names(self) -> list[str]:
+        """The workers that have a history."""
+        return [name for name in self._rings if name != FLEET]
+
+    def series(self, name: str) -> dict[str, list[Any]]:
+        """A worker's figures by name, the oldest first; None where there was nothing to note."""
+        rings = self._rings.get(name) or tuple(self._empty() for _ in _COLUMNS)
+        return {column: self._unrolled(ring) for column, ring in zip(_COLUMNS, rings, strict=True)}
+
+    def times(self) -> list[float | None]:
+        """When each step was noted, in seconds since the epoch, the oldest first."""
+        return self._unrolled(self._times)
+
+    def _unrolled(self, ring: _Ring) -> list[float | None]:
+        in_order = ring[self._next :] + ring[: self._next]
+        return [
+            None if isnan(value) else round(value, 4)
+            for value, at in zip(in_order, self._ages(), strict=True)
+            if not isnan(at)
+        ]
+
+    def _ages(self) -> _Ring:
+        return self._times[self._next :] + self._times[: self._next]
+
+    def _empty(self) -> _Ring:
+        return array("d", [nan]) * self._steps

@@ -1,0 +1,128 @@
+// Why a request went where it went, in words and as every candidate's cost.
+
+import { bar, cell, count, make, percent, pill, plural } from "./dom.js";
+
+const MAX_CANDIDATES = 50;
+
+const WITHOUT_PROMPT = {
+  not_inference: "it is no inference request",
+  no_body: "it has no body",
+  body_too_large: "its body is too large to be read",
+  body_not_buffered: "its body was not handed over whole",
+  reads_no_cache: "it asks for the whole prompt to be computed anew",
+  unknown_model: "its model is not configured",
+  bad_json: "its body is not JSON",
+  bad_request: "an engine will refuse it",
+  empty_prompt: "its prompt is empty",
+  no_tokenizer: "its model has no tokenizer here",
+  deadline: "its tokens were not ready in time",
+  internal_error: "of a fault of the router, which its log tells",
+};
+
+const strong = (text) => make("strong", {}, text);
+
+function because(told, first) {
+  const whole = plural(told.weighed_tokens ?? told.prompt_tokens, "prompt token");
+  const left = `${plural(Math.max(0, Math.round(first.cost_terms.uncached_tokens)), "token")} of work left`;
+  switch (told.reason) {
+    case "overlap":
+      return `it holds ${count(first.overlap_tokens)} of the ${whole} in its cache: ${left}.`;
+    case "uncertain_overlap":
+      return `it probably holds ${count(first.uncertain_tokens)} of the ${whole}; its feed cannot prove it.`;
+    case "speculative_overlap":
+      return `a request with the same beginning is under way there: ${count(first.speculative_tokens)} of the ${whole} are expected in its cache.`;
+    case "approximate_overlap":
+      return `requests with the same beginning were sent there: ${count(first.approximate_tokens)} of the ${whole} are probably in its cache.`;
+    case "nothing_cached":
+      return `no worker holds its beginning (${whole}), and there was least to do there.`;
+    default:
+      if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, which looks at no cache.`;
+      return `load alone decided, because ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
+  }
+}
+
+function others(told, first) {
+  const able = told.candidates.filter((one) => !one.excluded && one !== first);
+  const fuller = able.filter((one) => one.overlap_tokens > first.overlap_tokens);
+  const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)}`;
+  if (told.policy === "cost" && fuller.length) {
+    const most = fuller.reduce((a, b) => (b.overlap_tokens > a.overlap_tokens ? b : a));
+    return ` ${most.endpoint} holds more of it (${count(most.overlap_tokens)}), but has more to do: ${tell(most)}.`;
+  }
+  const next = able.find((one) => one.endpoint === told.pick[1]);
+  if (!next) return " No other worker could take it.";
+  return ` Next best was ${next.endpoint}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
+}
+
+// The answer to the question, as a sentence.
+export function sentence(told, subject) {
+  const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
+  if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. The proxy chooses.`);
+  const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
+  where.append(because(told, first), others(told, first));
+  return where;
+}
+
+function held(one) {
+  const tiers = Object.entries(one.overlap_blocks).filter(([, blocks]) => blocks);
+  const where = tiers.map(([tier, blocks]) => `${plural(blocks, "block")} on ${tier}`).join(", ");
+  const more = [
+    ["uncertain", one.uncertain_tokens],
+    ["expected", one.speculative_tokens],
+    ["probably, as sent before", one.approximate_tokens],
+  ].filter(([, tokens]) => tokens);
+  const small = [where, ...more.map(([kind, tokens]) => `${count(tokens)} ${kind}`)].filter(Boolean);
+  return [one.overlap_tokens ? count(one.overlap_tokens) : "none", small.length ? make("small", {}, small.join("; ")) : null];
+}
+
+function row(told, one, most) {
+  const place = told.pick.indexOf(one.endpoint);
+  const name = make("th", { role: "rowheader", scope: "row" }, one.endpoint, " ");
+  if (place === 0) name.append(pill("picked"));
+  if (place > 0) name.append(make("small", {}, `if that fails: number ${place + 1}`));
+  if (one.excluded) name.append(make("small", {}, `not possible: ${one.excluded}`));
+  const terms = one.cost_terms;
+  const parts = [["data-term", "compute", terms.uncached], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
+  const able = !one.excluded;
+  return make(
+    "tr", { role: "row" }, name,
+    cell("Feed now", {}, pill(one.state)),
+    cell("Holds, tokens", {}, ...held(one)),
+    cell("To compute", { number: true }, able ? count(terms.uncached) : "–"),
+    cell("Queued there", { number: true }, able ? count(terms.queued) : "–"),
+    cell("Running there", { number: true }, able ? count(terms.running) : "–"),
+    cell("Cost", { wide: true }, able ? count(one.cost) : "–", able ? bar(parts, most) : null),
+  );
+}
+
+const HEADS = [["Worker"], ["Feed now"], ["Holds, tokens"], ["To compute", "number"], ["Queued there", "number"], ["Running there", "number"], ["Cost"]];
+
+// Every candidate, the pick first, then by cost.
+export function candidates(told) {
+  const rank = (one) => [one.excluded ? 1 : 0, told.pick.indexOf(one.endpoint) + 1 || 99, one.cost];
+  const sorted = [...told.candidates].sort((a, b) => {
+    const [x, y] = [rank(a), rank(b)];
+    return x[0] - y[0] || x[1] - y[1] || x[2] - y[2];
+  });
+  const most = Math.max(...sorted.map((one) => (one.excluded ? 0 : one.cost)), 1);
+  const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, MAX_CANDIDATES).map((one) => row(told, one, most)));
+  const head = make("tr", { role: "row" }, ...HEADS.map(([words, kind]) => make("th", { role: "columnheader", scope: "col", class: kind }, words)));
+  const hidden = sorted.length - MAX_CANDIDATES;
+  return [
+    make("table", { role: "table", class: "stacked candidates" },
+      make("caption", {}, "Cost of each candidate, in tokens of work: the least wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
+      make("thead", { role: "rowgroup" }, head), body),
+    make("ul", { class: "legend", "aria-hidden": "true" },
+      make("li", { "data-term": "compute" }, "to compute for this request"),
+      make("li", { "data-term": "queued" }, "queued before it"),
+      make("li", { "data-term": "running" }, "share of what runs there")),
+    hidden > 0 ? make("p", { class: "quiet" }, `and ${plural(hidden, "more candidate")}`) : null,
+  ];
+}
+
+// What a line of the list says.
+export function shortly(told) {
+  const whole = told.weighed_tokens;
+  const hit = told.predicted_tokens || told.uncertain_tokens || told.speculative_tokens || told.approximate_tokens;
+  return whole ? `${count(hit)} of ${count(whole)} tokens held (${percent(hit, whole)})` : "no prompt";
+}

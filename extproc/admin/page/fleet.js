@@ -1,0 +1,134 @@
+// The workers: feeds, caches, load and hit rate over time.
+
+import { ask, bar, cell, count, find, make, percent, pill, plural, show } from "./dom.js";
+
+const MAX_WORKERS = 100;
+const STEPS = 180;
+const SVG = "http://www.w3.org/2000/svg";
+const rows = new Map();
+let before = null;
+
+const total = (tiers) => Object.values(tiers).reduce((sum, blocks) => sum + blocks, 0);
+const sum = (numbers) => (numbers ?? []).reduce((all, one) => all + (one ?? 0), 0);
+
+// In words, whatever there is to say about a worker's feeds.
+function reasons(worker) {
+  const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
+  if (worker.reason) said.unshift(worker.reason);
+  if (worker.excluded) said.unshift(`takes no requests: ${worker.excluded}`);
+  else if (worker.draining) said.unshift("draining: takes no new requests");
+  if (worker.source_fault) said.push(`${worker.source}: ${worker.source_fault}`);
+  if (worker.tokens?.differs) said.push("its tokens differ from ours");
+  if (!worker.feeds.length && !worker.reason) said.push("publishes no events");
+  return said.join("; ");
+}
+
+function usage(worker) {
+  const told = worker.feeds.map((feed) => feed.load?.cache_usage).filter((share) => share > 0);
+  return told.length ? `, ${Math.round(100 * Math.max(...told))} % in use` : "";
+}
+
+function tiers(worker, most) {
+  const parts = Object.entries(worker.blocks_by_tier);
+  const small = parts.filter(([tier, blocks]) => blocks && tier !== "device").map(([tier, blocks]) => `${count(blocks)} on ${tier}`);
+  const uncertain = worker.feeds.reduce((all, feed) => all + feed.uncertain_blocks, 0);
+  if (uncertain) small.push(`${count(uncertain)} uncertain`);
+  return [
+    `${plural(total(worker.blocks_by_tier), "block")}${usage(worker)}`,
+    bar(parts.map(([tier, blocks]) => ["data-tier", tier, blocks]), most, uncertain >= total(worker.blocks_by_tier)),
+    small.length ? make("small", {}, small.join(", ")) : null,
+  ];
+}
+
+// One stroke a step, as high as the share that was held; the newest at the right.
+function strokes(series) {
+  const width = 160 / STEPS;
+  const start = STEPS - series.prompt_tokens.length;
+  return series.prompt_tokens.map((tokens, at) => {
+    if (!tokens) return "";
+    const height = Math.max(1, (26 * series.predicted_tokens[at]) / tokens);
+    return `M${((start + at + 0.5) * width).toFixed(2)} 28V${(28 - height).toFixed(1)}`;
+  }).join("");
+}
+
+function spark(series) {
+  const words = percent(sum(series?.predicted_tokens), sum(series?.prompt_tokens));
+  if (words === "none") return [make("span", { class: "quiet" }, "no requests")];
+  const svg = document.createElementNS(SVG, "svg");
+  const attributes = { class: "spark", viewBox: "0 0 160 28", preserveAspectRatio: "none", "aria-hidden": "true" };
+  for (const [name, value] of Object.entries(attributes)) svg.setAttribute(name, value);
+  const ground = document.createElementNS(SVG, "line");
+  for (const [name, value] of Object.entries({ x1: 0, x2: 160, y1: 28, y2: 28 })) ground.setAttribute(name, value);
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", strokes(series));
+  svg.append(ground, path);
+  return [words, svg];
+}
+
+function row(worker, most, series) {
+  const named = worker.endpoint === worker.name ? null : make("small", {}, worker.endpoint);
+  return [
+    make("th", { role: "rowheader", scope: "row" }, worker.name, make("small", {}, worker.model), named),
+    cell("Feed", { wide: true }, pill(worker.state), make("small", {}, reasons(worker))),
+    cell("Blocks held", { wide: true }, ...tiers(worker, most).filter(Boolean)),
+    cell("In flight", { number: true }, count(worker.in_flight)),
+    cell("Hit rate, 15 minutes", {}, ...spark(series)),
+  ];
+}
+
+// States that changed are told to a screen reader; nothing else on the page speaks by itself.
+function announce(workers) {
+  const states = new Map(workers.map((worker) => [worker.name, worker.state]));
+  const changed = before === null ? [] : workers.filter((one) => before.has(one.name) && before.get(one.name) !== one.state);
+  before = states;
+  const said = changed.slice(0, 3).map((one) => `${one.name} is ${one.state}`);
+  if (changed.length > 3) said.push(`and ${plural(changed.length - 3, "other worker")} changed`);
+  if (said.length) show(find("announcer"), said.join(", "));
+}
+
+function summarize(workers, fleet) {
+  const states = new Map();
+  for (const worker of workers) states.set(worker.state, (states.get(worker.state) ?? 0) + 1);
+  const told = [...states].map(([state, number]) => `${count(number)} ${state}`).join(", ");
+  const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
+  const rate = percent(sum(fleet?.predicted_tokens), sum(fleet?.prompt_tokens));
+  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight · ` +
+    (rate === "none" ? "no prompts in the last 15 minutes" : `${rate} of all prompt tokens of the last 15 minutes were held where they went`));
+}
+
+function redraw(place, key, cells) {
+  const known = rows.get(key);
+  const element = known ?? make("tr", { role: "row" });
+  const drawn = make("tr", { role: "row" }, ...cells);
+  if (known === undefined || !known.isEqualNode(drawn)) element.replaceChildren(...drawn.childNodes);
+  rows.set(key, element);
+  if (place.parent.children[place.at] !== element) place.parent.insertBefore(element, place.parent.children[place.at] ?? null);
+}
+
+export async function drawFleet() {
+  const workers = await ask("/workers");
+  const shown = [...workers].sort((a, b) => (a.state === "live") - (b.state === "live")).slice(0, MAX_WORKERS);
+  const query = shown.map((one) => `worker=${encodeURIComponent(one.name)}`).join("&");
+  const history = await ask(`/history?${query}`);
+  const most = Math.max(1, ...workers.map((worker) => total(worker.blocks_by_tier)));
+  const parent = find("workers");
+  shown.forEach((worker, at) => redraw({ parent, at }, worker.name, row(worker, most, history.workers[worker.name])));
+  const names = new Set(shown.map((worker) => worker.name));
+  for (const [name, element] of rows) {
+    if (!names.has(name)) { element.remove(); rows.delete(name); }
+  }
+  const hidden = workers.length - shown.length;
+  find("fleet-more").hidden = hidden <= 0;
+  show(find("fleet-more"), `and ${plural(hidden, "more worker")}, all of them live or after these; GET /workers has them`);
+  summarize(workers, history.fleet);
+  announce(workers);
+  return workers;
+}
+
+export async function drawEvents() {
+  const { enabled } = await ask("/events");
+  const place = find("events");
+  place.dataset.state = enabled ? "on" : "off";
+  show(place, enabled ? "events on" : "events off");
+  find("events-off").hidden = enabled;
+}

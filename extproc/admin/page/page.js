@@ -1,0 +1,41 @@
+// Starts the page: what is asked for how often, and whether the router answers.
+
+import { followDecisions, paused, startPause } from "./decisions.js";
+import { find, show } from "./dom.js";
+import { startExplain } from "./explain.js";
+import { drawEvents, drawFleet } from "./fleet.js";
+import { drawPrefixes } from "./prefixes.js";
+
+const EVERY_MS = 2000;
+const PREFIXES_EVERY = 3; // times; they are work to find
+
+let workers = [];
+let draws = 0;
+
+function tellConnected(isConnected) {
+  const place = find("connection");
+  const state = isConnected ? "connected" : "disconnected";
+  if (place.dataset.state === state) return;
+  if (!isConnected || place.dataset.state === "disconnected") show(find("announcer"), `router ${state}`);
+  place.dataset.state = state;
+  show(place, isConnected ? "connected" : "router away: trying again");
+}
+
+async function draw() {
+  if (!document.hidden && !paused()) {
+    try {
+      workers = await drawFleet();
+      await drawEvents();
+      if (draws++ % PREFIXES_EVERY === 0) await drawPrefixes(workers.length);
+      tellConnected(true);
+    } catch {
+      tellConnected(false);
+    }
+  }
+  setTimeout(draw, EVERY_MS);
+}
+
+startPause();
+startExplain(() => workers[0]?.model ?? "");
+followDecisions(tellConnected);
+draw();

@@ -1,0 +1,79 @@
+"""`kvsteer top`: the fleet and the last decisions of a running router, on a terminal."""
+
+import json
+import shutil
+import sys
+import time
+import urllib.request
+from typing import Any, TextIO
+
+from extproc.errors import StartError
+from extproc.top_screen import screen
+
+REFRESH_SECONDS = 2.0
+TIMEOUT_SECONDS = 10.0
+
+# Without a terminal, as many decisions as are of use in a report.
+DECISIONS_ONCE = 20
+
+# ECMA-48: cursor to the top left; erase to the end of the line, of the screen; another screen, and
+# back (xterm).
+_HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_OTHER_SCREEN, _SCREEN_AGAIN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+
+def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
+    """Shows it again and again until it is interrupted, or once; the exit status.
+
+    admin: a router's admin server. Where `out` is no terminal, it is shown once.
+
+    Raises:
+        StartError: the router cannot be asked.
+    """
+    out = sys.stdout if out is None else out
+    if once or not out.isatty():
+        columns = shutil.get_terminal_size().columns if out.isatty() else 200
+        print("\n".join(_asked(admin, (columns, 0))), file=out)
+        return 0
+    _asked(admin, (80, 24))  # a wrong URL is told in one line, and not on the other screen
+    out.write(_OTHER_SCREEN)
+    try:
+        while True:
+            _draw(admin, out)
+            time.sleep(REFRESH_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        out.write(_SCREEN_AGAIN)
+        out.flush()
+
+
+def _draw(admin: str, out: TextIO) -> None:
+    size = shutil.get_terminal_size()
+    try:
+        lines = _asked(admin, (size.columns, size.lines))
+    except StartError as error:
+        lines = [str(error)[: size.columns], "trying again; Ctrl-C ends"]
+    shown = f"{_END_OF_LINE}\n".join(lines[: size.lines - 1])
+    out.write(f"{_HOME}{shown}{_END_OF_LINE}\n{_END_OF_SCREEN}")
+    out.flush()
+
+
+def _asked(admin: str, size: tuple[int, int]) -> list[str]:
+    decisions = _get(admin, "/decisions")["decisions"]
+    if not size[1]:
+        decisions = decisions[-DECISIONS_ONCE:]
+    enabled = _get(admin, "/events")["enabled"]
+    try:
+        return screen(_get(admin, "/workers"), decisions, size, events_enabled=enabled)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StartError(f"top: {admin}: answers otherwise than this version does") from error
+
+
+def _get(admin: str, path: str) -> Any:  # noqa: ANN401 - as JSON has it
+    url = f"{admin.rstrip('/')}{path}"
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+            return json.load(response)
+    except (OSError, ValueError) as error:
+        raise StartError(f"top: {url}: {error}") from None

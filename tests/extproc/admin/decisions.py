@@ -1,0 +1,26 @@
+"""Decisions for the admin server's tests, made as the router makes them."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.load import Load
+from kvstate.overlap import Overlap, Prompt
+
+NAMES = ("a:1", "b:1")
+
+
+def prompt(tokens: Sequence[int], model: str = "m", salt: str | None = None) -> Prompt:
+    return Prompt(model, array("I", tokens), None, salt)
+
+
+def decided(
+    held: Mapping[str, Overlap] | None = None,
+    tokens: int = 32,
+    names: Sequence[str] = NAMES,
+) -> Decision:
+    """A decision over workers of these names, of which some hold something."""
+    workers = [Worker(name, name, "") for name in names]
+    snapshot = Snapshot(workers, lambda _: held or {}, lambda *_: Load(), "cost", 0)
+    return decide(Query("m", [prompt(range(tokens))]), snapshot, 0.0, Random(0))

@@ -1,0 +1,57 @@
+"""An admin server of a small router, for one test."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from random import Random
+
+from extproc.address import Address
+from extproc.admin.application import admin_application
+from extproc.admin.listening import listen
+from extproc.admin.observed import Observed
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.router import Router
+from extproc.serving.stream import Ask, Head
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+from tests.e2e.envoy_process import free_port
+
+CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where it listens, and what is behind it."""
+
+    url: str
+    router: Router
+    observed: Observed
+
+    async def route(self, tokens: int, model: str = "m") -> None:
+        """Routes one request of so many tokens."""
+        body = json.dumps({"model": model, "prompt": list(range(tokens))}).encode()
+        routed = self.router.route(Ask(Head("POST", "/v1/completions", None), body))
+        assert not hasattr(routed, "__await__")
+
+
+@contextlib.asynccontextmanager
+async def serving(config: str = CONFIG, max_body_bytes: int = 1000) -> AsyncIterator[Served]:
+    """Runs it until the block ends."""
+    parsed = parse(config, "c")
+    workers = Workers(parsed, Fleet(12345678, lambda: 0.0), lambda _: [])
+    await workers.start()
+    observed = Observed()
+    router = Router(parsed, workers, {}, Metrics(), Random(0))
+    router.observers.append(lambda decision, prompts: observed.decided(decision, prompts, 5.0))
+    place = Address("127.0.0.1", free_port())
+    application = admin_application(router, workers, observed, max_body_bytes, "127.0.0.1")
+    runner = await listen(application, place, "admin")
+    try:
+        yield Served(f"http://{place}", router, observed)
+    finally:
+        observed.is_closed = True
+        await runner.cleanup()
+        router.close()
+        await workers.close()

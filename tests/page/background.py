@@ -1,0 +1,45 @@
+"""A running system beside a test that blocks, as one that drives a browser does."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+START_SECONDS = 100
+
+
+class Background(Generic[T]):
+    """What runs in an event loop of its own thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, it: T) -> None:
+        self._loop = loop
+        self.it = it
+
+    def do(self, work: Coroutine[object, object, R]) -> R:
+        """Runs something beside it, and waits for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_SECONDS)
+
+
+@contextlib.contextmanager
+def in_background(system: AbstractAsyncContextManager[T]) -> Iterator[Background[T]]:
+    """Runs it until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def wait(work: Coroutine[object, object, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(START_SECONDS)
+
+    stack = contextlib.AsyncExitStack()
+    try:
+        yield Background(loop, wait(stack.enter_async_context(system)))
+    finally:
+        wait(stack.aclose())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,241 @@
+"""The live page in a real browser, of a running system."""
+
+import json
+
+import pytest
+from selenium.webdriver import ActionChains, Keys
+
+from tests.e2e.system import System, chat, long_text
+from tests.page.background import Background
+from tests.page.browser import Browser
+
+pytestmark = pytest.mark.slow
+
+
+def sent(system: Background[System], seed: str) -> str:
+    """Sends one request; the worker that answered."""
+    status, worker, _ = system.do(system.it.send(chat(long_text(seed))))
+    assert status == 200
+    return worker
+
+
+def opened(browser: Browser, system: Background[System]) -> None:
+    browser.open(f"{system.it.admin}/")
+
+
+def press(browser: Browser, *keys: str) -> None:
+    for key in keys:
+        ActionChains(browser.driver).send_keys(key).perform()
+
+
+def focused(browser: Browser) -> str:
+    told: str = browser.run("const e = document.activeElement; return e.id || e.tagName")
+    return told
+
+
+def test_the_fleet_is_shown_with_the_state_of_every_feed(
+    browser: Browser, system: Background[System]
+) -> None:
+    opened(browser, system)
+    names = [text.splitlines()[0] for text in browser.texts("#workers th")]
+    assert sorted(names) == sorted(worker.endpoint for worker in system.it.workers)
+    assert browser.texts("#workers .pill") == ["live"] * 3
+    assert browser.texts("#fleet-summary")[0].startswith("3 workers: 3 live · 0 requests in flight")
+
+
+def test_the_last_request_is_explained_at_the_top(
+    browser: Browser, system: Background[System]
+) -> None:
+    opened(browser, system)
+    worker = sent(system, "told at the top")
+    system.do(system.it.learned(chat(long_text("told at the top")), worker))
+    assert sent(system, "told at the top") == worker
+    reason = f"It went to {worker} because it holds "
+    browser.until(lambda: browser.texts("#last .verdict")[0].startswith(reason), "the reason")
+    assert browser.texts("#last tbody th")[0].startswith(worker)
+    assert len(browser.texts("#last tbody tr")) == 3
+
+
+def test_a_decision_appears_and_opens_into_its_candidates(
+    browser: Browser, system: Background[System]
+) -> None:
+    opened(browser, system)
+    worker = sent(system, "opened")
+    browser.until(lambda: worker in browser.texts("#decision-list summary")[0], "the decision")
+    browser.click("#decision-list summary")
+    browser.until(lambda: len(browser.texts("details[open] tbody tr")) == 3, "its candidates")
+    assert browser.texts("details[open] .verdict")[0].startswith(f"It went to {worker} because")
+
+
+def test_nothing_moves_while_a_decision_is_read(
+    browser: Browser, system: Background[System]
+) -> None:
+    sent(system, "read")
+    opened(browser, system)
+    browser.until(lambda: browser.all("#decision-list summary"), "a decision")
+    browser.click("#decision-list summary")
+    first = browser.run("return document.querySelector('#decision-list details').dataset.id")
+    sent(system, "not read yet")
+    browser.until(lambda: browser.texts("#held") == ["Show 1 new decision"], "it is announced")
+    assert (
+        browser.run("return document.querySelector('#decision-list details').dataset.id") == first
+    )
+    browser.click("#held")
+    assert (
+        browser.run("return document.querySelector('#decision-list details').dataset.id") != first
+    )
+
+
+def test_prefixes_are_shown_with_who_holds_them(
+    browser: Browser, system: Background[System]
+) -> None:
+    workers = {sent(system, "shared prefix") for _ in range(2)}
+    for worker in workers:
+        system.do(system.it.learned(chat(long_text("shared prefix")), worker))
+    opened(browser, system)
+
+    def held() -> bool:
+        return any(worker in text for worker in workers for text in browser.texts(".holders"))
+
+    browser.until(held, "a holder")
+    assert "shared prefix" not in browser.one("#prefix-rows").text
+
+
+def test_a_pasted_request_is_explained(browser: Browser, system: Background[System]) -> None:
+    opened(browser, system)
+    body = json.dumps(chat(long_text("pasted")))
+    browser.run("document.getElementById('explain-body').value = arguments[0]", body)
+    browser.click("#explain-form .primary")
+    browser.until(lambda: browser.texts("#explain-answer .verdict"), "the explanation")
+    assert browser.texts("#explain-answer .verdict")[0].startswith("It would go to 127.0.0.1:")
+    assert focused(browser) == "explain-answer"
+
+
+def test_what_is_no_json_is_told_beside_the_form(
+    browser: Browser, system: Background[System]
+) -> None:
+    opened(browser, system)
+    browser.one("#explain-body").send_keys("{nothing")
+    browser.click("#explain-form .primary")
+    browser.until(lambda: "This is not JSON" in browser.texts("#explain-fault")[0], "the fault")
+    assert focused(browser) == "explain-body"
+
+
+def test_the_keyboard_is_enough(browser: Browser, system: Background[System]) -> None:
+    sent(system, "keyboard")
+    opened(browser, system)
+    browser.until(lambda: browser.all("#decision-list summary"), "a decision")
+    press(browser, Keys.TAB)
+    assert browser.run("return document.activeElement.className") == "skip"
+    press(browser, Keys.ENTER)
+    browser.until(lambda: focused(browser) == "main", "the link skips to the content")
+    press(browser, Keys.TAB)
+    assert focused(browser) == "SUMMARY"
+    outline = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    press(browser, Keys.ENTER)
+    browser.until(lambda: browser.all("details[open] tbody tr"), "it opens")
+    browser.run("document.getElementById('explain-path').focus()")
+    press(browser, Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
+    browser.until(lambda: browser.one("#explain-body").get_attribute("value"), "the example")
+    ActionChains(browser.driver).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(
+        Keys.SHIFT
+    ).send_keys(Keys.ENTER).perform()
+    browser.until(lambda: browser.texts("#explain-answer .verdict"), "the explanation")
+
+
+@pytest.mark.parametrize("width", [320, 360, 500, 740, 1000])
+def test_nothing_is_wider_than_the_screen(
+    browser: Browser, system: Background[System], width: int
+) -> None:
+    sent(system, "narrow")
+    browser.size(width, 800)
+    opened(browser, system)
+    browser.until(lambda: browser.all("#last tbody tr"), "the last request")
+    browser.until(lambda: browser.all("#prefix-rows tr"), "prefixes")
+    browser.click("#decision-list summary")
+    browser.until(lambda: browser.all("details[open] tbody tr"), "it opens")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+
+
+CONTRAST = """
+const light = (c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; };
+const of = (rgb) => 0.2126 * light(rgb[0]) + 0.7152 * light(rgb[1]) + 0.0722 * light(rgb[2]);
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const ground = (e) => {
+  const c = parse(getComputedStyle(e).backgroundColor);
+  return c.length < 4 || c[3] > 0 ? c : ground(e.parentElement);
+};
+return [...document.querySelectorAll("body *")]
+  .filter((e) => e.checkVisibility())
+  .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
+  .map((e) => {
+    const [a, b] = [of(parse(getComputedStyle(e).color)), of(ground(e))].sort((x, y) => y - x);
+    return [(a + 0.05) / (b + 0.05), `${e.tagName}.${e.className}: ${e.textContent.slice(0, 30)}`];
+  })
+  .filter(([ratio]) => ratio < 4.5).map(([ratio, what]) => `${ratio.toFixed(2)} ${what}`);
+"""
+
+
+@pytest.mark.parametrize(("scheme", "is_dark"), [("light", False), ("dark", True)])
+def test_both_colour_schemes_can_be_read(
+    browser: Browser, system: Background[System], scheme: str, *, is_dark: bool
+) -> None:
+    browser.prefer(prefers_color_scheme=scheme, prefers_reduced_motion="reduce")
+    opened(browser, system)
+    browser.until(lambda: browser.all("#last tbody tr"), "the last request")
+    ground = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (int(ground.split("(")[1].split(",")[0]) < 128) is is_dark
+    states = ["live", "replaying", "degraded", "stale", "connecting", "unsupported"]
+    browser.run(
+        "for (const state of arguments[0]) { const one = document.createElement('p');"
+        "one.className = 'pill'; one.dataset.state = state; one.textContent = state;"
+        "document.getElementById('fleet').append(one); }",
+        states,
+    )
+    assert browser.run(CONTRAST) == []  # WCAG 2.2, 1.4.3: 4.5 to 1
+
+
+def test_motion_is_left_out_where_that_is_asked_for(
+    browser: Browser, system: Background[System]
+) -> None:
+    browser.prefer(prefers_reduced_motion="reduce")
+    opened(browser, system)
+    moving = "return getComputedStyle(document.querySelector('.bar i, .bar')).transitionDuration"
+    assert browser.run(moving) == "0s"
+
+
+def test_everything_that_can_be_used_has_a_name(
+    browser: Browser, system: Background[System]
+) -> None:
+    sent(system, "named")
+    opened(browser, system)
+    browser.until(lambda: browser.all("#decision-list summary"), "a decision")
+    tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    known = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in tree
+        if not node["ignored"]
+    ]
+    roles = {role for role, _ in known}
+    assert {"banner", "main", "navigation", "contentinfo", "columnheader", "rowheader"} <= roles
+    used = {"button", "link", "textbox", "combobox", "DisclosureTriangle", "table", "region"}
+    assert [role for role, name in known if role in used and not name.strip()] == []
+    assert next(name for role, name in known if role == "heading") == "KVSteer"
+
+
+def test_the_switch_for_events_is_shown(browser: Browser, system: Background[System]) -> None:
+    opened(browser, system)
+
+    async def switch(*, enabled: bool) -> None:
+        url, body = f"{system.it.admin}/events", {"enabled": enabled}
+        async with system.it.session.post(url, json=body) as response:
+            assert response.status == 200
+
+    system.do(switch(enabled=False))
+    try:
+        browser.until(lambda: browser.texts("#events") == ["events off"], "events are off")
+        assert browser.one("#events-off").is_displayed()
+    finally:
+        system.do(switch(enabled=True))
+    browser.until(lambda: browser.texts("#workers .pill") == ["live"] * 3, "feeds are live again")
