@@ -14,6 +14,9 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        trace_id = getattr(record, "trace_id", "")  # given as `extra` where a request is meant
+        if trace_id:
+            line["trace_id"] = trace_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

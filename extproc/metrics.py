@@ -1,58 +1,80 @@
 """What is counted, in Prometheus' terms; docs/metrics.md lists every name."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
+from extproc.accounting.drifts import Drifts
+from extproc.accounting.outcome import Outcome
+from extproc.accounting.outcome_counts import OutcomeCounts
+from extproc.observing.buckets import Seen
+from extproc.observing.course import Course
+from extproc.observing.decision_counts import DecisionCounts
+from extproc.observing.decision_families import DecisionCollector
+from extproc.observing.fleet_families import FleetCollector, Status
+from extproc.observing.outcome_families import OutcomeCollector
 from extproc.picking.decision import Decision
+from extproc.picking.load import Load
+from extproc.serving.certificates import Certificates
 
-_DECISION_BUCKETS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
-)  # fmt: skip
+OPENMETRICS = "application/openmetrics-text"
+
+
+def _idle(_: str) -> Load:
+    return Load()
 
 
 class Metrics:
-    """The counters of one router."""
+    """The counters of one router, all counted in its event loop.
+
+    drifts: predictions against what came of them, by worker.
+    clock: seconds since 1970, for the times of exemplars.
+    """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
-        self._decisions = Counter(
-            "kvsteer_decisions",
-            "Requests placed, by model (empty if none is known) and reason",
-            ["model", "reason"],
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "kvsteer_decision_seconds",
-            "Time from the whole request to the pick",
-            buckets=_DECISION_BUCKETS,
-            registry=self.registry,
-        )
-        self._prompt_tokens = Counter(
-            "kvsteer_prompt_tokens",
-            "Prompt tokens of the requests that could be keyed",
-            ["model"],
-            registry=self.registry,
-        )
-        self._predicted_tokens = Counter(
-            "kvsteer_predicted_cached_tokens",
-            "Prompt tokens that the picked worker certainly held",
-            ["model"],
-            registry=self.registry,
-        )
+        self._clock = clock
+        self._decisions = DecisionCounts()
+        self.registry.register(DecisionCollector(self._decisions))
+        self._outcomes = OutcomeCounts()
+        self.drifts = Drifts()
+        self._outcome_collector = OutcomeCollector(self._outcomes)
+        self.registry.register(self._outcome_collector)
         self._questions = Counter(
             "kvsteer_remote_tokenizer",
             "Prompts of models whose workers are asked for tokens, by outcome",
             ["model", "outcome"],
             registry=self.registry,
         )
+        self._tokenizers_away = Gauge(
+            "kvsteer_remote_tokenizers_away",
+            "Workers that are not asked for tokens, since they keep failing",
+            ["model"],
+            registry=self.registry,
+        )
         self._index_bytes = Gauge(
             "kvsteer_index_bytes", "Memory of the block index", registry=self.registry
+        )
+        self._ready = Gauge(
+            "kvsteer_ready",
+            "1 once the workers' replays are done or were waited for long enough",
+            registry=self.registry,
+        )
+        self._certificate_expiry = Gauge(
+            "kvsteer_tls_certificate_expiry_seconds",
+            "When the certificate of a listener ends to be valid, in seconds since 1970",
+            ["listener"],
+            registry=self.registry,
+        )
+        self._certificate_fault = Gauge(
+            "kvsteer_tls_fault",
+            "1 while the TLS files of a listener cannot be used, so that those before stay in use",
+            ["listener"],
+            registry=self.registry,
         )
         self.open_streams = Gauge(
             "kvsteer_open_streams", "ext_proc streams open now", registry=self.registry
@@ -63,102 +85,69 @@ class Metrics:
             registry=self.registry,
         )
 
-    def observe_decision(self, decision: Decision, seconds: float) -> None:
-        """Counts one decision."""
-        model = decision.model or ""
-        self._decisions.labels(model, decision.reason).inc()
-        self._seconds.observe(seconds)
-        if decision.prompt_tokens:
-            self._prompt_tokens.labels(model).inc(decision.prompt_tokens)
-            self._predicted_tokens.labels(model).inc(decision.certain_tokens)
+    def observe_decision(self, decision: Decision, course: Course) -> None:
+        """Counts one decision and its phases."""
+        seconds = course.picked_at - course.started_at
+        bucket = self._decisions.count(decision, seconds)
+        self._decisions.count_phases(course)
+        trace = course.trace
+        if trace.is_sampled:
+            self._decisions.show(bucket, Seen(trace.trace_id, seconds, self._clock()))
+
+    def observe_outcome(self, outcome: Outcome) -> None:
+        """Counts a request that is over, where its response was shown to us."""
+        self._outcomes.count(outcome)
+        self.drifts.count(outcome)
+
+    def expect_models(self, models: Iterable[str]) -> None:
+        """Shows the figures of these models from the start."""
+        for model in models:
+            self._decisions.expect(model)
 
     def count_question(self, model: str, outcome: str) -> None:
         """Counts one prompt that a worker was to tokenize."""
         self._questions.labels(model, outcome).inc()
 
+    def add_tokenizer(self, model: str, away: Callable[[], int]) -> None:
+        """Shows how many of a model's workers are not asked for tokens, since they keep failing."""
+        self._tokenizers_away.labels(model).set_function(away)
+
     def add_workers(
-        self, status: Callable[[], list[dict[str, Any]]], index_bytes: Callable[[], int]
+        self,
+        status: Callable[[], Status],
+        index_bytes: Callable[[], int],
+        load: Callable[[str], Load] = _idle,
     ) -> None:
-        """Shows the workers' state at every scrape, as GET /workers gives it."""
-        self.registry.register(_WorkerCollector(status))
+        """Shows the workers' state at every scrape.
+
+        status: as GET /workers gives it. load: of an endpoint, now.
+        """
+        self.registry.register(FleetCollector(status, load, self.drifts))
+        self._outcome_collector.status = status
         self._index_bytes.set_function(index_bytes)
+
+    def add_readiness(self, is_ready: Callable[[], bool]) -> None:
+        """Shows whether the router is ready, as GET /readyz does."""
+        self._ready.set_function(is_ready)
+
+    def add_certificates(self, certificates: Certificates) -> None:
+        """Shows until when the gRPC server's certificate is valid, and what became of its files."""
+        expiry = self._certificate_expiry.labels("extproc")
+        expiry.set_function(lambda: certificates.current.expires_at)
+        fault = self._certificate_fault.labels("extproc")
+        fault.set_function(lambda: certificates.fault is not None)
 
     def exposition(self) -> bytes:
         """All metrics as text."""
         return generate_latest(self.registry)
 
+    def exposed(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in a format that a scraper accepts, and its content type.
 
-class _WorkerCollector(Collector):
-    def __init__(self, status: Callable[[], list[dict[str, Any]]]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        workers = self._status()
-        yield from _worker_metrics(workers)
-        yield from _check_metrics(workers)
-        yield from _feed_metrics(workers)
-
-
-def _worker_metrics(workers: list[dict[str, Any]]) -> Iterator[Metric]:
-    in_flight = GaugeMetricFamily(
-        "kvsteer_worker_in_flight", "Requests under way on a worker", labels=["worker"]
-    )
-    blocks = GaugeMetricFamily(
-        "kvsteer_index_blocks", "Blocks that a worker holds, by tier", labels=["worker", "tier"]
-    )
-    for worker in workers:
-        in_flight.add_metric([worker["name"]], worker["in_flight"])
-        for tier, count in worker["blocks_by_tier"].items():
-            blocks.add_metric([worker["name"], tier], count)
-    yield in_flight
-    yield blocks
-
-
-def _check_metrics(workers: list[dict[str, Any]]) -> Iterator[Metric]:
-    checks = CounterMetricFamily(
-        "kvsteer_token_checks",
-        "Requests whose tokens were compared with the engine's, by what came of it",
-        labels=["worker", "result"],
-    )
-    differ = GaugeMetricFamily(
-        "kvsteer_tokens_differ",
-        "1 while a worker's tokens differ from ours, so that its overlap counts as uncertain",
-        labels=["worker"],
-    )
-    for worker in workers:
-        tokens = worker["tokens"]
-        for result in ("matched", "mismatched", "without_evidence"):
-            checks.add_metric([worker["name"], result], tokens[result])
-        differ.add_metric([worker["name"]], int(tokens["differs"]))
-    yield from (checks, differ)
-
-
-def _feed_metrics(workers: list[dict[str, Any]]) -> Iterator[Metric]:
-    labels = ["worker", "rank"]
-    state = GaugeMetricFamily(
-        "kvsteer_feed_state", "1 for the state that a feed is in", labels=[*labels, "state"]
-    )
-    lag = GaugeMetricFamily(
-        "kvsteer_feed_lag_seconds", "Age of the last batch when it arrived", labels=labels
-    )
-    orphans = GaugeMetricFamily(
-        "kvsteer_feed_orphans", "Blocks that wait for an unknown parent", labels=labels
-    )
-    gaps = CounterMetricFamily("kvsteer_feed_gaps", "Gaps in the numbers of a feed", labels=labels)
-    replays = CounterMetricFamily("kvsteer_feed_replays", "Replays asked for", labels=labels)
-    restarts = CounterMetricFamily("kvsteer_feed_restarts", "Publisher restarts", labels=labels)
-    counts = CounterMetricFamily(
-        "kvsteer_feed_events", "What was counted on a feed, by kind", labels=[*labels, "kind"]
-    )
-    for worker in workers:
-        for feed in worker["feeds"]:
-            where = [worker["name"], str(feed["rank"])]
-            state.add_metric([*where, feed["state"]], 1)
-            lag.add_metric(where, feed["lag_seconds"])
-            orphans.add_metric(where, feed["orphans"])
-            gaps.add_metric(where, feed["gaps"])
-            replays.add_metric(where, feed["replays"])
-            restarts.add_metric(where, feed["restarts"])
-            for kind, count in feed["counts"].items():
-                counts.add_metric([*where, kind], count)
-    yield from (state, lag, orphans, gaps, replays, restarts, counts)
+        accept: the scraper's Accept header; only OpenMetrics shows exemplars.
+        """
+        kinds = [one.partition(";")[0].strip() for one in accept.split(",")]
+        if OPENMETRICS in kinds:
+            text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return text, openmetrics.CONTENT_TYPE_LATEST
+        return self.exposition(), self.content_type

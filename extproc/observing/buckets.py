@@ -1,0 +1,47 @@
+"""A histogram in plain numbers: what one event loop counts needs no lock, and is shown seldom."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Seen(NamedTuple):
+    """One observation that a trace shows: trace_id, its value, and when, in seconds since 1970."""
+
+    trace_id: str
+    value: float
+    at: float
+
+
+class Buckets:
+    """Observations, counted by the least bound that they do not exceed.
+
+    bounds: upper ones, rising, each inclusive as Prometheus has it; what exceeds all is counted
+    too. counts: of each bound, and of what exceeds them, not cumulative. total: of the values.
+    seen: the last observation in each bucket that a trace shows.
+    """
+
+    __slots__ = ("bounds", "counts", "seen", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+        self.seen: dict[int, Seen] = {}
+
+    def observe(self, value: float) -> int:
+        """Counts a value; the bucket it fell into."""
+        at = bisect_left(self.bounds, value)
+        self.counts[at] += 1
+        self.total += value
+        return at
+
+    def cumulative(self) -> list[tuple[str, int, Seen | None]]:
+        """Each bound as text, what does not exceed it, and the observation to show with it."""
+        shown: list[tuple[str, int, Seen | None]] = []
+        count = 0
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        for at, (name, own) in enumerate(zip(names, self.counts, strict=True)):
+            count += own
+            shown.append((name, count, self.seen.get(at)))
+        return shown

@@ -1,0 +1,158 @@
+"""The workers and their feeds, as Prometheus has them: read at every scrape, so that the series of
+a worker go with it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.accounting.drifts import Drifts
+from extproc.observing.drift_families import drift_families
+from extproc.picking.load import Load
+
+Status = list[dict[str, Any]]
+
+
+class FleetCollector(Collector):
+    """Shows the workers' state.
+
+    status: as GET /workers gives it. load: of an endpoint, now. drifts: of predictions.
+    """
+
+    def __init__(
+        self, status: Callable[[], Status], load: Callable[[str], Load], drifts: Drifts
+    ) -> None:
+        self._status = status
+        self._load = load
+        self._drifts = drifts
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of workers and feeds."""
+        workers = self._status()
+        yield from _worker_families(workers)
+        yield from _load_families([(one["name"], self._load(one["endpoint"])) for one in workers])
+        yield from _check_families(workers)
+        yield from _feed_states(workers)
+        yield from _feed_counts(workers)
+        self._drifts.keep([worker["name"] for worker in workers])
+        yield from drift_families(self._drifts)
+
+
+def _worker_families(workers: Status) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "kvsteer_worker_state",
+        "1 for the state that a worker's feeds are in, which is that of the worst",
+        labels=["worker", "model", "state"],
+    )
+    in_flight = GaugeMetricFamily(
+        "kvsteer_worker_in_flight", "Requests under way on a worker", labels=["worker"]
+    )
+    block_size = GaugeMetricFamily(
+        "kvsteer_worker_block_size_tokens", "Tokens of a worker's block", labels=["worker"]
+    )
+    blocks = GaugeMetricFamily(
+        "kvsteer_index_blocks", "Blocks that a worker holds, by tier", labels=["worker", "tier"]
+    )
+    for worker in workers:
+        state.add_metric([worker["name"], worker["model"], worker["state"]], 1)
+        in_flight.add_metric([worker["name"]], worker["in_flight"])
+        block_size.add_metric([worker["name"]], worker["block_size"])
+        for tier, count in worker["blocks_by_tier"].items():
+            blocks.add_metric([worker["name"], tier], count)
+    yield from (state, in_flight, block_size, blocks)
+
+
+def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:
+    backlog = GaugeMetricFamily(
+        "kvsteer_worker_backlog_tokens",
+        "Prompt tokens that a worker has still to compute, as the cost of a pick counts them",
+        labels=["worker"],
+    )
+    others = GaugeMetricFamily(
+        "kvsteer_worker_other_requests",
+        "Requests on a worker that others sent, by its last report",
+        labels=["worker"],
+    )
+    utilization = GaugeMetricFamily(
+        "kvsteer_worker_utilization",
+        "Prompt tokens sent to a worker lately, as a share of what it can compute",
+        labels=["worker"],
+    )
+    age = GaugeMetricFamily(
+        "kvsteer_worker_report_age_seconds",
+        "Age of a worker's last report of its load; absent where none counts any more",
+        labels=["worker"],
+    )
+    for name, load in loads:
+        backlog.add_metric([name], load.backlog_tokens)
+        others.add_metric([name], load.others)
+        utilization.add_metric([name], load.utilization)
+        if load.report is not None:
+            age.add_metric([name], load.age_seconds)
+    yield from (backlog, others, utilization, age)
+
+
+def _check_families(workers: Status) -> Iterator[Metric]:
+    checks = CounterMetricFamily(
+        "kvsteer_token_checks",
+        "Requests whose tokens were compared with the engine's, by what came of it",
+        labels=["worker", "result"],
+    )
+    differ = GaugeMetricFamily(
+        "kvsteer_tokens_differ",
+        "1 while a worker's tokens differ from ours, so that its overlap counts as uncertain",
+        labels=["worker"],
+    )
+    for worker in workers:
+        tokens = worker["tokens"]
+        for result in ("matched", "mismatched", "without_evidence"):
+            checks.add_metric([worker["name"], result], tokens[result])
+        differ.add_metric([worker["name"]], int(tokens["differs"]))
+    yield from (checks, differ)
+
+
+def _feed_states(workers: Status) -> Iterator[Metric]:
+    labels = ["worker", "rank"]
+    state = GaugeMetricFamily(
+        "kvsteer_feed_state", "1 for the state that a feed is in", labels=[*labels, "state"]
+    )
+    lag = GaugeMetricFamily(
+        "kvsteer_feed_lag_seconds", "Age of the last batch when it arrived", labels=labels
+    )
+    uncertain = GaugeMetricFamily(
+        "kvsteer_feed_uncertain_blocks", "Blocks that a rank may hold no more", labels=labels
+    )
+    orphans = GaugeMetricFamily(
+        "kvsteer_feed_orphans", "Blocks that wait for an unknown parent", labels=labels
+    )
+    for where, feed in _feeds(workers):
+        state.add_metric([*where, feed["state"]], 1)
+        lag.add_metric(where, feed["lag_seconds"])
+        uncertain.add_metric(where, feed["uncertain_blocks"])
+        orphans.add_metric(where, feed["orphans"])
+    yield from (state, lag, uncertain, orphans)
+
+
+def _feed_counts(workers: Status) -> Iterator[Metric]:
+    labels = ["worker", "rank"]
+    gaps = CounterMetricFamily("kvsteer_feed_gaps", "Gaps in the numbers of a feed", labels=labels)
+    replays = CounterMetricFamily("kvsteer_feed_replays", "Replays asked for", labels=labels)
+    restarts = CounterMetricFamily("kvsteer_feed_restarts", "Publisher restarts", labels=labels)
+    counts = CounterMetricFamily(
+        "kvsteer_feed_events", "What was counted on a feed, by kind", labels=[*labels, "kind"]
+    )
+    for where, feed in _feeds(workers):
+        gaps.add_metric(where, feed["gaps"])
+        replays.add_metric(where, feed["replays"])
+        restarts.add_metric(where, feed["restarts"])
+        for kind, count in feed["counts"].items():
+            counts.add_metric([*where, kind], count)
+    yield from (gaps, replays, restarts, counts)
+
+
+def _feeds(workers: Status) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Each feed, with the values of its labels."""
+    for worker in workers:
+        for feed in worker["feeds"]:
+            yield [worker["name"], str(feed["rank"])], feed

@@ -1,0 +1,61 @@
+"""The outcomes of requests, as Prometheus has them."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.accounting.outcome_counts import OutcomeCounts
+from extproc.observing.decision_families import histogram_family
+from extproc.observing.fleet_families import Status
+
+
+class OutcomeCollector(Collector):
+    """Shows the counts at every scrape.
+
+    status: of the workers there are, as GET /workers gives it; None until it is known. The series
+    of a worker that is gone go with it.
+    """
+
+    def __init__(self, counts: OutcomeCounts) -> None:
+        self.status: Callable[[], Status] | None = None
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of outcomes."""
+        counts = self._counts
+        if counts.responses and self.status is not None:
+            counts.keep({worker["name"] for worker in self.status()})
+        responses = CounterMetricFamily(
+            "kvsteer_responses",
+            "Responses by the worker that answered and status; none where no response came",
+            labels=["worker", "status"],
+        )
+        for labels, count in counts.responses.items():
+            responses.add_metric(list(labels), count)
+        moved = CounterMetricFamily(
+            "kvsteer_answered_elsewhere",
+            "Requests that another worker answered than the first pick",
+            labels=["model"],
+        )
+        reported = CounterMetricFamily(
+            "kvsteer_reported_cached_tokens",
+            "Prompt tokens that engines said they had cached",
+            labels=["model"],
+        )
+        for family, by_model in ((moved, counts.moved), (reported, counts.reported_tokens)):
+            for model, count in by_model.items():
+                family.add_metric([model], count)
+        yield from (responses, moved, reported)
+        yield histogram_family(
+            "kvsteer_first_byte_seconds",
+            "Time from a request's headers to the first byte of its response",
+            ["model"],
+            [((model,), buckets) for model, buckets in counts.first_byte_seconds.items()],
+        )
+        yield histogram_family(
+            "kvsteer_prediction_error_tokens",
+            "Difference between predicted and reported cached tokens, by which was more",
+            ["model", "sign"],
+            list(counts.error_tokens.items()),
+        )

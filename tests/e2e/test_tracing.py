@@ -1,0 +1,116 @@
+"""Traces through a real Envoy, as a collector receives them."""
+
+import signal
+from typing import Any
+
+import pytest
+import yaml
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from extproc.config import Config
+from extproc.envoy_config import render
+from tests.e2e.envoy_process import free_port
+from tests.e2e.system import System, chat, long_text, running, until
+from tests.extproc.tracing.otlp_sink import OtlpSink, running_sink
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+CLIENT = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+OURS = "kvsteer decision"
+CALL = "async envoy.service.ext_proc.v3.ExternalProcessor.Process egress"
+
+
+def export_to(sink: OtlpSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a router that starts from now on send its spans, and soon, and its metrics."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+
+
+def trace_envoy(sink: OtlpSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has an Envoy that starts from now on send its spans too."""
+    host, _, port = sink.url.removeprefix("http://").rpartition(":")
+    place = {"socket_address": {"address": host, "port_value": int(port)}}
+    collector = {
+        "name": "collector",
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": "collector",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": place}}]}],
+        },
+    }
+    kind = "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig"
+    uri = {"uri": f"{sink.url}/v1/traces", "cluster": "collector", "timeout": "5s"}
+    tracer = {"@type": kind, "service_name": "envoy", "http_service": {"http_uri": uri}}
+    provider = {"name": "envoy.tracers.opentelemetry", "typed_config": tracer}
+
+    def traced(config: Config) -> str:
+        tree: dict[str, Any] = yaml.safe_load(render(config))
+        resources = tree["static_resources"]
+        resources["clusters"].append(collector)
+        filters = resources["listeners"][0]["filter_chains"][0]["filters"]
+        filters[0]["typed_config"]["tracing"] = {"provider": provider}
+        return yaml.safe_dump(tree)
+
+    monkeypatch.setattr("tests.e2e.system.render", traced)
+
+
+async def ours(system: System, sink: OtlpSink) -> Span:
+    """A decision's span. On a busy machine Envoy may not wait for the first decisions."""
+
+    async def is_recorded() -> bool:
+        await system.send(chat(long_text("traced")), headers=CLIENT)
+        return OURS in {span.name for span in sink.spans()}
+
+    await until(is_recorded, "a decision is recorded")
+    return next(span for span in sink.spans() if span.name == OURS)
+
+
+@pytest.mark.parametrize("server", ["grpcio", "lean"])
+async def test_a_decision_is_part_of_the_trace_that_envoy_carries_on(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"extproc": {"listen": f"127.0.0.1:{free_port()}", "server": server}}
+    async with running_sink() as sink:
+        export_to(sink, monkeypatch)
+        trace_envoy(sink, monkeypatch)
+        async with running(changes=changes) as system:
+            decision = await ours(system, sink)
+
+            async def is_called_by_envoy() -> bool:
+                return decision.parent_span_id in {
+                    span.span_id for span in sink.spans() if span.name == CALL
+                }
+
+            assert decision.trace_id.hex() == TRACE
+            await until(is_called_by_envoy, "its parent is Envoy's call")
+
+
+async def test_the_clients_trace_counts_where_envoy_traces_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running_sink() as sink:
+        export_to(sink, monkeypatch)
+        async with running(changes={"log": {"level": "debug", "format": "json"}}) as system:
+            decision = await ours(system, sink)
+            assert (decision.trace_id.hex(), decision.parent_span_id.hex()) == (TRACE, SPAN)
+            assert f'"trace_id": "{TRACE}"' in system.log.read_text()
+            accept = {"Accept": "application/openmetrics-text"}
+            async with system.session.get(f"{system.metrics}/metrics", headers=accept) as response:
+                assert f'# {{trace_id="{TRACE}"}}' in await response.text()
+
+
+async def test_a_router_that_ends_sends_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_sink() as sink:
+        export_to(sink, monkeypatch)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+        async with running() as system:
+
+            async def is_decided() -> bool:
+                await system.send(chat(long_text("traced")), headers=CLIENT)
+                return await system.metric("kvsteer_decision_seconds_count") > 0
+
+            await until(is_decided, "a decision is made")
+            await system.stop_router(signal.SIGTERM)
+            assert OURS in {span.name for span in sink.spans()}
+            points = sink.latest()["kvsteer_decisions"].sum.data_points
+            assert sum(point.as_double for point in points) > 0
+            assert "Traceback" not in system.log.read_text()

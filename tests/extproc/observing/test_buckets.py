@@ -1,0 +1,32 @@
+from bisect import bisect_left
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.observing.buckets import Buckets, Seen
+
+
+def test_a_bound_takes_in_its_own_value() -> None:
+    buckets = Buckets([1, 2])
+    assert [buckets.observe(value) for value in (1, 1.5, 2, 3)] == [0, 1, 1, 2]
+    assert buckets.cumulative() == [("1.0", 1, None), ("2.0", 3, None), ("+Inf", 4, None)]
+    assert buckets.total == 7.5
+
+
+def test_a_bucket_shows_the_last_observation_of_its_own() -> None:
+    buckets = Buckets([1])
+    seen = Seen("4bf9", 5.0, 12.0)
+    buckets.seen[buckets.observe(5.0)] = seen
+    assert buckets.cumulative() == [("1.0", 0, None), ("+Inf", 1, seen)]
+
+
+@given(st.lists(st.floats(0, 10)), st.sets(st.floats(0, 10)).map(sorted))
+def test_each_count_is_of_what_does_not_exceed_its_bound(
+    values: list[float], bounds: list[float]
+) -> None:
+    buckets = Buckets(bounds)
+    for value in values:
+        buckets.observe(value)
+    counts = [count for _, count, _ in buckets.cumulative()]
+    assert counts == [sum(value <= bound for value in values) for bound in bounds] + [len(values)]
+    assert len(buckets.counts) == bisect_left(bounds, float("inf")) + 1

@@ -1,0 +1,57 @@
+from extproc.accounting.causes import Circumstances
+from extproc.accounting.outcome import Outcome, Usage
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+
+CONFIG = """
+models: [{name: tiny}]
+workers: [{endpoint: "127.0.0.1:1", block_size: 32}]
+"""
+WORKER = "127.0.0.1:1"
+
+
+def outcome(predicted: int, cached: int) -> Outcome:
+    return Outcome(
+        model="tiny",
+        worker=WORKER,
+        is_moved=False,
+        status=200,
+        ttft_seconds=0.1,
+        prompt_tokens=100,
+        predicted_tokens=predicted,
+        reported=Usage(100, cached),
+        is_comparable=True,
+    )
+
+
+def fleet() -> Workers:
+    return Workers(parse(CONFIG, "c"), Fleet(12345678, lambda: 0.0), lambda _: [])
+
+
+def test_what_came_of_predictions_is_shown_by_worker_and_cause() -> None:
+    metrics, workers = Metrics(), fleet()
+    metrics.add_workers(lambda: workers.status(lambda _: 0), lambda: 0)
+    metrics.drifts.circumstances = lambda _: Circumstances("live", block_size=32)
+    workers.show_predictions(metrics.drifts.of)
+    for predicted, cached in ((64, 64), (64, 0)):
+        metrics.observe_outcome(outcome(predicted, cached))
+    text = metrics.exposition().decode()
+    assert f'kvsteer_predictions_compared_total{{worker="{WORKER}"}} 2.0' in text
+    tokens = f'kvsteer_compared_cached_tokens_total{{source="reported",worker="{WORKER}"}} 64.0'
+    assert tokens in text
+    drift = f'kvsteer_prediction_drifts_total{{cause="evicted",worker="{WORKER}"}} 1.0'
+    assert drift in text
+    (shown,) = workers.status(lambda _: 0)
+    assert shown["predictions"]["causes"] == {"evicted": 1}
+
+
+def test_a_workers_circumstances_are_its_feeds_tokens_and_blocks() -> None:
+    assert fleet().circumstances(WORKER) == Circumstances(
+        "unsupported", tokens_differ=False, block_size=32
+    )
+
+
+def test_a_worker_that_is_gone_has_circumstances_too() -> None:
+    assert fleet().circumstances("gone:1").block_size == 1

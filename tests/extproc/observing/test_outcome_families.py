@@ -1,0 +1,41 @@
+from prometheus_client import CollectorRegistry, generate_latest
+
+from extproc.accounting.outcome import Outcome, Usage
+from extproc.accounting.outcome_counts import OutcomeCounts
+from extproc.observing.outcome_families import OutcomeCollector
+
+
+def shown(collector: OutcomeCollector) -> str:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry).decode()
+
+
+def outcome(worker: str) -> Outcome:
+    return Outcome("m", worker, True, 200, 0.2, 100, 64, Usage(100, 48), is_comparable=True)  # noqa: FBT003
+
+
+def test_every_outcome_is_shown() -> None:
+    counts = OutcomeCounts()
+    counts.count(outcome("w"))
+    text = shown(OutcomeCollector(counts))
+    for line in (
+        'kvsteer_responses_total{status="2xx",worker="w"} 1.0',
+        'kvsteer_answered_elsewhere_total{model="m"} 1.0',
+        'kvsteer_reported_cached_tokens_total{model="m"} 48.0',
+        'kvsteer_first_byte_seconds_count{model="m"} 1.0',
+        'kvsteer_prediction_error_tokens_sum{model="m",sign="over"} 16.0',
+    ):
+        assert line in text
+
+
+def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
+    counts = OutcomeCounts()
+    for worker in ("there", "gone", ""):
+        counts.count(outcome(worker))
+    collector = OutcomeCollector(counts)
+    collector.status = lambda: [{"name": "there"}]
+    text = shown(collector)
+    assert 'worker="there"' in text
+    assert 'worker=""' in text
+    assert 'worker="gone"' not in text

@@ -1,0 +1,106 @@
+from array import array
+from random import Random
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
+
+from extproc.observing.course import Course, Trace
+from extproc.picking.decision import Decision, Query, Snapshot, decide
+from extproc.picking.eligibility import Worker
+from extproc.picking.load import Load
+from extproc.tracing.spans import SpanRecorder
+from kvstate.overlap import Prompt
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+NOW_NS = 1_000_000_000_000
+
+
+def decision() -> Decision:
+    snapshot = Snapshot([Worker("a", "a:1")], lambda _: {}, lambda *_: Load(), "cost", 0)
+    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+
+
+def course(traceparent: str = "") -> Course:
+    """One of a second a phase, the lookup half a second of the last."""
+    times = iter((10.0, 11.0, 12.0, 12.0, 12.5, 13.0))
+    one = Course(lambda: next(times), traceparent)
+    one.parsed()
+    one.tokenized()
+    one.timed(len)(())
+    one.picked()
+    return one
+
+
+class Recording:
+    """A recorder whose spans stay in memory."""
+
+    def __init__(self, sampler: Sampler = ALWAYS_ON) -> None:
+        self.exporter = InMemorySpanExporter()
+        provider = TracerProvider(ParentBased(sampler), shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.recorder = SpanRecorder(provider.get_tracer("test"), lambda: NOW_NS)
+
+    def record(self, traceparent: str = "") -> Trace:
+        return self.recorder.record(decision(), course(traceparent))
+
+
+def test_a_decision_is_a_span_and_so_is_each_phase() -> None:
+    recording = Recording()
+    trace = recording.record()
+    *phases, whole = recording.exporter.get_finished_spans()
+    assert [span.name for span in phases] == ["parse", "tokens", "lookup", "pick"]
+    assert whole.name == "kvsteer decision"
+    assert {span.parent.span_id for span in phases if span.parent} == {whole.context.span_id}
+    assert trace == Trace(f"{whole.context.trace_id:032x}", is_sampled=True)
+
+
+def test_spans_lie_where_the_phases_were() -> None:
+    recording = Recording()
+    recording.record()
+    lengths = {
+        span.name: ((span.start_time or 0) - NOW_NS, (span.end_time or 0) - NOW_NS)
+        for span in recording.exporter.get_finished_spans()
+    }
+    second = 1_000_000_000
+    assert lengths["kvsteer decision"] == (-3 * second, 0)
+    assert lengths["tokens"] == (-2 * second, -second)
+    assert lengths["lookup"] == (-second, -second // 2)
+    assert lengths["pick"] == (-second // 2, 0)
+
+
+def test_a_decision_joins_the_trace_of_its_request() -> None:
+    recording = Recording()
+    assert recording.record(f"00-{TRACE}-{SPAN}-01").trace_id == TRACE
+    whole = recording.exporter.get_finished_spans()[-1]
+    assert whole.parent is not None
+    assert (f"{whole.parent.span_id:016x}", f"{whole.context.trace_id:032x}") == (SPAN, TRACE)
+
+
+def test_what_its_sender_does_not_record_is_not_recorded() -> None:
+    recording = Recording()
+    assert recording.record(f"00-{TRACE}-{SPAN}-00") == Trace(TRACE, is_sampled=False)
+    assert recording.exporter.get_finished_spans() == ()
+
+
+def test_the_sampler_decides_where_nobody_did() -> None:
+    recording = Recording(ALWAYS_OFF)
+    assert not recording.record("no trace").is_sampled
+    assert recording.exporter.get_finished_spans() == ()
+
+
+def test_a_span_tells_counts_and_reasons_and_nothing_of_the_prompt() -> None:
+    recording = Recording()
+    recording.record()
+    assert recording.exporter.get_finished_spans()[-1].attributes == {
+        "gen_ai.request.model": "m",
+        "kvsteer.reason": "nothing_cached",
+        "kvsteer.policy": "cost",
+        "kvsteer.verdict": "steer",
+        "kvsteer.worker": "a",
+        "kvsteer.pick": ("a:1",),
+        "kvsteer.prompt_tokens": 9,
+        "kvsteer.predicted_cached_tokens": 0,
+        "kvsteer.uncertain_tokens": 0,
+    }

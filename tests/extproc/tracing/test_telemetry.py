@@ -1,0 +1,186 @@
+"""What is sent to OpenTelemetry, as a collector receives it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable
+from random import Random
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import Gauge
+
+from extproc.errors import StartError
+from extproc.metrics import Metrics
+from extproc.observing.course import Course
+from extproc.picking.decision import Decision, Query, Snapshot, decide
+from extproc.picking.eligibility import Worker
+from extproc.picking.load import Load
+from extproc.tracing.instruments import Instruments
+from extproc.tracing.telemetry import telemetry
+from kvstate.overlap import Prompt
+from tests.extproc.tracing.otlp_sink import running_sink
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+@pytest.fixture
+def sdk_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, str]]:
+    """Sets what the SDK reads itself."""
+
+    def set_for(url: str) -> dict[str, str]:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+            "OTEL_SERVICE_NAME": "router-7",
+            "OTEL_METRIC_EXPORT_INTERVAL": "100",
+        }
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        return environment
+
+    return set_for
+
+
+def decision() -> Decision:
+    snapshot = Snapshot([Worker("a", "a:1")], lambda _: {}, lambda *_: Load(), "cost", 0)
+    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+
+
+def course(traceparent: str = "") -> Course:
+    one = Course(asyncio.get_running_loop().time, traceparent)
+    one.picked()
+    return one
+
+
+async def test_spans_arrive_in_the_trace_they_belong_to(
+    sdk_environment: Callable[[str], dict[str, str]],
+) -> None:
+    async with running_sink() as sink:
+        async with telemetry(sdk_environment(sink.url), Metrics()) as traces:
+            assert traces is not None
+            traces.record(decision(), course(PARENT))
+        spans = {span.name: span for span in sink.spans()}
+        whole = spans["kvsteer decision"]
+        assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, SPAN)
+        assert spans["pick"].parent_span_id == whole.span_id
+        (resource,) = sink.traces[0].resource_spans
+        told = {one.key: one.value.string_value for one in resource.resource.attributes}
+        assert told["service.name"] == "router-7"
+
+
+async def test_metrics_arrive_as_the_registry_has_them(
+    sdk_environment: Callable[[str], dict[str, str]],
+) -> None:
+    async with running_sink() as sink:
+        metrics = Metrics()
+        async with telemetry(sdk_environment(sink.url), metrics):
+            await sink.exported(1)
+            metrics.observe_decision(decision(), course())
+            await sink.exported(2)
+            latest = sink.latest()
+        (point,) = latest["kvsteer_decisions"].sum.data_points
+        assert {one.key: one.value.string_value for one in point.attributes} == {
+            "model": "m",
+            "reason": "nothing_cached",
+        }
+        assert point.as_double == 1
+        assert latest["kvsteer_decisions"].sum.is_monotonic
+        assert latest["kvsteer_decision_seconds_count"].sum.data_points[0].as_double == 1
+        assert latest["kvsteer_open_streams"].gauge.data_points[0].as_double == 0
+
+
+async def test_the_last_figures_arrive_at_the_end(
+    sdk_environment: Callable[[str], dict[str, str]],
+) -> None:
+    async with running_sink() as sink:
+        environment = sdk_environment(sink.url) | {"OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
+        metrics = Metrics()
+        async with telemetry(environment, metrics):
+            metrics.protocol_errors.inc()
+        assert sink.latest()["kvsteer_protocol_errors"].sum.data_points[0].as_double == 1
+
+
+class GrpcSink(TraceServiceServicer):
+    """A collector over gRPC."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    async def Export(  # noqa: N802 - as the service has it
+        self, request: ExportTraceServiceRequest, _: object
+    ) -> ExportTraceServiceResponse:
+        for resource in request.resource_spans:
+            self.names += [span.name for scope in resource.scope_spans for span in scope.spans]
+        return ExportTraceServiceResponse()
+
+
+async def test_spans_arrive_over_grpc(
+    sdk_environment: Callable[[str], dict[str, str]],
+) -> None:
+    server, sink = grpc.aio.server(), GrpcSink()
+    add_TraceServiceServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    own = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_METRICS_EXPORTER": "none"}
+    environment = sdk_environment(f"http://127.0.0.1:{port}") | own
+    async with telemetry(environment, Metrics()) as traces:
+        assert traces is not None
+        traces.record(decision(), course(PARENT))
+    await server.stop(None)
+    assert sink.names == ["pick", "kvsteer decision"]
+
+
+async def test_a_collector_that_is_away_does_not_hold_up_the_end(
+    sdk_environment: Callable[[str], dict[str, str]], free_tcp_port: int
+) -> None:
+    async with asyncio.timeout(60):
+        url = f"http://127.0.0.1:{free_tcp_port}"
+        async with telemetry(sdk_environment(url), Metrics()) as traces:
+            assert traces is not None
+            assert traces.record(decision(), course(PARENT)).is_sampled
+
+
+async def test_nothing_is_opened_where_nothing_is_asked_for() -> None:
+    async with telemetry({}, Metrics()) as traces:
+        assert traces is None
+
+
+async def test_without_the_extra_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "extproc.tracing.otlp", None)
+    monkeypatch.delattr("extproc.tracing.otlp", raising=False)
+    with pytest.raises(StartError, match=r"install kvsteer\[otel\]"):
+        async with telemetry({"OTEL_TRACES_EXPORTER": "otlp"}, Metrics()):
+            pass
+
+
+def test_opentelemetry_is_not_loaded_unless_asked_for() -> None:
+    script = (
+        "import sys, extproc.app;"
+        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0
+
+
+def test_what_a_registry_gains_later_becomes_an_instrument() -> None:
+    metrics = Metrics()
+    provider = MeterProvider(shutdown_on_exit=False)
+    instruments = Instruments(metrics.registry, provider.get_meter("test"))
+    instruments.read()
+    Gauge("kvsteer_later", "comes later", registry=metrics.registry)
+    instruments.read()
+    assert "kvsteer_later" in instruments._known
