@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 from array import array
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -15,11 +15,13 @@ from extproc.config import Config
 from extproc.errors import RequestError
 from extproc.metrics import Metrics
 from extproc.models import Models, Served
+from extproc.observing.course import Course
+from extproc.observing.traces import Traces
 from extproc.picking.decision import Decision, Query
 from extproc.picking.decision_log import DecisionLog
 from extproc.picking.eligibility import Demand
 from extproc.picking.explain import explanation
-from extproc.picking.load import Booking
+from extproc.picking.load import Booking, Load
 from extproc.picking.placing import Placing
 from extproc.requests.request import InferenceRequest, is_inference, model_of, parse
 from extproc.serving.stream import Ask, Head
@@ -52,7 +54,8 @@ class Router:
     """Decides where requests go.
 
     tokenizers: by model; a model without one is routed by load, unless token ids are sent.
-    monotonic: seconds, for deadlines and load.
+    monotonic: seconds, for deadlines and load. traces: what records the decisions' spans, if they
+    are traced.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Router:
         metrics: Metrics,
         rng: Random,
         monotonic: Callable[[], float] = time.monotonic,
+        traces: Traces | None = None,
     ) -> None:
         self._config = config
         self._models = Models(config.models)
@@ -71,28 +75,37 @@ class Router:
         self._metrics = metrics
         self._rng = rng
         self._monotonic = monotonic
+        self._traces = traces
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
         self.placing = Placing(config, rng.getrandbits(64))
         self._watched: dict[Booking, Watched] = {}
+        self.observers: list[Callable[[Decision, Sequence[Keyed]], None]] = []
 
-    def route(self, ask: Ask) -> Routed | Awaitable[Routed]:
-        """Decides and books, at once where that is cheap; never fails, whatever the request is."""
-        started = self._monotonic()
+    def route(self, ask: Ask, traceparent: str = "") -> Routed | Awaitable[Routed]:
+        """Decides and books, at once where that is cheap; never fails, whatever the request is.
+
+        traceparent: of the trace that the request belongs to, "" if there is none.
+        """
+        course = Course(self._monotonic, traceparent)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        asked = self._asked(ask)
+        asked = self._asked(ask, course)
         if isinstance(asked, _Asked):
-            return self._routed(ask, asked, started)
-        return self._route_later(ask, asked, started)
+            return self._routed(ask, asked, course)
+        return self._route_later(ask, asked, course)
 
-    async def _route_later(self, ask: Ask, asked: Awaitable[_Asked], started: float) -> Routed:
-        return self._routed(ask, await asked, started)
+    async def _route_later(self, ask: Ask, asked: Awaitable[_Asked], course: Course) -> Routed:
+        return self._routed(ask, await asked, course)
 
-    def _routed(self, ask: Ask, asked: _Asked, started: float) -> Routed:
-        decision, asked = self._decide(ask, asked)
-        self._metrics.observe_decision(decision, self._monotonic() - started)
-        self._tell(decision)
-        self._decisions.tell(decision)
+    def _routed(self, ask: Ask, asked: _Asked, course: Course) -> Routed:
+        decision, asked = self._decide(ask, asked, course)
+        course.picked()
+        if self._traces is not None:
+            course.trace = self._traces.record(decision, course)
+        self._metrics.observe_decision(decision, course)
+        self._tell(decision, course)
+        self._decisions.tell(decision, course.trace.trace_id)
+        self._show(decision, asked.query)
         # last: what fails before it leaves no load behind that nobody would release
         booking = self.placing.book(decision, self._monotonic())
         if booking is not None and asked.is_tokenized:
@@ -104,37 +117,61 @@ class Router:
         ask = Ask(head, body)
         if not is_inference(head.method, head.path):
             ask = Ask(head, None, "not_inference")
-        asked = self._asked(ask)
-        decision, _ = self._decide(ask, asked if isinstance(asked, _Asked) else await asked)
+        course = Course(self._monotonic)
+        asked = self._asked(ask, course)
+        decision, _ = self._decide(ask, asked if isinstance(asked, _Asked) else await asked, course)
         return explanation(decision, self._workers.state)
 
     def release(self, booking: Booking) -> None:
         """The request is over."""
         self.placing.release(booking, self._monotonic())
-        watched = self._watched.pop(booking, None)
-        if watched is not None:
-            self._workers.checks.ended(watched)
+        self._unwatch(booking)
+
+    def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
+        """Another worker than the picked one answers the request.
+
+        worker: "" where it is none of ours; then nobody has the request's load.
+        """
+        self._unwatch(booking)  # the picked worker's events tell nothing of this request
+        if worker:
+            self.placing.move(booking, worker, endpoint, self._monotonic())
+        else:
+            self.placing.fail(booking)
+            self.placing.loads.end(booking)
+
+    def failed(self, booking: Booking) -> None:
+        """The request was answered with an error: no worker holds its prompt on its account."""
+        self.placing.fail(booking)
 
     def in_flight(self, endpoint: str) -> int:
         """Requests under way on an endpoint."""
         return self.placing.loads.in_flight(endpoint)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether decisions are recorded as spans, so that it matters which trace they are of."""
+        return self._traces is not None
+
+    def load(self, endpoint: str) -> Load:
+        """What an endpoint has to do now."""
+        return self.placing.loads.load(endpoint, self._monotonic())
+
     def close(self) -> None:
         """Stops the tokenizer threads."""
         self._tokens.close()
 
-    def _decide(self, ask: Ask, asked: _Asked) -> tuple[Decision, _Asked]:
+    def _decide(self, ask: Ask, asked: _Asked, course: Course) -> tuple[Decision, _Asked]:
         try:
-            return self._place(asked, ask.head), asked
+            return self._place(asked, ask.head, course), asked
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             asked = self._broken(error)
-            return self._place(asked, ask.head), asked
+            return self._place(asked, ask.head, course), asked
 
     def _broken(self, error: Exception) -> _Asked:
         _tell_fault("decision failed with %s; the request is routed by load", error)
         return _Asked(Query(self._models.default, reason="internal_error"))
 
-    def _asked(self, ask: Ask) -> _Asked | Awaitable[_Asked]:
+    def _asked(self, ask: Ask, course: Course) -> _Asked | Awaitable[_Asked]:
         if ask.body is None:
             return _Asked(Query(None, reason=ask.reason))
         try:
@@ -144,12 +181,14 @@ class Router:
             return _Asked(Query(served.model if served else None, reason=error.reason))
         except Exception as error:  # noqa: BLE001 - as in _decide
             return self._broken(error)
+        finally:
+            course.parsed()
         served = self._models.find(request.model)
         if served is None:
             return _Asked(Query(None, reason="unknown_model"))
         if not request.reads_cache:
             return _Asked(Query(served.model, reason="reads_no_cache"))
-        return self._tokenized(request, served, ask.body)
+        return _timed(self._tokenized(request, served, ask.body), course)
 
     def _tokenized(
         self, request: InferenceRequest, served: Served, body: bytes
@@ -182,7 +221,7 @@ class Router:
             return _Asked(Query(served.model, reason="deadline", text=body))
         return self._broken(error)
 
-    def _place(self, asked: _Asked, head: Head) -> Decision:
+    def _place(self, asked: _Asked, head: Head, course: Course) -> Decision:
         workers = self._workers
         query = msgspec.structs.replace(
             asked.query,
@@ -192,11 +231,16 @@ class Router:
         return self.placing.decide(
             query,
             workers.candidates(query.model or self._models.default),
-            workers.checks.overlaps if asked.is_tokenized else workers.overlaps,
+            course.timed(workers.checks.overlaps if asked.is_tokenized else workers.overlaps),
             workers.state,
             self._monotonic(),
             self._rng,
         )
+
+    def _unwatch(self, booking: Booking) -> None:
+        watched = self._watched.pop(booking, None)
+        if watched is not None:
+            self._workers.checks.ended(watched)
 
     def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
         """Has the engine's tokens for a request compared with ours, if they may tell something."""
@@ -211,7 +255,15 @@ class Router:
         if watched is not None:
             self._watched[booking] = watched
 
-    def _tell(self, decision: Decision) -> None:
+    def _show(self, decision: Decision, query: Query) -> None:
+        """Shows a decision to those who watch; what fails in them is no fault of the request."""
+        try:
+            for observe in self.observers:
+                observe(decision, query.prompts)
+        except Exception as error:  # noqa: BLE001 - as in _decide
+            _tell_fault("an observer failed with %s", error)
+
+    def _tell(self, decision: Decision, course: Course) -> None:
         if not log.isEnabledFor(logging.DEBUG):
             return
         log.debug(
@@ -222,7 +274,21 @@ class Router:
             decision.prompt_tokens,
             decision.uncertain_tokens,
             decision.reason,
+            extra={"trace_id": course.trace.trace_id},
         )
+
+
+def _timed(asked: _Asked | Awaitable[_Asked], course: Course) -> _Asked | Awaitable[_Asked]:
+    if isinstance(asked, _Asked):
+        course.tokenized()
+        return asked
+    return _timed_later(asked, course)
+
+
+async def _timed_later(asked: Awaitable[_Asked], course: Course) -> _Asked:
+    answer = await asked
+    course.tokenized()
+    return answer
 
 
 def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> _Asked:

@@ -1,49 +1,77 @@
 """One ext_proc stream on any server: its messages, the router's decision, and the books."""
 
-from collections.abc import Awaitable
+import logging
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from extproc.accounting.account import Account
 from extproc.config import Config
 from extproc.metrics import Metrics
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
+from extproc.picking.decision import Verdict
 from extproc.picking.load import Booking
+from extproc.picking.ranks import rank_header
 from extproc.picking.refusal import refusal_of
 from extproc.router import Routed, Router
+from extproc.serving.heads import traceparent_of
 from extproc.serving.stream import Ask, Placement, Stream
+from extproc.serving.stream_answers import Answers
 
-Answers = list[ProcessingResponse]
+log = logging.getLogger("kvsteer.extproc")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What all streams of a server share."""
+    """What all streams of a server share.
+
+    monotonic: seconds, for what is accounted of responses.
+    """
 
     config: Config
     router: Router
     metrics: Metrics
+    monotonic: Callable[[], float] = time.monotonic
 
-    def open(self) -> "Exchange":
-        """A new stream; it is to be closed."""
-        return Exchange(self)
+    @property
+    def is_traced(self) -> bool:
+        """Whether it matters which trace a stream belongs to."""
+        return self.router.is_traced
+
+    def open(self, traceparent: str = "") -> "Exchange":
+        """A new stream; it is to be closed.
+
+        traceparent: of the trace that the stream's own metadata names, "" if there is none: then
+        the client's counts.
+        """
+        return Exchange(self, traceparent)
 
 
 class Exchange:
     """One stream, which is one HTTP request.
 
     A server hands over each message that came and sends what is answered, in order, and takes no
-    further message before that; and it closes the exchange once, however the stream ended.
+    further message before that; and it closes the exchange once, however the stream ended. A
+    message may have no answer, or many.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, traceparent: str = "") -> None:
         config = service.config
         self._service = service
+        self._traceparent = traceparent
+        self._seeks_trace = service.is_traced and not traceparent
         header = config.policy.header
+        self._reads_usage = config.accounting.responses == "usage"
         self._stream = Stream(
             max_body_bytes=config.extproc.max_body_bytes,
             names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
+            is_duplex=config.extproc.dialect == "epp",
+            reads_usage=self._reads_usage,
         )
+        self._began_at = service.monotonic()
         self._booking: Booking | None = None
+        self._account: Account | None = None
         self._is_closed = False
         service.metrics.open_streams.inc()
 
@@ -54,9 +82,13 @@ class Exchange:
             ProtocolError: the stream is to end with INVALID_ARGUMENT and what the error says.
         """
         step = self._stream.receive(message)
+        if self._seeks_trace and message.HasField("request_headers"):
+            self._traceparent = traceparent_of(message)
         if not isinstance(step, Ask):
-            return [step]
-        routed = self._service.router.route(step)
+            if self._account is not None:
+                self._look_at(message, self._account)
+            return step
+        routed = self._service.router.route(step, self._traceparent)
         if isinstance(routed, Routed):
             return self._place(routed)
         return self._place_later(routed)
@@ -69,6 +101,8 @@ class Exchange:
         self._service.metrics.open_streams.dec()
         if self._booking is not None:
             self._service.router.release(self._booking)
+        if self._account is not None:
+            self._service.metrics.observe_outcome(self._account.outcome())
 
     async def _place_later(self, routed: Awaitable[Routed]) -> Answers:
         return self._place(await routed)
@@ -77,7 +111,42 @@ class Exchange:
         decision, self._booking = routed
         if self._is_closed and self._booking is not None:
             self._service.router.release(self._booking)
-        refusal = refusal_of(decision.verdict)
+        verdict = decision.verdict
+        if verdict is Verdict.NO_OVERRIDE and self._stream.is_duplex:
+            verdict = Verdict.UNAVAILABLE  # Endpoint Picker Protocol 1.0.0, Destination Endpoint
+        refusal = refusal_of(verdict)
         if refusal is not None:
-            return [self._stream.refuse(refusal)]
-        return [self._stream.place(Placement(",".join(decision.pick), decision.model or ""))]
+            return self._stream.refuse(refusal)
+        if self._booking is not None and self._sees_responses and not self._is_closed:
+            self._account = Account(decision, self._began_at)
+        rank = rank_header(self._service.config.policy.rank_header, decision.rank)
+        destination = ",".join(decision.pick)
+        return self._stream.place(Placement(destination, decision.model or "", rank))
+
+    @property
+    def _sees_responses(self) -> bool:
+        """Whether responses are shown to us: in dialect B always."""
+        return self._stream.is_duplex or self._service.config.accounting.responses != "none"
+
+    def _look_at(self, message: ProcessingRequest, account: Account) -> None:
+        """Accounts for what a response says, if this is one."""
+        try:
+            if message.HasField("response_headers"):
+                self._look_at_headers(account)
+            elif self._reads_usage and message.HasField("response_body"):
+                head = self._stream.response.head
+                if head is not None and head.is_readable:
+                    account.read(message.response_body.body, self._service.monotonic())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the response must go on
+            log.error("accounting failed with %s", type(error).__name__)
+            self._account = None
+
+    def _look_at_headers(self, account: Account) -> None:
+        head, booking, router = self._stream.response.head, self._booking, self._service.router
+        if head is None or booking is None:
+            return
+        elsewhere = account.respond(head.status, head.served, self._service.monotonic())
+        if elsewhere is not None:
+            router.answered_elsewhere(booking, account.worker_at(elsewhere), elsewhere)
+        if account.has_failed:
+            router.failed(booking)

@@ -2,47 +2,41 @@
 
 import asyncio
 import logging
-import socket
-import stat
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import grpc
 
-from extproc import address
-from extproc.config import Config
 from extproc.errors import ProtocolError, StartError
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.serving.certificates import Certificates, Material
 from extproc.serving.exchange import Service
+from extproc.serving.health_service import EXT_PROC, HEALTH, WATCH_SECONDS, Health
+from extproc.serving.listening import max_message_bytes, place_for, socket_path
+from extproc.tracing import traceparent
 
 log = logging.getLogger("kvsteer.extproc")
 
-SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-
-# Names under which health is asked for; "" is the whole server.
-LIVENESS = "liveness"
-READINESS = "readiness"
-
-# What a message carries besides the body: headers, which Envoy limits to 60 KiB by default.
-_MESSAGE_OVERHEAD_BYTES = 1024 * 1024
-
 # One open stream for every request in flight; grpc's own limit is as good as none.
 _MAX_STREAMS = 100_000
-
-DRAIN_SECONDS = 5.0
 
 
 class GrpcServer:
     """Serves ext_proc and gRPC health."""
 
-    def __init__(self, service: Service, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        is_ready: Callable[[], bool],
+        certificates: Certificates | None = None,
+    ) -> None:
         self._service = service
         self._config = service.config
-        self._is_ready = is_ready
+        self._health = Health(is_ready)
+        self._certificates = certificates
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", _max_message_bytes(service.config)),
+                ("grpc.max_receive_message_length", max_message_bytes(service.config)),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -57,24 +51,31 @@ class GrpcServer:
         Raises:
             StartError: the address cannot be bound.
         """
-        listen = self._config.extproc.listen
-        if listen.startswith(address.UNIX_PREFIX):
-            _remove_stale_socket(Path(listen.removeprefix(address.UNIX_PREFIX)))
+        options = self._config.extproc
+        path = socket_path(options)
         try:
-            self._server.add_insecure_port(listen)
+            if path is not None:
+                with place_for(path, options):
+                    self._server.add_insecure_port(options.listen)
+            elif self._certificates is not None:
+                self._server.add_secure_port(options.listen, _credentials(self._certificates))
+            else:
+                self._server.add_insecure_port(options.listen)
         except RuntimeError:
-            raise StartError(f"extproc.listen: cannot listen on {listen}: is it taken?") from None
+            told = f"extproc.listen: cannot listen on {options.listen}: is it taken?"
+            raise StartError(told) from None
         await self._server.start()
 
     async def stop(self) -> None:
-        """Takes no new streams and gives those under way a moment."""
-        await self._server.stop(DRAIN_SECONDS)
+        """Takes no new streams and gives those under way `extproc.drain_ms`."""
+        self._health.is_stopping = True
+        await self._server.stop(self._config.extproc.drain_ms / 1000)
 
     async def process(
         self, requests: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
         """One ext_proc stream: as long as the HTTP request and its response."""
-        exchange = self._service.open()
+        exchange = self._service.open(self._traceparent(context))
         try:
             async for message in requests:
                 answers = exchange.receive(message)
@@ -87,13 +88,20 @@ class GrpcServer:
         finally:
             exchange.close()
 
+    def _traceparent(self, context: grpc.aio.ServicerContext) -> str:
+        """The trace that Envoy carries with the stream; not looked for where nothing is traced."""
+        if not self._service.is_traced:
+            return ""
+        told = dict(context.invocation_metadata() or ()).get(traceparent.NAME, "")
+        return told if isinstance(told, str) else ""
+
     def _ext_proc_handler(self) -> grpc.GenericRpcHandler:
         process = grpc.stream_stream_rpc_method_handler(
             self.process,
             request_deserializer=ProcessingRequest.FromString,
             response_serializer=ProcessingResponse.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
+        return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
 
     def _health_handler(self) -> grpc.GenericRpcHandler:
         handlers = {
@@ -108,52 +116,47 @@ class GrpcServer:
                 response_serializer=HealthCheckResponse.SerializeToString,
             ),
         }
-        return grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers)
-
-    def _health(self, service: str) -> HealthCheckResponse.ServingStatus:
-        if service == LIVENESS:
-            return HealthCheckResponse.SERVING
-        if service in ("", READINESS, SERVICE):
-            ready = self._is_ready()
-            return HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
-        return HealthCheckResponse.SERVICE_UNKNOWN
+        return grpc.method_handlers_generic_handler(HEALTH, handlers)
 
     async def _check(
         self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> HealthCheckResponse:
-        status = self._health(request.service)
+        status = self._health.of(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return HealthCheckResponse(status=status)
 
     async def _watch(
-        self, request: HealthCheckRequest, _: grpc.aio.ServicerContext
+        self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[HealthCheckResponse]:
         last = None
         while True:
-            status = self._health(request.service)
+            status = self._health.of(request.service)
             if status != last:
                 last = status
                 yield HealthCheckResponse(status=status)
-            await asyncio.sleep(0.5)
+            if self._health.is_stopping:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "stopping")
+            await asyncio.sleep(WATCH_SECONDS)
 
 
-def _max_message_bytes(config: Config) -> int:
-    """Room for Envoy's largest body: a longer one than we read is still answered, by load."""
-    limit = max(config.extproc.max_body_bytes, config.envoy.request_body_buffer_limit_bytes)
-    return limit + _MESSAGE_OVERHEAD_BYTES
+def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
+    """Of the files as they are whenever somebody connects."""
+    told = certificates.current
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        """grpc asks on each connection, in a thread of its own; None: nothing is new."""
+        nonlocal told
+        if told is certificates.current:
+            return None
+        told = certificates.current
+        return _configuration(told)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(told), renewed, require_client_authentication=told.client_ca is not None
+    )
 
 
-def _remove_stale_socket(path: Path) -> None:
-    """Removes a socket that a killed router left behind; never one that is served, nor a file."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise StartError(f"extproc.listen: {path} is there already and is no socket")
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                raise StartError(f"extproc.listen: another server listens on {path}")
-        path.unlink()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise StartError(f"extproc.listen: {path}: {error.strerror}") from None
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    pairs = [(material.key, material.certificate)]
+    return grpc.ssl_server_certificate_configuration(pairs, material.client_ca)

@@ -1,74 +1,77 @@
 """One ext_proc stream, which is one HTTP request: messages in, answers out, no transport.
 
-Dialect A (Envoy's BUFFERED request body; envoy/service/ext_proc/v3/external_processor.proto):
+Two dialects, told apart by what the first message says of the request's body mode
+(`protocol_config`, since Envoy 1.34; where it is absent, by the configuration):
 
-    state     message            answer                                          next state
-    HEAD      request_headers    a prompt to come: go on and send the body       BODY
-                                 anything else: Ask, the pick goes with it       PLACED
-    BODY      request_body       Ask, the pick goes with it                      PLACED
-    PLACED    request_body       go on (a body that came in spite of us)         PLACED
-    any       request_trailers   go on                                           unchanged
-    any       response_*         go on                                           unchanged
-    any       out of order       ProtocolError
+A  BUFFERED and whatever else is not B: Envoy holds the request and answers carry the pick.
+B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: every byte is ours to give back.
 
-A pick on the headers tells Envoy not to buffer the body (mode_override, which needs
+    state    message            dialect A                       dialect B                 then
+    HEAD     request_headers    a prompt to come: go on         say nothing, collect      BODY
+                                else Ask, the pick goes with it the same                  PLACED*
+    HEAD     request_trailers   go on                           go on                     HEAD
+    BODY     request_body       Ask, the pick goes with it      not the end: collect      BODY
+                                                                the end, or too much: Ask,
+                                                                headers with the pick,
+                                                                all that was collected    PLACED*
+    BODY     request_trailers   Ask, the pick goes with them    Ask, headers with the pick,
+                                                                what was collected, trailers ENDED
+    PLACED   request_body       go on (it came in spite of us)  echo                      PLACED*
+    PLACED   request_trailers   go on                           go on                     ENDED
+    ENDED    request_body       go on                           nothing: Envoy 1.35 and   ENDED
+                                                                later may repeat the last
+                                                                piece (envoy#46237)
+    REFUSED  request_*          nothing: we have answered       nothing                   REFUSED
+    any      response_headers   go on                           go on                     unchanged
+    any      response_body      go on                           echo                      unchanged
+    any      response_trailers  go on                           go on                     unchanged
+    any      anything else      ProtocolError
+
+    * ENDED in dialect B where the message says that it is the last one of the request.
+
+Between an Ask and `place` or `refuse` the state is ASKED, in which nothing may come. Each direction
+has its own mode: a response is echoed where `response_body_mode` is FULL_DUPLEX_STREAMED.
+
+A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
 allow_mode_override); headers are held by Envoy until the body was answered, so a pick with the
-body still steers.
+body still steers. So it does on trailers, by its metadata: Envoy takes no other headers there.
+No header is ever rebuilt and no body changed: duplicates and content-length stay as they are.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum
+from typing import ClassVar
 
-from google.protobuf.struct_pb2 import Struct
-
-from extproc import headers
 from extproc.errors import ProtocolError
-from extproc.pb.kvsteer_ext_proc_pb2 import (
-    BodyResponse,
-    CommonResponse,
-    HeaderMutation,
-    HeadersResponse,
-    HeaderValue,
-    HeaderValueOption,
-    ImmediateResponse,
-    ProcessingMode,
-    ProcessingRequest,
-    ProcessingResponse,
-    TrailersResponse,
-)
-from extproc.picking.eligibility import subset_of
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.picking.refusal import Refusal
-from extproc.requests.request import is_inference, path_of
+from extproc.requests.request import is_inference
+from extproc.serving import stream_answers as say
+from extproc.serving.collected_body import CollectedBody
+from extproc.serving.heads import Head, head_of
+from extproc.serving.response_side import ResponseSide
+from extproc.serving.stream_answers import Answers, Placement
+
+__all__ = ["Ask", "Head", "Placement", "State", "Stream"]
 
 
-class State(Enum):
-    """Of the table above."""
+class State(StrEnum):
+    """Of the table above, as errors say it."""
 
-    HEAD = auto()
-    BODY = auto()
-    PLACED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What of a request's headers decides how it is treated.
-
-    content_length: in bytes, None if not told. policy: what the request asks for, where that is
-    read. subset: the only endpoints that it may go to, by the proxy's hint; None for all.
-    """
-
-    method: str
-    path: str
-    content_length: int | None
-    policy: str | None = None
-    subset: frozenset[str] | None = None
+    HEAD = "before the request headers"
+    BODY = "while the request body is awaited"
+    ASKED = "before the last message was answered"
+    PLACED = "after the pick"
+    ENDED = "after the end of the request"
+    REFUSED = "after an answer of our own"
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The request is to be placed: decide, then call `Stream.place`.
+    """The request is to be placed: decide, then call `Stream.place` or `Stream.refuse`.
 
-    body: None where the pick is made on the headers; reason then says why.
+    body: None where the pick is made without it; reason then says why.
     """
 
     head: Head
@@ -76,199 +79,194 @@ class Ask:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the request goes, for Envoy; both may be absent.
+Step = Answers | Ask
+_Row = Callable[["Stream", ProcessingRequest], Step]
 
-    destination: ip:port, best first, comma-separated. model: for routes by model.
-    """
-
-    destination: str = ""
-    model: str = ""
-
-
-Step = ProcessingResponse | Ask
+_DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
+_GRPC = ProcessingMode.GRPC
 
 # With these a whole body arrives in one message that may not say so: request trailers follow it.
 _WHOLE_BODY_MODES = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
+
+_NO_HEAD = Head("", "", None)
 
 
 class Stream:
     """One HTTP request on its way through Envoy.
 
-    max_body_bytes: a longer one, by its content-length, is not asked for.
+    max_body_bytes: of a longer one no more is collected, and by its content-length none asked for.
     names_model: whether routes choose a cluster by a model header that we set.
     policy_header: the request header that may name a policy, None if none may.
+    is_duplex: whether a proxy that names no mode speaks dialect B; then, whether this one does:
+    a request in it that cannot be placed is to be refused.
+    reads_usage: whether responses in dialect A are asked for where they may tell usage.
     """
 
     def __init__(
-        self, *, max_body_bytes: int, names_model: bool, policy_header: str | None = None
+        self,
+        *,
+        max_body_bytes: int,
+        names_model: bool,
+        policy_header: str | None = None,
+        is_duplex: bool = False,
+        reads_usage: bool = False,
     ) -> None:
         self.state = State.HEAD
+        self.response = ResponseSide(is_duplex=is_duplex, reads_usage=reads_usage)
+        self.is_duplex = is_duplex
+        self._mode: int = _DUPLEX if is_duplex else ProcessingMode.BUFFERED
         self._max_body_bytes = max_body_bytes
         self._names_model = names_model
         self._policy_header = policy_header
-        self._head: Head | None = None
-        self._body_follows = False
+        self._head = _NO_HEAD
+        self._collected = CollectedBody()
+        self._asked_with = ""
+        self._is_last = False
 
     def receive(self, message: ProcessingRequest) -> Step:
         """Takes one message.
 
         Raises:
-            ProtocolError: out of order, or in a dialect that is not spoken here.
+            ProtocolError: out of order, or in a body mode that is not spoken here.
         """
         kind = message.WhichOneof("request")
-        if kind == "request_headers":
-            return self._receive_head(message)
-        if kind == "request_body":
-            return self._receive_body(message)
-        if kind == "request_trailers":
-            return ProcessingResponse(request_trailers=TrailersResponse())
-        if kind == "response_headers":
-            return ProcessingResponse(response_headers=HeadersResponse())
-        if kind == "response_body":
-            return ProcessingResponse(response_body=BodyResponse())
-        if kind == "response_trailers":
-            return ProcessingResponse(response_trailers=TrailersResponse())
-        raise ProtocolError("message without a request")
+        if kind is None:
+            raise ProtocolError("message without a request")
+        if message.HasField("protocol_config"):
+            self._learn_modes(message)
+        if kind.startswith("response"):
+            return self.response.receive(kind, message)
+        row = self._rows.get((self.state, kind))
+        if row is None:
+            raise ProtocolError(f"{kind.replace('_', ' ')} {self.state.value}")
+        return row(self, message)
 
-    def place(self, placement: Placement) -> ProcessingResponse:
-        """The answer that carries the pick; belongs to the last `Ask`."""
-        common = CommonResponse(
-            header_mutation=self._mutation(placement),
-            clear_route_cache=self._names_model,
-        )
-        if self.state is State.BODY:
-            answer = ProcessingResponse(request_body=BodyResponse(response=common))
+    def place(self, placement: Placement) -> Answers:
+        """The answers that carry the pick; they belong to the last `Ask`."""
+        common = say.pick_of(placement, names_model=self._names_model)
+        self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
+        if self._asked_with == "request_headers" or self.is_duplex:
+            without_body = not self._is_last and not self.is_duplex
+            first = say.headers_placed(common, without_body=without_body)
+        elif self._asked_with == "request_body":
+            first = say.body_placed(common)
         else:
-            answer = ProcessingResponse(request_headers=HeadersResponse(response=common))
-            if self._body_follows:
-                answer.mode_override.CopyFrom(_WITHOUT_BODY)
-        if placement.destination:
-            answer.dynamic_metadata.CopyFrom(_metadata(placement.destination))
-        self.state = State.PLACED
-        return answer
+            first = say.request_trailers_go_on()
+        answers = [say.with_metadata(first, placement)]
+        if self.is_duplex and self._asked_with != "request_headers":
+            answers += self._collected_echo()
+        return answers
 
-    def refuse(self, refusal: Refusal) -> ProcessingResponse:
+    def refuse(self, refusal: Refusal) -> Answers:
         """The answer that takes a worker's place; belongs to the last `Ask`."""
-        self.state = State.PLACED
-        mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in refusal.headers])
-        answer = ImmediateResponse(headers=mutation, body=refusal.body, details="kvsteer")
-        answer.status.code = refusal.status
-        return ProcessingResponse(immediate_response=answer)
+        self.state = State.REFUSED
+        self._collected.take()
+        return [say.refused(refusal)]
 
-    def _receive_head(self, message: ProcessingRequest) -> Step:
-        if self.state is not State.HEAD or self._head is not None:
-            raise ProtocolError("request headers twice")
-        mode = _body_mode(message)
-        self._head = head = _head(message, self._policy_header)
-        self._body_follows = not message.request_headers.end_of_stream
-        reason = self._reason_without_body(head, mode)
+    def _learn_modes(self, message: ProcessingRequest) -> None:
+        """Only a stream's first message tells them (ProtocolConfiguration)."""
+        told = message.protocol_config
+        self._mode, response_mode = told.request_body_mode, told.response_body_mode
+        if _GRPC in (self._mode, response_mode):
+            raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
+        self.is_duplex = self._mode == _DUPLEX
+        self.response.is_duplex = response_mode == _DUPLEX
+
+    def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
+        self.state = State.ASKED
+        self._asked_with = kind
+        return Ask(self._head, body, reason)
+
+    def _request_headers(self, message: ProcessingRequest) -> Step:
+        self._head = head = head_of(message, self._policy_header)
+        self._is_last = message.request_headers.end_of_stream
+        reason = self._reason_without_body(head)
+        if reason == "not_inference":
+            self.response.reads_usage = False
         if reason:
-            return Ask(head, None, reason)
+            return self._ask("request_headers", None, reason)
         self.state = State.BODY
-        return ProcessingResponse(request_headers=HeadersResponse())
+        return [] if self.is_duplex else [say.request_headers_go_on()]
 
-    def _reason_without_body(self, head: Head, mode: int) -> str:
+    def _reason_without_body(self, head: Head) -> str:
         """Why a request is placed on its headers, "" if its body is wanted."""
         if not is_inference(head.method, head.path):
             return "not_inference"
-        if not self._body_follows:
+        if self._is_last:
             return "no_body"
         if head.content_length is not None and head.content_length > self._max_body_bytes:
             return "body_too_large"
-        return "" if mode in _WHOLE_BODY_MODES else "body_not_buffered"
+        is_read = self.is_duplex or self._mode in _WHOLE_BODY_MODES
+        return "" if is_read else "body_not_buffered"
 
-    def _receive_body(self, message: ProcessingRequest) -> Step:
-        if self._head is None:
-            raise ProtocolError("request body before its headers")
-        if self.state is State.PLACED:
-            return ProcessingResponse(request_body=BodyResponse())
-        body = message.request_body.body
+    def _request_body(self, message: ProcessingRequest) -> Step:
+        if self.is_duplex:
+            return self._collect(message)
+        body, length = message.request_body.body, self._head.content_length
         if len(body) > self._max_body_bytes:
-            return Ask(self._head, None, "body_too_large")
-        return Ask(self._head, body)
+            return self._ask("request_body", None, "body_too_large")
+        if length is not None and len(body) < length and not message.request_body.end_of_stream:
+            return self._ask("request_body", None, "body_not_buffered")  # BUFFERED_PARTIAL
+        return self._ask("request_body", body)
 
-    def _mutation(self, placement: Placement) -> HeaderMutation:
-        """Ours replaces what a client sent under the same name, also where it is nothing."""
-        mutation = HeaderMutation()
-        names = [(headers.DESTINATION, placement.destination)]
-        if self._names_model:
-            names.append((headers.MODEL, placement.model))
-        for name, value in names:
-            if value:
-                mutation.set_headers.append(_overwrite(name, value))
-            else:
-                mutation.remove_headers.append(name)
-        return mutation
+    def _collect(self, message: ProcessingRequest) -> Step:
+        self._is_last = message.request_body.end_of_stream
+        self._collected.add(message.request_body.body)
+        if self._collected.size_bytes > self._max_body_bytes:
+            return self._ask("request_body", None, "body_too_large")
+        return self._ask("request_body", self._collected.whole()) if self._is_last else []
 
+    def _collected_echo(self) -> Answers:
+        pieces = self._collected.take()
+        answers = [
+            answer
+            for piece in pieces
+            for answer in say.request_body_echo(piece, end_of_stream=False)
+        ]
+        if self._asked_with == "request_trailers":
+            return [*answers, say.request_trailers_go_on()]
+        if self._is_last and not answers:
+            return list(say.request_body_echo(b"", end_of_stream=True))
+        if self._is_last:
+            answers[-1].request_body.response.body_mutation.streamed_response.end_of_stream = True
+        return answers
 
-_WITHOUT_BODY = ProcessingMode(
-    request_header_mode=ProcessingMode.SEND,
-    request_body_mode=ProcessingMode.NONE,
-    response_trailer_mode=ProcessingMode.SEND,
-)
+    def _request_body_after_pick(self, message: ProcessingRequest) -> Step:
+        if not self.is_duplex:
+            return [say.request_body_goes_on()]
+        part = message.request_body
+        if part.end_of_stream:
+            self.state = State.ENDED
+        return list(say.request_body_echo(part.body, end_of_stream=part.end_of_stream))
 
+    def _request_body_after_end(self, _: ProcessingRequest) -> Step:
+        return [] if self.is_duplex else [say.request_body_goes_on()]
 
-def _body_mode(message: ProcessingRequest) -> int:
-    """How Envoy sends bodies; before Envoy 1.34 it did not say, and BUFFERED is what we ask for."""
-    if not message.HasField("protocol_config"):
-        return ProcessingMode.BUFFERED
-    mode = message.protocol_config.request_body_mode
-    if mode in (ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.GRPC):
-        name = ProcessingMode.BodySendMode.Name(mode)
-        raise ProtocolError(f"request_body_mode {name} is not supported, use BUFFERED")
-    return mode
+    def _request_trailers_with_pick(self, _: ProcessingRequest) -> Step:
+        """They end a body of which dialect A has shown nothing: there is none, or it would have."""
+        self._is_last = True
+        if self.is_duplex and self._collected.size_bytes:
+            return self._ask("request_trailers", self._collected.whole())
+        return self._ask("request_trailers", None, "no_body")
 
+    def _request_trailers_after_pick(self, _: ProcessingRequest) -> Step:
+        self.state = State.ENDED
+        return [say.request_trailers_go_on()]
 
-def _head(message: ProcessingRequest, policy_header: str | None) -> Head:
-    method = path = ""
-    length: int | None = None
-    policy: str | None = None
-    for header in message.request_headers.headers.headers:
-        if header.key == ":method":
-            method = _text(header)
-        elif header.key == ":path":
-            path = path_of(_text(header))
-        elif header.key == "content-length":
-            length = _length(_text(header))
-        elif header.key == policy_header:
-            policy = _text(header)
-    return Head(method, path, length, policy, _subset(message))
+    def _request_trailers_alone(self, _: ProcessingRequest) -> Step:
+        return [say.request_trailers_go_on()]
 
+    def _nothing(self, _: ProcessingRequest) -> Step:
+        return []
 
-def _length(text: str) -> int | None:
-    is_number = text.isascii() and text.isdigit() and len(text) < 20  # noqa: PLR2004 - 64 bits
-    return int(text) if is_number else None
-
-
-def _subset(message: ProcessingRequest) -> frozenset[str] | None:
-    """The proxy's hint at the endpoints that are allowed, if it gives one."""
-    if not message.HasField("metadata_context"):
-        return None
-    namespace = message.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
-    if namespace is None or headers.SUBSET not in namespace.fields:
-        return None
-    hint = namespace.fields[headers.SUBSET]
-    if hint.WhichOneof("kind") == "list_value":
-        return subset_of([each.string_value for each in hint.list_value.values])
-    return subset_of(hint.string_value)
-
-
-def _text(header: HeaderValue) -> str:
-    """Envoy fills raw_value; value is for those that do not (HeaderValue, core/v3/base.proto)."""
-    return header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
-
-
-def _overwrite(name: str, value: str) -> HeaderValueOption:
-    return HeaderValueOption(
-        header=HeaderValue(key=name, raw_value=value.encode()),
-        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
-    )
-
-
-def _metadata(destination: str) -> Struct:
-    metadata = Struct()
-    fields = metadata.fields[headers.DESTINATION_NAMESPACE].struct_value.fields
-    fields[headers.DESTINATION].string_value = destination
-    return metadata
+    _rows: ClassVar[Mapping[tuple[State, str], _Row]] = {
+        (State.HEAD, "request_headers"): _request_headers,
+        (State.HEAD, "request_trailers"): _request_trailers_alone,
+        (State.BODY, "request_body"): _request_body,
+        (State.BODY, "request_trailers"): _request_trailers_with_pick,
+        (State.PLACED, "request_body"): _request_body_after_pick,
+        (State.PLACED, "request_trailers"): _request_trailers_after_pick,
+        (State.ENDED, "request_body"): _request_body_after_end,
+        (State.REFUSED, "request_body"): _nothing,
+        (State.REFUSED, "request_trailers"): _nothing,
+    }

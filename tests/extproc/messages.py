@@ -7,6 +7,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderValue,
     HttpBody,
     HttpHeaders,
+    HttpTrailers,
     ProcessingMode,
     ProcessingRequest,
     ProtocolConfiguration,
@@ -22,6 +23,7 @@ def head(
     end_of_stream: bool = False,
     mode: int | None = BUFFERED,
     headers: Mapping[str, str] | None = None,
+    response_mode: int = 0,
 ) -> ProcessingRequest:
     """The first message of a stream; mode None is an Envoy that does not tell."""
     pairs = {":method": method, ":authority": "a", ":path": path, **(headers or {})}
@@ -36,6 +38,7 @@ def head(
     if mode is not None:
         protocol = ProtocolConfiguration()
         protocol.request_body_mode = mode  # type: ignore[assignment] # enums are ints at run time
+        protocol.response_body_mode = response_mode  # type: ignore[assignment]
         message.protocol_config.CopyFrom(protocol)
     return message
 
@@ -43,3 +46,19 @@ def head(
 def body(content: bytes, *, end_of_stream: bool = True) -> ProcessingRequest:
     """A request body message."""
     return ProcessingRequest(request_body=HttpBody(body=content, end_of_stream=end_of_stream))
+
+
+def trailers() -> ProcessingRequest:
+    """A request trailers message."""
+    return ProcessingRequest(request_trailers=HttpTrailers())
+
+
+def response_head(
+    status: int | str, headers: Mapping[str, str] | None = None, *, end_of_stream: bool = False
+) -> ProcessingRequest:
+    """A response headers message."""
+    pairs = {":status": str(status), **(headers or {})}
+    values = [HeaderValue(key=key, raw_value=pairs[key].encode()) for key in pairs]
+    return ProcessingRequest(
+        response_headers=HttpHeaders(headers=HeaderMap(headers=values), end_of_stream=end_of_stream)
+    )

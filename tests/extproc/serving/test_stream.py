@@ -1,5 +1,5 @@
 import pytest
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import MessageToDict
 
 from extproc.errors import ProtocolError
 from extproc.pb.kvsteer_ext_proc_pb2 import (
@@ -12,20 +12,50 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.picking.refusal import Refusal
 from extproc.serving.stream import Ask, Head, Placement, State, Stream
-from tests.extproc.messages import body, head
+from extproc.serving.stream_answers import MAX_ECHO_BYTES
+from tests.extproc.messages import body, head, trailers
 
 DESTINATION = "x-gateway-destination-endpoint"
 MODEL = "x-kvsteer-model"
 PLACEMENT = Placement("10.0.0.1:8000,10.0.0.2:8000", "tiny")
+DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
-def stream(*, names_model: bool = False) -> Stream:
-    return Stream(max_body_bytes=1000, names_model=names_model)
+def stream(*, names_model: bool = False, is_duplex: bool = False) -> Stream:
+    return Stream(max_body_bytes=1000, names_model=names_model, is_duplex=is_duplex)
+
+
+def duplex_head(
+    path: str = "/v1/chat/completions", *, end_of_stream: bool = False
+) -> ProcessingRequest:
+    return head(path, mode=DUPLEX, end_of_stream=end_of_stream)
 
 
 def ask(step: object) -> Ask:
     assert isinstance(step, Ask)
     return step
+
+
+def only(answers: object) -> ProcessingResponse:
+    assert isinstance(answers, list)
+    (answer,) = answers
+    assert isinstance(answer, ProcessingResponse)
+    return answer
+
+
+def kinds(answers: object) -> list[str]:
+    assert isinstance(answers, list)
+    return [str(answer.WhichOneof("response")) for answer in answers]
+
+
+def echoed(answers: list[ProcessingResponse]) -> list[tuple[bytes, bool]]:
+    """Of each echo of the request's body: its bytes, and whether it is the last one."""
+    parts = [
+        answer.request_body.response.body_mutation.streamed_response
+        for answer in answers
+        if answer.HasField("request_body")
+    ]
+    return [(part.body, part.end_of_stream) for part in parts]
 
 
 def set_headers(response: ProcessingResponse) -> dict[str, bytes]:
@@ -40,24 +70,27 @@ def removed_headers(response: ProcessingResponse) -> list[str]:
     return list(part.response.header_mutation.remove_headers)
 
 
+# Dialect A
+
+
 def test_a_prompt_is_waited_for_and_placed_with_its_body() -> None:
     one = stream()
-    go_on = one.receive(head())
-    assert isinstance(go_on, ProcessingResponse)
+    go_on = only(one.receive(head()))
     assert go_on.WhichOneof("response") == "request_headers"
     assert not go_on.request_headers.HasField("response")
     assert one.receive(body(b"{}")) == Ask(Head("POST", "/v1/chat/completions", None), b"{}")
-    answer = one.place(PLACEMENT)
+    answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_body"
     assert set_headers(answer) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
     assert one.state is State.PLACED
+    assert not one.is_duplex
 
 
 def test_the_pick_is_in_the_dynamic_metadata_too() -> None:
     one = stream()
     one.receive(head())
     one.receive(body(b"{}"))
-    metadata = MessageToDict(one.place(PLACEMENT).dynamic_metadata)
+    metadata = MessageToDict(only(one.place(PLACEMENT)).dynamic_metadata)
     assert metadata == {"envoy.lb": {DESTINATION: "10.0.0.1:8000,10.0.0.2:8000"}}
 
 
@@ -65,7 +98,7 @@ def test_with_nothing_to_say_the_clients_own_header_is_removed() -> None:
     one = stream(names_model=True)
     one.receive(head())
     one.receive(body(b"{}"))
-    answer = one.place(Placement())
+    answer = only(one.place(Placement()))
     assert removed_headers(answer) == [DESTINATION, MODEL]
     assert not answer.HasField("dynamic_metadata")
 
@@ -74,7 +107,7 @@ def test_the_model_is_named_for_routes_where_there_are_several() -> None:
     one = stream(names_model=True)
     one.receive(head())
     one.receive(body(b"{}"))
-    answer = one.place(PLACEMENT)
+    answer = only(one.place(PLACEMENT))
     assert set_headers(answer)[MODEL] == b"tiny"
     assert answer.request_body.response.clear_route_cache
 
@@ -95,7 +128,7 @@ def test_what_needs_no_body_is_placed_on_its_headers(
     one = stream()
     step = ask(one.receive(message))
     assert (step.body, step.reason) == (None, reason)
-    answer = one.place(PLACEMENT)
+    answer = only(one.place(PLACEMENT))
     assert answer.WhichOneof("response") == "request_headers"
     assert answer.mode_override.request_body_mode == ProcessingMode.NONE
     assert answer.mode_override.response_trailer_mode == ProcessingMode.SEND
@@ -104,14 +137,14 @@ def test_what_needs_no_body_is_placed_on_its_headers(
 def test_a_request_without_a_body_needs_no_mode_override() -> None:
     one = stream()
     assert ask(one.receive(head(end_of_stream=True))).reason == "no_body"
-    assert not one.place(PLACEMENT).HasField("mode_override")
+    assert not only(one.place(PLACEMENT)).HasField("mode_override")
 
 
-@pytest.mark.parametrize("length", ["", "many", "9" * 30, "-5"])
-def test_an_unreadable_content_length_is_as_good_as_none(length: str) -> None:
+def test_an_empty_body_is_placed_as_a_body() -> None:
     one = stream()
-    one.receive(head(headers={"content-length": length}))
-    assert ask(one.receive(body(b"x"))).head.content_length is None
+    one.receive(head())
+    assert ask(one.receive(body(b""))).body == b""
+    assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
 def test_a_body_that_turns_out_too_large_is_placed_without_it() -> None:
@@ -119,51 +152,215 @@ def test_a_body_that_turns_out_too_large_is_placed_without_it() -> None:
     one.receive(head())
     step = ask(one.receive(body(b"x" * 1001)))
     assert (step.body, step.reason) == (None, "body_too_large")
-    assert one.place(PLACEMENT).WhichOneof("response") == "request_body"
+    assert kinds(one.place(PLACEMENT)) == ["request_body"]
 
 
 def test_a_buffered_body_before_trailers_is_whole_though_it_does_not_say_so() -> None:
     one = stream()
-    one.receive(head())
+    one.receive(head(headers={"content-length": "2"}))
     assert ask(one.receive(body(b"{}", end_of_stream=False))).body == b"{}"
+
+
+def test_the_first_part_of_a_partly_buffered_body_is_not_taken_for_a_whole() -> None:
+    one = stream()
+    one.receive(head(mode=ProcessingMode.BUFFERED_PARTIAL, headers={"content-length": "900"}))
+    step = ask(one.receive(body(b"{", end_of_stream=False)))
+    assert (step.body, step.reason) == (None, "body_not_buffered")
+    assert kinds(one.place(PLACEMENT)) == ["request_body"]
+
+
+def test_trailers_without_a_body_carry_the_pick_in_metadata() -> None:
+    one = stream()
+    one.receive(head())
+    assert ask(one.receive(trailers())).reason == "no_body"
+    answer = only(one.place(PLACEMENT))
+    assert answer.WhichOneof("response") == "request_trailers"
+    assert answer.HasField("dynamic_metadata")
+
+
+def test_trailers_after_the_pick_go_on_and_end_the_request() -> None:
+    one = stream()
+    one.receive(head())
+    one.receive(body(b"{}"))
+    one.place(PLACEMENT)
+    assert kinds(one.receive(trailers())) == ["request_trailers"]
+    assert kinds(one.receive(body(b"more"))) == ["request_body"]
+    with pytest.raises(ProtocolError, match="request trailers after the end of the request"):
+        one.receive(trailers())
 
 
 def test_an_envoy_that_names_no_mode_is_taken_to_buffer() -> None:
     one = stream()
-    assert isinstance(one.receive(head(mode=None)), ProcessingResponse)
+    assert kinds(one.receive(head(mode=None))) == ["request_headers"]
     assert one.state is State.BODY
 
 
-def test_headers_given_as_text_are_read() -> None:
-    message = head()
-    for header in message.request_headers.headers.headers:
-        header.value, header.raw_value = header.raw_value.decode(), b""
+def test_bodies_that_come_after_the_pick_go_on() -> None:
     one = stream()
-    assert isinstance(one.receive(message), ProcessingResponse)
-
-
-def test_a_body_that_comes_after_the_pick_goes_on() -> None:
-    one = stream()
-    one.receive(head("/metrics"))
+    one.receive(head("/metrics", mode=ProcessingMode.STREAMED))
     one.place(PLACEMENT)
-    step = one.receive(body(b"late"))
-    assert isinstance(step, ProcessingResponse)
-    assert step.WhichOneof("response") == "request_body"
+    for last in (False, False, True):
+        assert kinds(one.receive(body(b"late", end_of_stream=last))) == ["request_body"]
+
+
+# Dialect B
+
+
+def test_a_duplex_body_is_collected_and_given_back_behind_the_pick() -> None:
+    one = stream()
+    assert one.receive(duplex_head()) == []
+    assert one.is_duplex
+    assert one.receive(body(b'{"a"', end_of_stream=False)) == []
+    step = ask(one.receive(body(b": 1}")))
+    assert step.body == b'{"a": 1}'
+    answers = one.place(PLACEMENT)
+    assert kinds(answers) == ["request_headers", "request_body"]
+    assert set_headers(answers[0]) == {DESTINATION: b"10.0.0.1:8000,10.0.0.2:8000"}
+    assert answers[0].HasField("dynamic_metadata")
+    assert not answers[0].HasField("mode_override")
+    assert echoed(answers) == [(b'{"a": 1}', True)]
+    assert one.state is State.ENDED
+
+
+def test_a_large_duplex_body_is_given_back_in_pieces_that_envoy_takes() -> None:
+    one = Stream(max_body_bytes=200_000, names_model=False)
+    one.receive(duplex_head())
+    one.receive(body(b"a" * 82_000, end_of_stream=False))
+    one.receive(body(b"b" * 82_000))
+    pieces = echoed(one.place(PLACEMENT))
+    assert b"".join(piece for piece, _ in pieces) == b"a" * 82_000 + b"b" * 82_000
+    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert max(len(piece) for piece, _ in pieces) <= MAX_ECHO_BYTES
+
+
+def test_a_last_piece_that_comes_twice_is_given_back_once() -> None:
+    one = stream()
+    one.receive(duplex_head())
+    one.receive(body(b"{}"))
+    one.place(PLACEMENT)
+    assert one.receive(body(b"{}")) == []
+
+
+def test_a_duplex_request_without_a_body_is_answered_on_its_headers() -> None:
+    one = stream()
+    assert ask(one.receive(duplex_head(end_of_stream=True))).reason == "no_body"
+    assert kinds(one.place(PLACEMENT)) == ["request_headers"]
+    assert one.state is State.ENDED
+
+
+def test_a_duplex_request_that_carries_no_prompt_flows_on_behind_its_headers() -> None:
+    one = stream()
+    assert ask(one.receive(duplex_head("/upload"))).reason == "not_inference"
+    assert kinds(one.place(PLACEMENT)) == ["request_headers"]
+    assert echoed([only(one.receive(body(b"x", end_of_stream=False)))]) == [(b"x", False)]
+    assert echoed([only(one.receive(body(b"")))]) == [(b"", True)]
+
+
+def test_an_empty_piece_in_the_middle_is_not_given_back() -> None:
+    one = stream()
+    one.receive(duplex_head("/upload"))
+    one.place(PLACEMENT)
+    assert one.receive(body(b"", end_of_stream=False)) == []
+
+
+def test_a_duplex_body_without_a_byte_is_ended() -> None:
+    one = stream()
+    one.receive(duplex_head())
+    assert ask(one.receive(body(b""))).body == b""
+    assert echoed(one.place(PLACEMENT)) == [(b"", True)]
+
+
+def test_a_duplex_body_above_the_limit_is_placed_by_load_and_flows_on() -> None:
+    one = stream()
+    one.receive(duplex_head())
+    one.receive(body(b"x" * 900, end_of_stream=False))
+    step = ask(one.receive(body(b"y" * 900, end_of_stream=False)))
+    assert (step.body, step.reason) == (None, "body_too_large")
+    answers = one.place(PLACEMENT)
+    assert b"".join(piece for piece, _ in echoed(answers)) == b"x" * 900 + b"y" * 900
+    assert not any(last for _, last in echoed(answers))
+    last = only(one.receive(body(b"z")))
+    assert echoed([last]) == [(b"z", True)]
+    assert one.state is State.ENDED
+
+
+def test_trailers_end_a_duplex_body_in_its_place() -> None:
+    one = stream()
+    one.receive(duplex_head())
+    one.receive(body(b"{}", end_of_stream=False))
+    assert ask(one.receive(trailers())).body == b"{}"
+    answers = one.place(PLACEMENT)
+    assert kinds(answers) == ["request_headers", "request_body", "request_trailers"]
+    assert echoed(answers) == [(b"{}", False)]
+    assert one.state is State.ENDED
+
+
+def test_trailers_alone_end_a_duplex_request_without_a_body() -> None:
+    one = stream()
+    one.receive(duplex_head())
+    assert ask(one.receive(trailers())).reason == "no_body"
+    assert kinds(one.place(PLACEMENT)) == ["request_headers", "request_trailers"]
+
+
+def test_a_proxy_that_names_no_mode_may_be_configured_to_speak_duplex() -> None:
+    one = stream(is_duplex=True)
+    assert one.receive(head(mode=None)) == []
+    assert one.is_duplex
+
+
+def test_what_a_proxy_says_of_its_mode_beats_the_configuration() -> None:
+    one = stream(is_duplex=True)
+    assert kinds(one.receive(head())) == ["request_headers"]
+    assert not one.is_duplex
+
+
+# Either dialect
+
+
+@pytest.mark.parametrize("message", [head(), duplex_head()])
+def test_a_refusal_takes_the_place_of_a_worker_and_ends_the_talk(
+    message: ProcessingRequest,
+) -> None:
+    one = stream()
+    one.receive(message)
+    one.receive(body(b"{}"))
+    answer = only(one.refuse(Refusal(429, (("retry-after", "1"),), b"{}"))).immediate_response
+    assert (answer.status.code, answer.body) == (429, b"{}")
+    assert [(each.header.key, each.header.raw_value) for each in answer.headers.set_headers] == [
+        ("retry-after", b"1")
+    ]
+    assert one.receive(body(b"more")) == one.receive(trailers()) == []
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        ProcessingRequest(request_trailers=HttpTrailers()),
+        trailers(),
         ProcessingRequest(response_headers=HttpHeaders()),
         ProcessingRequest(response_body=HttpBody()),
         ProcessingRequest(response_trailers=HttpTrailers()),
     ],
 )
 def test_what_is_none_of_our_business_goes_on(message: ProcessingRequest) -> None:
-    step = stream().receive(message)
-    assert isinstance(step, ProcessingResponse)
-    assert step.WhichOneof("response") == message.WhichOneof("request")
+    assert kinds(stream().receive(message)) == [message.WhichOneof("request")]
+
+
+def test_a_response_may_begin_before_the_request_has_ended() -> None:
+    one = stream()
+    one.receive(head())
+    early = ProcessingRequest(response_headers=HttpHeaders(end_of_stream=True))
+    assert kinds(one.receive(early)) == ["response_headers"]
+    assert ask(one.receive(body(b"{}"))).body == b"{}"
+
+
+def test_each_direction_has_its_own_mode() -> None:
+    one = stream()
+    one.receive(head(response_mode=DUPLEX))
+    (answer,) = one.response.receive(
+        "response_body", ProcessingRequest(response_body=HttpBody(body=b"x"))
+    )
+    assert answer.response_body.response.body_mutation.streamed_response.body == b"x"
+    assert not one.is_duplex
 
 
 def test_a_message_without_a_request_is_refused() -> None:
@@ -174,59 +371,23 @@ def test_a_message_without_a_request_is_refused() -> None:
 def test_headers_come_once() -> None:
     one = stream()
     one.receive(head())
-    with pytest.raises(ProtocolError, match="request headers twice"):
+    with pytest.raises(ProtocolError, match="request headers while the request body is awaited"):
         one.receive(head())
 
 
 def test_a_body_comes_after_its_headers() -> None:
-    with pytest.raises(ProtocolError, match="request body before its headers"):
+    with pytest.raises(ProtocolError, match="request body before the request headers"):
         stream().receive(body(b"{}"))
 
 
-@pytest.mark.parametrize("mode", [ProcessingMode.FULL_DUPLEX_STREAMED, ProcessingMode.GRPC])
-def test_other_dialects_are_refused_by_name(mode: int) -> None:
-    name = ProcessingMode.BodySendMode.Name(mode)
-    with pytest.raises(ProtocolError, match=f"request_body_mode {name} is not supported"):
-        stream().receive(head(mode=mode))
-
-
-def test_a_refusal_answers_in_the_place_of_a_worker() -> None:
+def test_nothing_of_the_request_comes_between_a_question_and_its_answer() -> None:
     one = stream()
-    one.receive(head())
-    one.receive(body(b"{}"))
-    answer = one.refuse(Refusal(429, (("retry-after", "1"),), b"{}")).immediate_response
-    assert (answer.status.code, answer.body) == (429, b"{}")
-    assert [(each.header.key, each.header.raw_value) for each in answer.headers.set_headers] == [
-        ("retry-after", b"1")
-    ]
+    one.receive(head("/metrics"))
+    with pytest.raises(ProtocolError, match="request body before the last message was answered"):
+        one.receive(body(b"{}"))
 
 
-def test_a_request_may_name_a_policy_where_that_is_read() -> None:
-    named = {"x-policy": "random"}
-    reading = Stream(max_body_bytes=1000, names_model=False, policy_header="x-policy")
-    reading.receive(head(headers=named))
-    assert ask(reading.receive(body(b"{}"))).head.policy == "random"
-    deaf = stream()
-    deaf.receive(head(headers=named))
-    assert ask(deaf.receive(body(b"{}"))).head.policy is None
-
-
-@pytest.mark.parametrize("hint", ["10.0.0.1:1,10.0.0.2:1", ["10.0.0.1:1", "10.0.0.2:1"]])
-def test_the_proxys_hint_names_the_endpoints_that_are_allowed(hint: object) -> None:
-    one, message = stream(), head()
-    namespace = message.metadata_context.filter_metadata["envoy.lb.subset_hint"]
-    ParseDict({"x-gateway-destination-endpoint-subset": hint}, namespace)
-    one.receive(message)
-    allowed = ask(one.receive(body(b"{}"))).head.subset
-    assert allowed == frozenset(("10.0.0.1:1", "10.0.0.2:1"))
-
-
-def test_other_metadata_is_no_hint() -> None:
-    one, message = stream(), head()
-    ParseDict({"x": 1}, message.metadata_context.filter_metadata["other"])
-    one.receive(message)
-    assert ask(one.receive(body(b"{}"))).head.subset is None
-    another, message = stream(), head()
-    ParseDict({"x": 1}, message.metadata_context.filter_metadata["envoy.lb.subset_hint"])
-    another.receive(message)
-    assert ask(another.receive(body(b"{}"))).head.subset is None
+@pytest.mark.parametrize("modes", [{"mode": 5}, {"response_mode": 5}])
+def test_a_mode_that_is_not_spoken_is_refused_by_name(modes: dict[str, int]) -> None:
+    with pytest.raises(ProtocolError, match="body mode GRPC is not supported"):
+        stream().receive(head(**modes))  # type: ignore[arg-type]

@@ -1,0 +1,143 @@
+"""The TLS files of the gRPC server: read as one, and read again when they change."""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from extproc.config import Tls
+from extproc.errors import StartError
+from extproc.serving.certificate import expiry_of
+
+log = logging.getLogger("kvsteer.extproc")
+
+LOOK_SECONDS = 1.0
+
+# For TLS 1.2, what HTTP/2 allows (RFC 9113, section 9.2.2): ephemeral keys and AEAD.
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What was in the files at one time, and goes together.
+
+    context: of a server that speaks HTTP/2, TLS 1.2 at the least. expires_at: seconds since 1970.
+    """
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    context: ssl.SSLContext
+    expires_at: float
+
+
+class Certificates:
+    """current: the last good content of the files; what is wrong with them now is `fault`.
+
+    renewed: is awaited when `current` has changed.
+
+    Raises:
+        StartError: the files cannot be used.
+    """
+
+    def __init__(self, options: Tls) -> None:
+        self.fault: str | None = None
+        self.renewed: list[Callable[[Material], Awaitable[None]]] = []
+        self._options = options
+        self._looking = asyncio.Lock()
+        self._stamps = _stamps(options)
+        self.current = _read(options)
+
+    async def follow(self) -> None:
+        """Looks at the files from now on, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self, *, anyway: bool = False) -> None:
+        """Takes over what is new in the files, if it is whole; else what was there stays.
+
+        anyway: reads them though they look unchanged.
+        """
+        async with self._looking:
+            stamps = _stamps(self._options)
+            if stamps == self._stamps and not anyway:
+                return
+            self._stamps = stamps
+            try:
+                self.current = _read(self._options)
+                for tell in self.renewed:
+                    await tell(self.current)
+            except (StartError, OSError) as error:
+                self.fault = str(error)
+                log.error("the TLS files before stay in use: %s", error)
+                return
+            self.fault = None
+            log.info("TLS files read anew")
+
+
+def _stamps(options: Tls) -> list[tuple[int, int, int] | None]:
+    """Of each file what changes with it; None where there is none."""
+    return [_stamp(path) for path in (options.certificate, options.key, options.client_ca) if path]
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - of what a link leads to, as Kubernetes mounts secrets
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _read(options: Tls) -> Material:
+    """The files as they were at one time.
+
+    Raises:
+        StartError: one of them cannot be read, or they do not go together.
+    """
+    before = _contents(options)
+    context = _context(options)
+    try:
+        expires_at = expiry_of(before[0])
+    except ValueError as error:
+        raise StartError(f"extproc.tls.certificate: {options.certificate}: {error}") from None
+    if _contents(options) != before:
+        raise StartError("extproc.tls: the files change while they are read")
+    certificate, key, client_ca = before
+    return Material(certificate, key, client_ca, context, expires_at)
+
+
+def _contents(options: Tls) -> tuple[bytes, bytes, bytes | None]:
+    client_ca = None if options.client_ca is None else _content("client_ca", options.client_ca)
+    return _content("certificate", options.certificate), _content("key", options.key), client_ca
+
+
+def _content(key: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StartError(f"extproc.tls.{key}: {path}: {error.strerror}") from None
+
+
+def _context(options: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_ciphers(_CIPHERS)
+    context.set_alpn_protocols(["h2"])
+    try:
+        # a password is given, or OpenSSL would ask for it at the terminal
+        context.load_cert_chain(options.certificate, options.key, password="")
+    except (OSError, ValueError) as error:
+        both = f"{options.certificate} and {options.key}"
+        raise StartError(f"extproc.tls: {both} are no certificate with its key: {error}") from None
+    if options.client_ca is not None:
+        try:
+            context.load_verify_locations(options.client_ca)
+        except (OSError, ValueError) as error:
+            raise StartError(f"extproc.tls.client_ca: {options.client_ca}: {error}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,179 @@
+"""What is said to Envoy on an ext_proc stream: the messages, built from what they are to say.
+
+Sources: envoy/service/ext_proc/v3/external_processor.proto for the messages, the Endpoint Picker
+Protocol 1.0.0 for the names of the pick.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from extproc import headers
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    BodyMutation,
+    BodyResponse,
+    CommonResponse,
+    HeaderMutation,
+    HeadersResponse,
+    HeaderValue,
+    HeaderValueOption,
+    ImmediateResponse,
+    ProcessingMode,
+    ProcessingResponse,
+    StreamedBodyResponse,
+    TrailersResponse,
+)
+from extproc.picking.refusal import Refusal
+
+# Of a body that is echoed, at most so many bytes go into one message: with its frame around it, it
+# stays below the 64 KiB that Envoy's documentation asks for (BodyMutation.streamed_response).
+MAX_ECHO_BYTES = 62_000
+
+Answers = list[ProcessingResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the request goes, for Envoy; all may be absent.
+
+    destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
+    value of the header that names a data-parallel rank.
+    """
+
+    destination: str = ""
+    model: str = ""
+    rank: tuple[str, str] | None = None
+
+
+# Headers on which a pick was made: no body is to come, and the stream is to last as long as the
+# response, which Envoy would otherwise not see to.
+_WITHOUT_REQUEST_BODY = ProcessingMode(
+    request_header_mode=ProcessingMode.SEND,
+    request_body_mode=ProcessingMode.NONE,
+    response_trailer_mode=ProcessingMode.SEND,
+)
+_WITH_RESPONSE_BODY = ProcessingMode(
+    response_header_mode=ProcessingMode.SEND,
+    response_body_mode=ProcessingMode.STREAMED,
+    response_trailer_mode=ProcessingMode.SEND,
+)
+
+
+def pick_of(placement: Placement, *, names_model: bool) -> CommonResponse:
+    """What is said of a request's headers; a client's own header of our names never survives.
+
+    names_model: whether routes choose by a model header of ours.
+    """
+    mutation = HeaderMutation()
+    names = [(headers.DESTINATION, placement.destination)]
+    if names_model:
+        names.append((headers.MODEL, placement.model))
+    for name, value in names:
+        if value:
+            mutation.set_headers.append(_overwrite(name, value))
+        else:
+            mutation.remove_headers.append(name)
+    if placement.rank is not None:
+        mutation.set_headers.append(_overwrite(*placement.rank))
+    return CommonResponse(header_mutation=mutation, clear_route_cache=names_model)
+
+
+def with_metadata(answer: ProcessingResponse, placement: Placement) -> ProcessingResponse:
+    """The same answer, with the pick in dynamic metadata, where there is one."""
+    if placement.destination:
+        space = answer.dynamic_metadata.fields[headers.DESTINATION_NAMESPACE].struct_value
+        space.fields[headers.DESTINATION].string_value = placement.destination
+    return answer
+
+
+def headers_placed(common: CommonResponse, *, without_body: bool = False) -> ProcessingResponse:
+    """Request headers, with their pick.
+
+    without_body: Envoy would buffer the body for us, and is told not to.
+    """
+    answer = ProcessingResponse(request_headers=HeadersResponse(response=common))
+    if without_body:
+        answer.mode_override.CopyFrom(_WITHOUT_REQUEST_BODY)
+    return answer
+
+
+def body_placed(common: CommonResponse) -> ProcessingResponse:
+    """A buffered request body, with the pick; Envoy still holds the headers."""
+    return ProcessingResponse(request_body=BodyResponse(response=common))
+
+
+def request_headers_go_on() -> ProcessingResponse:
+    """Nothing is said of the headers yet."""
+    return ProcessingResponse(request_headers=HeadersResponse())
+
+
+def request_body_goes_on() -> ProcessingResponse:
+    """A body that Envoy holds or streams by itself."""
+    return ProcessingResponse(request_body=BodyResponse())
+
+
+def request_trailers_go_on() -> ProcessingResponse:
+    """Trailers are none of our business."""
+    return ProcessingResponse(request_trailers=TrailersResponse())
+
+
+def response_headers_go_on(*, read_body: bool = False) -> ProcessingResponse:
+    """A response's headers.
+
+    read_body: its body is to be shown to us as it streams; needs allow_mode_override.
+    """
+    answer = ProcessingResponse(response_headers=HeadersResponse())
+    if read_body:
+        answer.mode_override.CopyFrom(_WITH_RESPONSE_BODY)
+    return answer
+
+
+def response_body_goes_on() -> ProcessingResponse:
+    """A piece of a response that Envoy holds by itself."""
+    return ProcessingResponse(response_body=BodyResponse())
+
+
+def response_trailers_go_on() -> ProcessingResponse:
+    """Trailers are none of our business."""
+    return ProcessingResponse(response_trailers=TrailersResponse())
+
+
+def request_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[ProcessingResponse]:
+    """FULL_DUPLEX_STREAMED: the bytes of a request body, and its end, given back unchanged."""
+    for common in _echo(body, end_of_stream=end_of_stream):
+        yield ProcessingResponse(request_body=BodyResponse(response=common))
+
+
+def response_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[ProcessingResponse]:
+    """FULL_DUPLEX_STREAMED: the bytes of a response body, and its end, given back unchanged."""
+    for common in _echo(body, end_of_stream=end_of_stream):
+        yield ProcessingResponse(response_body=BodyResponse(response=common))
+
+
+def refused(refusal: Refusal) -> ProcessingResponse:
+    """The answer that takes a worker's place."""
+    mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in refusal.headers])
+    answer = ImmediateResponse(headers=mutation, body=refusal.body, details="kvsteer")
+    answer.status.code = refusal.status
+    return ProcessingResponse(immediate_response=answer)
+
+
+def _echo(body: bytes, *, end_of_stream: bool) -> Iterator[CommonResponse]:
+    """Nothing at all for no bytes and no end: that need not be said."""
+    last = len(body) - MAX_ECHO_BYTES
+    for start in range(0, len(body), MAX_ECHO_BYTES):
+        piece = body if last <= 0 else body[start : start + MAX_ECHO_BYTES]
+        yield _streamed(piece, end_of_stream=end_of_stream and start >= last)
+    if not body and end_of_stream:
+        yield _streamed(b"", end_of_stream=True)
+
+
+def _streamed(piece: bytes, *, end_of_stream: bool) -> CommonResponse:
+    streamed = StreamedBodyResponse(body=piece, end_of_stream=end_of_stream)
+    return CommonResponse(body_mutation=BodyMutation(streamed_response=streamed))
+
+
+def _overwrite(name: str, value: str) -> HeaderValueOption:
+    return HeaderValueOption(
+        header=HeaderValue(key=name, raw_value=value.encode()),
+        append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD,
+    )

@@ -1,0 +1,29 @@
+"""Decisions as the router makes them, for tests of what becomes of their requests."""
+
+from array import array
+from random import Random
+
+from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.load import Load
+from kvstate.overlap import Overlap, Prompt
+
+WORKERS = (Worker("first", "10.0.0.1:1"), Worker("second", "10.0.0.2:1"))
+
+
+def overlap(blocks: int) -> Overlap:
+    """So many blocks of 16 tokens on a device, certainly."""
+    return Overlap(16, (blocks, 0, 0, 0), 0)
+
+
+def decided(prompts: int = 1, *, first: int = 4, second: int = 1) -> Decision:
+    """A decision for `first`; how many blocks each worker holds of each prompt of 100 tokens."""
+    held = {"first": overlap(first), "second": overlap(second)}
+    asked = [Prompt("m", array("I", range(100))) for _ in range(prompts)]
+    snapshot = Snapshot(
+        workers=WORKERS,
+        overlaps=lambda _: held,
+        load=lambda *_: Load(),
+        policy="cost",
+        turn=0,
+    )
+    return decide(Query("m", asked), snapshot, 0.0, Random(0))

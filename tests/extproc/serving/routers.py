@@ -1,0 +1,55 @@
+"""A router before workers that nobody listens for: decisions are real, requests go nowhere."""
+
+from random import Random
+
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.picking.load import Booking
+from extproc.router import Router
+from extproc.serving.exchange import Service
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+
+FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
+
+
+class Books(Router):
+    """A router that counts what is released."""
+
+    released = 0
+
+    def release(self, booking: Booking) -> None:
+        self.released += 1
+        super().release(booking)
+
+
+def service(extra: str = "", *endpoints: str) -> Service:
+    """What a server's streams share; workers FIRST and SECOND unless others are named.
+
+    extra: sections of the configuration.
+    """
+    listed = ", ".join(f"{{endpoint: '{one}'}}" for one in endpoints or (FIRST, SECOND))
+    config = parse(f"models: [{{name: m}}]\nworkers: [{listed}]\n{extra}", "test")
+    workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+    metrics = Metrics()
+    return Service(config, Books(config, workers, {}, metrics, Random(0)), metrics)
+
+
+def released(one: Service) -> int:
+    """How often a request's load was released."""
+    assert isinstance(one.router, Books)
+    return one.router.released
+
+
+def in_flight(one: Service) -> int:
+    """Requests under way on all workers."""
+    return sum(one.router.in_flight(endpoint) for endpoint in (FIRST, SECOND))
+
+
+def counted(one: Service, line: str) -> float:
+    """The value of one metric, named with its labels; 0 where it is absent."""
+    for shown in one.metrics.exposition().decode().splitlines():
+        name, _, value = shown.rpartition(" ")
+        if name == line:
+            return float(value)
+    return 0.0

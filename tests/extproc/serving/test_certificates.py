@@ -1,0 +1,142 @@
+"""The TLS files: what is taken over, and what is not."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from extproc.config import Tls
+from extproc.errors import StartError
+from extproc.serving.certificates import Certificates, Material
+from tests.extproc.serving.identities import Identities
+
+
+@pytest.fixture
+def identities(tmp_path: Path) -> Identities:
+    return Identities(tmp_path)
+
+
+def test_what_is_missing_or_does_not_go_together_is_told(
+    identities: Identities, tmp_path: Path
+) -> None:
+    there = identities.tls()
+    with pytest.raises(StartError, match=r"extproc\.tls\.key: .*missing: No such file"):
+        Certificates(Tls(certificate=there.certificate, key=str(tmp_path / "missing")))
+    with pytest.raises(StartError, match="are no certificate with its key"):
+        Certificates(Tls(certificate=there.certificate, key=there.certificate))
+    other = tmp_path / "other.key"
+    other.write_bytes(identities.issue()[1])
+    with pytest.raises(StartError, match="KEY_VALUES_MISMATCH"):
+        Certificates(Tls(certificate=there.certificate, key=str(other)))
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(StartError, match=r"extproc\.tls\.client_ca"):
+        empty = str(tmp_path / "empty")
+        Certificates(Tls(certificate=there.certificate, key=there.key, client_ca=empty))
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(
+    identities: Identities,
+) -> None:
+    key = load_pem_private_key(identities.key_file.read_bytes(), None)
+    identities.key_file.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    )
+    with pytest.raises(StartError, match="are no certificate with its key"):
+        Certificates(identities.tls())
+
+
+async def test_a_new_pair_is_taken_over_and_told(identities: Identities) -> None:
+    certificates = Certificates(identities.tls())
+    told: list[Material] = []
+
+    async def tell(material: Material) -> None:
+        told.append(material)
+
+    certificates.renewed.append(tell)
+    before = certificates.current
+    await certificates.look()
+    assert (certificates.current, told) == (before, [])
+    identities.renew()
+    await certificates.look()
+    assert told == [certificates.current]
+    assert certificates.current.certificate == identities.certificate_file.read_bytes()
+    assert certificates.current.key != before.key
+
+
+async def test_a_pair_of_which_half_is_written_is_not_taken_and_told_once(
+    identities: Identities, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = Certificates(identities.tls())
+    before = certificates.current
+    certificate, key = identities.issue()
+    identities.certificate_file.write_bytes(certificate)
+    for _ in range(3):
+        await certificates.look()
+    assert certificates.current is before
+    assert "MISMATCH" in (certificates.fault or "")
+    assert caplog.text.count("the TLS files before stay in use") == 1
+    identities.key_file.write_bytes(key)
+    await certificates.look()
+    assert certificates.current.certificate == certificate
+    assert certificates.fault is None
+
+
+@pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB", b"\xff" * 5000])
+async def test_files_that_vanish_or_hold_nonsense_change_nothing(
+    identities: Identities, text: bytes
+) -> None:
+    certificates = Certificates(identities.tls(is_mutual=True))
+    before = certificates.current
+    for file in (identities.certificate_file, identities.key_file, identities.ca_file):
+        content = file.read_bytes()
+        file.write_bytes(text)
+        await certificates.look()
+        assert certificates.fault
+        file.unlink()
+        await certificates.look()
+        assert "No such file" in (certificates.fault or "")
+        assert certificates.current is before
+        file.write_bytes(content)
+        await certificates.look()
+        before = certificates.current
+        assert certificates.fault is None
+
+
+async def test_a_signal_reads_what_looks_unchanged(identities: Identities) -> None:
+    certificates = Certificates(identities.tls())
+    before = certificates.current
+    await certificates.look(anyway=True)
+    assert certificates.current is not before
+
+
+async def test_a_secret_that_is_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    for folder in (first, second):
+        folder.mkdir()
+        Identities(folder)
+    link = tmp_path / "data"
+    link.symlink_to(first)
+    certificates = Certificates(Tls(certificate=str(link / "tls.crt"), key=str(link / "tls.key")))
+    following = asyncio.create_task(certificates.follow())
+    (tmp_path / "next").symlink_to(second)
+    (tmp_path / "next").rename(link)
+    expected = (second / "tls.crt").read_bytes()
+    while certificates.current.certificate != expected:  # noqa: ASYNC110 - it has no event
+        await asyncio.sleep(0.02)
+    following.cancel()
+    shutil.rmtree(first)
+
+
+async def test_a_certificate_of_another_kind_of_key_is_taken(identities: Identities) -> None:
+    issued = identities.authority.issue_cert("router.test", key_type=trustme.KeyType.RSA)
+    identities.certificate_file.write_bytes(issued.cert_chain_pems[0].bytes())
+    identities.key_file.write_bytes(issued.private_key_pem.bytes())
+    assert Certificates(identities.tls()).current.expires_at > 0

@@ -1,0 +1,39 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.serving.collected_body import SMALL_BYTES, SMALL_PIECES, CollectedBody
+from extproc.serving.stream_answers import MAX_ECHO_BYTES
+
+PIECES = st.lists(st.binary(max_size=4) | st.binary(min_size=SMALL_BYTES, max_size=SMALL_BYTES + 4))
+
+
+def collected(*pieces: bytes) -> CollectedBody:
+    one = CollectedBody()
+    for piece in pieces:
+        one.add(piece)
+    return one
+
+
+@given(PIECES)
+def test_what_comes_in_pieces_is_one_body_and_is_given_back_once(pieces: list[bytes]) -> None:
+    one = collected(*pieces)
+    assert one.size_bytes == len(b"".join(pieces))
+    assert one.whole() == b"".join(pieces)
+    assert b"".join(one.take()) == b"".join(pieces)
+    assert (one.take(), one.size_bytes) == ([], 0)
+
+
+def test_a_body_in_one_piece_is_not_copied() -> None:
+    piece = b"x" * SMALL_BYTES
+    one = collected(piece)
+    assert one.whole() is piece
+    assert one.take()[0] is piece
+
+
+def test_a_byte_at_a_time_takes_few_pieces() -> None:
+    one = collected(*[b"x"] * 10_000)
+    assert len(one.take()) <= 10_000 // SMALL_PIECES + 1
+
+
+def test_what_is_joined_fits_into_one_echo() -> None:
+    assert SMALL_BYTES * SMALL_PIECES <= MAX_ECHO_BYTES

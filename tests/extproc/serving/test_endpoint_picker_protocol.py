@@ -1,0 +1,183 @@
+"""The Endpoint Picker Protocol 1.0.0, what it demands of a picker, sentence by sentence.
+
+Gateway API inference extension, proposal 004. Its sections name the parts of this file.
+"""
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    HttpBody,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.serving.exchange import Exchange, Service
+from extproc.serving.grpc_server import GrpcServer
+from tests.e2e.envoy_process import free_port
+from tests.extproc.messages import body, head, response_head
+from tests.extproc.serving.routers import FIRST, SECOND, service
+
+DESTINATION = "x-gateway-destination-endpoint"
+PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
+STREAMED = ProcessingMode.FULL_DUPLEX_STREAMED
+
+
+@pytest.fixture
+def one() -> Iterator[Service]:
+    made = service()
+    yield made
+    made.router.close()
+
+
+def told(message: ProcessingRequest, namespace: str, key: str, value: object) -> ProcessingRequest:
+    ParseDict({key: value}, message.metadata_context.filter_metadata[namespace])
+    return message
+
+
+def first_message(hint: object = None) -> ProcessingRequest:
+    message = head("/v1/completions", mode=STREAMED, response_mode=STREAMED)
+    if hint is not None:
+        told(message, "envoy.lb.subset_hint", f"{DESTINATION}-subset", hint)
+    return message
+
+
+def asked(exchange: Exchange, hint: object = None) -> list[ProcessingResponse]:
+    """What a request is answered with."""
+    assert exchange.receive(first_message(hint)) == []
+    answers = exchange.receive(body(PROMPT))
+    assert isinstance(answers, list)
+    return answers
+
+
+def header_of(answer: ProcessingResponse) -> str:
+    (option,) = answer.request_headers.response.header_mutation.set_headers
+    assert option.header.key == DESTINATION
+    return option.header.raw_value.decode()
+
+
+def metadata_of(answer: ProcessingResponse) -> str:
+    value: str = MessageToDict(answer.dynamic_metadata)["envoy.lb"][DESTINATION]
+    return value
+
+
+# Proposal
+
+
+def test_streaming_of_requests_and_responses_is_supported(one: Service) -> None:
+    exchange = one.open()
+    assert [each.WhichOneof("response") for each in asked(exchange)] == [
+        "request_headers",
+        "request_body",
+    ]
+    exchange.receive(response_head(200))
+    for token in (b"data: a\n\n", b"data: b\n\n"):
+        answers = exchange.receive(ProcessingRequest(response_body=HttpBody(body=token)))
+        assert isinstance(answers, list)
+        (answer,) = answers
+        part = answer.response_body.response.body_mutation.streamed_response
+        assert (part.body, part.end_of_stream) == (token, False)
+    exchange.close()
+
+
+# Endpoint Subset
+
+
+@pytest.mark.parametrize("hint", [[SECOND], SECOND, ["10.9.9.9:9", SECOND]])
+def test_only_endpoints_of_the_subset_are_selected(one: Service, hint: object) -> None:
+    for _ in range(8):
+        exchange = one.open()
+        assert header_of(asked(exchange, hint)[0]) == SECOND
+
+
+@pytest.mark.parametrize("hint", [[], "", ["10.9.9.9:9"], "10.9.9.9:9", [5], 5, {"a": 1}, True])
+def test_a_subset_that_is_empty_or_has_nobody_eligible_is_answered_with_503(
+    one: Service, hint: object
+) -> None:
+    (answer,) = asked(one.open(), hint)
+    assert answer.immediate_response.status.code == 503
+
+
+def test_without_a_subset_all_of_the_pool_may_be_selected(one: Service) -> None:
+    picks = {header_of(asked(one.open())[0]).partition(",")[0] for _ in range(40)}
+    assert picks == {FIRST, SECOND}
+
+
+# Destination Endpoint
+
+
+def test_one_or_more_endpoints_are_told_in_header_and_metadata_and_are_the_same(
+    one: Service,
+) -> None:
+    answer = asked(one.open())[0]
+    assert header_of(answer) == metadata_of(answer)
+    assert set(metadata_of(answer).split(",")) == {FIRST, SECOND}
+
+
+def test_without_a_ready_endpoint_the_answer_is_503() -> None:
+    nobody = service("", "no-such-host.invalid:1")
+    (answer,) = asked(nobody.open())
+    refusal = answer.immediate_response
+    assert refusal.status.code == 503
+    assert refusal.body
+    nobody.router.close()
+
+
+def test_a_request_that_is_shed_is_answered_with_429() -> None:
+    busy = service("policy: {max_in_flight: 1, shed: true}", FIRST)
+    asked(busy.open())
+    (answer,) = asked(busy.open())
+    refusal = answer.immediate_response
+    assert refusal.status.code == 429
+    assert refusal.headers.set_headers[-1].header.key == "retry-after"
+    busy.router.close()
+
+
+def test_a_request_without_a_body_is_told_an_endpoint_as_well(one: Service) -> None:
+    message = head("/v1/models", method="GET", mode=STREAMED, end_of_stream=True)
+    answers = one.open().receive(message)
+    assert isinstance(answers, list)
+    assert len(answers) == 1
+    assert header_of(answers[0]) == metadata_of(answers[0])
+
+
+# Destination Endpoint Served
+
+
+def test_the_endpoint_that_served_is_read_back(one: Service) -> None:
+    exchange = one.open()
+    pick = header_of(asked(exchange, [FIRST])[0])
+    assert (pick, one.router.in_flight(FIRST)) == (FIRST, 1)
+    exchange.receive(told(response_head(200), "envoy.lb", f"{DESTINATION}-served", SECOND))
+    assert (one.router.in_flight(FIRST), one.router.in_flight(SECOND)) == (0, 1)
+    exchange.close()
+    assert one.router.in_flight(SECOND) == 0
+
+
+# Health Checking
+
+
+async def test_health_is_served_for_liveness_readiness_and_the_service() -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    made = service(f"extproc: {{listen: '{listen}'}}")
+    ready = True
+    server = GrpcServer(made, lambda: ready)
+    await server.start()
+    async with grpc.aio.insecure_channel(listen) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
+        serving, not_serving = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+        expected = {True: serving, False: not_serving}
+        for ready in (True, False):
+            for name in ("readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
+                assert (await check(HealthCheckRequest(service=name))).status == expected[ready]
+            assert (await check(HealthCheckRequest(service="liveness"))).status == serving
+    await server.stop()
+    made.router.close()

@@ -1,0 +1,251 @@
+import asyncio
+import json
+from collections.abc import Awaitable, Iterator
+
+import pytest
+from google.protobuf.json_format import ParseDict
+
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    HttpBody,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from extproc.router import Routed
+from extproc.serving.exchange import Exchange, Service
+from extproc.serving.stream import Ask
+from tests.extproc.messages import body, head, response_head
+from tests.extproc.serving.routers import FIRST, SECOND, counted, in_flight, released, service
+
+PROMPT = json.dumps({"model": "m", "prompt": list(range(512))}).encode()
+JSON = {"content-type": "application/json"}
+HEADERS = "accounting: {responses: headers}"
+USAGE = "accounting: {responses: usage}"
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Service]]:
+    opened: list[Service] = []
+    yield opened
+    for one in opened:
+        one.router.close()
+
+
+def answers(exchange: Exchange, message: ProcessingRequest) -> list[ProcessingResponse]:
+    found = exchange.receive(message)
+    assert isinstance(found, list)
+    return found
+
+
+def placed(one: Service, *, mode: int = ProcessingMode.BUFFERED) -> tuple[Exchange, str]:
+    """A stream whose request was placed, and its first pick."""
+    exchange = one.open()
+    exchange.receive(head("/v1/completions", mode=mode))
+    answer = answers(exchange, body(PROMPT))[0]
+    part = answer.request_headers if mode == 4 else answer.request_body
+    value = part.response.header_mutation.set_headers[0].header.raw_value.decode()
+    return exchange, value.partition(",")[0]
+
+
+def told(status: int, served: str = "") -> ProcessingRequest:
+    """Response headers, with the endpoint that sent them."""
+    message = response_head(status, JSON)
+    if served:
+        fields = {"x-gateway-destination-endpoint-served": served}
+        ParseDict(fields, message.metadata_context.filter_metadata["envoy.lb"])
+    return message
+
+
+def response(piece: bytes) -> ProcessingRequest:
+    return ProcessingRequest(response_body=HttpBody(body=piece))
+
+
+@pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.FULL_DUPLEX_STREAMED])
+def test_load_is_held_until_the_stream_is_closed_once(mode: int, closing: list[Service]) -> None:
+    one = service()
+    closing.append(one)
+    exchange, _ = placed(one, mode=mode)
+    assert in_flight(one) == 1
+    exchange.close()
+    exchange.close()
+    assert (in_flight(one), released(one)) == (0, 1)
+
+
+@pytest.mark.parametrize("extra", [HEADERS, USAGE])
+def test_load_moves_to_the_worker_that_answered(extra: str, closing: list[Service]) -> None:
+    one = service(extra)
+    closing.append(one)
+    exchange, pick = placed(one)
+    other = SECOND if pick == FIRST else FIRST
+    answers(exchange, told(200, other))
+    assert (one.router.in_flight(pick), one.router.in_flight(other)) == (0, 1)
+    exchange.close()
+    assert in_flight(one) == 0
+    assert counted(one, f'kvsteer_responses_total{{status="2xx",worker="{other}"}}') == 1
+    assert counted(one, 'kvsteer_answered_elsewhere_total{model="m"}') == 1
+
+
+def test_a_stranger_that_answered_leaves_no_load_behind(closing: list[Service]) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    exchange, _ = placed(one)
+    answers(exchange, told(200, "10.9.9.9:9"))
+    assert in_flight(one) == 0
+    exchange.close()
+    assert counted(one, 'kvsteer_responses_total{status="2xx",worker=""}') == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(503, "nothing_cached"), (200, "approximate_overlap")]
+)
+def test_a_failed_request_claims_nothing(status: int, reason: str, closing: list[Service]) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    exchange, _ = placed(one)
+    answers(exchange, told(status))
+    exchange.close()
+    before = counted(one, f'kvsteer_decisions_total{{model="m",reason="{reason}"}}')
+    placed(one)[0].close()
+    assert counted(one, f'kvsteer_decisions_total{{model="m",reason="{reason}"}}') == before + 1
+
+
+def test_responses_are_not_looked_at_unless_asked_for(closing: list[Service]) -> None:
+    one = service()
+    closing.append(one)
+    exchange, pick = placed(one)
+    answers(exchange, told(503, "10.9.9.9:9"))
+    assert one.router.in_flight(pick) == 1
+    exchange.close()
+    assert "kvsteer_responses_total{" not in one.metrics.exposition().decode()
+
+
+def test_the_other_dialect_always_shows_who_answered(closing: list[Service]) -> None:
+    one = service()
+    closing.append(one)
+    exchange, pick = placed(one, mode=ProcessingMode.FULL_DUPLEX_STREAMED)
+    other = SECOND if pick == FIRST else FIRST
+    answers(exchange, told(200, other))
+    assert one.router.in_flight(other) == 1
+    exchange.close()
+
+
+def test_reported_tokens_are_set_against_the_prediction(closing: list[Service]) -> None:
+    one = service(USAGE)
+    closing.append(one)
+    exchange, _ = placed(one)
+    (answer,) = answers(exchange, told(200))
+    assert answer.mode_override.response_body_mode == ProcessingMode.STREAMED
+    usage = b'{"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}}'
+    for at in range(len(usage)):
+        (answer,) = answers(exchange, response(usage[at : at + 1]))
+        assert not answer.response_body.HasField("response")
+    exchange.close()
+    assert counted(one, 'kvsteer_reported_cached_tokens_total{model="m"}') == 2
+    name = 'kvsteer_prediction_error_tokens_count{model="m",sign="under"}'
+    assert counted(one, name) == 1
+
+
+def test_a_body_that_tells_no_usage_is_not_read(closing: list[Service]) -> None:
+    one = service(USAGE)
+    closing.append(one)
+    exchange, _ = placed(one)
+    (answer,) = answers(exchange, response_head(200, {"content-type": "text/html"}))
+    assert not answer.HasField("mode_override")
+    answers(exchange, response(b'{"cached_tokens": 2}'))
+    exchange.close()
+    assert counted(one, 'kvsteer_reported_cached_tokens_total{model="m"}') == 0
+
+
+def test_a_stream_that_is_closed_while_the_pick_is_made_holds_no_load(
+    closing: list[Service],
+) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    exchange = one.open()
+    routed = one.router.route(asked(exchange))
+    assert isinstance(routed, Routed)
+
+    async def late() -> Routed:
+        exchange.close()
+        return routed
+
+    asyncio.run(_finish(exchange, late()))
+    assert in_flight(one) == 0
+    assert counted(one, "kvsteer_open_streams") == 0
+
+
+def asked(exchange: Exchange) -> Ask:
+    exchange.receive(head("/v1/completions"))
+    step = exchange._stream.receive(body(PROMPT))
+    assert isinstance(step, Ask)
+    return step
+
+
+async def _finish(exchange: Exchange, routed: Awaitable[Routed]) -> None:
+    await exchange._place_later(routed)
+
+
+def hinted(message: ProcessingRequest, endpoints: str) -> ProcessingRequest:
+    fields = {"x-gateway-destination-endpoint-subset": endpoints}
+    ParseDict(fields, message.metadata_context.filter_metadata["envoy.lb.subset_hint"])
+    return message
+
+
+def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
+    closing: list[Service],
+) -> None:
+    one = service()
+    closing.append(one)
+    nobody = "10.9.9.9:9"
+    exchange = one.open()
+    exchange.receive(hinted(head("/v1/completions"), nobody))
+    (answer,) = answers(exchange, body(PROMPT))
+    removed = answer.request_body.response.header_mutation.remove_headers
+    assert list(removed) == ["x-gateway-destination-endpoint"]
+    exchange.close()
+    exchange = one.open()
+    exchange.receive(hinted(head("/v1/completions", mode=4), nobody))
+    (answer,) = answers(exchange, body(PROMPT))
+    assert answer.immediate_response.status.code == 503
+    exchange.close()
+    assert released(one) == 0
+
+
+def test_the_dialect_may_be_configured_for_proxies_that_do_not_say(closing: list[Service]) -> None:
+    one = service("extproc: {dialect: epp}")
+    closing.append(one)
+    exchange = one.open()
+    assert answers(exchange, head("/v1/completions", mode=None)) == []
+    kinds = [each.WhichOneof("response") for each in answers(exchange, body(PROMPT))]
+    assert kinds == ["request_headers", "request_body"]
+    exchange.close()
+
+
+def test_a_verdict_is_told_by_its_refusal(closing: list[Service]) -> None:
+    one = service("policy: {max_in_flight: 1, shed: true}", FIRST)
+    closing.append(one)
+    first, _ = placed(one)
+    exchange = one.open()
+    exchange.receive(head("/v1/completions"))
+    (answer,) = answers(exchange, body(PROMPT))
+    assert answer.immediate_response.status.code == 429
+    for each in (first, exchange):
+        each.close()
+    assert in_flight(one) == 0
+
+
+def test_a_fault_in_accounting_stops_no_response(
+    closing: list[Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    exchange, _ = placed(one)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(one.router, "answered_elsewhere", broken)
+    (answer,) = answers(exchange, told(200, "10.9.9.9:9"))
+    assert answer.HasField("response_headers")
+    exchange.close()
+    assert in_flight(one) == 0

@@ -1,0 +1,83 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    HttpBody,
+    HttpTrailers,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from extproc.serving.response_side import ResponseSide
+from extproc.serving.stream_answers import MAX_ECHO_BYTES
+from tests.extproc.messages import response_head
+
+JSON = {"content-type": "application/json"}
+
+
+def side(*, is_duplex: bool = False, reads_usage: bool = False) -> ResponseSide:
+    return ResponseSide(is_duplex=is_duplex, reads_usage=reads_usage)
+
+
+def body(piece: bytes, *, last: bool) -> ProcessingRequest:
+    return ProcessingRequest(response_body=HttpBody(body=piece, end_of_stream=last))
+
+
+def headers_answer(one: ResponseSide, message: ProcessingRequest) -> ProcessingResponse:
+    (answer,) = one.receive("response_headers", message)
+    return answer
+
+
+def test_headers_go_on_and_are_read() -> None:
+    one = side()
+    answer = headers_answer(one, response_head(503))
+    assert answer.WhichOneof("response") == "response_headers"
+    assert not answer.response_headers.HasField("response")
+    assert not answer.HasField("mode_override")
+    assert one.head is not None
+    assert one.head.status == 503
+
+
+def test_a_body_that_may_tell_usage_is_asked_for_as_it_streams() -> None:
+    mode = headers_answer(side(reads_usage=True), response_head(200, JSON)).mode_override
+    assert mode.response_body_mode == ProcessingMode.STREAMED
+    assert mode.response_trailer_mode == ProcessingMode.SEND
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (side(), response_head(200, JSON)),
+        (side(reads_usage=True), response_head(200, {"content-type": "text/html"})),
+        (side(reads_usage=True), response_head(200, JSON, end_of_stream=True)),
+        (side(reads_usage=True, is_duplex=True), response_head(200, JSON)),
+    ],
+    ids=["not configured", "no usage in it", "no body", "comes anyway"],
+)
+def test_no_other_body_is_asked_for(one: ResponseSide, message: ProcessingRequest) -> None:
+    assert not headers_answer(one, message).HasField("mode_override")
+
+
+def test_a_piece_that_envoy_holds_goes_on() -> None:
+    (answer,) = side().receive("response_body", body(b"x", last=False))
+    assert answer.WhichOneof("response") == "response_body"
+    assert not answer.response_body.HasField("response")
+
+
+@given(st.lists(st.binary(max_size=8) | st.just(b"y" * (2 * MAX_ECHO_BYTES + 1)), max_size=4))
+def test_a_duplex_body_is_given_back_byte_by_byte_as_it_comes(pieces: list[bytes]) -> None:
+    one = side(is_duplex=True)
+    back: list[tuple[bytes, bool]] = []
+    for piece, last in [*((piece, False) for piece in pieces), (b"", True)]:
+        answers = one.receive("response_body", body(piece, last=last))
+        parts = [each.response_body.response.body_mutation.streamed_response for each in answers]
+        assert b"".join(part.body for part in parts) == piece
+        back += [(part.body, part.end_of_stream) for part in parts]
+    assert [last for _, last in back] == [False] * (len(back) - 1) + [True]
+
+
+def test_trailers_go_on() -> None:
+    message = ProcessingRequest(response_trailers=HttpTrailers())
+    (answer,) = side().receive("response_trailers", message)
+    assert answer.WhichOneof("response") == "response_trailers"

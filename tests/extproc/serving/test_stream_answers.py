@@ -1,0 +1,93 @@
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingResponse
+from extproc.picking.refusal import Refusal
+from extproc.serving import stream_answers as say
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
+
+PICK = Placement("10.0.0.1:1,10.0.0.2:1", "tiny")
+LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)
+
+
+def test_the_pick_overwrites_and_the_absence_of_one_removes() -> None:
+    told = say.pick_of(PICK, names_model=True)
+    names = {one.header.key: one.header.raw_value for one in told.header_mutation.set_headers}
+    assert names == {
+        "x-gateway-destination-endpoint": b"10.0.0.1:1,10.0.0.2:1",
+        "x-kvsteer-model": b"tiny",
+    }
+    assert told.clear_route_cache
+    nothing = say.pick_of(Placement(), names_model=False)
+    assert list(nothing.header_mutation.remove_headers) == ["x-gateway-destination-endpoint"]
+    assert not nothing.clear_route_cache
+
+
+def test_a_rank_overwrites_what_a_client_asks_for() -> None:
+    told = say.pick_of(Placement("10.0.0.1:1", rank=("x-rank", "3")), names_model=False)
+    last = told.header_mutation.set_headers[-1]
+    assert (last.header.key, last.header.raw_value) == ("x-rank", b"3")
+
+
+def test_header_and_metadata_hold_the_same_value() -> None:
+    answer = say.with_metadata(say.request_trailers_go_on(), PICK)
+    metadata = {"envoy.lb": {"x-gateway-destination-endpoint": PICK.destination}}
+    assert MessageToDict(answer.dynamic_metadata) == metadata
+    assert not say.with_metadata(ProcessingResponse(), Placement()).HasField("dynamic_metadata")
+
+
+def test_headers_that_were_placed_may_spare_envoy_the_body() -> None:
+    common = say.pick_of(PICK, names_model=False)
+    assert not say.headers_placed(common).HasField("mode_override")
+    mode = say.headers_placed(common, without_body=True).mode_override
+    assert mode.request_body_mode == ProcessingMode.NONE
+    assert say.body_placed(common).request_body.response == common
+
+
+def test_what_goes_on_says_nothing() -> None:
+    answers = {
+        "request_headers": say.request_headers_go_on(),
+        "request_body": say.request_body_goes_on(),
+        "request_trailers": say.request_trailers_go_on(),
+        "response_headers": say.response_headers_go_on(),
+        "response_body": say.response_body_goes_on(),
+        "response_trailers": say.response_trailers_go_on(),
+    }
+    for kind, answer in answers.items():
+        assert answer.WhichOneof("response") == kind
+        assert answer.ByteSize() == 2
+
+
+def test_a_response_may_be_asked_for_as_it_streams() -> None:
+    mode = say.response_headers_go_on(read_body=True).mode_override
+    assert mode.response_body_mode == ProcessingMode.STREAMED
+
+
+@given(LENGTHS, st.booleans())
+def test_an_echo_is_exact_and_in_pieces_that_envoy_takes(length: int, last: bool) -> None:  # noqa: FBT001
+    body = bytes(range(256)) * (length // 256 + 1)
+    answers = [*say.request_body_echo(body[:length], end_of_stream=last)]
+    parts = [one.request_body.response.body_mutation.streamed_response for one in answers]
+    assert b"".join(part.body for part in parts) == body[:length]
+    assert max([len(part.body) for part in parts], default=0) <= MAX_ECHO_BYTES
+    assert [part.end_of_stream for part in parts] == [False] * (len(parts) - 1) + [last] * bool(
+        parts
+    )
+    assert bool(parts) == (length > 0 or last)
+
+
+def test_a_response_is_echoed_as_a_response() -> None:
+    (answer,) = say.response_body_echo(b"x", end_of_stream=True)
+    part = answer.response_body.response.body_mutation.streamed_response
+    assert (part.body, part.end_of_stream) == (b"x", True)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refusal_is_an_answer_of_ours(status: int) -> None:
+    refusal = Refusal(status, (("retry-after", "1"),), b"{}")
+    answer = say.refused(refusal).immediate_response
+    assert (answer.status.code, answer.body, answer.details) == (status, b"{}", "kvsteer")
+    (header,) = answer.headers.set_headers
+    assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")

@@ -1,0 +1,252 @@
+"""TLS, as a client of gRPC meets it, on both servers."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from extproc import event_loop
+from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from extproc.serving import lean_server
+from extproc.serving.lean_server import LeanServer
+from tests.extproc.messages import body, head
+from tests.extproc.serving.identities import NAME, Identities
+from tests.extproc.serving.running import PROMPT, Running, listen_at, until
+
+KINDS = ["grpcio", "lean"]
+both = pytest.mark.parametrize("kind", KINDS)
+SERVING = HealthCheckResponse.SERVING
+
+
+@pytest.fixture
+def identities(tmp_path: Path) -> Identities:
+    return Identities(tmp_path)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    kind: str, identities: Identities, tmp_path: Path, *, is_mutual: bool = False
+) -> AsyncIterator[Running]:
+    options = identities.options(is_mutual=is_mutual)
+    credentials = identities.client() if is_mutual else identities.anybody()
+    one = Running(listen_at("tcp", tmp_path), kind, options, credentials)
+    await one.server.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def shown(one: Running) -> bytes:
+    """The certificate that a new connection is shown."""
+    host, port = one.listen.split(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    found = writer.get_extra_info("ssl_object")
+    assert found.selected_alpn_protocol() == "h2"
+    certificate = ssl.DER_cert_to_PEM_cert(found.getpeercert(binary_form=True))
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return certificate.encode()
+
+
+async def placed(one: Running) -> grpc.aio.StreamStreamCall:
+    call = one.process()
+    await call.write(head("/v1/completions"))
+    await call.read()
+    await call.write(body(PROMPT))
+    assert (await call.read()).WhichOneof("response") == "request_body"
+    return call
+
+
+@both
+@pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
+async def test_a_request_is_placed_over_tls(
+    kind: str, is_mutual: bool, identities: Identities, tmp_path: Path
+) -> None:
+    async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
+        call = await placed(one)
+        assert one.in_flight == 1
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        assert await one.health("readiness") == SERVING
+
+
+@both
+async def test_a_large_body_comes_over_tls(
+    kind: str, identities: Identities, tmp_path: Path
+) -> None:
+    async with running(kind, identities, tmp_path) as one:
+        call = one.process()
+        await call.write(head("/v1/completions"))
+        await call.read()
+        await call.write(body(b'{"model": "m", "prompt": "' + b"x" * 5_000_000 + b'"}'))
+        assert (await call.read()).WhichOneof("response") == "request_body"
+
+
+async def refused(one: Running, credentials: grpc.ChannelCredentials | None) -> None:
+    channel = one.connect(credentials)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await one.health("liveness", channel)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await channel.close()
+
+
+@both
+async def test_who_shows_no_certificate_or_another_ones_is_refused(
+    kind: str, identities: Identities, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Identities(tmp_path / "other")
+    certificate, key = other.issue("envoy.test")
+    stranger = grpc.ssl_channel_credentials(identities.ca_pem, key, certificate)
+    async with running(kind, identities, tmp_path, is_mutual=True) as one:
+        await refused(one, identities.anybody())
+        await refused(one, stranger)
+        await refused(one, None)
+        assert await one.health("liveness") == SERVING
+
+
+@both
+async def test_plain_text_gets_no_answer(kind: str, identities: Identities, tmp_path: Path) -> None:
+    async with running(kind, identities, tmp_path) as one:
+        await refused(one, None)
+        assert await one.health("liveness") == SERVING
+
+
+@both
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+async def test_nothing_older_than_tls_1_2_is_spoken(
+    kind: str, identities: Identities, tmp_path: Path
+) -> None:
+    async with running(kind, identities, tmp_path) as one:
+        host, port = one.listen.split(":")
+        for most, speaks in ((ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True)):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(str(identities.ca_file))
+            context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+            context.maximum_version = most
+            context.set_ciphers("ALL:@SECLEVEL=0")
+            context.set_alpn_protocols(["h2"])
+            opening = asyncio.open_connection(host, int(port), ssl=context, server_hostname=NAME)
+            if speaks:
+                _, writer = await opening
+                writer.close()
+                continue
+            with pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):
+                await opening
+
+
+@both
+@pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
+async def test_new_files_are_used_for_new_connections_and_old_streams_go_on(
+    kind: str, is_mutual: bool, identities: Identities, tmp_path: Path
+) -> None:
+    async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
+        call = await placed(one)
+        if not is_mutual:
+            assert await shown(one) == identities.certificate_file.read_bytes()
+        assert one.certificates is not None
+        for _ in range(3):
+            identities.renew()
+            await one.certificates.look()
+        if not is_mutual:
+            assert await shown(one) == identities.certificate_file.read_bytes()
+        fresh = one.connect(identities.client() if is_mutual else identities.anybody())
+        assert await one.health("liveness", fresh) == SERVING
+        await fresh.close()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+
+
+@both
+async def test_an_authority_that_is_replaced_lets_nobody_in_any_more(
+    kind: str, identities: Identities, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = Identities(tmp_path / "other")
+    async with running(kind, identities, tmp_path, is_mutual=True) as one:
+        assert await one.health("liveness") == SERVING
+        identities.ca_file.write_bytes(other.ca_pem)
+        assert one.certificates is not None
+        await one.certificates.look()
+        await refused(one, identities.client())
+        certificate, key = other.issue("envoy.test")
+        welcome = one.connect(grpc.ssl_channel_credentials(identities.ca_pem, key, certificate))
+        assert await one.health("liveness", welcome) == SERVING
+        await welcome.close()
+
+
+@both
+async def test_no_connection_fails_while_files_are_renewed(
+    kind: str, identities: Identities, tmp_path: Path
+) -> None:
+    async with running(kind, identities, tmp_path) as one:
+
+        async def connects() -> None:
+            for _ in range(15):
+                channel = one.connect(identities.anybody())
+                assert await one.health("liveness", channel) == SERVING
+                await channel.close()
+
+        async def renews() -> None:
+            assert one.certificates is not None
+            for _ in range(15):
+                identities.renew()
+                await one.certificates.look()
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(connects(), connects(), renews())
+
+
+async def test_handshakes_that_fail_leave_nothing_behind(
+    identities: Identities, tmp_path: Path
+) -> None:
+    async with running("lean", identities, tmp_path) as one:
+        assert isinstance(one.server, LeanServer)
+        host, port = one.listen.split(":")
+        for text in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"):
+            with socket.create_connection((host, int(port))) as peer:
+                peer.sendall(text)
+        assert await one.health("liveness") == SERVING
+        await one.channel.close()
+        server = one.server
+        await until(lambda: not server._connections)
+
+
+async def test_a_peer_that_never_shakes_hands_is_let_go(
+    identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_server, "_HANDSHAKE_SECONDS", 0.1)
+    async with running("lean", identities, tmp_path) as one:
+        host, port = one.listen.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()
+
+
+def test_tls_runs_on_the_routers_event_loop(identities: Identities, tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with running("lean", identities, tmp_path, is_mutual=True) as one:
+            call = await placed(one)
+            assert one.certificates is not None
+            for _ in range(2):
+                identities.renew()
+                await one.certificates.look()
+            fresh = one.connect(identities.client())
+            assert await one.health("liveness", fresh) == SERVING
+            await fresh.close()
+            await refused(one, identities.anybody())
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+
+    event_loop.run(ask())
