@@ -7,11 +7,17 @@ passed where that is less (work spread over threads); medians of rounds, and the
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+# Before this folder, where extproc.py would hide the package of that name; all benchmarks import
+# this module first.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 Made = TypeVar("Made")
 

@@ -3,6 +3,7 @@
 Fixed before the default's weights were tuned, and not changed since. Tuning uses other seeds.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,10 +26,16 @@ SEEDS = tuple(range(1000, 1020))
 TUNING_SEEDS = tuple(range(6))
 
 
+# How long it takes until a worker that refuses connections is left out: three scrapes.
+UNFIT_SECONDS = 3.0
+
+
 class Cell(NamedTuple):
     """One case.
 
-    slow: how many times slower the first engine is.
+    slow: how many times slower the first engine is. lost_at: seconds from which on it takes no new
+    request: the proxy goes on to the next one that is named, and the router knows
+    `UNFIT_SECONDS` later.
     """
 
     name: str
@@ -37,6 +44,7 @@ class Cell(NamedTuple):
     cache_tokens: int = CACHE_TOKENS
     delay_seconds: float = 0.02
     slow: float = 1.0
+    lost_at: float = math.inf
 
     @property
     def speeds(self) -> Sequence[Speed]:

@@ -7,7 +7,7 @@ from random import Random
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from routing_cells import Cell
+from routing_cells import UNFIT_SECONDS, Cell
 from routing_fleet import BLOCK_TOKENS, Fleet, Request
 
 from extproc.picking.decision import Decision, Query, Snapshot, decide
@@ -138,10 +138,15 @@ def _marks(blocks: Sequence[int]) -> Marks:
     return marks_of(1, tokens)
 
 
+# Name and endpoint of the engine that a cell may lose.
+_LOST = "0"
+
+
 class _Router:
     def __init__(self, cell: Cell, contestant: Contestant, seed: int) -> None:
         self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds)
         self._contestant = contestant
+        self._lost_at = cell.lost_at
         self._view = View(self.fleet)
         self._loads = Loads(contestant.prefill_rate)
         self._sent = _Sent(1) if contestant.expects else None
@@ -165,12 +170,15 @@ class _Router:
         self._scrape(now)
         decision = self._decide(request, now)
         self._turn += 1
-        booking = self._loads.begin(decision.pick[0], decision.uncached_tokens, now)
+        served = decision.pick[0]
+        if now >= self._lost_at and served == _LOST:
+            served = decision.pick[1]
+        booking = self._loads.begin(served, decision.uncached_tokens, now)
         claim = None
         if self._sent is not None:
-            claim = self._sent.record(decision.worker, decision.marks[0], now)
+            claim = self._sent.record(served, decision.marks[0], now)
         self._open[id(request)] = (booking, claim)
-        return int(decision.worker)
+        return int(served)
 
     def _decide(self, request: Request, now: float) -> Decision:
         held: Mapping[str, Overlap] = {}
@@ -189,6 +197,7 @@ class _Router:
             self._contestant.rules,
             self._sent,
             lambda _: state,
+            {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {},
         )
         return decide(Query("m", [prompt]), snapshot, now, self._rng)
 

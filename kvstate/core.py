@@ -43,7 +43,7 @@ class Core(Protocol):
     def add_model(self, seed: bytes) -> int:
         """The number of a new key space, apart from all others by its seed."""
 
-    def add_owner(self, worker: int, model: int) -> int:
+    def add_owner(self, worker: int, model: int, rank: int) -> int:
         """The number of a new owner, which holds nothing; ranks of one worker share its number."""
 
     def remove_owner(self, owner: int) -> None:

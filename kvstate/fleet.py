@@ -72,26 +72,39 @@ class Fleet:
     """The workers' caches as their events tell.
 
     secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
-    chance: 0 to 1, for jitter.
+    chance: 0 to 1, for jitter. emptied: is called with the name of a worker one of whose ranks lost
+    all that it held, by a restart or by clearing its cache.
     """
 
     def __init__(
         self, secret: int, clock: Callable[[], float], chance: Callable[[], float] = lambda: 0.5
     ) -> None:
+        self.emptied: Callable[[str], None] | None = None
         self._index = Index(secret)
         self._clock = clock
         self._shared = Shared(Turns(), asyncio.Semaphore(MAX_REPLAYS), clock, chance)
         self._followed: dict[str, list[_Followed]] = {}
+        self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._releasing: set[asyncio.Task[None]] = set()
 
-    def add(self, worker: str, model: str, transports: Sequence[Transport]) -> None:
+    def add(
+        self,
+        worker: str,
+        model: str,
+        transports: Sequence[Transport],
+        adapters: Sequence[tuple[int, str]] = (),
+    ) -> None:
         """Follows a worker that is not followed yet, one transport a rank, in the order of ranks.
+
+        adapters: number and name of those that its events have by number only.
 
         Raises:
             ValueError: it is followed already.
         """
         if worker in self._followed:
             raise ValueError(f"{worker} is followed already")
+        for number, name in adapters:
+            self._adapters.setdefault(name, {}).setdefault(number, set()).add(worker)
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
         self._followed[worker] = [
             self._follow(worker, rank, model, transport)
@@ -102,7 +115,12 @@ class Fleet:
         owner = self._index.add(worker, rank, model)
         sink = IndexSink(self._index, owner)
         subscriber = Subscriber(Place(worker, rank), sink, transport, self._shared)
+        sink.emptied = subscriber.emptied = functools.partial(self._empty, worker)
         return _Followed(owner, sink, subscriber, asyncio.create_task(subscriber.run()))
+
+    def _empty(self, worker: str) -> None:
+        if self.emptied is not None:
+            self.emptied(worker)
 
     def listen(self, worker: str, listener: Callable[[int, Body], None] | None) -> None:
         """Shows every batch of a worker to a listener, with its rank, after it was applied.
@@ -115,6 +133,7 @@ class Fleet:
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
         followed = self._followed.pop(worker, [])  # before the wait: it may be added again
+        self._forget_adapters(worker)
         if followed:
             releasing = asyncio.create_task(self._release(followed))
             self._releasing.add(releasing)
@@ -122,6 +141,15 @@ class Fleet:
             await asyncio.shield(
                 releasing
             )  # whoever waits may be cancelled; it is done all the same
+
+    def _forget_adapters(self, worker: str) -> None:
+        for name, numbers in list(self._adapters.items()):
+            for number, workers in list(numbers.items()):
+                workers.discard(worker)
+                if not workers:
+                    del numbers[number]
+            if not numbers:
+                del self._adapters[name]
 
     async def _release(self, followed: Sequence[_Followed]) -> None:
         for each in followed:
@@ -139,12 +167,21 @@ class Fleet:
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block."""
-        return self._index.overlaps(prompt)
+        found = self._index.overlaps(prompt)
+        if self._adapters and isinstance(prompt.lora, str):
+            for number, workers in self._adapters.get(prompt.lora, {}).items():
+                by_number = self._index.overlaps(prompt._replace(lora=number))
+                found |= {name: by_number[name] for name in workers & by_number.keys()}
+        return found
 
     def state(self, worker: str) -> State:
         """A worker's worst feed state; unsupported if it has no feeds."""
         states = {each.subscriber.feed.state for each in self._followed.get(worker, [])}
         return next((state for state in _STATES_WORST_FIRST if state in states), State.UNSUPPORTED)
+
+    def ranks(self, worker: str) -> int:
+        """How many ranks of a worker are followed; 0 if it has no feeds."""
+        return len(self._followed.get(worker, ()))
 
     def block_size(self, worker: str) -> int | None:
         """Tokens in a block, as learned from the worker's events."""

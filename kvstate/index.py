@@ -89,7 +89,7 @@ class Index:
 
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
-        number = self._core.add_owner(self._worker(worker), self._model(model))
+        number = self._core.add_owner(self._worker(worker), self._model(model), rank)
         owner = self._owners[number] = Owner(self._core, number, worker, rank, model)
         return owner
 

@@ -9,12 +9,13 @@ from kvstate.tiers import Tier
 class Prompt(NamedTuple):
     """One prompt in its namespace.
 
-    tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any.
+    tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any;
+    its number to ask for what is known by number only.
     """
 
     model: str
     tokens: Tokens
-    lora: str | None = None
+    lora: str | int | None = None
     salt: str | None = None
 
     @property
@@ -27,12 +28,13 @@ class Overlap(NamedTuple):
     """The leading blocks of one prompt that one rank holds, without a hole.
 
     tiers: certain blocks, each counted once at its best tier. uncertain: blocks behind those.
-    Counts are blocks of block_size tokens.
+    Counts are blocks of block_size tokens. rank: of its worker, the one that holds them.
     """
 
     block_size: int
     tiers: tuple[int, int, int, int] = (0, 0, 0, 0)
     uncertain: int = 0
+    rank: int = 0
 
     @property
     def certain_tokens(self) -> int:

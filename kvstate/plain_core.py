@@ -29,6 +29,7 @@ _BYTES_PER_BLOCK = 220
 class _Owner:
     worker: int
     model: int
+    rank: int
     certain: Segment
     uncertain: Segment
     first_bit: int
@@ -64,11 +65,11 @@ class PlainCore:
         self._seeds.append(seed)
         return len(self._seeds) - 1
 
-    def add_owner(self, worker: int, model: int) -> int:  # noqa: D102
+    def add_owner(self, worker: int, model: int, rank: int) -> int:  # noqa: D102
         number = next(n for n in range(len(self._owners) + 1) if n not in self._owners)
         certain = Segment(self._table, first_bit=8 * number)
         uncertain = Segment(self._table, first_bit=8 * number + 4)
-        self._owners[number] = _Owner(worker, model, certain, uncertain, 8 * number)
+        self._owners[number] = _Owner(worker, model, rank, certain, uncertain, 8 * number)
         return number
 
     def remove_owner(self, owner: int) -> None:  # noqa: D102
@@ -250,4 +251,4 @@ def _count(runs: Sequence[tuple[int, int]], owner: _Owner, block_size: int) -> O
             uncertain += length
         else:
             break
-    return Overlap(block_size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain)
+    return Overlap(block_size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain, owner.rank)

@@ -5,6 +5,7 @@ it, counts behind that, with a discount; where both claim something the better c
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from extproc.picking.pick import Weights, worth_tokens
@@ -28,6 +29,10 @@ class Claims(NamedTuple):
 
 
 NO_CLAIMS = Claims()
+
+# As Claims(...), at half the cost: there may be one for every worker at every pick.
+_claims = partial(tuple.__new__, Claims)
+
 _NOTHING_HELD: Mapping[str, Overlap] = {}
 
 
@@ -46,8 +51,9 @@ def claims_of(
     for overlaps in held:
         for name, overlap in overlaps.items():
             worth = worth_tokens(overlap, weights.uncertain)
-            before = found.get(name)
-            found[name] = Claims(worth) if before is None else Claims(before.saved + worth)
+            if name in found:
+                worth += found[name][0]
+            found[name] = _claims((worth, 0, 0))
     for number, each in enumerate(expected):
         overlaps = held[number] if held else _NOTHING_HELD
         for name, lengths in each.items():
@@ -62,7 +68,7 @@ def claims_of(
                 more = max(0.0, more - weights.uncertain * known.uncertain_tokens)
             saved, speculative, approximate = found.get(name, NO_CLAIMS)
             if is_live:
-                found[name] = Claims(saved + more, speculative + behind, approximate)
+                found[name] = _claims((saved + more, speculative + behind, approximate))
             else:
-                found[name] = Claims(saved + more, speculative, approximate + behind)
+                found[name] = _claims((saved + more, speculative, approximate + behind))
     return found

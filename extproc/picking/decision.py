@@ -1,20 +1,19 @@
 """The decision: pure, and the same for a request that is routed and one that is explained."""
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from extproc.picking.claims import NO_CLAIMS, Claims, claims_of
-from extproc.picking.eligibility import ANY, Demand, Worker, why_excluded
+from extproc.picking.decision_terms import Decision, Query, Snapshot, Verdict
+from extproc.picking.eligibility import ANY, Worker, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.marks import Marks
 from extproc.picking.pick import MAX_PICKS, Chance, affinity_of
 from extproc.picking.policies import LOOK_AT_OVERLAP, POLICIES, Columns
+from extproc.picking.ranks import rank_of
 from extproc.picking.rules import Rules
 from extproc.picking.sent import Sent
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap
 
 __all__ = ["Decision", "Query", "Snapshot", "Verdict", "Worker", "decide"]
 
@@ -26,95 +25,6 @@ MAX_TEXT_BYTES = 128 * 1024
 
 _IDLE = Load()
 OVER_LIMIT = "over its limit of requests"
-
-
-class Verdict(Enum):
-    """What is to become of a request.
-
-    STEER: it goes to the pick. NO_OVERRIDE: nothing is said, the proxy chooses. UNAVAILABLE: 503.
-    SHED: 429, every worker is over its limit.
-    """
-
-    STEER = "steer"
-    NO_OVERRIDE = "no_override"
-    UNAVAILABLE = "unavailable"
-    SHED = "shed"
-
-
-class Query(msgspec.Struct, frozen=True):
-    """What is to be placed.
-
-    model: the configured model; None where the request names none that is known.
-    prompts: what could be keyed. reason: why nothing could be, "" if something was. text: what was
-    read where nothing could be keyed; it is compared with what was sent before. demand: which
-    workers it may go to. policy: what it asks for in its header, if that is configured.
-    """
-
-    model: str | None
-    prompts: Sequence[Prompt] = ()
-    reason: str = ""
-    text: bytes = b""
-    demand: Demand = ANY
-    policy: str | None = None
-
-
-def _always_live(_: str) -> str:
-    return "live"
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """All that a decision looks at besides the query and the time.
-
-    overlaps: of every worker that holds something of a prompt, by name. load: of an endpoint, at a
-    time. turn: decisions so far for this model. sent: what was sent where. state: of a worker's
-    feeds, by name. unfit: what is known against endpoints now.
-    """
-
-    workers: Sequence[Worker]
-    overlaps: Callable[[Prompt], Mapping[str, Overlap]]
-    load: Callable[[str, float], Load]
-    policy: str
-    turn: int
-    rules: Rules = Rules()
-    sent: Sent | None = None
-    state: Callable[[str], str] = _always_live
-    unfit: Mapping[str, str] = {}
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """Where a request goes, and all that it was decided on.
-
-    pick: ip:port, best first; empty where we have nothing to say. reason: overlap, or why the pick
-    was made without it; docs/metrics.md lists them. certain_tokens, uncertain_tokens,
-    uncached_tokens: of the first pick. worker: its name, "" if there is none. weighed_tokens: those
-    of the prompt, or an estimate from its text. marks: of each prompt, to be recorded where it is
-    sent.
-    workers, excluded, loads and costs belong together: all candidates, why each cannot be picked
-    ("" if it can), its load and its cost (None where neither was looked at). held: the overlaps of
-    each prompt. claims: what was made of them, by name. affinity, running: the
-    weights of an uncached token and of a request in flight.
-    """
-
-    model: str | None
-    prompt_tokens: int
-    pick: tuple[str, ...]
-    reason: str
-    certain_tokens: int
-    uncertain_tokens: int
-    uncached_tokens: float
-    workers: Sequence[Worker]
-    loads: Sequence[Load | None]
-    held: Sequence[Mapping[str, Overlap]]
-    worker: str
-    verdict: Verdict
-    policy: str
-    weighed_tokens: float
-    marks: Sequence[Marks]
-    excluded: Sequence[str]
-    costs: Sequence[float | None]
-    claims: Mapping[str, Claims]
-    affinity: float
-    running: float
 
 
 def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
@@ -158,6 +68,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         claims=claims,
         affinity=survey.affinity,
         running=snapshot.rules.weights.running,
+        rank=_rank(order, overlaps, survey, snapshot, now) if overlaps else None,
     )
 
 
@@ -195,31 +106,26 @@ def _survey(
         query.demand,
         snapshot.unfit,
     )
-    is_plain = demand == ANY and not unfit
-    excluded: list[str] = []
-    loads: list[Load | None] = []
-    utilization, eligible = 0.0, 0
-    for worker in snapshot.workers:
-        why = worker.excluded if is_plain else why_excluded(worker, demand, unfit)
-        excluded.append(why)
-        if why:
-            loads.append(None)
-            continue
-        known = load(worker.endpoint, now)
-        loads.append(known)
-        utilization += known[3]
-        eligible += 1
-    affinity = affinity_of(weights, utilization / eligible if eligible else 0.0)
-    running = weights.running
-    costs: list[float | None] = []
-    for worker, one in zip(snapshot.workers, loads, strict=True):
-        if one is None:
-            costs.append(None)
-            continue
-        in_flight, backlog, others = one[:3]
-        claimed = claims.get(worker.name)
-        uncached = weighed if claimed is None else weighed - claimed[0]
-        costs.append(affinity * uncached + backlog + running * (in_flight + others))
+    workers = snapshot.workers
+    if demand == ANY and not unfit:
+        excluded = [worker.excluded for worker in workers]
+    else:
+        excluded = [why_excluded(worker, demand, unfit) for worker in workers]
+    loads = [
+        None if why else load(worker.endpoint, now)
+        for worker, why in zip(workers, excluded, strict=True)
+    ]
+    utilizations = [one[3] for one in loads if one is not None]
+    mean = sum(utilizations) / len(utilizations) if utilizations else 0.0
+    affinity, running = affinity_of(weights, mean), weights.running
+    costs = [
+        None
+        if one is None
+        else affinity * (weighed - claims.get(worker.name, NO_CLAIMS)[0])
+        + one[1]
+        + running * (one[0] + one[2])
+        for worker, one in zip(workers, loads, strict=True)
+    ]
     return _Survey(excluded, loads, costs, affinity)
 
 
@@ -276,7 +182,34 @@ def _order(
         rules.prefix_cache,
     )
     ranks = POLICIES[policy](columns)
-    return [at for _, at in sorted(zip(ranks, candidates, strict=True))[:MAX_PICKS]]
+    best = sorted(range(len(ranks)), key=ranks.__getitem__)[:MAX_PICKS]
+    return [candidates[at] for at in best]
+
+
+def _rank(
+    order: list[int],
+    overlaps: Sequence[Overlap],
+    survey: _Survey,
+    snapshot: Snapshot,
+    now: float,
+) -> int | None:
+    """The rank that the request is to name.
+
+    Every worker that may answer has to have it: where all that are listed are away, the proxy takes
+    another one.
+    """
+    ranks = snapshot.ranks
+    if ranks is None or not order:
+        return None
+    first = snapshot.workers[order[0]]
+    running = snapshot.rules.weights.running
+    counts = [
+        ranks.count(worker.name)
+        for worker, load in zip(snapshot.workers, survey.loads, strict=True)
+        if load is not None
+    ]
+    work = ranks.work(first.endpoint, now, running)
+    return rank_of(overlaps, counts, ranks.count(first.name), work)
 
 
 def _reason(

@@ -24,7 +24,13 @@ class DecisionLog:
         self._chance = chance
         self._state = state
 
-    def tell(self, decision: Decision) -> None:
-        """Writes a decision, if it is in the sample."""
+    def tell(self, decision: Decision, trace_id: str = "") -> None:
+        """Writes a decision, if it is in the sample.
+
+        trace_id: of the trace that the request belongs to, if it is traced.
+        """
         if self._share and self._chance() < self._share:
-            log.info("%s", json.dumps(explanation(decision, self._state), separators=(",", ":")))
+            shown = explanation(decision, self._state)
+            if trace_id:
+                shown["trace_id"] = trace_id
+            log.info("%s", json.dumps(shown, separators=(",", ":")))

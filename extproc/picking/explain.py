@@ -23,6 +23,7 @@ def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, An
             for at, worker in enumerate(decision.workers)
         ],
         "pick": list(decision.pick),
+        "rank": decision.rank,
         "verdict": decision.verdict.value,
         "reason": decision.reason,
         "why": why(decision),
@@ -105,6 +106,7 @@ def _reported(load: Load) -> dict[str, Any] | None:
         "running": report.running,
         "waiting": report.waiting,
         "pending_tokens": report.pending_tokens,
+        "cache_usage": report.cache_usage,
         "of_others": round(load.others, 3),
         "age_seconds": round(load.age_seconds, 3),
     }

@@ -30,13 +30,15 @@ class Report(NamedTuple):
     """What a worker said of its load.
 
     running, waiting: requests. asked_at: when it was asked, or when the figures were taken.
-    pending_tokens: prompt tokens not computed yet, of all its requests; None if it does not say.
+    pending_tokens: prompt tokens not computed yet, of all its requests. cache_usage: share of its
+    cache that running requests use, of its fullest rank. None where it does not say.
     """
 
     running: int
     waiting: int
     asked_at: float
     pending_tokens: int | None = None
+    cache_usage: float | None = None
 
 
 class Load(NamedTuple):
@@ -58,11 +60,15 @@ class Load(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Booking:
-    """One request on its way to an endpoint; uncached_tokens is the work it was expected to be."""
+    """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
+
+    rank: the one that it names, None if none.
+    """
 
     endpoint: str
     uncached_tokens: float
     began_at: float = 0.0
+    rank: int | None = None
 
 
 @dataclass(slots=True)
@@ -88,31 +94,44 @@ class Loads:
         self._endpoints: defaultdict[str, _Endpoint] = defaultdict(_Endpoint)
         self._mean_uncached = 0.0
 
-    def begin(self, endpoint: str, uncached_tokens: float, now: float) -> Booking:
+    def begin(
+        self, endpoint: str, uncached_tokens: float, now: float, rank: int | None = None
+    ) -> Booking:
         """Books a request on an endpoint until `end`."""
-        booking = Booking(endpoint, uncached_tokens, now)
-        state = self._endpoints[endpoint]
-        state.backlog_tokens = self._backlog(state, now) + uncached_tokens
-        state.lately_tokens = _faded(state, now) + uncached_tokens
-        state.backlog_at = now
-        state.bookings.add(booking)
+        booking = Booking(endpoint, uncached_tokens, now, rank)
+        self._add(booking, now)
         self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
         return booking
 
+    def _add(self, booking: Booking, now: float) -> None:
+        state = self._endpoints[booking.endpoint]
+        state.backlog_tokens = self._backlog(state, now) + booking.uncached_tokens
+        state.lately_tokens = _faded(state, now) + booking.uncached_tokens
+        state.backlog_at = now
+        state.bookings.add(booking)
+
     def end(self, booking: Booking) -> None:
         """The request is over; ending it again changes nothing."""
-        state = self._endpoints[booking.endpoint]
-        state.bookings.discard(booking)
+        state = self._endpoints.get(booking.endpoint)
+        if state is None or booking not in state.bookings:
+            return
+        state.bookings.remove(booking)
         left = sum(other.uncached_tokens for other in state.bookings)
         state.backlog_tokens = min(state.backlog_tokens, left)
 
-    def move(self, booking: Booking, endpoint: str, now: float) -> None:
-        """The request is served by another endpoint than was picked."""
+    def move(self, booking: Booking, endpoint: str, now: float) -> bool:
+        """The request is served by another endpoint than was picked; False if it is over."""
+        state = self._endpoints.get(booking.endpoint)
+        if state is None or booking not in state.bookings:
+            return False
         self.end(booking)
-        moved = self.begin(endpoint, booking.uncached_tokens, now)
-        self._endpoints[endpoint].bookings.remove(moved)
         booking.endpoint, booking.began_at = endpoint, now
-        self._endpoints[endpoint].bookings.add(booking)
+        self._add(booking, now)
+        return True
+
+    def remove(self, endpoint: str) -> None:
+        """The endpoint is gone, and all that is known of it."""
+        self._endpoints.pop(endpoint, None)
 
     def report(self, endpoint: str, report: Report, now: float) -> None:
         """Takes what a worker says of its load; an older report than the last one is ignored."""
@@ -150,6 +169,19 @@ class Loads:
         """Requests of ours on their way to, or being answered by, an endpoint."""
         state = self._endpoints.get(endpoint)
         return len(state.bookings) if state else 0
+
+    def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
+        """What the ranks have to do that requests name, in tokens; running: for each request."""
+        state = self._endpoints.get(endpoint)
+        if state is None or not state.bookings:
+            return {}
+        booked = sum([booking.uncached_tokens for booking in state.bookings])
+        left = self._backlog(state, now) / booked if booked else 0.0
+        work: defaultdict[int, float] = defaultdict(float)
+        for booking in state.bookings:
+            if booking.rank is not None:
+                work[booking.rank] += running + left * booking.uncached_tokens
+        return work
 
     def load(self, endpoint: str, now: float) -> Load:
         """All of an endpoint, in one call."""

@@ -49,7 +49,7 @@ class Marks(NamedTuple):
 NO_MARKS = Marks((), ())
 
 
-def root_key(secret: int, *namespace: str | None) -> int:
+def root_key(secret: int, *namespace: str | int | None) -> int:
     """The key before the first token.
 
     secret: 64 random bits of this process, so that nobody outside can aim for a mark. namespace:

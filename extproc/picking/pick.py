@@ -20,7 +20,6 @@ from kvstate.tiers import RESTORE_WEIGHT, Tier
 MAX_PICKS = 3
 
 _TIER_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
-_NOTHING = (0, 0, 0)
 
 
 class Weights(NamedTuple):
@@ -52,9 +51,10 @@ class Chance(Protocol):
 
 def worth_tokens(overlap: Overlap, uncertain_weight: float = DEFAULT_WEIGHTS.uncertain) -> float:
     """Prompt tokens that an overlap saves, a lower tier's at its restore price."""
-    block_size, tiers, uncertain = overlap
-    if tiers[1:] == _NOTHING and not uncertain:  # as nearly always
-        return block_size * tiers[0]
+    block_size, tiers, uncertain, _ = overlap
+    device, host, disk, remote = tiers
+    if not (host or disk or remote or uncertain):  # as nearly always
+        return block_size * device
     certain: float = sum(map(mul, _TIER_WEIGHTS, tiers))
     return block_size * (certain + uncertain_weight * uncertain)
 

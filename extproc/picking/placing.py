@@ -12,9 +12,13 @@ from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Booking, Loads
 from extproc.picking.pick import Chance
+from extproc.picking.ranks import Ranks
 from extproc.picking.rules import policy_of, rules_of
 from extproc.picking.sent import Claim, Lifetimes, Sent
 from kvstate.overlap import Overlap, Prompt
+
+# Why an endpoint gets no new requests that is to be taken away.
+DRAINING = "draining"
 
 Overlaps = Callable[[Prompt], Mapping[str, Overlap]]
 
@@ -36,11 +40,23 @@ class Placing:
                 approximate=policy.approximate_ms / 1000,
             ),
         )
-        self.unfit: dict[str, str] = {}  # why, by endpoint: draining, failing a probe
+        # against endpoints, each by who says so: none clears what another one said
+        self.draining: set[str] = set()
+        self.unfit: dict[str, str] = {}  # why, by scrapes
+        self.unhealthy: dict[str, str] = {}  # why, by probes
         self._config = config
         self._rules = rules_of(policy)
+        self._ranks: Ranks | None = None
         self._turns: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
+
+    def name_ranks(self, count: Callable[[str], int]) -> None:
+        """Lets requests name the rank that holds most of their prompt, if that is configured.
+
+        count: ranks of a worker, by its name; 0 where that is not known.
+        """
+        if self._config.policy.rank_header is not None:
+            self._ranks = Ranks(count, self.loads.work_by_rank)
 
     def decide(
         self,
@@ -64,28 +80,53 @@ class Placing:
             rules=self._rules,
             sent=self.sent,
             state=state,
-            unfit=self.unfit,
+            unfit=self._against(),
+            ranks=self._ranks,
         )
         return decide(query, snapshot, now, rng)
+
+    def _against(self) -> Mapping[str, str]:
+        """What is known against endpoints now."""
+        if not (self.draining or self.unhealthy):
+            return self.unfit
+        return {**self.unfit, **self.unhealthy, **dict.fromkeys(self.draining, DRAINING)}
 
     def book(self, decision: Decision, now: float) -> Booking | None:
         """Counts a request on its way to its first pick; None if there is none."""
         self._turns[decision.model] += 1
         if not decision.pick:
             return None
-        booking = self.loads.begin(decision.pick[0], decision.uncached_tokens, now)
+        uncached = decision.uncached_tokens
+        booking = self.loads.begin(decision.pick[0], uncached, now, decision.rank)
         claims = [self.sent.record(decision.worker, marks, now) for marks in decision.marks]
         if claims:
             self._claims[booking] = claims
         return booking
 
     def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
-        """The request is served by another worker than the one that was picked."""
-        self.loads.move(booking, endpoint, now)
+        """The request is served by another worker than the one that was picked.
+
+        Nothing changes where it is served by the one that is booked, or is over.
+        """
+        if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now):
+            return
         claims = self._claims.get(booking, [])
         for claim in claims:
             self.sent.withdraw(claim)
         claims[:] = [self.sent.record(worker, claim.marks, now) for claim in claims]
+
+    def fail(self, booking: Booking) -> None:
+        """Its worker refused the request, so it stores nothing; it is in flight until released."""
+        for claim in self._claims.pop(booking, []):
+            self.sent.withdraw(claim)
+
+    def remove(self, worker: str, endpoint: str, now: float) -> None:
+        """A worker is gone, and all that is known of it."""
+        self.loads.remove(endpoint)
+        self.sent.forget(worker, now)
+        self.draining.discard(endpoint)
+        self.unfit.pop(endpoint, None)
+        self.unhealthy.pop(endpoint, None)
 
     def release(self, booking: Booking, now: float) -> None:
         """The request is over; releasing it again changes nothing."""

@@ -17,35 +17,44 @@ _MAX_REQUESTS = 1_000_000
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 
+# The share of the cache that running requests use, 0 to 1 in spite of vLLM's names, of which the
+# second is the older one.
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
+
 # A sample of Prometheus' text format 0.0.4: a name, labels in braces, a number.
 _SAMPLE = re.compile(
-    rb"^((?:vllm|sglang):num_[a-z_]+)(?:\{[^\n]*\})?[ \t]+([^ \t\r\n]+)", re.MULTILINE
+    rb"^((?:vllm|sglang):(?:num_[a-z_]+|[a-z_]+_usage_perc|token_usage))"
+    rb"(?:\{[^\n]*\})?[ \t]+([^ \t\r\n]+)",
+    re.MULTILINE,
 )
 
 
 def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
     """The load in a worker's metrics, over all its series; None if it is not there."""
-    sums: dict[str, int] = {}
+    values: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text[:MAX_METRICS_BYTES]):
-        requests = _requests(value)
-        if requests is not None:
-            key = name.decode()
-            sums[key] = sums.get(key, 0) + requests
-    running = [sums[name] for name in _RUNNING if name in sums]
-    waiting = [sums[name] for name in _WAITING if name in sums]
+        number = _number(value)
+        if number is not None:
+            values.setdefault(name.decode(), []).append(number)
+    running = [_requests(values[name]) for name in _RUNNING if name in values]
+    waiting = [_requests(values[name]) for name in _WAITING if name in values]
     if not running or not waiting:
         return None
-    return Report(running[0], waiting[0], asked_at)
+    usage = [max(values[name]) for name in _USAGE if name in values]
+    is_share = bool(usage) and usage[0] <= 1.0
+    return Report(running[0], waiting[0], asked_at, cache_usage=usage[0] if is_share else None)
 
 
-def _requests(value: bytes) -> int | None:
+def _requests(series: Sequence[float]) -> int:
+    return sum(round(number) for number in series)
+
+
+def _number(value: bytes) -> float | None:
     try:
         number = float(value)
     except ValueError:
         return None
-    if not math.isfinite(number) or not 0 <= number <= _MAX_REQUESTS:
-        return None
-    return round(number)
+    return number if math.isfinite(number) and 0 <= number <= _MAX_REQUESTS else None
 
 
 def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Report | None:
@@ -62,7 +71,13 @@ def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Re
         waiting=sum(load.waiting for load, _ in loads),
         asked_at=now - age,
         pending_tokens=sum(pending) if len(pending) == len(loads) else None,
+        cache_usage=max(_usage(load) for load, _ in loads),
     )
+
+
+def _usage(load: EngineLoad) -> float:
+    active = load.active_cache_usage
+    return load.cache_usage if active is None else active
 
 
 def _pending(load: EngineLoad) -> int | None:

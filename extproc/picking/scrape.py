@@ -88,9 +88,16 @@ class LoadReports:
 
     async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
         while True:
-            asked = [self._ask_later(session, place) for place in self._places()]
+            places = self._places()
+            self._forget_others({endpoint for _, endpoint in places})
+            asked = [self._ask_later(session, place) for place in places]
             pause = asyncio.sleep(self._interval_seconds * (0.9 + 0.2 * self._chance()))
             await asyncio.gather(pause, *asked)
+
+    def _forget_others(self, endpoints: set[str]) -> None:
+        for known in (self._failures, self._placing.unfit):
+            for endpoint in known.keys() - endpoints:
+                del known[endpoint]
 
     async def _ask_later(self, session: aiohttp.ClientSession, place: Place) -> None:
         await asyncio.sleep(self._interval_seconds * 0.5 * self._chance())

@@ -121,7 +121,11 @@ class Sent:
 
     def forget(self, worker: str, now: float) -> None:
         """A worker lost all that it held."""
-        self._forgotten_at[worker] = now
+        oldest = now - self._lifetimes.approximate
+        self._forgotten_at = {
+            **{other: at for other, at in self._forgotten_at.items() if at > oldest},
+            worker: now,
+        }
 
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
         """What each worker probably holds of a prompt, of those that hold its first mark."""

@@ -53,12 +53,14 @@ class Sink(Protocol):
 class IndexSink:
     """Applies a feed to one rank's part of the index; a `Sink`.
 
-    listener: is shown every batch after it was applied; None, as mostly, costs nothing.
+    listener: is shown every batch after it was applied; None, as mostly, costs nothing. emptied: is
+    called when a batch cleared the cache.
     """
 
     def __init__(self, index: Index, owner: Owner) -> None:
         self.owner = owner
         self.listener: Listener | None = None
+        self.emptied: Callable[[], None] | None = None
         self._index = index
 
     def apply(self, body: Body) -> Taken:
@@ -77,6 +79,8 @@ class IndexSink:
         elif after["over_limit"] != before["over_limit"]:
             missed = "it holds more than the index keeps of one rank"
         healed = (applied.clears or had_uncertain) and not self.owner.uncertain_blocks
+        if applied.clears and self.emptied is not None:
+            self.emptied()
         if self.listener is not None:
             self._show(self.listener, body)
         return Taken(healed and not missed, missed, applied.faults)

@@ -62,7 +62,10 @@ class Shared(NamedTuple):
 
 
 class Subscriber:
-    """Runs one rank's feed until it is cancelled."""
+    """Runs one rank's feed until it is cancelled.
+
+    emptied: is called when the publisher restarted, and so holds nothing of what it held.
+    """
 
     def __init__(self, place: Place, sink: Sink, transport: Transport, shared: Shared) -> None:
         self.place = place
@@ -71,6 +74,7 @@ class Subscriber:
         self.lag_seconds = 0.0
         self.load: EngineLoad | None = None
         self.load_at = -math.inf
+        self.emptied: Callable[[], None] | None = None
         self._sink = sink
         self._transport = transport
         self._shared = shared
@@ -86,6 +90,7 @@ class Subscriber:
         self._healed = False
         self._quiet_since = 0.0
         self._told = self.feed.state, self.feed.reason
+        self._restarts_told = 0
 
     async def run(self) -> None:
         """Follows the publisher until it is cancelled.
@@ -216,6 +221,7 @@ class Subscriber:
             case Forget():
                 self._sink.forget()
                 self._healed = False  # what the feed misses now, it misses since
+                self._tell_restart()
             case Demote():
                 self._sink.demote()
                 self._healed = False
@@ -237,6 +243,12 @@ class Subscriber:
             self.feed.miss(taken.missed)
         elif taken.healed:
             self._healed = True
+
+    def _tell_restart(self) -> None:
+        if self.feed.restarts > self._restarts_told:
+            self._restarts_told = self.feed.restarts
+            if self.emptied is not None:
+                self.emptied()
 
     def _tell_change(self) -> None:
         state, reason = self.feed.state, self.feed.reason

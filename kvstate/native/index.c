@@ -66,7 +66,7 @@ uint32_t index_add_model(Index *index, uint64_t seed) {
     return index->model_count++;
 }
 
-uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model) {
+uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t rank) {
     uint32_t at = 0;
     while (at < index->owner_count && index->owners[at].present) at++;
     if (at == index->owner_count) {
@@ -76,7 +76,7 @@ uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model) {
         index->owner_count++;
     }
     index->owners[at] = (Owner){.present = true, .worker = worker, .model = model,
-                                .names_salts = -1, .names_loras = -1};
+                                .rank = rank, .names_salts = -1, .names_loras = -1};
     return at;
 }
 

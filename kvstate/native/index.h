@@ -55,6 +55,7 @@ typedef struct {
 typedef struct {
     bool present, trusted;
     uint32_t worker; /* ranks of one worker share it */
+    uint32_t rank;
     uint32_t model;
     uint32_t certain; /* which physical segment is the certain one now */
     uint32_t block_size; /* of the last store */
@@ -102,6 +103,7 @@ typedef struct {
     uint32_t worker, block_size;
     uint32_t tiers[TIERS];
     uint32_t uncertain;
+    uint32_t rank;
 } Overlap;
 
 bool index_init(Index *index, uint64_t secret, size_t limit_blocks);
@@ -109,7 +111,7 @@ void index_free(Index *index);
 size_t index_bytes(const Index *index);
 /* The number of a new model or owner; UINT32_MAX where memory is short. */
 uint32_t index_add_model(Index *index, uint64_t seed);
-uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model);
+uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t rank);
 void index_remove_owner(Index *index, uint32_t owner);
 void index_clear(Index *index, uint32_t owner);
 IndexResult index_demote(Index *index, uint32_t owner);

@@ -75,7 +75,8 @@ static void note_holders(Walk *walk) {
         if (!walk->started) {
             space->holders[walk->holders++] = number;
             space->active[walk->active++] = number;
-            space->overlaps[number] = (Overlap){owner->worker, walk->block_size, {0}, 0};
+            space->overlaps[number] = (Overlap){
+                .worker = owner->worker, .block_size = walk->block_size, .rank = owner->rank};
         }
     }
     walk->started = true;

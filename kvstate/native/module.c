@@ -147,15 +147,17 @@ static PyObject *core_add_model(Core *self, PyObject *seed) {
 }
 
 static PyObject *core_add_owner(Core *self, PyObject *const *arguments, Py_ssize_t count) {
-    if (!arguments_are(count, 2)) return NULL;
+    if (!arguments_are(count, 3)) return NULL;
     unsigned long worker = PyLong_AsUnsignedLong(arguments[0]);
     unsigned long model = PyLong_AsUnsignedLong(arguments[1]);
+    unsigned long rank = PyLong_AsUnsignedLong(arguments[2]);
     if (PyErr_Occurred()) return NULL;
-    if (model >= self->index.model_count || worker > 1u << 24) {
-        PyErr_SetString(PyExc_ValueError, "no such model, or a worker's number is too large");
+    if (model >= self->index.model_count || worker > 1u << 24 || rank > 1u << 24) {
+        PyErr_SetString(PyExc_ValueError, "no such model, or a number is too large");
         return NULL;
     }
-    uint32_t owner = index_add_owner(&self->index, (uint32_t)worker, (uint32_t)model);
+    uint32_t owner =
+        index_add_owner(&self->index, (uint32_t)worker, (uint32_t)model, (uint32_t)rank);
     return owner == UINT32_MAX ? PyErr_NoMemory() : PyLong_FromUnsignedLong(owner);
 }
 
@@ -418,15 +420,16 @@ static PyObject *core_apply(Core *self, PyObject *const *given, Py_ssize_t count
     return answer;
 }
 
-/* (block_size, (device, host, disk, remote), uncertain), as kvstate.overlap.Overlap */
+/* (block_size, (device, host, disk, remote), uncertain, rank), as kvstate.overlap.Overlap */
 static PyObject *overlap_object(Core *self, const Overlap *overlap) {
     PyObject *tiers = Py_BuildValue("(IIII)", overlap->tiers[0], overlap->tiers[1],
                                     overlap->tiers[2], overlap->tiers[3]);
-    PyObject *fields[3] = {PyLong_FromUnsignedLong(overlap->block_size), tiers,
-                           PyLong_FromUnsignedLong(overlap->uncertain)};
-    PyObject *made = PyType_GenericAlloc(self->overlap, 3);
+    PyObject *fields[] = {PyLong_FromUnsignedLong(overlap->block_size), tiers,
+                          PyLong_FromUnsignedLong(overlap->uncertain),
+                          PyLong_FromUnsignedLong(overlap->rank)};
+    PyObject *made = PyType_GenericAlloc(self->overlap, 4);
     bool failed = !made;
-    for (int n = 0; n < 3; n++) {
+    for (int n = 0; n < 4; n++) {
         failed |= !fields[n];
         if (made && fields[n])
             PyTuple_SetItem(made, n, fields[n]); /* takes the reference */

@@ -40,6 +40,7 @@ class Rank:
     """What one rank holds, and what it stored behind parents that it does not hold."""
 
     worker: str
+    number: int = 0
     trusted: bool = False
     copies: list[Copy] = field(default_factory=list)
     orphans: list[tuple[Place, Block]] = field(default_factory=list)
@@ -104,7 +105,7 @@ class Rank:
                 uncertain += 1
         if not sum(tiers) + uncertain:
             return None
-        return Overlap(size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain)
+        return Overlap(size, (tiers[0], tiers[1], tiers[2], tiers[3]), uncertain, self.number)
 
     def _held(self, block: BlockHash) -> list[Copy]:
         """The copies of a block, certain ones first."""

@@ -36,7 +36,7 @@ def payloads(recording: Path) -> list[bytes]:
 
 def core_with_owner() -> tuple[Core, int]:
     core = new_core(compiled=True, limit_blocks=100_000)
-    owner = core.add_owner(0, core.add_model(b"m"))
+    owner = core.add_owner(0, core.add_model(b"m"), 0)
     core.trust(owner, True)  # noqa: FBT003
     return core, owner
 
@@ -382,8 +382,9 @@ def test_deep_nesting_and_huge_lengths_are_harmless() -> None:
     [
         lambda core: core.status(99),
         lambda core: core.status(-1),
-        lambda core: core.add_owner(0, 99),
-        lambda core: core.add_owner(2**40, 0),
+        lambda core: core.add_owner(0, 99, 0),
+        lambda core: core.add_owner(2**40, 0, 0),
+        lambda core: core.add_owner(0, 0, 2**40),
         lambda core: core.apply(0),
         lambda core: core.apply(0, "text"),
         lambda core: core.remove(0, 1, "NOWHERE", None),
@@ -432,7 +433,7 @@ def test_names_must_cover_the_workers_that_hold_something() -> None:
 def test_many_owners_share_and_leave_a_block() -> None:
     core = new_core(compiled=True)
     model = core.add_model(b"m")
-    owners = [core.add_owner(worker, model) for worker in range(300)]
+    owners = [core.add_owner(worker, model, 0) for worker in range(300)]
     names = [str(worker) for worker in range(300)]
     for owner in owners:
         core.trust(owner, True)  # noqa: FBT003

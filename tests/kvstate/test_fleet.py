@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvstate.feeds.feed import State
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Batch, Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload, until
@@ -45,6 +45,21 @@ async def test_worker_is_in_the_state_of_its_worst_rank(fleet: Fleet) -> None:
     fleet.add("w", "m", [transport(1), MemoryTransport()])
     await until(lambda: fleet.feeds("w")[0].state is State.LIVE)
     assert fleet.state("w") is State.CONNECTING
+
+
+async def test_a_worker_that_lost_all_it_held_is_named(fleet: Fleet) -> None:
+    told: list[str] = []
+    first, second = transport(1), transport(7)
+    fleet.add("w", "m", [first, second])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    fleet.emptied = told.append
+    assert (fleet.ranks("w"), fleet.ranks("x")) == (2, 0)
+    second.put(Batch(1, payload(1, ["AllBlocksCleared"])))
+    await until(lambda: told == ["w"])
+    first.history = {0: payload(0, block(5), life=1)}
+    first.put(Batch(0, payload(0, block(5), life=1)))
+    await until(lambda: told == ["w", "w"])
+    assert fleet.feeds("w")[0].restarts == 1
 
 
 async def test_removed_worker_leaves_nothing(fleet: Fleet) -> None:
@@ -98,3 +113,18 @@ async def test_a_listener_is_shown_the_batches_of_all_ranks_until_it_leaves(flee
     fleet.listen("w", None)
     assert all(each.sink.listener is None for each in fleet._followed["w"])
     fleet.listen("nobody", None)
+
+
+async def test_an_adapter_that_its_events_number_is_found_by_its_name(fleet: Fleet) -> None:
+    stored = ["BlockStored", [1], None, [1], 1, 7]  # of adapter number 7
+    one, other = (MemoryTransport({0: payload(0, stored)}) for _ in range(2))
+    for each in (one, other):
+        each.put(Connected())
+    fleet.add("w", "m", [one], [(7, "x")])
+    fleet.add("v", "m", [other])
+    await until(lambda: fleet.state("w") is fleet.state("v") is State.LIVE)
+    prompt = chain(3)
+    assert fleet.overlaps(prompt) == fleet.overlaps(prompt._replace(lora="y")) == {}
+    assert set(fleet.overlaps(prompt._replace(lora="x"))) == {"w"}
+    await fleet.remove("w")
+    assert fleet.overlaps(prompt._replace(lora="x")) == {}

@@ -217,6 +217,18 @@ def test_more_than_64_workers_have_room() -> None:
     assert index.overlaps(prompt(1, 9)).keys() == {"w99"}
 
 
+def test_overlap_is_of_the_rank_that_holds_most() -> None:
+    index, owner = an_index()
+    ranks = [owner, index.add("w", 1, "m"), index.add("w", 2, "m")]
+    for rank, count in zip(ranks, (2, 3, 1), strict=True):
+        rank.trusted = True
+        blocks = range(1, count + 1)
+        index.apply(rank, [stored([*blocks], [*blocks])])
+    assert index.overlaps(prompt(1, 2, 3, 9)) == {"w": Overlap(1, (3, 0, 0, 0), rank=1)}
+    index.remove(ranks[1])
+    assert index.overlaps(prompt(1, 2, 3, 9)) == {"w": Overlap(1, (2, 0, 0, 0), rank=0)}
+
+
 def test_orphans_are_bounded_in_bytes() -> None:
     index, owner = an_index(Limits(orphan_bytes=8))
     index.apply(owner, [stored([2, 3, 4], [2, 3, 4], 1)])

@@ -101,7 +101,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.ranks: list[Rank] = []
         for worker, number in RANKS:
             self.owners.append(self.index.add(worker, number, "m"))
-            self.ranks.append(Rank(worker))
+            self.ranks.append(Rank(worker, number))
         for owner, rank in zip(self.owners, self.ranks, strict=True):
             owner.trusted = rank.trusted = True
 
@@ -187,7 +187,7 @@ class IndexMachine(RuleBasedStateMachine):
         worker, number = RANKS[rank]
         self.index.remove(self.owners[rank])
         self.owners[rank] = self.index.add(worker, number, "m")
-        self.ranks[rank] = Rank(worker)
+        self.ranks[rank] = Rank(worker, number)
 
     @invariant()
     def index_is_consistent(self) -> None:

@@ -17,7 +17,7 @@ def core(request: pytest.FixtureRequest) -> Core:
 
 def add(core: Core, worker: int = 0) -> int:
     model = core.add_model(b"m")
-    owner = core.add_owner(worker, model)
+    owner = core.add_owner(worker, model, 0)
     core.trust(owner, True)  # noqa: FBT003
     return owner
 
@@ -101,17 +101,20 @@ def test_second_hole_adds_to_the_first(core: Core) -> None:
 
 
 def test_holder_that_ends_leaves_the_others(core: Core) -> None:
-    first, better = add(core), core.add_owner(1, 0)
-    worse, other = core.add_owner(1, 0), core.add_owner(0, core.add_model(b"n"))
+    first, better = add(core), core.add_owner(1, 0, 1)
+    worse, other = core.add_owner(1, 0, 0), core.add_owner(0, core.add_model(b"n"), 0)
     for owner in (better, worse, first):
         store(core, owner, [1], [1])
     store(core, better, [2], [2], parent=1)
     store(core, other, [3], [3])
-    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, (1, 0, 0, 0)), "x": Overlap(1, uncertain=2)}
+    assert overlaps(core, 1, 2, 9) == {
+        "w": Overlap(1, (1, 0, 0, 0)),
+        "x": Overlap(1, uncertain=2, rank=1),
+    }
     core.clear(first)
     core.remove_owner(first)
     core.check()
-    assert overlaps(core, 1, 2, 9) == {"x": Overlap(1, uncertain=2)}
+    assert overlaps(core, 1, 2, 9) == {"x": Overlap(1, uncertain=2, rank=1)}
 
 
 def test_block_stored_again_behind_an_uncertain_parent_is_uncertain(core: Core) -> None:

@@ -9,6 +9,7 @@ from extproc.picking.decision import MAX_TEXT_BYTES, Decision, Query, Snapshot, 
 from extproc.picking.eligibility import Demand, Worker
 from extproc.picking.load import Load
 from extproc.picking.pick import Weights
+from extproc.picking.ranks import Ranks
 from extproc.picking.rules import Rules
 from extproc.picking.sent import Sent
 from kvstate.overlap import Overlap, Prompt
@@ -34,6 +35,7 @@ def decision(
         sent=fields.get("sent"),
         state=fields.get("state", lambda _: "live"),
         unfit=fields.get("unfit", {}),
+        ranks=fields.get("ranks"),
     )
     return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(0))
 
@@ -241,3 +243,29 @@ def test_without_other_knowledge_feeds_are_taken_to_be_live() -> None:
     workers = [Worker("a", "a:1")]
     snapshot = Snapshot(workers, lambda _: {}, lambda *_: Load(), "cost", 0, sent=sent)
     assert decide(Query("m", [PROMPT]), snapshot, 0.0, Random(0)).claims["a"].speculative == 64
+
+
+def ranks(count: int = 2, work: Mapping[int, float] | None = None, **others: int) -> Ranks:
+    return Ranks(lambda name: others.get(name, count), lambda *_: work or {})
+
+
+def test_a_request_names_the_rank_that_holds_its_prefix() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
+    assert decision(Query("m", [PROMPT]), held).rank is None
+    assert decision(Query("m", [PROMPT]), held, ranks=ranks()).rank == 1
+    assert decision(Query("m", [PROMPT]), {}, ranks=ranks()).rank is None
+    assert decision(Query("m", [PROMPT]), held, "", ranks=ranks()).rank is None
+
+
+def test_a_rank_is_named_only_where_every_worker_that_may_answer_has_it() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
+    assert decision(Query("m", [PROMPT]), held, ranks=ranks(a=1)).rank is None
+    without = {"a": "draining"}
+    made = decision(Query("m", [PROMPT]), held, ranks=ranks(a=1), excluded=without)
+    assert made.rank == 1
+
+
+def test_a_rank_that_has_more_to_do_than_it_saves_is_not_named() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
+    assert decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 95.0})).rank == 1
+    assert decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 97.0})).rank is None

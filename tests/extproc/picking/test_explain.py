@@ -65,6 +65,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
                     "running": 2,
                     "waiting": 1,
                     "pending_tokens": None,
+                    "cache_usage": None,
                     "of_others": 2.0,
                     "age_seconds": 0.25,
                 },
@@ -72,6 +73,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
             }
         ],
         "pick": ["a:1"],
+        "rank": None,
         "verdict": "steer",
         "reason": "overlap",
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"

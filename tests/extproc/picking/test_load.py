@@ -78,6 +78,36 @@ def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
     assert loads.in_flight("b") == 0
 
 
+def test_a_request_that_is_over_is_booked_nowhere_else() -> None:
+    loads = Loads()
+    booking = loads.begin("a", 100, 0.0)
+    loads.end(booking)
+    assert not loads.move(booking, "b", 1.0)
+    loads.remove("a")
+    assert not loads.move(booking, "b", 1.0)
+    assert (loads.in_flight("a"), loads.in_flight("b")) == (0, 0)
+
+
+def test_an_endpoint_that_is_gone_is_idle_when_it_comes_back() -> None:
+    loads = Loads()
+    booking = loads.begin("a", 100, 0.0)
+    loads.remove("a")
+    loads.remove("a")
+    loads.end(booking)
+    assert loads.load("a", 0.0) == Load()
+
+
+def test_the_work_of_a_rank_is_what_names_it() -> None:
+    loads = Loads(prefill_tokens_per_second=100)
+    assert loads.work_by_rank("a", 0.0, 10.0) == {}
+    for tokens, rank in ((100, 0), (200, 1), (300, 1), (400, None)):
+        loads.begin("a", tokens, 0.0, rank)
+    assert loads.work_by_rank("a", 0.0, 10.0) == {0: 110, 1: 520}
+    assert loads.work_by_rank("a", 5.0, 10.0) == {0: 60, 1: 270}
+    loads.begin("b", 0, 0.0, 3)
+    assert loads.work_by_rank("b", 0.0, 10.0) == {3: 10}
+
+
 def test_requests_of_others_are_told_by_a_report_and_fade_with_its_age() -> None:
     loads = Loads()
     loads.begin("a", 0, now=0.0)

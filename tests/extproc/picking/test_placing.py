@@ -8,7 +8,7 @@ from extproc.config import Config, Cost, Model, Policy
 from extproc.picking.decision import Decision, Query
 from extproc.picking.eligibility import Worker
 from extproc.picking.placing import Placing
-from kvstate.overlap import Prompt
+from kvstate.overlap import Overlap, Prompt
 
 WORKERS = [Worker(name, f"{name}:1") for name in "abc"]
 QUERY = Query("m", [Prompt("m", array("I", range(1000)))])
@@ -90,8 +90,85 @@ def test_turns_go_round() -> None:
 
 def test_what_is_unfit_is_left_out() -> None:
     one = placing()
-    one.unfit["a:1"] = "draining"
+    one.unfit["a:1"] = "does not answer"
     assert set(decided(one).pick) == {"b:1", "c:1"}
+
+
+def test_who_speaks_against_an_endpoint_is_asked_apart() -> None:
+    one = placing()
+    one.unfit["a:1"] = "does not answer"
+    one.unhealthy["b:1"] = "is not well"
+    one.draining.add("c:1")
+    made = decided(one)
+    assert (list(made.excluded), made.pick) == (["does not answer", "is not well", "draining"], ())
+    one.unfit.clear()
+    assert decided(one).pick == ("a:1",)
+
+
+def test_a_draining_worker_keeps_what_it_has() -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    one.draining.add(made.pick[0])
+    assert one.loads.in_flight(made.pick[0]) == 1
+    assert made.pick[0] not in decided(one).pick
+    one.release(booking, 1.0)
+    one.draining.discard(made.pick[0])
+    assert made.pick[0] in decided(one).pick
+
+
+def test_a_worker_that_is_gone_leaves_nothing() -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    one.unfit[made.pick[0]] = one.unhealthy[made.pick[0]] = "away"
+    one.draining.add(made.pick[0])
+    one.remove(made.worker, made.pick[0], 0.0)
+    assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (0, {})
+    assert (one.unfit, one.unhealthy, one.draining) == ({}, {}, set())
+    one.release(booking, 1.0)
+
+
+@pytest.mark.parametrize("endpoint", ["picked", "other"])
+def test_a_request_that_is_over_or_where_it_should_be_does_not_move(endpoint: str) -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    other = next(worker for worker in WORKERS if worker.name != made.worker)
+    if endpoint == "picked":
+        one.move(booking, made.worker, made.pick[0], 5.0)
+        assert booking.began_at == 0.0
+        assert decided(one).claims[made.worker].speculative == 960
+    one.release(booking, 5.0)
+    one.move(booking, other.name, other.endpoint, 5.0)
+    assert {one.loads.in_flight(worker.endpoint) for worker in WORKERS} == {0}
+
+
+def test_a_request_that_its_worker_refused_claims_nothing_and_is_in_flight_until_released() -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    one.fail(booking)
+    assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (1, {})
+    one.release(booking, 1.0)
+    assert one.loads.in_flight(made.pick[0]) == 0
+
+
+def test_requests_name_the_rank_that_holds_their_prompt_if_that_is_configured() -> None:
+    held = {"b": Overlap(16, (60, 0, 0, 0), rank=1)}
+    ranks = []
+    for one in (placing(), placing(rank_header="x-rank")):
+        one.name_ranks(lambda _: 2)
+        made = one.decide(QUERY, WORKERS, lambda _: held, lambda _: "live", 0.0, Random(0))
+        booking = one.book(made, 0.0)
+        assert booking is not None
+        assert (made.worker, made.rank) == ("b", booking.rank)
+        ranks.append(made.rank)
+    assert ranks == [None, 1]
 
 
 @pytest.mark.parametrize(("rate", "backlog"), [(100, 900), (8_000, 0)])

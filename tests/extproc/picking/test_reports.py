@@ -22,11 +22,32 @@ sglang:token_usage{model_name="m"} 0.52
 
 
 def test_vllm_names_are_read_and_its_engines_added_up() -> None:
-    assert report_of_metrics(VLLM, 1.5) == Report(running=5, waiting=1, asked_at=1.5)
+    expected = Report(running=5, waiting=1, asked_at=1.5, cache_usage=0.5)
+    assert report_of_metrics(VLLM, 1.5) == expected
 
 
 def test_sglang_names_are_read() -> None:
-    assert report_of_metrics(SGLANG, 1.5) == Report(running=8, waiting=4, asked_at=1.5)
+    expected = Report(running=8, waiting=4, asked_at=1.5, cache_usage=0.52)
+    assert report_of_metrics(SGLANG, 1.5) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "usage"),
+    [
+        (b"vllm:gpu_cache_usage_perc 0.25", 0.25),
+        (b"vllm:gpu_cache_usage_perc 0.25\nvllm:kv_cache_usage_perc 0.5", 0.5),
+        (b'sglang:token_usage{rank="0"} 0.25\nsglang:token_usage{rank="1"} 0.75', 0.75),
+        (b"vllm:kv_cache_usage_perc 50", None),
+        (b"vllm:kv_cache_usage_perc NaN", None),
+        (b"vllm:cpu_cache_usage_perc 0.5", None),
+    ],
+)
+def test_the_share_of_the_cache_in_use_is_that_of_the_fullest_rank(
+    lines: bytes, usage: float | None
+) -> None:
+    load = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n"
+    report = report_of_metrics(load + lines, 0.0)
+    assert report == Report(1, 0, 0.0, cache_usage=usage)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +75,15 @@ def test_any_bytes_are_a_report_or_none(before: bytes, after: bytes) -> None:
 
 def test_the_ranks_of_a_worker_add_up_and_are_as_old_as_the_oldest() -> None:
     loads = [
-        (EngineLoad(3, 1, waiting_uncached_tokens=500), 0.5),
-        (EngineLoad(2, 0, 100, 200, age_ms=1_000), 0.25),
+        (EngineLoad(3, 1, waiting_uncached_tokens=500, cache_usage=0.9), 0.5),
+        (EngineLoad(2, 0, 100, 200, cache_usage=1.0, active_cache_usage=0.5, age_ms=1_000), 0.25),
     ]
-    assert report_of_feeds(loads, 10.0) == Report(5, 1, 10.0 - 1.25, pending_tokens=700)
+    assert report_of_feeds(loads, 10.0) == Report(5, 1, 10.0 - 1.25, 700, 0.9)
 
 
 def test_pending_tokens_are_known_only_if_every_rank_tells_them() -> None:
     loads = [(EngineLoad(1, 0, 100), 0.0), (EngineLoad(1, 0), 0.0)]
-    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0)
+    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0, cache_usage=0.0)
 
 
 def test_feeds_that_say_nothing_are_no_report() -> None:

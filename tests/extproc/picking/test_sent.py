@@ -102,6 +102,13 @@ def test_a_worker_that_lost_everything_is_expected_to_hold_only_what_came_later(
     assert set(sent.expected(sent.marks(PROMPT), 2.0)) == {"a", "b"}
 
 
+def test_that_a_worker_lost_everything_is_forgotten_with_what_it_lost() -> None:
+    table = Sent(1, lifetimes=Lifetimes(approximate=10.0))
+    for second in range(100):
+        table.forget(f"w{second}", float(second))
+    assert len(table._forgotten_at) == 10
+
+
 def test_the_oldest_half_gives_way_when_the_table_is_full() -> None:
     sent = table(2 * 16 * BYTES_PER_MARK)
     for number in range(50):

@@ -46,6 +46,16 @@ def test_clear_or_the_last_uncertain_block_gone_heals() -> None:
     assert made.apply(payload(2, ["AllBlocksCleared"])) == Taken(healed=True)
 
 
+def test_a_cleared_cache_is_told() -> None:
+    _, made = sink()
+    told: list[str] = []
+    made.emptied = lambda: told.append("emptied")
+    made.apply(payload(0, block(1)))
+    assert not told
+    made.apply(payload(1, ["AllBlocksCleared"]))
+    assert told == ["emptied"]
+
+
 def test_what_a_batch_could_not_say_is_missed() -> None:
     _, made = sink(limit_blocks=1)
     lost = made.apply(payload(0, ["BlockRemoved", "not a hash"]))

@@ -12,7 +12,7 @@ class GroupsOfCore:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._owner = core.add_owner(0, core.add_model(b"m"))
+        self._owner = core.add_owner(0, core.add_model(b"m"), 0)
 
     def stored(self, group: int | None, *, holds_prefix: bool | None) -> int:
         return self._core.admit(self._owner, group, holds_prefix)

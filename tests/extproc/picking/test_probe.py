@@ -1,0 +1,131 @@
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extproc.config import Config, Model
+from extproc.picking.placing import Placing
+from extproc.picking.probe import FAILURES_UNTIL_UNHEALTHY, HealthProbe
+from kvstate.overlap import Prompt
+
+DEADLINE_SECONDS = 20
+
+
+class Engine:
+    """An HTTP server with /health, on a port of its own."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.asked = 0
+        self.endpoint = ""
+
+    async def health(self, _: web.Request) -> web.Response:
+        self.asked += 1
+        return web.Response(status=self.status)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    one = Engine()
+    application = web.Application()
+    application.router.add_get("/health", one.health)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    one.endpoint = f"{host}:{port}"
+    yield one
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as one:
+        yield one
+
+
+def placing() -> Placing:
+    return Placing(Config(models=(Model("m"),)), secret=1)
+
+
+def probe(books: Placing, *endpoints: str, interval_seconds: float = 0.0) -> HealthProbe:
+    places = [("a", endpoint) for endpoint in endpoints]
+    return HealthProbe(books, lambda: places, interval_seconds, lambda: 0.5, time.monotonic)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("status", [503, 404, 302])
+async def test_a_worker_that_is_not_well_is_left_out_until_it_is(
+    engine: Engine, session: aiohttp.ClientSession, status: int
+) -> None:
+    books = placing()
+    asking = probe(books)
+    engine.status = status
+    for number in range(FAILURES_UNTIL_UNHEALTHY):
+        assert not books.unhealthy, number
+        await asking.ask(session, ("a", engine.endpoint))
+    assert books.unhealthy == {engine.endpoint: "fails its health probe"}
+    engine.status = 200
+    await asking.ask(session, ("a", engine.endpoint))
+    assert books.unhealthy == {}
+
+
+async def test_failures_count_in_a_row(engine: Engine, session: aiohttp.ClientSession) -> None:
+    books = placing()
+    asking = probe(books)
+    for status in (503, 200, 503, 200):
+        engine.status = status
+        await asking.ask(session, ("a", engine.endpoint))
+    assert books.unhealthy == {}
+
+
+async def test_what_was_sent_to_a_worker_that_cannot_be_reached_is_forgotten(
+    session: aiohttp.ClientSession,
+) -> None:
+    books = placing()
+    marks = books.sent.marks(Prompt("m", array("I", range(100))))
+    books.sent.record("a", marks, time.monotonic())
+    asking = probe(books)
+    for _ in range(FAILURES_UNTIL_UNHEALTHY):
+        await asking.ask(session, ("a", "127.0.0.1:1"))
+    assert not books.sent.expected(marks, time.monotonic())
+
+
+async def test_a_probe_does_not_undo_what_others_know(
+    engine: Engine, session: aiohttp.ClientSession
+) -> None:
+    books = placing()
+    books.unfit[engine.endpoint] = "does not answer"
+    books.draining.add(engine.endpoint)
+    await probe(books).ask(session, ("a", engine.endpoint))
+    assert (len(books.unfit), len(books.draining)) == (1, 1)
+
+
+async def test_workers_are_asked_again_and_again_and_those_that_went_forgotten(
+    engine: Engine,
+) -> None:
+    books = placing()
+    books.unhealthy["gone:1"] = "fails its health probe"
+    asking = probe(books, engine.endpoint, interval_seconds=0.05)
+    await asking.start()
+    await until(lambda: engine.asked >= 3)
+    assert books.unhealthy == {}
+    engine.status = 500
+    await until(lambda: engine.endpoint in books.unhealthy)
+    await asking.close()
+
+
+async def test_by_default_no_worker_is_asked(engine: Engine) -> None:
+    asking = probe(placing(), engine.endpoint)
+    await asking.start()
+    await asking.close()
+    assert engine.asked == 0
