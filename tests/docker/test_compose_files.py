@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,33 @@ from extproc.envoy_config import render
 ROOT = Path(__file__).parents[2]
 
 
-def services() -> dict[str, dict[str, Any]]:
-    tree = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+class Compose(yaml.SafeLoader):
+    """Reads compose's own tags as what they mark."""
+
+
+def _marked(loader: Compose, _: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    return None
+
+
+Compose.add_multi_constructor("!", _marked)
+
+
+def services(file: str = "docker-compose.yml") -> dict[str, dict[str, Any]]:
+    tree = yaml.load((ROOT / file).read_text(), Compose)  # noqa: S506 - a SafeLoader
     found: dict[str, dict[str, Any]] = tree["services"]
+    return found
+
+
+def bind_mounts(file: str) -> list[str]:
+    """What a compose file mounts from this directory, relative to it."""
+    volumes = [one for service in services(file).values() if service for one in volumes_of(service)]
+    return [one.partition(":")[0] for one in volumes if one.startswith("./")]
+
+
+def volumes_of(service: dict[str, Any]) -> list[str]:
+    found: list[str] = service.get("volumes", [])
     return found
 
 
@@ -41,6 +66,43 @@ def test_no_configured_worker_is_missing_from_the_services(monkeypatch: pytest.M
     workers = load("deploy/compose/kvsteer.yaml").workers
     hosts = {worker.endpoint.partition(":")[0] for worker in workers}
     assert hosts == {name for name in services() if name.startswith("worker-")}
+
+
+def test_the_engines_envoy_yaml_is_what_is_rendered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(ROOT / "simulator/tiny_model")
+    monkeypatch.chdir(tmp_path)
+    rendered = render(load(str(ROOT / "deploy/compose/gpu/kvsteer.yaml")))
+    assert (ROOT / "deploy/compose/gpu/envoy.yaml").read_text() == rendered
+
+
+def test_an_engine_publishes_where_the_router_listens() -> None:
+    router = yaml.safe_load((ROOT / "deploy/compose/gpu/kvsteer.yaml").read_text())
+    engines = services("docker-compose.gpu.yml")
+    for worker in router["workers"]:
+        command = engines[worker["endpoint"].partition(":")[0]]["command"]
+        (given,) = [one for one in command if one.startswith("--kv-events-config=")]
+        published = json.loads(given.partition("=")[2])
+        for ours, theirs in (("zmq", "endpoint"), ("replay", "replay_endpoint")):
+            port = worker["events"][ours].rpartition(":")[2]
+            assert published[theirs] == f"tcp://*:{port}"
+
+
+def test_prometheus_scrapes_every_service_that_has_metrics() -> None:
+    tree = yaml.safe_load((ROOT / "deploy/compose/prometheus.yml").read_text())
+    targets = [
+        target.partition(":")[0]
+        for job in tree["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    ]
+    assert set(targets) == set(services()) - {"prometheus", "grafana"}
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "docker-compose.gpu.yml"])
+def test_everything_that_is_mounted_exists(file: str) -> None:
+    assert [one for one in bind_mounts(file) if not (ROOT / one).exists()] == []
 
 
 def test_nothing_in_the_dockerfile_needs_more_than_the_legacy_builder() -> None:

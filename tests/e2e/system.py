@@ -23,7 +23,7 @@ from simulator.worker import Worker
 from tests.e2e.envoy_process import free_port, running_envoy
 
 CHAT = "/v1/chat/completions"
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 Answer = tuple[int, str, dict[str, Any]]
 
@@ -192,7 +192,11 @@ def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str
             {
                 "endpoint": worker.endpoint,
                 "model": models[position % len(models)],
-                "events": {"zmq": worker.events_endpoint, "replay": worker.replay_endpoint},
+                "events": {
+                    "zmq": worker.events_endpoint,
+                    "replay": worker.replay_endpoint,
+                    "ranks": len(worker.ranks),
+                },
             }
             for position, worker in enumerate(workers)
         ],

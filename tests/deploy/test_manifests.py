@@ -1,0 +1,215 @@
+"""Every overlay is valid, and its parts fit together."""
+
+import copy
+import json
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from extproc.config.reader import parse
+from extproc.envoy_config import render
+from extproc.headers import DESTINATION, MODEL
+from tests.deploy.manifests import (
+    KUBERNETES,
+    OVERLAYS,
+    ROOT,
+    Manifest,
+    built,
+    containers,
+    of_kind,
+    pod_templates,
+    selects,
+)
+
+# The oldest release with both sidecar containers and the sleep before a stop, no feature gate set.
+OLDEST_KUBERNETES = "1.30"
+SCHEMAS = {path.stem: json.loads(path.read_text()) for path in ROOT.glob("tests/deploy/schemas/*")}
+
+overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+def validate(manifest: Manifest) -> None:
+    """Raises for what the API server would refuse or ignore."""
+    schema = SCHEMAS.get(manifest["kind"])
+    if schema is None:
+        kubernetes_validate.validate(manifest, OLDEST_KUBERNETES, strict=True)
+    else:
+        jsonschema.validate(manifest, schema)
+
+
+def strictly_typed(node: Any) -> bool:
+    """Whether every object of a schema names its fields, refuses others, or has a type for them."""
+    if isinstance(node, list):
+        return all(map(strictly_typed, node))
+    if not isinstance(node, dict):
+        return True
+    is_closed = node.get("additionalProperties") is not None or "properties" not in node
+    return (is_closed or node.get("type") != "object") and all(map(strictly_typed, node.values()))
+
+
+@overlays
+def test_every_manifest_is_valid(overlay: str) -> None:
+    for manifest in built(overlay):
+        validate(manifest)
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_a_misspelt_field_is_found_in_every_resource_that_is_not_kubernetes_own(kind: str) -> None:
+    (manifest, *_) = [one for overlay in OVERLAYS for one in of_kind(overlay, kind)]
+    wrong = copy.deepcopy(manifest)
+    wrong["spec"]["misspelt"] = True
+    with pytest.raises(jsonschema.ValidationError, match="misspelt"):
+        validate(wrong)
+    assert strictly_typed(SCHEMAS[kind])
+
+
+@overlays
+def test_every_router_accepts_its_configuration(overlay: str) -> None:
+    texts = [one["data"].get("kvsteer.yaml") for one in of_kind(overlay, "ConfigMap")]
+    (text,) = [text for text in texts if text is not None]
+    config = parse(text, overlay)
+    assert config.discovery.kubernetes is not None
+
+
+@overlays
+def test_every_mounted_config_map_exists(overlay: str) -> None:
+    names = {one["metadata"]["name"] for one in of_kind(overlay, "ConfigMap")}
+    volumes = [one for template in pod_templates(overlay) for one in template["spec"]["volumes"]]
+    mounted = {one["configMap"]["name"] for one in volumes if "configMap" in one}
+    assert mounted == names
+
+
+@overlays
+def test_every_selector_takes_a_pod(overlay: str) -> None:
+    templates = pod_templates(overlay)
+    selectors = [one["spec"]["selector"] for one in of_kind(overlay, "Service")]
+    selectors += [
+        one["spec"]["selector"]["matchLabels"]
+        for one in of_kind(overlay, "PodDisruptionBudget", "InferencePool")
+    ]
+    selectors += [
+        one["spec"]["podSelector"]["matchLabels"] for one in of_kind(overlay, "NetworkPolicy")
+    ]
+    assert all(any(selects(labels, one) for one in templates) for labels in selectors)
+
+
+@overlays
+def test_every_port_of_a_service_is_one_of_its_pods(overlay: str) -> None:
+    for service in of_kind(overlay, "Service"):
+        labels = service["spec"]["selector"]
+        (template,) = [one for one in pod_templates(overlay) if selects(labels, one)]
+        offered = {port["name"] for one in containers(template) for port in one.get("ports", [])}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= offered
+
+
+@overlays
+def test_every_reference_of_a_policy_or_a_route_leads_somewhere(overlay: str) -> None:
+    there = {(one["kind"], one["metadata"]["name"]) for one in built(overlay)}
+    for manifest in built(overlay):
+        for reference in references(manifest.get("spec", {})):
+            assert reference in there
+
+
+def references(spec: Any) -> list[tuple[str, str]]:
+    """The objects that a manifest names, as kind and name."""
+    found = [(one["kind"], one["name"]) for one in spec.get("targetRefs", [])]
+    found += [("Gateway", one["name"]) for one in spec.get("parentRefs", [])]
+    backends = [one for part in spec.get("extProc", []) for one in part["backendRefs"]]
+    backends += [one for rule in spec.get("rules", []) for one in rule.get("backendRefs", [])]
+    backends += [spec["endpointPickerRef"]] if "endpointPickerRef" in spec else []
+    return found + [(one.get("kind", "Service"), one["name"]) for one in backends]
+
+
+@overlays
+def test_the_router_may_only_look_at_what_it_looks_for(overlay: str) -> None:
+    allowed = {
+        (resource, verb)
+        for role in of_kind(overlay, "Role")
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert {resource for resource, _ in allowed} == {"pods", "inferencepools"}
+    assert {verb for _, verb in allowed} == {"get", "list", "watch"}
+    assert of_kind(overlay, "ClusterRole", "ClusterRoleBinding") == []
+
+
+@overlays
+def test_a_router_and_its_envoy_are_confined(overlay: str) -> None:
+    every = [one for template in pod_templates(overlay) for one in containers(template)]
+    ours = [one for one in every if one["name"] in ("kvsteer", "envoy")]
+    assert ours
+    for container in ours:
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert "cpu" not in container["resources"].get("limits", {})
+
+
+@overlays
+def test_the_ports_of_events_are_those_that_the_workers_publish_on(overlay: str) -> None:
+    (text,) = [
+        one["data"]["kvsteer.yaml"]
+        for one in of_kind(overlay, "ConfigMap")
+        if "kvsteer.yaml" in one["data"]
+    ]
+    kubernetes = parse(text, overlay).discovery.kubernetes
+    assert kubernetes is not None
+    arguments = [
+        argument
+        for template in pod_templates(overlay)
+        for container in containers(template)
+        for argument in container["args"]
+        if argument.startswith("--kv-events-config=")
+    ]
+    for argument in arguments:
+        published = json.loads(argument.partition("=")[2])
+        ports = [published[key].rpartition(":")[2] for key in ("endpoint", "replay_endpoint")]
+        events = kubernetes.worker.events
+        assert ports == [str(getattr(events, key)) for key in ("zmq_port", "replay_port")]
+
+
+@pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "sidecar"])
+def test_the_service_says_that_it_speaks_http2_without_tls(overlay: str) -> None:
+    (service,) = [
+        one for one in of_kind(overlay, "Service") if one["metadata"]["name"] == "kvsteer"
+    ]
+    (port,) = [one for one in service["spec"]["ports"] if one["port"] == 9002]
+    assert (port["name"], port["appProtocol"]) == ("grpc", "kubernetes.io/h2c")
+
+
+def test_a_client_of_envoy_gateway_cannot_steer_nor_is_a_long_prompt_refused() -> None:
+    (policy,) = of_kind("envoy-gateway", "ClientTrafficPolicy")
+    spec = policy["spec"]
+    assert set(spec["headers"]["earlyRequestHeaders"]["remove"]) == {DESTINATION, MODEL}
+    limit = int(spec["connection"]["bufferLimit"].removesuffix("Mi")) * 1024 * 1024
+    assert limit >= parse((KUBERNETES / "base/kvsteer.yaml").read_text(), "").extproc.max_body_bytes
+
+
+@overlays
+def test_a_router_that_is_away_stops_nothing(overlay: str) -> None:
+    for policy in of_kind(overlay, "EnvoyExtensionPolicy"):
+        assert all(one["failOpen"] for one in policy["spec"]["extProc"])
+    for pool in of_kind(overlay, "InferencePool"):
+        assert pool["spec"]["endpointPickerRef"]["failureMode"] == "FailOpen"
+    for template in pod_templates(overlay):
+        beside = template["spec"].get("initContainers", [])
+        assert all("readinessProbe" not in container for container in beside)
+
+
+def test_the_sidecars_envoy_yaml_is_what_is_rendered() -> None:
+    config = parse((KUBERNETES / "components/sidecar/kvsteer.yaml").read_text(), "kvsteer.yaml")
+    assert (KUBERNETES / "overlays/sidecar/envoy.yaml").read_text() == render(config)
+
+
+def test_a_sidecar_and_its_envoy_share_the_socket_and_the_endpoints() -> None:
+    config = parse((KUBERNETES / "components/sidecar/kvsteer.yaml").read_text(), "kvsteer.yaml")
+    (template,) = [one for one in pod_templates("sidecar") if one["spec"].get("initContainers")]
+    shared = set.intersection(
+        *({mount["mountPath"] for mount in one["volumeMounts"]} for one in containers(template))
+    )
+    assert config.extproc.listen.removeprefix("unix:").rpartition("/")[0] in shared
+    assert config.envoy.eds_directory in shared
