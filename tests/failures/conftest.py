@@ -1,0 +1,83 @@
+"""One stage for all tests with one server, and a table of what each failure cost."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.failures.stage import Stage, servers, staged
+
+
+class Row(NamedTuple):
+    """One line of the table.
+
+    lost: not answered, though no worker had begun. begun: not answered after a worker had. plain:
+    the same two of an Envoy without ext_proc, where the failure concerns it. steers_ms: from the
+    end of the failure until requests went where their prefix is; None where that was not asked.
+    """
+
+    failure: str
+    server: str
+    load: str
+    requests: int
+    lost: int
+    begun: int
+    plain: tuple[int, int] | None = None
+    steers_ms: float | None = None
+    note: str = ""
+
+
+_ROWS = pytest.StashKey[list[Row]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ROWS] = []
+
+
+@pytest.fixture(scope="session", params=servers())
+def one_stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    with staged(tmp_path_factory.mktemp("stage"), request.param) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage(one_stage: Stage) -> Stage:
+    """All parts run."""
+    one_stage.heal()
+    return one_stage
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
+    """Rows put in here are printed when all tests are done, and have to show nothing lost."""
+    rows: list[Row] = []
+    yield rows
+    request.config.stash[_ROWS] += rows
+    for row in rows:
+        allowed = row.plain[0] if row.plain else 0
+        assert row.lost <= allowed, f"{row.failure}: {row.lost} lost, {allowed} without a router"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    rows = terminalreporter.config.stash[_ROWS]
+    if not rows:
+        return
+    terminalreporter.section("failures")
+    write = terminalreporter.write_line
+    write(
+        f"{'failure':<46}{'server':<8}{'load':<9}{'requests':>8}{'lost':>6}{'begun':>6}"
+        f"{'without us':>12}{'steers':>8}  note"
+    )
+    for row in rows:
+        plain = f"{row.plain[0]}, {row.plain[1]}" if row.plain else "-"
+        steers = "-" if row.steers_ms is None else f"{row.steers_ms:.0f}"
+        write(
+            f"{row.failure:<46}{row.server:<8}{row.load:<9}{row.requests:>8}{row.lost:>6}"
+            f"{row.begun:>6}{plain:>12}{steers:>8}  {row.note}".rstrip()
+        )
+    write("lost: not answered in full, though no worker had begun; begun: after a worker had.")
+    write("without us: both of an Envoy without ext_proc at the same time, where it is concerned.")
+    write("steers: milliseconds from the end of the failure (a process listens, or goes on) until")
+    write("requests reach the worker that holds their prefix again.")

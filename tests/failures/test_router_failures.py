@@ -1,0 +1,152 @@
+"""The router goes away, in every way, under load: Envoy answers all the same."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from tests.failures.conftest import Row
+from tests.failures.load import LOOPS, Load, body, client, counted, post
+from tests.failures.stage import Stage
+from tests.failures.steering import Probes
+
+AWAY_REQUESTS = 60
+
+# Both loads, the open one only with the slow tests.
+LOADS = ["closed", pytest.param("open", marks=pytest.mark.slow)]
+
+Failure = Callable[[Stage, Load], Awaitable[None]]
+"""Breaks something and begins to make it whole again."""
+
+
+async def killed(stage: Stage, load: Load) -> None:
+    stage.routers[0].kill()
+    await load.goes_on(AWAY_REQUESTS)
+    stage.routers[0].start()
+
+
+async def ended(stage: Stage, load: Load) -> None:
+    await asyncio.to_thread(stage.routers[0].terminate)
+    await load.goes_on(AWAY_REQUESTS)
+    stage.routers[0].start()
+
+
+async def restarted(stage: Stage, _: Load) -> None:
+    await asyncio.to_thread(stage.routers[0].terminate)
+    stage.routers[0].start()
+
+
+async def stopped(stage: Stage, load: Load) -> None:
+    stage.routers[0].stop()
+    await load.goes_on(AWAY_REQUESTS)
+    stage.routers[0].go_on()
+
+
+async def slow(stage: Stage, _: Load) -> None:
+    """Stopped for most of the time, now longer than Envoy waits and now shorter."""
+    for pause in (0.2, 0.7, 0.2, 0.7, 0.4):
+        stage.routers[0].stop()
+        await asyncio.sleep(pause)
+        stage.routers[0].go_on()
+        await asyncio.sleep(0.05)
+
+
+async def listens(stage: Stage) -> float:
+    """Since when the first router can be connected to."""
+    await asyncio.to_thread(stage.routers[0].wait)
+    return time.monotonic()
+
+
+async def judged(stage: Stage, table: list[Row], name: str, loop: str, failure: Failure) -> None:
+    async with client() as session:
+        probes = Probes(session, stage, stage.url)
+        await probes.prepare()
+        async with LOOPS[loop](lambda: post(session, stage.url, body())) as load:
+            await load.goes_on(30)
+            await failure(stage, load)
+            steers = await probes.steered_after(await listens(stage))
+            await load.goes_on(30)
+    row = Row(name, stage.server, loop, len(load.outcomes), *counted(load.outcomes))
+    table.append(row._replace(steers_ms=1e3 * steers))
+
+
+@pytest.mark.parametrize("loop", LOADS)
+async def test_a_killed_router_loses_nothing(stage: Stage, table: list[Row], loop: str) -> None:
+    await judged(stage, table, "router killed, started again", loop, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["closed", "open"])
+@pytest.mark.parametrize(
+    ("name", "failure"),
+    [
+        ("router ended, started again", ended),
+        ("router restarted", restarted),
+        ("router hangs (SIGSTOP), goes on", stopped),
+        ("router slow (stopped most of the time)", slow),
+    ],
+)
+async def test_a_router_that_is_away_loses_nothing(
+    stage: Stage, table: list[Row], name: str, failure: Failure, loop: str
+) -> None:
+    await judged(stage, table, name, loop, failure)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["closed", "open"])
+async def test_a_router_that_comes_after_envoy_loses_nothing(
+    stage: Stage, table: list[Row], loop: str
+) -> None:
+    async with client() as session:
+        probes = Probes(session, stage, stage.url)
+        await probes.prepare()
+        stage.routers[0].kill()
+        stage.envoy.kill()
+        stage.envoy.start()
+        await asyncio.to_thread(stage.envoy.wait)
+        async with LOOPS[loop](lambda: post(session, stage.url, body())) as load:
+            await load.goes_on(AWAY_REQUESTS)
+            stage.routers[0].start()
+            steers = await probes.steered_after(await listens(stage))
+    row = Row("router down at start", stage.server, loop, *_figures(load))
+    table.append(row._replace(steers_ms=1e3 * steers))
+
+
+@pytest.fixture
+async def two(stage: Stage) -> AsyncIterator[Stage]:
+    for part in (stage.routers[1], stage.envoy_of_two):
+        part.start()
+        await asyncio.to_thread(part.wait)
+    yield stage
+    for part in (stage.routers[1], stage.envoy_of_two):
+        part.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["closed", "open"])
+@pytest.mark.parametrize("count", [1, 2])
+async def test_routers_killed_of_two_lose_nothing(
+    two: Stage, table: list[Row], loop: str, count: int
+) -> None:
+    async with client() as session:
+        probes = Probes(session, two, two.url_of_two)
+        await probes.prepare()
+        async with LOOPS[loop](lambda: post(session, two.url_of_two, body())) as load:
+            await load.goes_on(30)
+            for router in two.routers[:count]:
+                router.kill()
+            since = time.monotonic()
+            if count == len(two.routers):
+                await load.goes_on(AWAY_REQUESTS)
+                two.routers[0].start()
+                since = await listens(two)
+            steers = await probes.steered_after(since)
+            await load.goes_on(30)
+    name = "one of two routers killed" if count == 1 else "both routers killed, one started"
+    row = Row(name, two.server, loop, *_figures(load))
+    table.append(row._replace(steers_ms=1e3 * steers))
+
+
+def _figures(load: Load) -> tuple[int, int, int]:
+    return len(load.outcomes), *counted(load.outcomes)

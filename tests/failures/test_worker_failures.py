@@ -1,0 +1,145 @@
+"""Workers die, hang or refuse under load: no worse with the router than without."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests.failures.conftest import Row
+from tests.failures.load import LOOPS, OK, Load, body, client, counted, post
+from tests.failures.parts import Part
+from tests.failures.stage import Stage
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("loop", ["closed", "open"]),
+    # Which server carries the router's messages makes no difference to the workers.
+    pytest.mark.parametrize("one_stage", ["grpcio"], indirect=True, scope="session"),
+]
+
+DURING = 150
+HANG_SECONDS = 3.0
+# What chance may add to the share that a broken worker gets, over the share without a router.
+CHANCE = 0.25
+
+
+Times = tuple[float, float]
+"""When a failure began and ended, by the clock of the outcomes."""
+
+
+class Failure:
+    """Something that happens to workers under load."""
+
+    async def prepare(self, stage: Stage) -> None:
+        """Before there is load."""
+
+    async def begin(self, stage: Stage) -> None:
+        """Under load."""
+
+    async def lasts(self, loads: Sequence[Load]) -> None:
+        """For as many requests."""
+        await asyncio.gather(*(load.goes_on(DURING) for load in loads))
+
+    async def end(self) -> None:
+        """Nothing, where the next test's stage repairs it."""
+
+
+class HalfDie(Failure):
+    async def begin(self, stage: Stage) -> None:
+        for worker in stage.workers[: len(stage.workers) // 2]:
+            worker.kill()
+
+
+class OneHangs(Failure):
+    def __init__(self) -> None:
+        self._worker: Part | None = None
+
+    async def begin(self, stage: Stage) -> None:
+        self._worker = stage.workers[0]
+        self._worker.stop()
+
+    async def lasts(self, _: Sequence[Load]) -> None:
+        """So long: in a closed loop, every client may wait for it in the end."""
+        await asyncio.sleep(HANG_SECONDS)
+
+    async def end(self) -> None:
+        assert self._worker
+        self._worker.go_on()
+
+
+class OneRefuses(Failure):
+    """Before there is load, so that no Envoy finds the port closed and keeps away from it."""
+
+    def __init__(self) -> None:
+        self._instead: Part | None = None
+
+    async def prepare(self, stage: Stage) -> None:
+        stage.workers[0].kill()
+        self._instead = stage.refusing_worker(0)
+        self._instead.start()
+        await asyncio.to_thread(self._instead.wait)
+
+    async def end(self) -> None:
+        assert self._instead
+        self._instead.kill()
+
+
+async def under_both(stage: Stage, loop: str, failure: Failure) -> tuple[Load, Load, Times]:
+    """The outcomes through Envoy, and through one without ext_proc, of the same failure."""
+    run = LOOPS[loop]
+    await failure.prepare(stage)
+    async with (
+        client() as ours,
+        client() as others,
+        run(lambda: post(ours, stage.url, body())) as load,
+        run(lambda: post(others, stage.plain_url, body())) as plain,
+    ):
+        await asyncio.gather(load.goes_on(40), plain.goes_on(40))
+        began = time.monotonic()
+        await failure.begin(stage)
+        await failure.lasts((load, plain))
+        ended = time.monotonic()
+        await failure.end()
+    return load, plain, (began, ended)
+
+
+async def test_half_the_workers_dead(stage: Stage, table: list[Row], loop: str) -> None:
+    load, plain, _ = await under_both(stage, loop, HalfDie())
+    table.append(_row("half the workers killed", stage, loop, load, plain))
+
+
+async def test_a_worker_that_hangs(stage: Stage, table: list[Row], loop: str) -> None:
+    load, plain, times = await under_both(stage, loop, OneHangs())
+    ours, without = (_share(one, stage, times) for one in (load, plain))
+    note = f"sent to it: {ours:.0%}, without us {without:.0%}"
+    table.append(_row("one worker hangs", stage, loop, load, plain)._replace(note=note))
+    assert {one.status for one in load.outcomes} == {OK}
+    assert ours <= without + CHANCE
+
+
+async def test_a_worker_that_answers_503(stage: Stage, table: list[Row], loop: str) -> None:
+    load, plain, times = await under_both(stage, loop, OneRefuses())
+    ours, without = (_share(one, stage, times) for one in (load, plain))
+    note = f"sent to it: {ours:.0%}, without us {without:.0%}"
+    for one in (load, plain):  # a worker has answered these
+        one.outcomes = [each for each in one.outcomes if "overloaded" not in each.fault]
+    table.append(_row("one worker answers 503", stage, loop, load, plain)._replace(note=note))
+    assert ours <= without + CHANCE
+
+
+def _share(load: Load, stage: Stage, times: Times) -> float:
+    """Of the requests sent meanwhile, those that the first worker answered in the end."""
+    meanwhile = [one for one in load.outcomes if times[0] < one.started < times[1]]
+    return sum(one.worker == stage.endpoints[0] for one in meanwhile) / len(meanwhile)
+
+
+def _row(failure: str, stage: Stage, loop: str, load: Load, plain: Load) -> Row:
+    return Row(
+        failure,
+        stage.server,
+        loop,
+        len(load.outcomes),
+        *counted(load.outcomes),
+        counted(plain.outcomes),
+    )
