@@ -2,31 +2,38 @@
 
 import asyncio
 import contextlib
-import functools
-import gc
-import logging
+import os
 import random
 import secrets
-import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
-from extproc import address, logs
-from extproc.admin import admin_application, listen, metrics_application
+from extproc import address
+from extproc.admin.application import admin_application
+from extproc.admin.discovery_routes import discovery_routes
+from extproc.admin.listening import listen
+from extproc.admin.metrics_application import metrics_application
+from extproc.admin.observed import Observed
+from extproc.admin.sampling import Sampling
 from extproc.config import Config
-from extproc.config import RemoteTokenizer as RemoteTokenizerOptions
-from extproc.config.reader import load
-from extproc.errors import ConfigError
+from extproc.discovery.configured import sources_of
+from extproc.discovery.discovery import Discovery
+from extproc.discovery.discovery_families import DiscoveryCollector
+from extproc.discovery.view import listed
 from extproc.metrics import Metrics
+from extproc.model_tokenizers import load_tokenizers, remote_tokenizers
+from extproc.picking.placing import Placing
+from extproc.picking.probe import HealthProbe
 from extproc.picking.scrape import LoadReports
+from extproc.readiness import Readiness
 from extproc.router import Router
+from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
-from extproc.serving.grpc_server import GrpcServer
+from extproc.serving.server import server_for
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
-from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
-from extproc.tokenizing.tokens import Tokenizer
+from extproc.tracing.telemetry import telemetry
 from extproc.workers.workers import Workers
-from kvstate.core_choice import default_core_name
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
@@ -34,66 +41,69 @@ from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
 from kvstate.fleet import Fleet
 
-log = logging.getLogger("kvsteer")
 
-# A router whose replays take longer than this serves anyway; what it lacks counts for nothing.
-READY_DEADLINE_SECONDS = 10.0
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What is told something while the router runs.
 
-
-def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
-    """The tokenizer of every model that has one in files.
-
-    Raises:
-        StartError: one cannot be loaded.
+    certificates: None where it speaks plain text.
     """
-    local = [model for model in config.models if isinstance(model.tokenizer, str)]
-    loaded = {model.name: Tokenizer.load(model) for model in local}
-    return {name: tokenizer for name, tokenizer in loaded.items() if tokenizer is not None}
 
-
-def remote_tokenizers(
-    config: Config, workers: Workers, metrics: Metrics
-) -> dict[str, RemoteTokenizer]:
-    """The tokenizer of every model whose workers are asked for tokens; they are to be closed."""
-    made: dict[str, RemoteTokenizer] = {}
-    for model in config.models:
-        options = model.tokenizer
-        if isinstance(options, RemoteTokenizerOptions) and options.remote:
-            endpoints = functools.partial(workers.endpoints, model.name)
-            count = functools.partial(metrics.count_question, model.name)
-            made[model.name] = RemoteTokenizer(model, options, endpoints, count)
-    return made
+    workers: Workers
+    readiness: Readiness
+    certificates: Certificates | None
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Workers]:
-    """Runs a router in this event loop; gives its workers.
+async def running(config: Config) -> AsyncIterator[Parts]:
+    """Runs a router in this event loop.
 
     Raises:
         StartError: a port is taken, or a file cannot be read.
     """
     tokenizers = load_tokenizers(config)
     async with contextlib.AsyncExitStack() as stack:
+        certificates = await stack.enter_async_context(_certificates(config))
         context = ZmqContext()
         stack.callback(context.destroy, 0)
         metrics = Metrics()
+        metrics.expect_models(model.name for model in config.models)
+        fleet = Fleet(secrets.randbits(64), time.time, random.random)
         workers = Workers(
             config,
-            Fleet(secrets.randbits(64), time.time, random.random),
+            fleet,
             lambda source: _open(context, source),
         )
         remote = remote_tokenizers(config, workers, metrics)
         for tokenizer in remote.values():
             stack.push_async_callback(tokenizer.close)
         known: dict[str, AnyTokenizer] = {**tokenizers, **remote}
-        router = Router(config, workers, known, metrics, random.Random())  # noqa: S311 - ties
+        traces = await stack.enter_async_context(telemetry(os.environ, metrics))
+        rng = random.Random()  # noqa: S311 - ties
+        router = Router(config, workers, known, metrics, rng, traces=traces)
         stack.callback(router.close)
-        metrics.add_workers(lambda: workers.status(router.in_flight), workers.index_bytes)
-        is_ready = _readiness(workers)
+        _join(fleet, workers, router.placing)
+        discovery = Discovery(listed(config.workers), sources_of(config), workers.replace)
+        workers.show_faults(discovery.fault)
+        metrics.registry.register(DiscoveryCollector(discovery.status))
+        is_ready = Readiness(
+            lambda: discovery.is_complete and workers.replays_done(),
+            config.events.ready_deadline_ms / 1000,
+            time.monotonic,
+        )
+        metrics.add_readiness(is_ready)
+        _show(workers, router, metrics)
+        if certificates is not None:
+            metrics.add_certificates(certificates)
 
+        observed = Observed()
+        router.observers.append(
+            lambda decision, prompts: observed.decided(decision, prompts, time.time())
+        )
         admin_at = address.parse(config.admin.listen)
         limit = config.extproc.max_body_bytes
-        admin = admin_application(router, workers, limit, admin_at.host)
+        admin = admin_application(router, workers, observed, limit, admin_at.host)
+        admin.add_routes(discovery_routes(workers, discovery))
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
         scraped = metrics_application(metrics, is_ready)
@@ -101,65 +111,80 @@ async def running(config: Config) -> AsyncIterator[Workers]:
 
         stack.push_async_callback(workers.close)
         await workers.start()
+        await stack.enter_async_context(_discovering(config, workers, discovery))
+        sampling = Sampling(observed, lambda: workers.fills(router.in_flight), time.time)
+        sampling.start()
+        stack.push_async_callback(sampling.close)
+        await stack.enter_async_context(_asking(config, router.placing, workers))
+        server = server_for(Service(config, router, metrics), is_ready, certificates)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        yield Parts(workers, is_ready, certificates)
+
+
+@contextlib.asynccontextmanager
+async def _certificates(config: Config) -> AsyncIterator[Certificates | None]:
+    """Those to serve with, followed as their files change."""
+    if config.extproc.tls is None:
+        yield None
+        return
+    found = Certificates(config.extproc.tls)
+    following = asyncio.create_task(found.follow())
+    try:
+        yield found
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _discovering(
+    config: Config, workers: Workers, discovery: Discovery
+) -> AsyncIterator[None]:
+    """Follows the sources of workers; has Envoy follow the workers if that is configured."""
+    async with contextlib.AsyncExitStack() as stack:
+        if config.envoy.eds_directory is not None:
+            from extproc.discovery.envoy_follows import envoy_follows  # noqa: PLC0415 - large
+
+            files = await envoy_follows(config, config.envoy.eds_directory, workers, discovery)
+            stack.push_async_callback(files.close)
+        stack.push_async_callback(discovery.close)
+        await discovery.start()
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _asking(config: Config, placing: Placing, workers: Workers) -> AsyncIterator[None]:
+    """Asks the workers for their load and their health, where that is configured."""
+    options = config.policy
+    async with contextlib.AsyncExitStack() as stack:
         reports = LoadReports(
-            router.placing,
+            placing,
             workers.places,
             workers.loads,
-            config.policy.scrape_interval_ms / 1000,
+            options.scrape_interval_ms / 1000,
             random.random,
             time.monotonic,
         )
         stack.push_async_callback(reports.close)
         await reports.start()
-        server = GrpcServer(Service(config, router, metrics), is_ready)
-        await server.start()
-        stack.push_async_callback(server.stop)
-        yield workers
-
-
-async def serve(path: str) -> None:
-    """Runs a router until SIGTERM or SIGINT; SIGHUP reads the kill switch anew.
-
-    Raises:
-        ConfigError, StartError: it cannot start.
-    """
-    config = load(path)
-    logs.configure(config.log.level, config.log.format)
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    # what it would reload has just been read; unhandled, it would end the process
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    async with running(config) as workers:
-        reloads: set[asyncio.Task[None]] = set()
-
-        def reload() -> None:
-            task = loop.create_task(_reload(path, workers))
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
-
-        loop.add_signal_handler(signal.SIGHUP, reload)
-        gc.freeze()
-        log.info("index core: %s", default_core_name())
-        log.info(
-            "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
-            config.extproc.listen,
-            config.admin.listen,
-            config.metrics.listen,
+        probe = HealthProbe(
+            placing,
+            workers.places,
+            options.probe_interval_ms / 1000,
+            random.random,
+            time.monotonic,
         )
-        await stopped.wait()
-        log.info("stopping")
+        stack.push_async_callback(probe.close)
+        await probe.start()
+        yield
 
 
-async def _reload(path: str, workers: Workers) -> None:
-    try:
-        config = await asyncio.to_thread(load, path)  # thousands of workers take a second
-    except ConfigError as error:
-        for fault in error.faults:
-            log.error("not reloaded: %s", fault)
-        return
-    await workers.enable_events(enabled=config.events.enabled)
+def _show(workers: Workers, router: Router, metrics: Metrics) -> None:
+    """Has the workers seen in the metrics, and what came of predictions with the workers."""
+    metrics.add_workers(lambda: workers.status(router.in_flight), workers.index_bytes, router.load)
+    metrics.drifts.circumstances = workers.circumstances
+    workers.show_predictions(metrics.drifts.of)
 
 
 def _open(context: ZmqContext, source: FeedSource) -> Sequence[Transport]:
@@ -173,6 +198,13 @@ def _open(context: ZmqContext, source: FeedSource) -> Sequence[Transport]:
             return [ZmqTransport(context, one, random.random) for one in source]
 
 
-def _readiness(workers: Workers) -> Callable[[], bool]:
-    deadline = time.monotonic() + READY_DEADLINE_SECONDS
-    return lambda: workers.replays_done() or time.monotonic() > deadline
+def _join(fleet: Fleet, workers: Workers, placing: Placing) -> None:
+    """What feeds and workers tell that picks rest on."""
+
+    def drain() -> None:
+        placing.draining = workers.draining()
+
+    workers.changed.append(drain)
+    workers.gone.append(lambda name, endpoint: placing.remove(name, endpoint, time.monotonic()))
+    fleet.emptied = lambda worker: placing.sent.forget(worker, time.monotonic())
+    placing.name_ranks(fleet.ranks)

@@ -1,7 +1,6 @@
 """The command line."""
 
 import argparse
-import asyncio
 import json
 import sys
 import urllib.error
@@ -56,10 +55,21 @@ def _parser(command: str) -> argparse.ArgumentParser:
     explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
     explain.set_defaults(run=_explain)
 
+    top = commands.add_parser("top", help="show workers and decisions of a running router")
+    top.add_argument(
+        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    top.add_argument("--once", action="store_true", help="show it once, and exit")
+    top.set_defaults(run=_top)
+
     health = commands.add_parser("health", help="exit 0 if a router is ready; for probes")
     health.add_argument(
         "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="its extproc.listen"
     )
+    health.add_argument("--ca", metavar="FILE", help="use TLS, and trust these authorities")
+    health.add_argument("--name", help="the name in its certificate, where --at has another")
+    health.add_argument("--certificate", metavar="FILE", help="our own, where it wants one")
+    health.add_argument("--key", metavar="FILE", help="the private key of that")
     health.set_defaults(run=_health)
 
     demo = commands.add_parser("demo", help="run workers, router and Envoy on this machine")
@@ -67,6 +77,15 @@ def _parser(command: str) -> argparse.ArgumentParser:
     demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
     demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
     demo.set_defaults(run=_demo)
+
+    doctor = commands.add_parser(
+        "doctor", help="ask all that a configuration names, and say what is wrong; exit 1 if any is"
+    )
+    if command == "doctor":
+        from extproc.doctor import command as doctor_command  # noqa: PLC0415
+
+        doctor_command.add_arguments(doctor)
+        doctor.set_defaults(run=doctor_command.run)
 
     bridge = commands.add_parser(
         "bridge", help="serve one engine's events to any number of routers"
@@ -97,9 +116,10 @@ class _ShowVersion(argparse.Action):
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from extproc.app import serve  # noqa: PLC0415 - what a command does not use, it does not load
+    from extproc.event_loop import run  # noqa: PLC0415 - what a command does not use, it loads not
+    from extproc.lifecycle import serve  # noqa: PLC0415
 
-    asyncio.run(serve(arguments.config))
+    run(serve(arguments.config))
     return 0
 
 
@@ -147,10 +167,23 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _health(arguments: argparse.Namespace) -> int:
-    from extproc.health import fault_of  # noqa: PLC0415
+def _top(arguments: argparse.Namespace) -> int:
+    from extproc.top import run  # noqa: PLC0415
 
-    fault = fault_of(arguments.at)
+    return run(arguments.admin, once=arguments.once)
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from extproc.health import ClientTls, fault_of  # noqa: PLC0415
+
+    given = (arguments.name, arguments.certificate, arguments.key)
+    if (arguments.certificate is None) != (arguments.key is None):
+        print("kvsteer health: --certificate and --key belong together", file=sys.stderr)
+        return 2
+    if arguments.ca is None and any(given):
+        print("kvsteer health: TLS needs --ca", file=sys.stderr)
+        return 2
+    fault = fault_of(arguments.at, ClientTls(arguments.ca, *given) if arguments.ca else None)
     if fault:
         print(f"kvsteer health: {fault}", file=sys.stderr)
     return 1 if fault else 0

@@ -17,6 +17,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 
+from extproc import event_loop
 from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.reader import load
 from extproc.demo_check import judge
@@ -51,7 +52,7 @@ def run(*, workers: int, port: int, check: bool) -> int:
     least = 2 if check else 1
     if workers < least:
         raise StartError(f"demo: --workers must be at least {least}")
-    return asyncio.run(_run(workers, port, check=check))
+    return event_loop.run(_run(workers, port, check=check))
 
 
 async def _run(workers: int, port: int, *, check: bool) -> int:
@@ -241,6 +242,7 @@ def _place(config: Config) -> Place:
 def _welcome(place: Place) -> str:
     return f"""\
 {len(place.workers)} simulated workers: {", ".join(place.workers)}
+page:   {place.admin}/ (the live page: why each request went where it did)
 router: {place.admin}/workers (state), {place.metrics}/metrics
 Envoy:  {place.envoy}
 

@@ -20,7 +20,8 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
 from extproc.config import Config
-from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
+from extproc.envoy_endpoints import path_of
+from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, SERVED
 
 WORKERS = "workers"
 EXTPROC = "extproc"
@@ -72,13 +73,22 @@ def cluster_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def worker_clusters(config: Config) -> list[cluster.Cluster]:
-    """One cluster a model, in the order of the models."""
+    """One cluster a model, in the order of the models.
+
+    With envoy.eds_directory its members come from a file that the router keeps.
+    """
     endpoints: dict[str, list[str]] = {model.name: [] for model in config.models}
     for worker in config.workers:
         endpoints[config.model_of(worker)].append(worker.endpoint)
-    return [
-        _worker_cluster(name, endpoints[model]) for model, name in cluster_names(endpoints).items()
+    tells_served = config.accounting.responses != "none"
+    found = [
+        _worker_cluster(name, endpoints[model], tells_served=tells_served)
+        for model, name in cluster_names(endpoints).items()
     ]
+    if config.envoy.eds_directory is not None:
+        for one in found:
+            _follow(one, path_of(config.envoy.eds_directory, one.name))
+    return found
 
 
 def extproc_cluster(listen: str) -> cluster.Cluster:
@@ -96,10 +106,25 @@ def extproc_cluster(listen: str) -> cluster.Cluster:
     return found
 
 
-def _worker_cluster(name: str, endpoints: list[str]) -> cluster.Cluster:
+def _follow(followed: cluster.Cluster, path: str) -> None:
+    """Has Envoy take a cluster's members from a file, and watch it."""
+    followed.type = cluster.ClusterDiscoveryType.EDS
+    followed.load_assignment = None
+    followed.dns_lookup_family = (
+        cluster.ClusterDnsLookupFamily.AUTO
+    )  # the default: EDS has IPs only
+    followed.eds_cluster_config = cluster.ClusterEdsClusterConfig(
+        eds_config=core.ConfigSource(
+            path_config_source=core.PathConfigSource(path=path),
+            resource_api_version=core.ApiVersion.V3,
+        )
+    )
+
+
+def _worker_cluster(name: str, endpoints: list[str], *, tells_served: bool) -> cluster.Cluster:
     found = _cluster(name, endpoints)
     found.connect_timeout = timedelta(seconds=1)
-    found.load_balancing_policy = _load_balancing()
+    found.load_balancing_policy = _load_balancing(tells_served=tells_served)
     return found
 
 
@@ -122,16 +147,25 @@ def _cluster(
     return found
 
 
-def _load_balancing() -> cluster.LoadBalancingPolicy:
-    """The pick, from metadata alone: a header could come from the client."""
-    pick = metadata.MetadataKey(
-        key=DESTINATION_NAMESPACE, path=[metadata.MetadataKeyPathSegment(key=DESTINATION)]
-    )
+def _load_balancing(*, tells_served: bool) -> cluster.LoadBalancingPolicy:
+    """The pick, from metadata alone: a header could come from the client.
+
+    tells_served: write down beside it which host answered, for those that look at responses.
+    """
     override = override_host.OverrideHost(
-        override_host_sources=[override_host.OverrideHostOverrideHostSource(metadata=pick)],
+        override_host_sources=[
+            override_host.OverrideHostOverrideHostSource(metadata=_metadata_key(DESTINATION))
+        ],
         fallback_policy=_policy("least_request", Any.pack(least_request.LeastRequest())),
     )
+    if tells_served:
+        override.selected_host_key = _metadata_key(SERVED)
     return _policy("override_host", Any.pack(override))
+
+
+def _metadata_key(name: str) -> metadata.MetadataKey:
+    path = [metadata.MetadataKeyPathSegment(key=name)]
+    return metadata.MetadataKey(key=DESTINATION_NAMESPACE, path=path)
 
 
 def _policy(name: str, settings: Any) -> cluster.LoadBalancingPolicy:

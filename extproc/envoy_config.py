@@ -55,7 +55,10 @@ def render(config: Config) -> str:
 
 
 def _bootstrap(config: Config) -> bootstrap.Bootstrap:
+    # Envoy reads no file of endpoints without a name of its own.
+    node = core.Node(id="kvsteer", cluster="kvsteer") if config.envoy.eds_directory else None
     return bootstrap.Bootstrap(
+        node=node,
         admin=bootstrap.Admin(address=socket(config.envoy.admin, BOUND)),
         static_resources=bootstrap.BootstrapStaticResources(
             listeners=[_listener(config)],
@@ -81,7 +84,7 @@ def _listener(config: Config) -> listener.Listener:
 
 def _connection_manager(config: Config) -> connection_manager.HttpConnectionManager:
     filters = {
-        "envoy.filters.http.ext_proc": _ext_proc(config.envoy.message_timeout_ms),
+        "envoy.filters.http.ext_proc": _ext_proc(config),
         "envoy.filters.http.router": router.Router(),
     }
     return connection_manager.HttpConnectionManager(
@@ -108,24 +111,29 @@ def _client_headers_removed() -> core.TypedExtensionConfig:
     )
 
 
-def _ext_proc(message_timeout_ms: int) -> ext_proc.ExternalProcessor:
+def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     headers, bodies = ext_proc.ProcessingModeHeaderSendMode, ext_proc.ProcessingModeBodySendMode
     namespaces = ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
+    options = ext_proc.MetadataOptions(receiving_namespaces=namespaces)
+    reads_responses = config.accounting.responses != "none"
+    if reads_responses:  # the cluster writes there which worker answered
+        options.forwarding_namespaces = namespaces
     return ext_proc.ExternalProcessor(
         grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC)),
         failure_mode_allow=True,
-        message_timeout=timedelta(milliseconds=message_timeout_ms),
+        message_timeout=timedelta(milliseconds=config.envoy.message_timeout_ms),
         processing_mode=ext_proc.ProcessingMode(
             request_header_mode=headers.SEND,
             request_body_mode=bodies.BUFFERED,
-            response_header_mode=headers.SKIP,
+            response_header_mode=headers.SEND if reads_responses else headers.SKIP,
+            # Where a body is to be read, the answer to its headers says so.
             response_body_mode=bodies.NONE,
             request_trailer_mode=headers.SKIP,
             # Keeps the stream open until the response ends, which is how load is counted.
             response_trailer_mode=headers.SEND,
         ),
         allow_mode_override=True,
-        metadata_options=ext_proc.MetadataOptions(receiving_namespaces=namespaces),
+        metadata_options=options,
     )
 
 

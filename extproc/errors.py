@@ -31,3 +31,19 @@ class StartError(KVSteerError):
 
 class ProtocolError(KVSteerError):
     """The proxy sent an ext_proc message that does not belong there, or speaks another dialect."""
+
+
+class Http2Error(KVSteerError):
+    """A peer broke HTTP/2 so that its connection ends; code: of RFC 9113, section 7."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class CallError(KVSteerError):
+    """A gRPC call ends; status: its code. The text goes to the peer."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status

@@ -3,6 +3,7 @@
 # Endpoint Picker Protocol v1.0.0 (Gateway API inference extension, proposal 004).
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
+SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 

@@ -1,16 +1,37 @@
 """Asks a router for its health, for container and Kubernetes probes."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import grpc
 
+from extproc.errors import StartError
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 TIMEOUT_SECONDS = 3.0
 
 
-def fault_of(target: str) -> str | None:
-    """What is wrong with the gRPC server at a host:port or unix:PATH, None if it serves."""
-    # A proxy in the environment is not for a server on this machine.
-    with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """How to check a router that serves TLS; PEM files.
+
+    ca: its certificate comes from one of these authorities. name: that its certificate has, where
+    it is asked under another. certificate, key: our own, where it wants one.
+    """
+
+    ca: str
+    name: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+
+def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
+    """What is wrong with the gRPC server at a host:port or unix:PATH, None if it serves.
+
+    Raises:
+        StartError: one of the files cannot be read.
+    """
+    with _channel(target, tls) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=HealthCheckRequest.SerializeToString,
@@ -23,3 +44,25 @@ def fault_of(target: str) -> str | None:
     if status == HealthCheckResponse.SERVING:
         return None
     return f"{target}: {HealthCheckResponse.ServingStatus.Name(status)}"
+
+
+def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
+    # A proxy in the environment is not for a server on this machine.
+    options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
+    if tls is None:
+        return grpc.insecure_channel(target, options)
+    if tls.name is not None:
+        options.append(("grpc.ssl_target_name_override", tls.name))
+    credentials = grpc.ssl_channel_credentials(
+        _content(tls.ca),
+        None if tls.key is None else _content(tls.key),
+        None if tls.certificate is None else _content(tls.certificate),
+    )
+    return grpc.secure_channel(target, credentials, options)
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StartError(f"{path}: {error.strerror}") from None

@@ -8,10 +8,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 import yaml
-from prometheus_client import generate_latest
 
+from extproc.accounting import causes
 from extproc.config import Config
 from extproc.config.reader import parse
+from extproc.discovery.discovery_families import DiscoveryCollector
 from extproc.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,22 +65,30 @@ def test_the_example_configuration_is_accepted() -> None:
     assert len(parse(example, "docs/configuration.md").workers) == 5
 
 
-def test_every_metric_is_documented() -> None:
-    text = (DOCS / "metrics.md").read_text()
+def test_every_metric_is_documented_with_its_type() -> None:
     metrics = Metrics()
-    feed = {"rank": 0, "state": "live", "lag_seconds": 0, "orphans": 0, "gaps": 0}
-    feed |= {"replays": 0, "restarts": 0, "counts": {"batches": 1}}
-    tokens = {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False}
-    worker = {"name": "w", "in_flight": 0, "blocks_by_tier": {"device": 1}, "feeds": [feed]}
-    worker["tokens"] = tokens
-    metrics.add_workers(lambda: [worker], lambda: 0)
-    shown = set(
-        re.findall(r"^# TYPE (\S+)", generate_latest(metrics.registry).decode(), re.MULTILINE)
+    metrics.add_workers(list, lambda: 0)
+    metrics.registry.register(DiscoveryCollector(list))
+    text = metrics.exposition().decode()
+    shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
+    documented = dict(
+        re.findall(r"^\| `(kvsteer_\w+)` \| (\w+)", (DOCS / "metrics.md").read_text(), re.MULTILINE)
     )
-    created = {name for name in shown if name.endswith("_created")}
-    assert {f"`{name}`" for name in shown - created} == set(
-        re.findall(r"^\| (`kvsteer_\w+`)", text, re.MULTILINE)
-    )
+    assert documented == {
+        name: kind for name, kind in shown.items() if not name.endswith("_created")
+    }
+
+
+def test_every_alert_and_cause_is_documented() -> None:
+    text = (DOCS / "metrics.md").read_text()
+    rules = (ROOT / "deploy" / "prometheus" / "kvsteer.rules.yml").read_text()
+    alerts = re.findall(r"^ *- alert: (\w+)", rules, re.MULTILINE)
+    assert alerts == re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    for alert in alerts:
+        assert f"docs/metrics.md#{alert.lower()}" in rules
+    explained = re.findall(r"^- `(\w+)`:", causes.__doc__ or "", re.MULTILINE)
+    section = text.partition("## Why predictions drift")[2].partition("\n## ")[0]
+    assert explained == re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
 
 
 def test_every_link_in_the_documentation_leads_somewhere() -> None:

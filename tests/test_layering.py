@@ -92,9 +92,28 @@ def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
         *servers,
         "extproc.requests.grpc_request",
         "extproc.serving.exchange",
+        "extproc.serving.ext_proc_call",
+        "extproc.serving.health_call",
+        "extproc.serving.health_service",
+        "extproc.serving.heads",
+        "extproc.serving.response_side",
         "extproc.serving.stream",
+        "extproc.serving.stream_answers",
     }
-    assert importers_of("envoy_data_plane") == {"extproc.envoy_clusters", "extproc.envoy_config"}
+    assert importers_of("envoy_data_plane") == {
+        "extproc.envoy_clusters",
+        "extproc.envoy_config",
+        "extproc.envoy_endpoints",
+    }
+
+
+def test_opentelemetry_is_an_extra_that_one_package_knows() -> None:
+    assert importers_of("opentelemetry") == {
+        "extproc.tracing.instruments",
+        "extproc.tracing.otlp",
+        "extproc.tracing.spans",
+    }
+    assert importers_of("extproc.tracing.otlp") == {"extproc.tracing.telemetry"}
 
 
 def test_the_compiled_core_does_no_input_or_output() -> None:

@@ -12,6 +12,7 @@ import pytest
 from kvstate.core_choice import IS_COMPILED
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "extproc" / "admin" / "page"
 SOURCES = (
     *("kvstate", "extproc", "simulator"),
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"),
@@ -48,6 +49,7 @@ def test_a_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> N
     names, _ = wheel(tmp_path)
     assert any(name.startswith("kvstate/_core.") and name.endswith(".so") for name in names)
     assert "simulator/tiny_model/tokenizer.json" in names
+    assert {f"extproc/admin/page/{page.name}" for page in PAGE.iterdir()} <= set(names)
     assert "kvstate/py.typed" in names
     assert not [name for name in names if name.endswith((".c", ".h"))]
 

@@ -71,12 +71,21 @@ class SelfCheck:
         """The request is over."""
         watched.ended_at = self._monotonic()
 
+    def forget(self, worker: str) -> None:
+        """A worker is gone; what is still watched there is without evidence."""
+        self._checks.pop(worker, None)
+        self._remembered.pop(worker, None)
+        self._distrusted.discard(worker)
+        if worker in self._listened:
+            self._listened.remove(worker)
+            self._fleet.listen(worker, None)
+
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
         """As the fleet has them, but nothing certain of workers whose tokens differ."""
         found = self._fleet.overlaps(prompt)
         for worker in self._distrusted & found.keys():
-            size, tiers, uncertain = found[worker]
-            found[worker] = Overlap(size, uncertain=sum(tiers) + uncertain)
+            size, tiers, uncertain, rank = found[worker]
+            found[worker] = Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
         return found
 
     def status(self, worker: str) -> dict[str, Any]:

@@ -4,9 +4,27 @@ from dataclasses import dataclass
 
 from extproc.config.key import key
 
-DIALECTS = ("auto", "buffered")
+DIALECTS = ("auto", "buffered", "epp")
+SERVERS = ("lean", "grpcio")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """What the gRPC server proves who it is with, and whom it lets in; PEM files.
+
+    They are looked at once a second: new ones are used for new connections.
+    """
+
+    certificate: str = key("a PEM file: the certificate, and after it those up to its root")
+    client_ca: str | None = key(
+        "a PEM file: only clients with a certificate of one of these authorities are let in;"
+        " anybody where it is left out",
+        None,
+    )
+    # last, since it hides the function of that name
+    key: str = key("a PEM file: the certificate's private key, without a password")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +32,14 @@ class ExtProc:
     """The gRPC server that Envoy talks to."""
 
     listen: str = key("address of the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
+    server: str = key(
+        "which gRPC server: grpcio is the reference, lean costs a fraction of its CPU",
+        "grpcio",
+        choices=SERVERS,
+    )
     dialect: str = key(
-        "protocol spoken where the proxy does not say which; auto and buffered are Envoy's BUFFERED"
-        " body mode",
+        "protocol spoken where the proxy does not say which: auto and buffered are Envoy's BUFFERED"
+        " body mode, epp the Endpoint Picker Protocol (FULL_DUPLEX_STREAMED)",
         "auto",
         choices=DIALECTS,
     )
@@ -31,6 +54,17 @@ class ExtProc:
         " headers, and prompts in bodies over 4 MiB by load as well",
         32 * 1024 * 1024,
         minimum=1024,
+    )
+    tls: Tls | None = key(
+        "TLS, for a listen that is host:port; plain text where it is left out", None
+    )
+    socket_mode: str = key(
+        "who may connect where listen is unix:PATH, as the mode of chmod in quotes: 0600 the"
+        " router's user, 0660 its group too, 0666 anybody",
+        "0660",
+    )
+    drain_ms: int = key(
+        "milliseconds that streams under way are given to end when the router is stopped", 5_000
     )
 
 
@@ -69,4 +103,9 @@ class Events:
         "false routes by load as if no worker had events; changed at run time by SIGHUP or"
         " POST /events",
         default=True,
+    )
+    ready_deadline_ms: int = key(
+        "milliseconds after which the router says that it is ready though workers have not told all"
+        " they hold; what it does not know counts for nothing",
+        10_000,
     )

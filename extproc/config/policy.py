@@ -74,6 +74,12 @@ class Policy:
     header: str | None = key(
         "a request header that may name another rule; none is read where this is left out", None
     )
+    rank_header: str | None = key(
+        "a request header that names the data-parallel rank which holds most of the prompt, to"
+        " workers whose ranks share one HTTP port: X-data-parallel-rank of vLLM and SGLang; none is"
+        " set where this is left out",
+        None,
+    )
     block_size: int = key(
         "tokens in a cache block, where neither events nor the worker's key tell", 16, minimum=1
     )
@@ -96,6 +102,11 @@ class Policy:
     scrape_interval_ms: int = key(
         "milliseconds between two reads of each worker's /metrics; 0 reads none: the router's own"
         " count is enough where it is the only one",
+        0,
+    )
+    probe_interval_ms: int = key(
+        "milliseconds between two GET /health of each worker; what fails two in a row is left out"
+        " until it answers one with 2xx; 0 asks none",
         0,
     )
     max_in_flight: int | None = key(

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from extproc.config import Config
+from extproc.config import Config, Worker
+from extproc.config.fleet_rules import worker_faults
 from extproc.config.rules import broken_rules
 from extproc.errors import ConfigError
 
@@ -59,6 +60,29 @@ def parse(text: str | bytes, name: str) -> Config:
     if config is None or faults:
         raise ConfigError([f"{name}: {fault}" for fault in faults])
     return typing.cast("Config", config)
+
+
+def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
+    """Checks the text of a file of workers: a list in the form of the configuration's `workers`.
+
+    name: the file's, for the messages. config: which models there are.
+
+    Raises:
+        ConfigError: with all its faults; an empty file is one, an empty list is none.
+    """
+    try:
+        raw = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError([f"{name}: not YAML: {' '.join(str(error).split())}"]) from None
+    if not isinstance(raw, list):
+        raise ConfigError([f"{name}: must be a list of workers, is {_shown(raw)}"])
+    faults: list[str] = []
+    items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
+    if not faults:
+        faults += worker_faults("", items, config)
+    if faults:
+        raise ConfigError([f"{name}: {fault.removeprefix(': ')}" for fault in faults])
+    return tuple(items)
 
 
 def _follows(rule: str, faults: list[str]) -> bool:

@@ -1,12 +1,25 @@
 """Rules between the keys of a configuration, and of addresses and files that they name."""
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from extproc import address
-from extproc.config import Config, Model, Worker, WorkerEvents
+from extproc import address, headers
+from extproc.config import Config, Model
+from extproc.config.fleet_rules import address_fault, fleet_faults
 from extproc.tokenizing.tokenizer_files import TokenizerFiles
+
+# A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+_MODE = re.compile("0?[0-7]{3}")
+
+# What requests cannot do without, or is ours.
+_TAKEN = frozenset({
+    "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
+    headers.DESTINATION, headers.MODEL,
+})  # fmt: skip
 
 
 def broken_rules(config: Config) -> list[str]:
@@ -14,33 +27,34 @@ def broken_rules(config: Config) -> list[str]:
     return [
         *_listeners(config),
         *_limits(config),
+        *_headers(config),
         *_models(config),
-        *_workers(config),
+        *fleet_faults(config),
     ]
-
-
-def _address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
-    try:
-        parse(text)
-    except ValueError as error:
-        yield f"{key}: {error}"
 
 
 def _socket_or_address(key: str, text: str) -> Iterator[str]:
     if not text.startswith(address.UNIX_PREFIX):
-        yield from _address_fault(key, text, address.parse)
+        yield from address_fault(key, text, address.parse)
     elif text == address.UNIX_PREFIX:
         yield f"{key}: unix: needs a path"
 
 
 def _listeners(config: Config) -> Iterator[str]:
     yield from _socket_or_address("extproc.listen", config.extproc.listen)
-    yield from _address_fault("admin.listen", config.admin.listen, address.parse)
-    yield from _address_fault("metrics.listen", config.metrics.listen, address.parse)
-    yield from _address_fault("envoy.listen", config.envoy.listen, _parse_ip)
-    yield from _address_fault("envoy.admin", config.envoy.admin, _parse_ip)
+    yield from address_fault("admin.listen", config.admin.listen, address.parse)
+    yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
+    yield from address_fault("envoy.listen", config.envoy.listen, _parse_ip)
+    yield from address_fault("envoy.admin", config.envoy.admin, _parse_ip)
     if config.envoy.router is not None:
         yield from _socket_or_address("envoy.router", config.envoy.router)
+    if config.extproc.tls is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
+        yield "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket"
+    if not _MODE.fullmatch(config.extproc.socket_mode):
+        yield f'extproc.socket_mode: must be as "0660", is {config.extproc.socket_mode!r}'
+    router_tls = config.envoy.router_tls
+    if router_tls is not None and (router_tls.certificate is None) != (router_tls.key is None):
+        yield "envoy.router_tls: certificate and key belong together"
     own = Counter((config.extproc.listen, config.admin.listen, config.metrics.listen))
     yield from (
         f"{text}: is given to two listeners"
@@ -65,6 +79,16 @@ def _limits(config: Config) -> Iterator[str]:
             "extproc.max_body_bytes: must not be above"
             f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 there"
         )
+
+
+def _headers(config: Config) -> Iterator[str]:
+    policy = config.policy
+    for key, name in (("header", policy.header), ("rank_header", policy.rank_header)):
+        if name is not None and not _HEADER.fullmatch(name):
+            yield f"policy.{key}: is no name of a header: {name!r}"
+    name = (policy.rank_header or "").lower()
+    if name and (name in _TAKEN or name == (policy.header or "").lower()):
+        yield f"policy.rank_header: {policy.rank_header!r} is set or read for something else"
 
 
 def _models(config: Config) -> Iterator[str]:
@@ -93,64 +117,3 @@ def _files(key: str, model: Model) -> Iterator[str]:
             yield f"{key}.tokenizer: {error}"
     if model.chat_template is not None and not Path(model.chat_template).is_file():
         yield f"{key}.chat_template: no such file: {model.chat_template}"
-
-
-def _workers(config: Config) -> Iterator[str]:
-    if not config.workers:
-        yield "workers: at least one is needed"
-    uses = Counter(worker.endpoint for worker in config.workers)
-    yield from (
-        f"workers: the endpoint {endpoint} is given {count} times"
-        for endpoint, count in uses.items()
-        if count > 1
-    )
-    for position, worker in enumerate(config.workers):
-        yield from _worker(f"workers[{position}]", worker, config)
-
-
-def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
-    yield from _address_fault(f"{key}.endpoint", worker.endpoint, address.parse)
-    names = [model.name for model in config.models]
-    if worker.model is None and len(names) > 1:
-        yield f"{key}.model: missing; there are {len(names)} models: {', '.join(names)}"
-    if worker.model is not None and worker.model not in names:
-        yield f"{key}.model: {worker.model!r} is not under models"
-    if isinstance(worker.events, WorkerEvents):
-        yield from _events(f"{key}.events", worker.events)
-
-
-def _events(key: str, events: WorkerEvents) -> Iterator[str]:
-    if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
-        yield f"{key}: needs one of zmq, grpc and drain"
-    if events.grpc is not None:
-        yield from _address_fault(f"{key}.grpc", events.grpc, address.parse)
-    if events.drain is not None:
-        yield from _address_fault(f"{key}.drain", events.drain, address.parse_http)
-    if events.zmq is None:
-        yield from (
-            f"{key}.{name}: needs zmq"
-            for name, value in (("replay", events.replay), ("bind", events.bind))
-            if value
-        )
-    yield from _ports(key, events)
-
-
-def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
-    taken: set[tuple[str, int]] = set()
-    for name, text in (("zmq", events.zmq), ("replay", events.replay)):
-        if text is None:
-            continue
-        try:
-            place = address.parse_tcp(text)
-        except ValueError as error:
-            yield f"{key}.{name}: {error}"
-            continue
-        if place.port + events.ranks - 1 > address.MAX_PORT:
-            yield f"{key}.{name}: port {place.port} + {events.ranks} ranks is above 65535"
-        ports = {(place.host, place.port + rank) for rank in range(events.ranks)}
-        if ports & taken:
-            yield (
-                f"{key}: with {events.ranks} ranks the ports of zmq and replay overlap"
-                " (rank r uses both ports + r)"
-            )
-        taken |= ports

@@ -56,3 +56,12 @@ class Worker:
         " (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
+    lora: tuple[str, ...] = key(
+        "the adapters that it serves; where it is left out, all of its model's", ()
+    )
+    learn: bool = key(
+        "true: it is asked for its model, adapters and block size where they are left out here"
+        " (/v1/models, /server_info)",
+        default=False,
+    )
+    draining: bool = key("true: it gets no new requests", default=False)

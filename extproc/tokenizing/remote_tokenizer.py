@@ -82,6 +82,10 @@ class RemoteTokenizer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._session.close()
 
+    def away(self) -> int:
+        """How many of the workers are not asked, since they keep failing."""
+        return self._breaker.away(self._endpoints())
+
     async def encode(self, prompt: Prompt, model: str | None) -> Tokens:
         """The token ids of a prompt, not to be changed.
 

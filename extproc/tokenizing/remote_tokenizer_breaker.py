@@ -43,6 +43,10 @@ class Breaker:
         best = [worker for worker, count in failures.items() if count == least]
         return best[int(self._chance() * len(best)) % len(best)]
 
+    def away(self, workers: Sequence[str]) -> int:
+        """How many of them are left alone."""
+        return sum(self._failures(worker) >= MAX_FAILURES for worker in workers)
+
     def to_probe(self, workers: Sequence[str], now: float) -> str | None:
         """One that was left alone for long enough; it counts as being asked until told."""
         for worker in workers:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.config import Config, Envoy, ExtProc, Model, Worker
+from extproc.config import Accounting, Config, Envoy, ExtProc, Model, Worker
 from extproc.envoy_config import render
 from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, free_port, running_envoy
 
@@ -106,6 +106,7 @@ def validate(text: str, directory: Path) -> None:
         pytest.param(configuration(extproc=ExtProc("unix:/run/kvsteer.sock")), id="unix socket"),
         pytest.param(configuration("worker-a:8000", "127.0.0.1:8001"), id="host names"),
         pytest.param(configuration("[2001:db8::1]:8000", "[::1]:8000"), id="IPv6"),
+        pytest.param(configuration(accounting=Accounting("usage")), id="usage"),
     ],
 )
 def test_envoy_accepts_what_is_rendered(config: Config, tmp_path: Path) -> None:
@@ -159,6 +160,27 @@ def test_request_bodies_are_buffered_and_the_stream_ends_with_the_response() -> 
     assert mode["response_header_mode"] == "SKIP"
     assert mode["response_trailer_mode"] == "SEND"
     assert settings["allow_mode_override"] is True
+
+
+@pytest.mark.parametrize("responses", ["headers", "usage"])
+def test_responses_are_shown_with_the_worker_that_answered_where_that_is_wanted(
+    responses: str,
+) -> None:
+    tree = parsed(configuration(accounting=Accounting(responses)))
+    settings = ext_proc(tree)
+    assert settings["processing_mode"]["response_header_mode"] == "SEND"
+    assert settings["processing_mode"].get("response_body_mode", "NONE") == "NONE"
+    assert settings["allow_mode_override"] is True
+    assert settings["metadata_options"]["forwarding_namespaces"] == {"untyped": ["envoy.lb"]}
+    path = [{"key": "x-gateway-destination-endpoint-served"}]
+    written = override(clusters(tree)["workers"])["selected_host_key"]
+    assert written == {"key": "envoy.lb", "path": path}
+
+
+def test_nothing_of_responses_is_shown_where_nobody_asks_for_it() -> None:
+    tree = parsed(configuration())
+    assert "forwarding_namespaces" not in ext_proc(tree)["metadata_options"]
+    assert "selected_host_key" not in override(clusters(tree)["workers"])
 
 
 def test_no_proxy_timeout_cuts_a_long_generation() -> None:
@@ -238,6 +260,18 @@ def test_workers_named_by_host_are_resolved_as_the_router_resolves_them_ipv4_fir
     cluster = clusters(parsed(configuration("worker-a:8000", "127.0.0.1:1")))["workers"]
     assert (cluster["type"], cluster["dns_lookup_family"]) == ("STRICT_DNS", "V4_PREFERRED")
     assert members(cluster) == [socket_address("worker-a", 8000), socket_address("127.0.0.1", 1)]
+
+
+def test_workers_that_come_and_go_are_read_from_a_file_a_model() -> None:
+    config = replace(two_models(), envoy=Envoy(eds_directory="/run/kvsteer"))
+    tree = parsed(config)
+    first, second, _ = tree["static_resources"]["clusters"]
+    paths = [
+        one["eds_cluster_config"]["eds_config"]["path_config_source"]["path"]
+        for one in (first, second)
+    ]
+    assert paths == ["/run/kvsteer/workers-tiny.json", "/run/kvsteer/workers-org-big.json"]
+    assert (first["type"], "load_assignment" in first, "id" in tree["node"]) == ("EDS", False, True)
 
 
 def test_each_of_several_models_has_a_cluster_and_a_route() -> None:

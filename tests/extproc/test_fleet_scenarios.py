@@ -1,7 +1,9 @@
 """What goes wrong in a fleet, in the simulated time of the routing benchmark."""
 
+import itertools
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,15 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from routing_cells import Cell
 from routing_fleet import BLOCK_TOKENS, Fleet, Request, Speed
 from routing_run import Contestant, Result, arrivals, run
-from routing_workloads import herd, shared_prefix, single_shot, trace
+from routing_trace import lines_of
+from routing_workloads import (
+    TRACE_BLOCK_TOKENS,
+    herd,
+    multi_turn,
+    shared_prefix,
+    single_shot,
+    trace,
+)
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")
@@ -41,6 +51,15 @@ def test_a_full_cache_drops_what_was_used_longest_ago() -> None:
     removed = [block for _, _, _, blocks in fleet.published for block in blocks]
     assert set(range(5)) & set(removed)
     assert requests[-1].cached < 4 * BLOCK_TOKENS
+
+
+def test_a_lost_worker_delays_few_and_what_it_held_is_found_elsewhere_again() -> None:
+    whole = Cell("whole", shared_prefix(8, 40), workers=4)
+    lossy = whole._replace(lost_at=15.0)
+    (before,) = results(whole, DEFAULT)
+    ours, least = results(lossy, DEFAULT, LEAST)
+    assert ours.p90 < 0.7 * least.p90
+    assert ours.hit_rate > 0.8 * before.hit_rate
 
 
 def test_a_straggler_gets_less_and_delays_few() -> None:
@@ -91,6 +110,42 @@ def test_a_trace_in_mooncakes_format_is_played(tmp_path: Path) -> None:
         (2.5, 1536, 9),
     ]
     assert results(cell, DEFAULT)[0].hit_rate == pytest.approx(1024 / (1024 + 1536))
+
+
+def test_a_workload_written_as_a_trace_shares_the_same_prefixes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    before = arrivals(Cell("chats", multi_turn(2, 20)), SEED).requests
+    path.write_text("\n".join(lines_of(before)))
+    after = arrivals(Cell("trace", trace(path)), SEED).requests
+    assert [(one.tokens, one.answer_tokens) for one in after] == [
+        (one.tokens, one.answer_tokens) for one in before
+    ]
+    per_block = TRACE_BLOCK_TOKENS // BLOCK_TOKENS
+    for one, other in itertools.combinations(range(len(before)), 2):
+        shared = common(before[one].blocks, before[other].blocks) // per_block
+        assert common(after[one].blocks, after[other].blocks) // per_block == shared
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "no request in it"),
+        ("{", "line 1: "),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1}', "`hash_ids`"),
+        ('{"timestamp": 0, "input_length": "x", "output_length": 1, "hash_ids": []}', "`int`"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"trace.jsonl.*{fault}"):
+        arrivals(Cell("trace", trace(path)), SEED)
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many blocks two prompts begin with alike."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)
 
 
 def test_arrivals_are_the_same_for_every_contestant() -> None:

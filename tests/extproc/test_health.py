@@ -1,14 +1,18 @@
+import asyncio
 import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
 from extproc.cli import main
-from extproc.health import fault_of
+from extproc.health import ClientTls, fault_of
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from tests.e2e.envoy_process import free_port
+from tests.extproc.serving.identities import NAME, Identities
+from tests.extproc.serving.running import Running, listen_at
 
 
 @contextlib.contextmanager
@@ -54,3 +58,41 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> N
     target = f"127.0.0.1:{free_port()}"
     assert main(["health", "--at", target]) == 1
     assert capsys.readouterr().err == f"kvsteer health: {target}: UNAVAILABLE\n"
+
+
+@pytest.mark.parametrize("kind", ["grpcio", "lean"])
+async def test_a_router_on_a_socket_is_asked(kind: str, tmp_path: Path) -> None:
+    one = Running(listen_at("unix", tmp_path), kind)
+    await one.server.start()
+    assert await asyncio.to_thread(fault_of, one.listen) is None
+    await one.stop()
+    assert await asyncio.to_thread(fault_of, one.listen) == f"{one.listen}: UNAVAILABLE"
+
+
+@pytest.mark.parametrize("kind", ["grpcio", "lean"])
+async def test_a_router_that_serves_tls_is_asked_with_it(kind: str, tmp_path: Path) -> None:
+    identities = Identities(tmp_path)
+    one = Running(listen_at("tcp", tmp_path), kind, identities.options(is_mutual=True))
+    await one.server.start()
+    ca, pair = str(identities.ca_file), tuple(identities.tls_files())
+    assert await asyncio.to_thread(fault_of, one.listen, ClientTls(ca, NAME, *pair)) is None
+    assert await asyncio.to_thread(fault_of, one.listen, ClientTls(ca, None, *pair)) is None
+    for wrong in (None, ClientTls(ca), ClientTls(ca, "other.test", *pair)):
+        fault = await asyncio.to_thread(fault_of, one.listen, wrong)
+        assert fault == f"{one.listen}: UNAVAILABLE"
+    await one.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "status"),
+    [
+        (["--name", "router.test"], "TLS needs --ca", 2),
+        (["--ca", "ca.pem", "--key", "tls.key"], "--certificate and --key belong together", 2),
+        (["--ca", "/missing.pem"], "/missing.pem: No such file or directory", 1),
+    ],
+)
+def test_the_command_says_what_it_lacks_for_tls(
+    options: list[str], told: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["health", *options]) == status
+    assert told in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_their_request_reads_the_same_with_our_classes() -> None:
 def test_our_answer_reads_the_same_with_their_classes() -> None:
     stream = Stream(max_body_bytes=10, names_model=True)
     stream.receive(head("/metrics"))
-    answer = stream.place(Placement("10.0.0.1:8000", "tiny"))
+    (answer,) = stream.place(Placement("10.0.0.1:8000", "tiny"))
     read = theirs.ProcessingResponse.parse(answer.SerializeToString())
     assert read.request_headers is not None
     common = read.request_headers.response

@@ -426,6 +426,28 @@ async def test_workers_that_fell_silent_make_room_for_others(
     await fleet.close()
 
 
+async def test_a_worker_that_is_gone_is_forgotten_and_listened_to_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(self_check_watch, "MAX_LISTENED", 1)
+    fleet = Fleet(12345678, lambda: 0.0)
+    checks = SelfCheck(fleet, lambda: 0.0)
+    prompt = Prompt("m", Tokens("I", range(100)))
+    for worker in ("a", "b"):
+        transport = MemoryTransport({})
+        transport.put(Connected())
+        fleet.add(worker, "m", [transport])
+    await until(lambda: fleet.state("a") is fleet.state("b") is State.LIVE)
+    watched = checks.watch("a", prompt, None)
+    assert watched is not None
+    checks.forget("a")
+    await fleet.remove("a")
+    checks.ended(watched)
+    assert checks.status("a")["without_evidence"] == 0
+    assert checks.watch("b", prompt, None) is not None
+    await fleet.close()
+
+
 async def test_a_check_that_fails_is_no_fault_of_the_request(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,6 +45,18 @@ def events(rest: str) -> str:
             [MODEL, WORKER, "admin: {listen: '127.0.0.1:9091'}"],
             "127.0.0.1:9091: is given to two listeners",
         ),
+        (
+            [MODEL, WORKER, "policy: {rank_header: 'a b'}"],
+            "policy.rank_header: is no name of a header: 'a b'",
+        ),
+        (
+            [MODEL, WORKER, "policy: {rank_header: Content-Length}"],
+            "policy.rank_header: 'Content-Length' is set or read for something else",
+        ),
+        (
+            [MODEL, WORKER, "policy: {rank_header: X-Rank, header: x-rank}"],
+            "policy.rank_header: 'X-Rank' is set or read for something else",
+        ),
         (["models: [{name: m, lora: [m]}]", WORKER], "models[0]: the name 'm' is used 2 times"),
         (
             ["models: [{name: m, chat_template: /nowhere}]", WORKER],

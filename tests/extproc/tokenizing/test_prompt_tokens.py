@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.app import remote_tokenizers
+from extproc.model_tokenizers import remote_tokenizers
 from extproc.config.reader import parse
 from extproc.metrics import Metrics
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH

@@ -65,3 +65,10 @@ def test_workers_that_are_well_are_not_probed() -> None:
     one = breaker()
     one.failed("a", 0.0)
     assert one.to_probe(BOTH, 1_000.0) is None
+
+
+def test_those_that_are_left_alone_are_counted() -> None:
+    one = opened("a")
+    one.failed("b", 0.0)
+    assert one.away(BOTH) == 1
+    assert one.away(["b"]) == 0

@@ -1,0 +1,95 @@
+"""Puts the doctor together: everything at once, each part bounded in time."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from extproc.config import Config, Worker
+from extproc.discovery.view import Found
+from extproc.doctor import envoy_visit, feed_visit, http_visit, sources_visit, token_visit
+from extproc.doctor.findings import About, Finding
+from extproc.doctor.means import Means
+from extproc.doctor.web_client import WebClient
+from extproc.errors import RequestError, StartError
+from extproc.tokenizing.tokens import Tokenizer
+from kvstate.feeds.zmq_transport import ZmqContext
+
+T = TypeVar("T")
+
+# Workers that are looked at together.
+MAX_WORKERS = 32
+
+# A worker is asked a dozen questions, most of them at once.
+MAX_WAITS = 12
+
+
+async def examine(config: Config, seconds: float, *, probes: bool) -> list[Finding]:
+    """Everything that was found.
+
+    seconds: for each question and each wait; no worker takes more than `MAX_WAITS` times as long.
+    probes: whether completions are asked for to provoke events, and queues are drained.
+    """
+    tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
+    async with contextlib.AsyncExitStack() as stack:
+        web = await stack.enter_async_context(WebClient(seconds))
+        context = ZmqContext()
+        stack.callback(context.destroy, 0)
+        means = Means(config, web, context, tokenizers, seconds, probes)
+        fleet, discovered = await sources_visit.visit(config, seconds)
+        turns = asyncio.Semaphore(MAX_WORKERS)
+        found = await asyncio.gather(
+            _bounded(About(f"envoy {config.envoy.admin}"), envoy_visit.visit(means), seconds),
+            *(_in_turn(means, one, turns) for one in fleet),
+        )
+    return [*findings, *discovered, *(finding for part in found for finding in part)]
+
+
+async def _in_turn(means: Means, found: Found, turns: asyncio.Semaphore) -> Sequence[Finding]:
+    about = About(f"worker {found.worker.endpoint}")
+    if found.excluded:
+        return [about.note("discovery", f"not looked at: it takes no requests: {found.excluded}")]
+    async with turns:
+        return await _bounded(about, _worker(means, found.worker, about), means.seconds)
+
+
+async def _worker(means: Means, worker: Worker, about: About) -> Sequence[Finding]:
+    visited = await http_visit.visit(means, worker, about)
+    parts = [feed_visit.visit(means, worker, visited, about)]
+    if visited.is_there:
+        parts.append(token_visit.visit(means, worker, visited, about))
+    found = await asyncio.gather(*parts)
+    return list(dict.fromkeys([*visited.findings, *(one for part in found for one in part)]))
+
+
+async def _bounded(
+    about: About, work: Awaitable[Sequence[Finding]], seconds: float
+) -> Sequence[Finding]:
+    """What a part finds; a part that takes too long or fails is found faulty itself."""
+    limit = MAX_WAITS * seconds
+    try:
+        async with asyncio.timeout(limit):
+            return await work
+    except TimeoutError:
+        return [about.wrong("not-checked", f"not done within {limit:g} s")]
+    except Exception as error:  # noqa: BLE001 - one part must not take the others' findings away
+        return [about.wrong("not-checked", f"the check itself failed: {error!r}")]
+
+
+def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
+    loaded: dict[str, Tokenizer] = {}
+    findings: list[Finding] = []
+    for model in config.models:
+        about = About(f"model {model.name}")
+        try:
+            tokenizer = Tokenizer.load(model)
+        except (StartError, RequestError) as error:
+            findings.append(about.wrong("tokenizer-unloadable", str(error)))
+            continue
+        if tokenizer is not None:
+            loaded[model.name] = tokenizer
+            findings.append(about.right("tokenizer", f"{model.tokenizer} is loaded"))
+        elif model.tokenizer is None:
+            says = "none is configured: the model is routed by load"
+            findings.append(about.note("tokenizer", says))
+    return loaded, findings

@@ -1,0 +1,93 @@
+"""Whether a worker's tokens are ours, by its POST /tokenize."""
+
+import asyncio
+import json
+
+from extproc.config import RemoteTokenizer, Worker
+from extproc.doctor.findings import About, Finding
+from extproc.doctor.http_visit import Visited
+from extproc.doctor.means import Means
+from extproc.doctor.token_claims import TEXTS, Claim, judge_tokens
+from extproc.errors import RequestError
+from extproc.requests.prompt import Chat, Text
+from extproc.requests.request import CHAT_PATH, parse
+from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
+from extproc.tokenizing.tokens import Tokenizer
+from kvstate.events import Tokens
+
+_CHAT = {"messages": [{"role": "user", "content": TEXTS[0]}]}
+
+
+async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+    """Compares a local tokenizer with the worker's, or asks the worker as a remote one."""
+    model = visited.model
+    if model is None or model.tokenizer is None:
+        return []
+    if isinstance(model.tokenizer, RemoteTokenizer):
+        return await _remote(means, worker, visited, about) if model.tokenizer.remote else []
+    tokenizer = means.tokenizers.get(model.name)
+    if tokenizer is None:
+        return []
+    claims: list[Claim] = []
+    for text in TEXTS:
+        theirs = await engine_tokens(means, worker, visited, Text(text))
+        if isinstance(theirs, str):
+            return [about.note("tokens", f"not compared: {theirs}")]
+        claims.append((repr(text[:20]), theirs, await _ours(tokenizer, Text(text))))
+    theirs = await engine_tokens(means, worker, visited, _chat())
+    if not isinstance(theirs, str):  # SGLang takes no conversations
+        try:
+            claims.append(("a conversation", theirs, await _ours(tokenizer, _chat())))
+        except RequestError as error:
+            return [about.note("tokens", f"conversations are not keyed: {error.reason}")]
+    return [judge_tokens(about, claims, PATH)]
+
+
+async def engine_tokens(
+    means: Means, worker: Worker, visited: Visited, prompt: Chat | Text
+) -> Tokens | str:
+    """The engine's own ids of a prompt; why there are none, if so."""
+    asked = question(prompt, visited.model_name or None)
+    answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
+    if not answer.is_ok:
+        return f"{PATH}: {answer.reason or f'status {answer.status}'}"
+    try:
+        return answered(answer.body)
+    except RequestError:
+        return f"{PATH}: an answer that makes no sense"
+
+
+async def _remote(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+    options = visited.model.tokenizer if visited.model else None
+    deadline_ms = options.deadline_ms if isinstance(options, RemoteTokenizer) else 0
+    findings: list[Finding] = []
+    for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", _chat())):
+        asked = question(prompt, visited.model_name or None)
+        answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
+        if not answer.is_ok:
+            says = f"{PATH} of {what}: {answer.reason or f'status {answer.status}'}"
+            findings.append(about.wrong("tokenizer-refuses", says))
+            continue
+        try:
+            answered(answer.body)
+        except RequestError:
+            says = f"{PATH} of {what}: an answer that makes no sense"
+            findings.append(about.wrong("tokenizer-refuses", says))
+            continue
+        took_ms = answer.seconds * 1000
+        if took_ms > deadline_ms:
+            says = f"{PATH} of {what} took {took_ms:.0f} ms; the deadline is {deadline_ms} ms"
+            findings.append(about.wrong("tokenizer-slow", says))
+        else:
+            findings.append(about.right("tokens", f"{PATH} of {what} answers in {took_ms:.0f} ms"))
+    return findings
+
+
+def _chat() -> Chat:
+    (prompt,) = parse(CHAT_PATH, json.dumps(_CHAT).encode()).prompts
+    assert isinstance(prompt, Chat)  # noqa: S101 - of what is written above
+    return prompt
+
+
+async def _ours(tokenizer: Tokenizer, prompt: Chat | Text) -> Tokens:
+    return await asyncio.to_thread(tokenizer.encode, prompt)

@@ -1,0 +1,80 @@
+"""The router as a process: from its start to the signal that ends it."""
+
+import asyncio
+import gc
+import logging
+import signal
+
+from extproc import logs
+from extproc.app import Parts, running
+from extproc.config.reader import load
+from extproc.errors import ConfigError
+from kvstate.core_choice import default_core_name
+
+log = logging.getLogger("kvsteer")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# Besides `extproc.drain_ms`: what hangs after that is not waited for.
+STOP_SECONDS = 10.0
+
+
+async def serve(path: str) -> None:
+    """Runs a router until SIGTERM or SIGINT.
+
+    It then says that it is not ready, takes no new streams, gives those under way their time, and
+    ends; a second signal ends it at once. SIGHUP reads the kill switch and the TLS files anew.
+
+    Raises:
+        ConfigError, StartError: it cannot start.
+    """
+    config = load(path)
+    logs.configure(config.log.level, config.log.format)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stopped.set)
+    # what it would reload has just been read; unhandled, it would end the process
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    async with running(config) as parts:
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = loop.create_task(_reload(path, parts))
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        gc.freeze()
+        log.info("index core: %s", default_core_name())
+        log.info(
+            "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
+            config.extproc.listen,
+            config.admin.listen,
+            config.metrics.listen,
+        )
+        await stopped.wait()
+        log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
+        parts.readiness.is_stopping = True
+        _end_by_force(loop, config.extproc.drain_ms / 1000 + STOP_SECONDS)
+
+
+def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Has the next signal end the process, and the clock, if nothing else has by then."""
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+async def _reload(path: str, parts: Parts) -> None:
+    if parts.certificates is not None:
+        await parts.certificates.look(anyway=True)
+    try:
+        config = await asyncio.to_thread(load, path)  # thousands of workers take a second
+    except ConfigError as error:
+        for fault in error.faults:
+            log.error("not reloaded: %s", fault)
+        return
+    await parts.workers.enable_events(enabled=config.events.enabled)

@@ -1,0 +1,116 @@
+import pytest
+
+from extproc.config import (
+    Config,
+    Discovery,
+    DnsName,
+    EventPorts,
+    FoundWorker,
+    Kubernetes,
+    Model,
+    Worker,
+    WorkerEvents,
+)
+from extproc.config.fleet_rules import event_ports_faults, fleet_faults, worker_faults
+
+ONE = Config(models=(Model("m"),))
+TWO = Config(models=(Model("m"), Model("n")))
+
+
+def faults(config: Config = ONE, **worker: object) -> list[str]:
+    one = Worker(**{"endpoint": "10.0.0.1:1", **worker})  # type: ignore[arg-type]
+    return list(worker_faults("workers", [one], config))
+
+
+def found(discovery: Discovery, config: Config = ONE) -> list[str]:
+    return list(fleet_faults(Config(models=config.models, discovery=discovery)))
+
+
+def events(**keys: object) -> list[str]:
+    return [
+        fault.removeprefix("workers[0].events")
+        for fault in faults(events=WorkerEvents(**keys))  # type: ignore[arg-type]
+    ]
+
+
+def test_workers_are_listed_or_found() -> None:
+    assert found(Discovery()) == ["workers: at least one is needed"]
+    assert found(Discovery(file="x")) == []
+    assert list(fleet_faults(Config(models=ONE.models, workers=(Worker("a:1"),)))) == []
+
+
+def test_an_endpoint_is_an_address_given_once() -> None:
+    assert faults(endpoint="x") == ["workers[0].endpoint: must be host:port, is 'x'"]
+    twice = [Worker("a:1"), Worker("a:1")]
+    assert list(worker_faults("w", twice, ONE)) == ["w: the endpoint a:1 is given 2 times"]
+
+
+def test_a_worker_names_its_model_unless_it_is_the_only_one_or_is_learned() -> None:
+    assert faults(TWO) == ["workers[0].model: missing; there are 2 models: m, n"]
+    assert faults(TWO, learn=True) == []
+    assert faults(ONE) == []
+    assert faults(model="x") == ["workers[0].model: 'x' is not under models"]
+
+
+def test_a_feed_has_one_kind_of_source() -> None:
+    assert events() == [": needs one of zmq, grpc and drain"]
+    assert events(zmq="tcp://a:1", grpc="a:1") == [": needs one of zmq, grpc and drain"]
+    assert events(grpc="a") == [".grpc: must be host:port, is 'a'"]
+    assert events(drain="a:1") == [".drain: must be http://host:port, is 'a:1'"]
+    assert events(grpc="a:1", replay="tcp://a:1") == [".replay: needs zmq"]
+    assert events(grpc="a:1", bind=True) == [".bind: needs zmq"]
+
+
+def test_the_ports_of_ranks_are_ports_and_do_not_overlap() -> None:
+    assert events(zmq="a:1") == [".zmq: must be tcp://host:port, is 'a:1'"]
+    assert events(zmq="tcp://a:65535", ranks=2) == [".zmq: port 65535 + 2 ranks is above 65535"]
+    assert events(zmq="tcp://a:1", replay="tcp://a:2", ranks=2) == [
+        ": with 2 ranks the ports of zmq and replay overlap (rank r uses both ports + r)"
+    ]
+    assert events(zmq="tcp://a:1", replay="tcp://a:3", ranks=2) == []
+
+
+@pytest.mark.parametrize(
+    ("ports", "fault"),
+    [
+        (EventPorts(), "e: needs one of zmq_port, grpc_port and drain"),
+        (EventPorts(1, drain=True), "e: needs one of zmq_port, grpc_port and drain"),
+        (EventPorts(grpc_port=1, replay_port=2), "e.replay_port: needs zmq_port"),
+        (EventPorts(65535, ranks=2), "e.zmq_port: with its ranks it is above 65535"),
+        (EventPorts(grpc_port=70000), "e.grpc_port: with its ranks it is above 65535"),
+        (
+            EventPorts(5557, 5558, ranks=2),
+            "e: with 2 ranks the ports of zmq and replay overlap (rank r uses both ports + r)",
+        ),
+    ],
+)
+def test_the_ports_of_workers_that_are_found_make_sense(ports: EventPorts, fault: str) -> None:
+    assert list(event_ports_faults("e", ports)) == [fault]
+    assert found(Discovery(dns=(DnsName("a", worker=FoundWorker(events=ports)),))) == [
+        fault.replace("e", "discovery.dns[0].worker.events", 1)
+    ]
+
+
+def test_a_name_to_look_up_has_a_sound_server_and_port_and_comes_once() -> None:
+    bad = DnsName("a", nameserver="dns:53", worker=FoundWorker(port=70000))
+    assert found(Discovery(dns=(bad, DnsName("a")))) == [
+        "discovery.dns: the name a is given 2 times",
+        "discovery.dns[0].nameserver: must be ip:port, is 'dns:53'",
+        "discovery.dns[0].worker.port: is above 65535",
+    ]
+    assert found(Discovery(dns=(DnsName("a", nameserver="127.0.0.1:53"),))) == []
+
+
+def test_pods_are_selected_in_one_way() -> None:
+    needed = ["discovery.kubernetes: needs one of selector and inference_pool"]
+    assert found(Discovery(kubernetes=Kubernetes())) == needed
+    assert found(Discovery(kubernetes=Kubernetes(selector="a", inference_pool="b"))) == needed
+    assert found(Discovery(kubernetes=Kubernetes(selector="a"))) == []
+
+
+def test_workers_that_are_found_may_learn_their_model() -> None:
+    learns, does_not = FoundWorker(), FoundWorker(learn=False)
+    assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=learns)), TWO) == []
+    assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=does_not)), TWO) == [
+        "discovery.kubernetes.worker.model: missing; there are 2 models: m, n"
+    ]

@@ -1,0 +1,65 @@
+"""Simulated workers as a configuration has them, and a doctor that looks at them."""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from extproc.config import Config, Envoy, Model, Worker, WorkerEvents
+from extproc.doctor.doctor import examine
+from extproc.doctor.findings import Finding, Verdict
+from simulator import worker as simulated
+from simulator.server import running
+from simulator.settings import TINY_MODEL, Settings
+from tests.e2e.envoy_process import free_port
+
+MODEL = Model("tiny", tokenizer=str(TINY_MODEL))
+
+# A question or a wait may take so long on a busy machine; faults that show by silence take it all.
+SECONDS = 10.0
+SILENT_SECONDS = 2.0
+
+
+def two_free_ports() -> int:
+    """A loopback port that nobody listened on a moment ago, nor on the next one."""
+    while True:
+        port = free_port()
+        with socket.socket() as next_one, contextlib.suppress(OSError):
+            next_one.bind(("127.0.0.1", port + 1))
+            return port
+
+
+def events_of(worker: simulated.Worker, **changes: Any) -> WorkerEvents:
+    """A worker's feed as it is."""
+    events = WorkerEvents(
+        zmq=worker.events_endpoint, replay=worker.replay_endpoint, ranks=len(worker.ranks)
+    )
+    return replace(events, **changes)
+
+
+def config_of(*workers: Worker, **changes: Any) -> Config:
+    """A configuration of these workers; no Envoy answers at its admin address."""
+    config = Config(models=(MODEL,), workers=workers, envoy=Envoy(admin=f"127.0.0.1:{free_port()}"))
+    return replace(config, **changes)
+
+
+@contextlib.asynccontextmanager
+async def one_worker(**settings: Any) -> AsyncIterator[tuple[simulated.Worker, Worker]]:
+    """A simulated worker, and how a configuration has it."""
+    async with running(Settings(**settings)) as worker:
+        events = events_of(worker) if worker.events_endpoint else None
+        yield worker, Worker(worker.endpoint, events=events)
+
+
+async def findings_of(
+    *workers: Worker, probes: bool = False, seconds: float = SECONDS, **changes: Any
+) -> list[Finding]:
+    """What the doctor finds."""
+    return await examine(config_of(*workers, **changes), seconds, probes=probes)
+
+
+async def codes_of(*workers: Worker, **options: Any) -> set[str]:
+    """The faults that it finds, by their codes."""
+    found = await findings_of(*workers, **options)
+    return {one.code for one in found if one.verdict is Verdict.WRONG}

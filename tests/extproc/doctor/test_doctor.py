@@ -1,0 +1,292 @@
+"""The doctor finds what is planted in simulated workers, and nothing in healthy ones."""
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from extproc.config import AUTO, Discovery, Events, Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.doctor.findings import Verdict, exit_status
+from simulator import publisher
+from simulator.settings import TINY_MODEL
+from tests.e2e.envoy_process import free_port
+from tests.extproc.doctor.fleet import (
+    MODEL,
+    SILENT_SECONDS,
+    codes_of,
+    events_of,
+    findings_of,
+    one_worker,
+    two_free_ports,
+)
+
+DIALECTS = ("vllm-0.9", "vllm-0.24", "vllm-0.32", "sglang-0.4", "sglang-0.5.22", "trtllm")
+
+
+def with_events(worker: Worker, **changes: Any) -> Worker:
+    assert isinstance(worker.events, WorkerEvents)
+    return replace(worker, events=replace(worker.events, **changes))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_nothing_is_wrong_with_a_healthy_worker(dialect: str) -> None:
+    async with one_worker(dialect=dialect) as (_, worker):
+        assert exit_status(await findings_of(worker)) == 0
+        found = await findings_of(worker, probes=True)
+    assert exit_status(found) == 0
+    right = {one.check for one in found if one.verdict is Verdict.RIGHT}
+    assert right >= {"http", "models", "feed", "probe", "replay", "tokens", "clock", "block size"}
+
+
+async def test_nothing_is_wrong_with_a_healthy_fleet() -> None:
+    two_ranks = {"ranks": 2, "events_endpoint": f"tcp://127.0.0.1:{two_free_ports()}"}
+    no_events = {"events_endpoint": None, "replay_endpoint": None}
+    async with (
+        one_worker() as (_, first),
+        one_worker(topic="kv", replay_endpoint=None, **two_ranks) as (_, second),
+        one_worker(**no_events) as (_, third),
+    ):
+        fleet = (first, with_events(second, topic="kv"), third)
+        assert not await codes_of(*fleet, probes=True)
+
+
+async def test_a_worker_that_tells_its_feed_needs_no_ports() -> None:
+    async with one_worker(ranks=2) as (_, worker):
+        assert not await codes_of(replace(worker, events=AUTO), probes=True)
+
+
+async def test_without_a_probe_nothing_is_sent_to_the_model() -> None:
+    async with one_worker() as (simulated, worker):
+        await findings_of(worker)
+        assert simulated.next_sequence() == 0
+
+
+async def test_events_that_are_switched_off_here_are_not_looked_for() -> None:
+    async with one_worker() as (_, worker):
+        lost = with_events(worker, zmq=f"tcp://127.0.0.1:{free_port()}")
+        assert not await codes_of(lost, events=Events(enabled=False))
+
+
+async def test_a_worker_that_is_not_there_is_found() -> None:
+    assert await codes_of(Worker(f"127.0.0.1:{free_port()}")) == {"worker-unreachable"}
+
+
+async def test_a_worker_of_another_model_is_found() -> None:
+    async with one_worker(model="other") as (_, worker):
+        assert await codes_of(worker, probes=True) == {"model-not-served"}
+
+
+async def test_an_adapter_that_is_not_loaded_is_found() -> None:
+    async with one_worker(loras=("a",)) as (_, worker):
+        assert not await codes_of(replace(worker, lora=("a",)))
+        assert await codes_of(replace(worker, lora=("a", "b"))) == {"adapter-not-served"}
+
+
+@pytest.mark.parametrize("dialect", ["vllm-0.32", "sglang-0.5.22"])
+async def test_events_that_are_off_in_the_engine_are_found(dialect: str) -> None:
+    settings = {"events_endpoint": None, "replay_endpoint": None, "dialect": dialect}
+    async with one_worker(**settings) as (_, worker):
+        events = WorkerEvents(zmq=f"tcp://127.0.0.1:{free_port()}")
+        assert "events-off" in await codes_of(replace(worker, events=events))
+        assert await codes_of(replace(worker, events=AUTO)) == {"events-off"}
+
+
+async def test_an_engine_that_cannot_tell_its_feed_is_found() -> None:
+    async with one_worker(dialect="vllm-0.24") as (_, worker):
+        assert await codes_of(replace(worker, events=AUTO)) == {"events-untold"}
+
+
+async def test_a_port_where_nobody_listens_is_found_with_the_right_one() -> None:
+    async with one_worker() as (simulated, worker):
+        wrong = with_events(worker, zmq=f"tcp://127.0.0.1:{free_port()}")
+        (fault,) = [one for one in await findings_of(wrong) if one.code]
+    assert fault.code == "feed-nobody-listens"
+    assert str(simulated.events_endpoint) in fault.says
+
+
+async def test_a_port_of_another_server_is_found() -> None:
+    async with one_worker() as (_, worker):
+        wrong = with_events(
+            worker, zmq=f"tcp://{worker.endpoint}", replay=f"tcp://{worker.endpoint}"
+        )
+        assert await codes_of(wrong) == {"feed-not-zmq", "replay-not-zmq"}
+
+
+async def test_ports_of_events_and_replay_that_are_swapped_are_found() -> None:
+    async with one_worker() as (simulated, worker):
+        swapped = with_events(
+            worker, zmq=simulated.replay_endpoint, replay=simulated.events_endpoint
+        )
+        assert await codes_of(swapped) == {"feed-wrong-socket", "replay-wrong-socket"}
+
+
+async def test_a_topic_that_the_worker_contradicts_is_found() -> None:
+    async with one_worker(topic="kv-events") as (_, worker):
+        assert not await codes_of(with_events(worker, topic="kv"))
+        assert await codes_of(with_events(worker, topic="other")) == {"topic-wrong"}
+
+
+async def test_a_topic_under_which_nothing_comes_is_found_by_a_probe() -> None:
+    async with one_worker(topic="kv-events", dialect="vllm-0.24") as (_, worker):
+        wrong = with_events(worker, topic="other")
+        assert await codes_of(wrong, probes=True, seconds=SILENT_SECONDS) == {"topic-wrong"}
+
+
+async def test_too_many_and_too_few_ranks_are_found() -> None:
+    async with one_worker(ranks=2) as (_, worker):
+        assert await codes_of(with_events(worker, ranks=1)) == {"ranks-miscounted"}
+    endpoint = f"tcp://127.0.0.1:{two_free_ports()}"
+    settings = {"events_endpoint": endpoint, "replay_endpoint": None}
+    async with one_worker(dialect="vllm-0.24", **settings) as (_, worker):
+        assert await codes_of(with_events(worker, ranks=2)) == {"rank-missing"}
+
+
+async def test_another_block_size_is_found() -> None:
+    async with one_worker(dialect="sglang-0.5.22", block_size_tokens=32) as (_, worker):
+        assert await codes_of(replace(worker, block_size=16)) == {"block-size"}
+    async with one_worker(block_size_tokens=32) as (_, worker):
+        assert not await codes_of(worker, probes=True)
+        assert await codes_of(replace(worker, block_size=16), probes=True) == {"block-size"}
+
+
+async def test_a_feed_of_another_worker_is_found() -> None:
+    async with one_worker() as (simulated, _), one_worker(dialect="vllm-0.24") as (_, worker):
+        wrong = replace(worker, events=events_of(simulated))
+        assert await codes_of(wrong, probes=True, seconds=SILENT_SECONDS) == {"feed-silent"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "probes", "code"),
+    [
+        ("absent", False, "replay-nobody-listens"),
+        ("silent", False, "replay-silent"),
+        ("truncated", True, "replay-truncated"),
+    ],
+)
+async def test_a_replay_that_is_broken_is_found(fault: Any, *, probes: bool, code: str) -> None:
+    async with one_worker() as (simulated, worker):
+        simulated.faults.hide_replay(fault)
+        for _ in range(4):
+            assert not await codes_of(with_events(worker, replay=None), probes=True) - {
+                "replay-unused"
+            }
+        assert await codes_of(worker, probes=probes, seconds=SILENT_SECONDS) == {code}
+
+
+async def test_a_replay_that_could_be_had_is_found() -> None:
+    async with one_worker() as (_, worker):
+        assert await codes_of(with_events(worker, replay=None)) == {"replay-unused"}
+
+
+async def test_messages_that_are_no_events_are_found() -> None:
+    async with one_worker() as (simulated, worker):
+        simulated.faults.corrupt("batch")
+        found = await codes_of(worker, probes=True, seconds=SILENT_SECONDS)
+    assert "feed-unreadable" in found
+
+
+async def test_clocks_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(time=lambda: publisher_time() - 3600)
+    publisher_time = publisher.time.time
+    monkeypatch.setattr(publisher, "time", clock)
+    async with one_worker() as (_, worker):
+        assert await codes_of(worker, probes=True) == {"clock-skew"}
+
+
+def other_tokenizer(directory: Path) -> Path:
+    """The tiny model with the ids of two words exchanged."""
+    copy = directory / "model"
+    shutil.copytree(TINY_MODEL, copy)
+    file = copy / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["The"], vocabulary["0"] = vocabulary["0"], vocabulary["The"]
+    file.write_text(json.dumps(content))
+    return copy
+
+
+async def test_another_tokenizer_is_found(tmp_path: Path) -> None:
+    async with one_worker(model_dir=other_tokenizer(tmp_path)) as (_, worker):
+        (fault,) = [one for one in await findings_of(worker) if one.code]
+    assert fault.code == "tokens-differ"
+    assert "token 0 is" in fault.says
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+    async with one_worker() as (_, worker):
+        models = (replace(MODEL, tokenizer=str(tmp_path)),)
+        assert await codes_of(worker, models=models) == {"tokenizer-unloadable"}
+
+
+async def test_a_remote_tokenizer_is_asked() -> None:
+    remote = Model("tiny", tokenizer=RemoteTokenizer(deadline_ms=60_000))
+    async with one_worker() as (_, worker):
+        assert not await codes_of(worker, models=(remote,), probes=True)
+
+
+async def test_a_source_that_has_nothing_is_found(tmp_path: Path) -> None:
+    async with one_worker() as (_, worker):
+        file = tmp_path / "workers.yaml"
+        options: dict[str, Any] = {"discovery": Discovery(file=str(file))}
+        assert await codes_of(worker, **options) == {"discovery-fault"}
+        file.write_text("[]")
+        assert await codes_of(worker, **options) == {"no-workers"}
+
+
+async def test_workers_that_a_source_names_are_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text(f"- endpoint: 127.0.0.1:{free_port()}")
+    assert await codes_of(discovery=Discovery(file=str(file))) == {"worker-unreachable"}
+
+
+async def test_a_grpc_feed_that_is_not_there_is_found() -> None:
+    async with one_worker() as (_, worker):
+        events = WorkerEvents(grpc=f"127.0.0.1:{free_port()}")
+        found = await codes_of(replace(worker, events=events))
+    assert found == {"grpc-unreachable"}
+
+
+async def test_a_grpc_server_without_events_is_found() -> None:
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with one_worker() as (_, worker):
+        events = WorkerEvents(grpc=f"127.0.0.1:{port}")
+        assert await codes_of(replace(worker, events=events)) == {"grpc-unimplemented"}
+    await server.stop(None)
+
+
+async def test_a_queue_is_drained_only_for_a_probe() -> None:
+    async with one_worker(dialect="trtllm") as (simulated, worker):
+        queue = replace(worker, events=WorkerEvents(drain=f"http://{worker.endpoint}"))
+        assert not await codes_of(queue)
+        assert simulated.ranks[0].drain()
+        assert not await codes_of(queue, probes=True)
+        assert not simulated.ranks[0].drain()
+
+
+async def test_an_engine_without_a_queue_is_found() -> None:
+    async with one_worker() as (_, worker):
+        queue = replace(worker, events=WorkerEvents(drain=f"http://{worker.endpoint}"))
+        assert await codes_of(queue, probes=True) == {"drain-refused"}
+
+
+async def test_somebody_else_who_drains_is_found() -> None:
+    async with one_worker(dialect="trtllm") as (simulated, worker):
+        queue = replace(worker, events=WorkerEvents(drain=f"http://{worker.endpoint}"))
+
+        async def steal() -> None:
+            while True:
+                simulated.ranks[0].drain()
+                await asyncio.sleep(0)
+
+        thief = asyncio.create_task(steal())
+        found = await codes_of(queue, probes=True, seconds=SILENT_SECONDS)
+        thief.cancel()
+    assert found == {"drain-shared"}

@@ -1,0 +1,50 @@
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from extproc import logs
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.fixture(autouse=True)
+def own_handlers_only() -> Iterator[None]:
+    root = logging.getLogger("kvsteer")
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+def test_a_line_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    logging.getLogger("kvsteer.feed").warning("feed %s", "lost\n")
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"]) == ("warning", "kvsteer.feed")
+    assert line["message"] == "feed lost\n"
+    assert "trace_id" not in line
+
+
+def test_a_line_about_a_request_tells_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("debug", "json")
+    logging.getLogger("kvsteer.decision").debug("decision", extra={"trace_id": TRACE})
+    assert json.loads(capsys.readouterr().err)["trace_id"] == TRACE
+
+
+def test_a_line_of_text_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logging.getLogger("kvsteer.feed").debug("not said")
+    logging.getLogger("kvsteer.feed").info("feed live")
+    line = capsys.readouterr().err
+    assert line.endswith("INFO    kvsteer.feed: feed live\n")
+    assert "not said" not in line
+
+
+def test_what_went_wrong_is_told_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    try:
+        raise ValueError
+    except ValueError:
+        logging.getLogger("kvsteer").exception("failed")
+    assert "test_logs.py" in json.loads(capsys.readouterr().err)["exception"]

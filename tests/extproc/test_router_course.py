@@ -1,0 +1,109 @@
+"""What a router measures of a request on its way, and hands to whoever records it."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from random import Random
+
+import pytest
+
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.observing.course import Course, Trace
+from extproc.picking.decision import Decision
+from extproc.router import Router
+from extproc.serving.stream import Ask, Head
+from extproc.tokenizing.prompt_tokens import INLINE_BYTES
+from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+from simulator.settings import TINY_MODEL
+from tests.extproc.settled import settled
+
+CHAT = Head("POST", "/v1/chat/completions", None)
+CONFIG = f"""
+models: [{{name: tiny, tokenizer: "{TINY_MODEL}"}}]
+workers: [{{endpoint: "127.0.0.1:1"}}]
+log: {{decisions_percent: 100}}
+"""
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Recorder:
+    """Keeps what is to be recorded."""
+
+    def __init__(self) -> None:
+        self.courses: list[Course] = []
+
+    def record(self, _: Decision, course: Course) -> Trace:
+        self.courses.append(course)
+        return Trace(TRACE, is_sampled=True)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def router(metrics: Metrics, recorder: Recorder) -> AsyncIterator[Router]:
+    config = parse(CONFIG, "c")
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+    await workers.start()
+    one = Router(config, workers, {"tiny": tokenizer}, metrics, Random(0), traces=recorder)
+    yield one
+    one.close()
+    await workers.close()
+
+
+def chat(text: str) -> Ask:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+    return Ask(CHAT, json.dumps(body).encode())
+
+
+def phases_of(recorder: Recorder) -> list[str]:
+    return [phase for phase, _, _ in recorder.courses[-1].phases()]
+
+
+@pytest.mark.parametrize("text", ["hello", "word " * INLINE_BYTES])
+async def test_every_phase_of_a_decision_is_timed(
+    router: Router, recorder: Recorder, metrics: Metrics, text: str
+) -> None:
+    await settled(router.route(chat(text)))
+    assert phases_of(recorder) == ["parse", "tokens", "lookup", "pick"]
+    counts = re.findall(rb'kvsteer_phase_seconds_count{phase="(\w+)"} 1.0', metrics.exposition())
+    assert counts == [b"parse", b"tokens", b"lookup", b"pick"]
+
+
+async def test_what_has_no_prompt_is_only_picked_for(router: Router, recorder: Recorder) -> None:
+    await settled(router.route(Ask(CHAT, None, "no_body")))
+    assert phases_of(recorder) == ["pick"]
+
+
+async def test_what_cannot_be_read_was_parsed_nonetheless(
+    router: Router, recorder: Recorder
+) -> None:
+    await settled(router.route(Ask(CHAT, b"{")))
+    assert phases_of(recorder) == ["parse", "pick"]
+
+
+async def test_a_decision_is_recorded_with_the_trace_of_its_request(
+    router: Router, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG", "kvsteer"):
+        await settled(router.route(chat("hello"), "the parent"))
+    assert recorder.courses[-1].traceparent == "the parent"
+    assert {getattr(one, "trace_id", None) for one in caplog.records} >= {TRACE}
+    assert any(f'"trace_id":"{TRACE}"' in line for line in caplog.messages)
+
+
+async def test_an_explanation_is_not_recorded(router: Router, recorder: Recorder) -> None:
+    await router.explain(CHAT, b"{}")
+    assert recorder.courses == []

@@ -1,0 +1,48 @@
+"""Every rule, broken over a real socket: the right code, and nothing else is hurt."""
+
+import asyncio
+
+import pytest
+
+from tests.hostile.peer import GREETING, Peer
+from tests.hostile.rules import PREFACES, RULES, Rule
+from tests.hostile.victim import Victim
+
+
+async def broken(peer: Peer, rule: Rule, greeting: bytes) -> None:
+    """Breaks it, and looks at what comes of it."""
+    peer.send(greeting, rule.before)
+    if rule.before:
+        await peer.seen()
+        peer.frames.clear()
+    peer.send(rule.sent)
+    await peer.seen()
+    if rule.goaway is not None:
+        assert not peer.is_answered()
+        await peer.ended()
+        assert peer.goaway == rule.goaway
+        return
+    assert peer.goaway is None
+    assert peer.is_answered()
+    assert [code for stream, code in peer.resets if stream == 1] == (
+        [] if rule.reset is None else [rule.reset]
+    )
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+async def test_a_broken_rule_is_answered_by_its_code(lean: Victim, rule: Rule) -> None:
+    await broken(await lean.connect(), rule, GREETING)
+
+
+@pytest.mark.parametrize("rule", PREFACES, ids=str)
+async def test_a_wrong_greeting_ends_the_connection(lean: Victim, rule: Rule) -> None:
+    await broken(await lean.connect(), rule, b"")
+
+
+async def test_all_rules_broken_at_once_hurt_nobody_else(either: Victim) -> None:
+    async with either.unharmed():
+        peers = [await either.connect() for _ in RULES]
+        for peer, rule in zip(peers, RULES, strict=True):
+            peer.send(GREETING, rule.before, rule.sent)
+            peer.half_close()
+        await asyncio.gather(*(peer.ended() for peer in peers))

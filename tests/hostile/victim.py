@@ -1,0 +1,165 @@
+"""A router in a process of its own, and what shows that it took no harm."""
+
+import asyncio
+import contextlib
+import re
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+
+import aiohttp
+import grpc
+
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests.e2e.envoy_process import free_port
+from tests.extproc.messages import body, head
+from tests.hostile.peer import PROCESS, Peer
+
+WAIT_SECONDS = 60.0
+PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
+HEAD = head("/v1/completions").SerializeToString()
+BODY = body(PROMPT).SerializeToString()
+
+# What a fault of ours would leave in the log.
+_FAULTS = re.compile("Traceback|fault of ours|Fatal error|never retrieved|MemoryError")
+
+_CONFIG = """
+extproc: {{listen: '127.0.0.1:{extproc}', server: {server}}}
+admin: {{listen: '127.0.0.1:{admin}'}}
+metrics: {{listen: '127.0.0.1:{metrics}'}}
+models: [{{name: m}}]
+workers: [{{endpoint: '127.0.0.1:{worker}'}}]
+"""
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Awaits a condition in another process."""
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not await condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {WAIT_SECONDS:g} s: {what}") from None
+
+
+class Victim:
+    """A router; is to be left as it was found."""
+
+    def __init__(self, process: Popen[bytes], port: int, metrics: int, log: Path) -> None:
+        self._process = process
+        self._port, self._metrics = port, metrics
+        self._log = log
+        self._peers: list[Peer] = []
+
+    async def connect(self) -> Peer:
+        """A raw connection."""
+        self._peers.append(Peer(*await asyncio.open_connection("127.0.0.1", self._port)))
+        return self._peers[-1]
+
+    def leave(self) -> None:
+        """Closes all raw connections."""
+        for peer in self._peers:
+            peer.close()
+        self._peers.clear()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the process."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None, "it has ended"
+        return int(found[1]) * 1024
+
+    async def metric(self, line: str) -> float:
+        """The value of one metric."""
+        url = f"http://127.0.0.1:{self._metrics}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            text = await response.text()
+        found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    async def is_quiet(self) -> bool:
+        """Whether no stream is open, and no request under way."""
+        return await self.metric("kvsteer_open_streams") == 0
+
+    async def answers(self, channel: grpc.aio.Channel) -> None:
+        """A well-behaved stream is answered."""
+        call = channel.stream_stream(
+            PROCESS,
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await call.write(ProcessingRequest.FromString(HEAD))
+            assert (await call.read()).HasField("request_headers")
+            await call.write(ProcessingRequest.FromString(BODY))
+            mutation = (await call.read()).request_body.response.header_mutation
+            assert mutation.set_headers[0].header.key == "x-gateway-destination-endpoint"
+            await call.done_writing()
+            assert await call.code() == grpc.StatusCode.OK
+
+    @contextlib.asynccontextmanager
+    async def unharmed(self, *, may_grow_bytes: int = 48 * 2**20) -> AsyncIterator[None]:
+        """Whatever is done meanwhile: a good client is answered, and nothing of it stays.
+
+        may_grow_bytes: what the process may keep: its allocator gives back late.
+        """
+        before = self.resident_bytes
+        address = f"127.0.0.1:{self._port}"
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(address, options) as channel:
+            await self.answers(channel)
+            calls = asyncio.create_task(self._call(channel))
+            try:
+                yield
+            finally:
+                calls.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await calls
+            await self.answers(channel)
+        assert self._process.poll() is None
+        await until(self.is_quiet, "no stream is open")
+        fault = _FAULTS.search(self._log.read_text(errors="replace"))
+        assert fault is None, self._log.read_text(errors="replace")[-4000:]
+        assert self.resident_bytes < before + may_grow_bytes
+
+    async def _call(self, channel: grpc.aio.Channel) -> None:
+        while True:
+            await self.answers(channel)
+            await asyncio.sleep(0.01)
+
+    def is_ready(self) -> bool:
+        """Whether it has started."""
+        assert self._process.poll() is None, self._log.read_text()
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/readyz").close()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def running_victim(server: str, folder: Path) -> Iterator[Victim]:
+    """A router with that gRPC server, and one worker that nobody asks."""
+    ports = {name: free_port() for name in ("extproc", "admin", "metrics", "worker")}
+    file, log = folder / "config.yaml", folder / "router.log"
+    file.write_text(_CONFIG.format(server=server, **ports))
+    command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
+    with log.open("ab") as stream:
+        process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=stream)
+    victim = Victim(process, ports["extproc"], ports["metrics"], log)
+    try:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not victim.is_ready():
+            assert time.monotonic() < deadline, "the router is not ready"
+            time.sleep(0.05)
+        yield victim
+    finally:
+        victim.stop()
