@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import coverage
 import pytest
 
 from kvstate.core_choice import IS_COMPILED
@@ -15,26 +17,53 @@ from tests.purity import PURE
 INTERFACES = {"kvstate.core", "extproc.observing.traces"}
 
 ROOT = Path(__file__).resolve().parent.parent
+TESTS = {
+    module: f"tests/{'/'.join(module.split('.')[:-1])}/test_{module.split('.')[-1]}.py"
+    for module in PURE
+}
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not IS_COMPILED, reason="covered only where both cores are built: no C compiler"
-)
-@pytest.mark.parametrize("module", PURE)
-def test_a_pure_module_is_covered_by_its_own_tests(module: str, tmp_path: Path) -> None:
-    source = ROOT / module.replace(".", "/")
-    folder = source.relative_to(ROOT).parent
-    tests = ROOT / "tests" / folder / f"test_{source.name}.py"
-    if not tests.exists():
-        code = re.findall(r"^( *)def ", source.with_suffix(".py").read_text(), re.MULTILINE)
-        assert module in INTERFACES or not code, f"{module} has code and no test file"
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    command += [f"--cov={module}", "--cov-branch", "--cov-fail-under=100"]
-    command += ["--cov-report=term-missing", "--override-ini=addopts=--import-mode=importlib"]
-    environment = {**os.environ, "COVERAGE_FILE": str(tmp_path / "coverage")}
+def source_of(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Coverage]:
+    """One run of the own test files of all pure modules, each test a context of its own."""
+    data = tmp_path_factory.mktemp("coverage") / "data"
+    files = [file for file in TESTS.values() if (ROOT / file).exists()]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    command += ["--cov", "--cov-branch", "--cov-context=test", "--cov-report="]
+    command += ["--override-ini=addopts=--import-mode=importlib"]
+    environment = {**os.environ, "COVERAGE_FILE": str(data)}
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout[-3000:]
+    found = coverage.Coverage(data_file=str(data), branch=True)
+    found.load()
+    yield found
+    found.get_data().close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not IS_COMPILED, reason="covered only where both cores are built: no C compiler"
+)
+@pytest.mark.parametrize("module", PURE)
+def test_a_pure_module_is_covered_by_its_own_tests(
+    module: str, measured: coverage.Coverage
+) -> None:
+    source, tests = source_of(module), TESTS[module]
+    if not (ROOT / tests).exists():
+        code = re.findall(r"^( *)def ", source.read_text(), re.MULTILINE)
+        assert module in INTERFACES or not code, f"{module} has code and no test file"
+        return
+    # what runs on import belongs to no test
+    measured.get_data().set_query_contexts([f"^{re.escape(tests)}::", "^$"])
+    found = measured._analyze(str(source))
+    assert not found.missing, f"lines not covered by {tests}: {sorted(found.missing)}"
+    branches = {line: sorted(ends) for line, ends in found.missing_branch_arcs().items()}
+    assert not branches, f"branches not covered by {tests}: {branches}"
