@@ -23,6 +23,7 @@ from extproc.discovery.discovery_families import DiscoveryCollector
 from extproc.discovery.view import listed
 from extproc.metrics import Metrics
 from extproc.model_tokenizers import load_tokenizers, remote_tokenizers
+from extproc.observing.server_families import ServerCollector
 from extproc.picking.placing import Placing
 from extproc.picking.probe import HealthProbe
 from extproc.picking.scrape import LoadReports
@@ -30,6 +31,7 @@ from extproc.readiness import Readiness
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
+from extproc.serving.lean_server import LeanServer
 from extproc.serving.server import server_for
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
 from extproc.tracing.telemetry import telemetry
@@ -38,7 +40,7 @@ from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 
 
@@ -64,15 +66,13 @@ async def running(config: Config) -> AsyncIterator[Parts]:
     tokenizers = load_tokenizers(config)
     async with contextlib.AsyncExitStack() as stack:
         certificates = await stack.enter_async_context(_certificates(config))
-        context = ZmqContext()
-        stack.callback(context.destroy, 0)
         metrics = Metrics()
         metrics.expect_models(model.name for model in config.models)
         fleet = Fleet(secrets.randbits(64), time.time, random.random)
         workers = Workers(
             config,
             fleet,
-            lambda source: _open(context, source),
+            _open,
         )
         remote = remote_tokenizers(config, workers, metrics)
         for tokenizer in remote.values():
@@ -102,7 +102,9 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         )
         admin_at = address.parse(config.admin.listen)
         limit = config.extproc.max_body_bytes
-        admin = admin_application(router, workers, observed, limit, admin_at.host)
+        admin = admin_application(
+            router, workers, observed, limit, admin_at.host, config.policy.header
+        )
         admin.add_routes(discovery_routes(workers, discovery))
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
@@ -117,6 +119,8 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         stack.push_async_callback(sampling.close)
         await stack.enter_async_context(_asking(config, router.placing, workers))
         server = server_for(Service(config, router, metrics), is_ready, certificates)
+        if isinstance(server, LeanServer):
+            metrics.registry.register(ServerCollector(server.figures))
         await server.start()
         stack.push_async_callback(server.stop)
         yield Parts(workers, is_ready, certificates)
@@ -182,12 +186,14 @@ async def _asking(config: Config, placing: Placing, workers: Workers) -> AsyncIt
 
 def _show(workers: Workers, router: Router, metrics: Metrics) -> None:
     """Has the workers seen in the metrics, and what came of predictions with the workers."""
-    metrics.add_workers(lambda: workers.status(router.in_flight), workers.index_bytes, router.load)
+    metrics.add_workers(
+        lambda: workers.status(router.in_flight), workers.index_bytes, router.load, workers.names
+    )
     metrics.drifts.circumstances = workers.circumstances
     workers.show_predictions(metrics.drifts.of)
 
 
-def _open(context: ZmqContext, source: FeedSource) -> Sequence[Transport]:
+def _open(source: FeedSource) -> Sequence[Transport]:
     """A feed's transports, one a rank."""
     match source:
         case GrpcSource():
@@ -195,7 +201,7 @@ def _open(context: ZmqContext, source: FeedSource) -> Sequence[Transport]:
         case DrainSource():
             return drain_transports(source, random.random)
         case _:
-            return [ZmqTransport(context, one, random.random) for one in source]
+            return [ZmqTransport(one, random.random) for one in source]
 
 
 def _join(fleet: Fleet, workers: Workers, placing: Placing) -> None:

@@ -32,8 +32,13 @@ async def serve(path: str) -> None:
     logs.configure(config.log.level, config.log.format)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        _end_by_force(loop, config.extproc.drain_ms / 1000 + STOP_SECONDS)
+
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop)
     # what it would reload has just been read; unhandled, it would end the process
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with running(config) as parts:
@@ -56,7 +61,6 @@ async def serve(path: str) -> None:
         await stopped.wait()
         log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
         parts.readiness.is_stopping = True
-        _end_by_force(loop, config.extproc.drain_ms / 1000 + STOP_SECONDS)
 
 
 def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:

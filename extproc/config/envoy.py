@@ -33,9 +33,7 @@ class Envoy:
         " where it is left out",
         None,
     )
-    router_tls: RouterTls | None = key(
-        "TLS to the router; plain text where it is left out", None
-    )
+    router_tls: RouterTls | None = key("TLS to the router; plain text where it is left out", None)
     message_timeout_ms: int = key(
         "milliseconds Envoy waits for each of our answers before it goes on without us",
         500,

@@ -33,8 +33,8 @@ class ExtProc:
 
     listen: str = key("address of the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
     server: str = key(
-        "which gRPC server: grpcio is the reference, lean costs a fraction of its CPU",
-        "grpcio",
+        "which gRPC server: ours, or grpcio, which is the reference and costs many times its CPU",
+        "lean",
         choices=SERVERS,
     )
     dialect: str = key(

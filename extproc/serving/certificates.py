@@ -4,9 +4,9 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from extproc.config import Tls
 from extproc.errors import StartError
@@ -15,6 +15,9 @@ from extproc.serving.certificate import expiry_of
 log = logging.getLogger("kvsteer.extproc")
 
 LOOK_SECONDS = 1.0
+
+# All authorities that a system trusts are a quarter of it.
+MAX_FILE_BYTES = 1024 * 1024
 
 # For TLS 1.2, what HTTP/2 allows (RFC 9113, section 9.2.2): ephemeral keys and AEAD.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -37,15 +40,12 @@ class Material:
 class Certificates:
     """current: the last good content of the files; what is wrong with them now is `fault`.
 
-    renewed: is awaited when `current` has changed.
-
     Raises:
         StartError: the files cannot be used.
     """
 
     def __init__(self, options: Tls) -> None:
         self.fault: str | None = None
-        self.renewed: list[Callable[[Material], Awaitable[None]]] = []
         self._options = options
         self._looking = asyncio.Lock()
         self._stamps = _stamps(options)
@@ -68,15 +68,43 @@ class Certificates:
                 return
             self._stamps = stamps
             try:
-                self.current = _read(self._options)
-                for tell in self.renewed:
-                    await tell(self.current)
-            except (StartError, OSError) as error:
+                self.current = await asyncio.to_thread(_read, self._options)
+            except StartError as error:
                 self.fault = str(error)
                 log.error("the TLS files before stay in use: %s", error)
                 return
             self.fault = None
             log.info("TLS files read anew")
+
+
+class ChangingContext(ssl.SSLContext):
+    """Of a listener, for good: each connection gets the context that is in use when it comes.
+
+    Each of those keeps its own sessions: none outlives the authorities that its client was let in
+    by.
+    """
+
+    # set by __init__, since __new__ is the base class's
+    _certificates: Certificates
+
+    def __new__(cls, _: Certificates) -> Self:
+        """Made as for any server."""
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # noqa: FBT001, FBT002 - as the base class has it
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """asyncio: somebody connected."""
+        context = self._certificates.current.context
+        return context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
 
 def _stamps(options: Tls) -> list[tuple[int, int, int] | None]:
@@ -117,9 +145,13 @@ def _contents(options: Tls) -> tuple[bytes, bytes, bytes | None]:
 
 def _content(key: str, path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise StartError(f"extproc.tls.{key}: {path}: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise StartError(f"extproc.tls.{key}: {path}: larger than {MAX_FILE_BYTES} bytes")
+    return content
 
 
 def _context(options: Tls) -> ssl.SSLContext:

@@ -3,10 +3,11 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.accounting.account import Account
 from extproc.config import Config
+from extproc.http2.limits import MIB, Budget
 from extproc.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.picking.decision import Verdict
@@ -21,17 +22,23 @@ from extproc.serving.stream_answers import Answers
 log = logging.getLogger("kvsteer.extproc")
 
 
+# In dialect B bodies are collected here, where Envoy does it in dialect A.
+_BODIES_BYTES = 1024 * MIB
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """What all streams of a server share.
 
-    monotonic: seconds, for what is accounted of responses.
+    monotonic: seconds, for what is accounted of responses. bodies: what bodies that are collected
+    may keep in all.
     """
 
     config: Config
     router: Router
     metrics: Metrics
     monotonic: Callable[[], float] = time.monotonic
+    bodies: Budget = field(default_factory=lambda: Budget(_BODIES_BYTES))
 
     @property
     def is_traced(self) -> bool:
@@ -64,6 +71,7 @@ class Exchange:
         self._reads_usage = config.accounting.responses == "usage"
         self._stream = Stream(
             max_body_bytes=config.extproc.max_body_bytes,
+            bodies=service.bodies,
             names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
             is_duplex=config.extproc.dialect == "epp",
@@ -98,6 +106,7 @@ class Exchange:
         if self._is_closed:
             return
         self._is_closed = True
+        self._stream.close()
         self._service.metrics.open_streams.dec()
         if self._booking is not None:
             self._service.router.release(self._booking)

@@ -13,6 +13,10 @@ from extproc.tracing import traceparent
 _LENGTH_DIGITS = 19
 _STATUS_DIGITS = 3
 
+# More of a value changes nothing: nothing that we look for is as long. What is read is kept as long
+# as its stream.
+_TEXT_BYTES = 1024
+
 # Media types of responses that may carry usage (OpenAI's, Anthropic's and SGLang's APIs).
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -118,4 +122,6 @@ def _number(text: str, digits: int) -> int | None:
 
 def _text(header: HeaderValue) -> str:
     """Envoy fills raw_value; value is for those that do not (HeaderValue, core/v3/base.proto)."""
-    return header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+    if header.raw_value:
+        return header.raw_value[:_TEXT_BYTES].decode("utf-8", "replace")
+    return header.value[:_TEXT_BYTES]

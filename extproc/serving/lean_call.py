@@ -23,6 +23,11 @@ log = logging.getLogger("kvsteer.extproc")
 # While more than this of its answers waits for the peer, a call takes nothing from it.
 _MAX_QUEUED_BYTES = 1024 * 1024
 
+# What a call costs by itself, and what a piece that is kept costs on top of its bytes: hundreds of
+# thousands of calls, or pieces of two bytes, must find their end, too.
+CALL_BYTES = 4096
+_PIECE_BYTES = 64
+
 # What was used is told to the connection in no smaller parts.
 _TOLD_BYTES = 64 * 1024
 
@@ -60,7 +65,8 @@ class Call(ABC):
     """A call that is under way.
 
     What comes while a message is not answered yet, or while the peer does not take what was
-    answered, is kept as it came: not more than the stream's window.
+    answered, is kept as it came: not more than the stream's window. Of the wire's budget,
+    `CALL_BYTES` were taken for it.
     """
 
     def __init__(self, wire: Wire, stream_id: int) -> None:
@@ -72,7 +78,7 @@ class Call(ABC):
         self._kept_bytes = 0
         self._queued = 0
         self._used_bytes = 0
-        self._charged = 0
+        self._charged = CALL_BYTES
         self._owed_ticks = 0
         self._is_begun = False
         self._is_whole = False
@@ -121,13 +127,13 @@ class Call(ABC):
             self.go_on()
         elif self._messages or self._unread or self.is_busy:
             self._unread.append(bytes(data))
-            self._kept_bytes += len(data)
+            self._kept_bytes += len(data) + _PIECE_BYTES
             self._charge()
         else:
             self.guarded(self._read, data)
             if is_last or self._messages:
                 self.go_on()
-            elif self._reader.held or self._charged:
+            elif self._reader.held or self._charged > CALL_BYTES:
                 self._charge()
 
     def go_on(self) -> None:
@@ -135,11 +141,11 @@ class Call(ABC):
         while not self._is_over and not self.is_busy:
             if self._messages:
                 message = self._messages.popleft()
-                self._kept_bytes -= len(message)
+                self._kept_bytes -= len(message) + _PIECE_BYTES
                 self.guarded(self.take, message)
             elif self._unread:
                 piece = self._unread.popleft()
-                self._kept_bytes -= len(piece)
+                self._kept_bytes -= len(piece) + _PIECE_BYTES
                 self.guarded(self._read, piece)
             else:
                 if self._is_whole and not self._is_ended:
@@ -198,7 +204,7 @@ class Call(ABC):
             self._owed_ticks = 0
             for later in messages[1:]:
                 self._messages.append(bytes(later))
-                self._kept_bytes += len(later)
+                self._kept_bytes += len(later) + _PIECE_BYTES
             self.take(messages[0])
 
     def _end(self) -> None:
@@ -211,7 +217,7 @@ class Call(ABC):
         """Books what is kept; a call for which there is no room ends."""
         if self._is_over:
             return
-        more = self._kept_bytes + self._reader.held - self._charged
+        more = CALL_BYTES + self._kept_bytes + self._reader.held - self._charged
         if more < 0:
             self._wire.budget.give_back(-more)
         elif not self._wire.budget.take(more):

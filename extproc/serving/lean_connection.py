@@ -8,15 +8,17 @@ from typing import cast
 
 from extproc.http2.connection import Connection
 from extproc.http2.events import Opened, Received
+from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import Status, refusal_of, trailers_only
 from extproc.http2.header_blocks import BlockCache
 from extproc.http2.limits import Budget, Limits
 from extproc.http2.request_head import RequestHead
-from extproc.serving.lean_call import Call
+from extproc.serving.lean_call import CALL_BYTES, Call
+from extproc.serving.listening import keep_alive
 
 log = logging.getLogger("kvsteer.extproc")
 
-# How long a peer may take to read why its connection ends.
+# How long a peer may take to read why its connection ends, and to take its leave of TLS.
 LINGER_SECONDS = 1.0
 
 # What makes a call of a request, None if nobody answers to its path.
@@ -41,9 +43,10 @@ class Host:
 
 
 class LeanConnection(asyncio.Protocol):
-    """Writes once for all that one read brought."""
+    """Writes once for all that one read brought. has_served: whether a call ever came."""
 
     def __init__(self, host: Host) -> None:
+        self.has_served = False
         self.budget = host.budget
         self.max_message_bytes = host.max_message_bytes
         self._host = host
@@ -57,6 +60,7 @@ class LeanConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: somebody connected."""
         self._transport = cast("asyncio.Transport", transport)
+        keep_alive(transport)
         self._host.came(self)
         self.flush()
 
@@ -116,6 +120,17 @@ class LeanConnection(asyncio.Protocol):
         for call in list(self._calls.values()):
             call.tick(self._host.limits.stall_ticks)
         self.flush()
+
+    @property
+    def fault(self) -> ErrorCode | None:
+        """The code with which it was ended, None if its peer did nothing wrong."""
+        fault = self._http2.fault
+        return None if fault is None else ErrorCode(fault.code)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stream is open."""
+        return not self._http2.stream_count
 
     def drain(self) -> None:
         """Takes no new streams; closes when those under way have ended."""
@@ -193,12 +208,17 @@ class LeanConnection(asyncio.Protocol):
         if refusal is not None:
             self._http2.end(event.stream_id, refusal)
             return
+        if not self.budget.take(CALL_BYTES):
+            self._http2.reset(event.stream_id, ErrorCode.REFUSED_STREAM)
+            return
         call = self._host.route(self, event.stream_id, event.head)
         if call is None:
+            self.budget.give_back(CALL_BYTES)
             block = trailers_only(Status.UNIMPLEMENTED, "unknown method")
             self._http2.end(event.stream_id, block)
             return
         self._calls[event.stream_id] = call
+        self.has_served = True
         if event.is_whole:
             call.receive(b"", is_last=True)
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from extproc import address
@@ -10,13 +11,14 @@ from extproc.errors import StartError
 from extproc.http2.header_blocks import BlockCache
 from extproc.http2.limits import MIB, Budget, Limits
 from extproc.http2.request_head import RequestHead
-from extproc.serving.certificates import Certificates, Material
+from extproc.observing.server_families import ServerFigures
+from extproc.serving.certificates import Certificates, ChangingContext
 from extproc.serving.exchange import Service
 from extproc.serving.ext_proc_call import ExtProcCall
 from extproc.serving.health_call import HealthCall, WatchCall
 from extproc.serving.health_service import EXT_PROC, HEALTH, Health
 from extproc.serving.lean_call import Call
-from extproc.serving.lean_connection import Host, LeanConnection
+from extproc.serving.lean_connection import LINGER_SECONDS, Host, LeanConnection
 from extproc.serving.listening import bound_socket, max_message_bytes, socket_path
 from extproc.tracing import traceparent
 
@@ -24,7 +26,7 @@ log = logging.getLogger("kvsteer.extproc")
 
 TICK_SECONDS = 5.0
 
-# An Envoy opens one a worker thread; more are closed as they come.
+# An Envoy opens one a worker thread. For more, such as are idle are closed.
 MAX_CONNECTIONS = 4096
 
 _BACKLOG = 1024
@@ -64,10 +66,11 @@ class LeanServer:
             self._came,
             self._left,
         )
-        self._connections: set[LeanConnection] = set()
+        self._connections: dict[LeanConnection, None] = {}
+        self._faults: Counter[str] = Counter()
         self._all_left = asyncio.Event()
         # uvloop closes a listening server that nobody refers to
-        self._servers: list[asyncio.Server] = []
+        self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -78,12 +81,10 @@ class LeanServer:
         """
         options = self._service.config.extproc
         try:
-            self._servers = [await self._listen()]
+            self._server = await self._listen()
         except OSError:
             told = f"extproc.listen: cannot listen on {options.listen}: is it taken?"
             raise StartError(told) from None
-        if self._certificates is not None:
-            self._certificates.renewed.append(self._renew)
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def stop(self) -> None:
@@ -91,11 +92,9 @@ class LeanServer:
         self._health.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        if not self._servers:
+        if self._server is None:
             return
-        if self._certificates is not None:
-            self._certificates.renewed.remove(self._renew)
-        self._close_all(self._servers)
+        self._server.close()
         self._remove_socket()
         for connection in list(self._connections):
             connection.drain()
@@ -105,6 +104,10 @@ class LeanServer:
         for connection in list(self._connections):
             connection.drop()
         await self._empty()
+
+    def figures(self) -> ServerFigures:
+        """For metrics."""
+        return ServerFigures(len(self._connections), self._faults, self._host.budget.held)
 
     async def _listen(self) -> asyncio.Server:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()
@@ -120,32 +123,10 @@ class LeanServer:
             host,
             port,
             backlog=_BACKLOG,
-            ssl=self._certificates.current.context,
+            ssl=ChangingContext(self._certificates),
             ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=LINGER_SECONDS,
         )
-
-    async def _renew(self, material: Material) -> None:
-        """Takes new connections with the new certificate, on the sockets that listen already.
-
-        A server has one context for good; another one on the same sockets misses no connection.
-        """
-        before, renewed = self._servers, []
-        for one in [listening.dup() for server in before for listening in server.sockets]:
-            server = await asyncio.get_running_loop().create_server(
-                self._accept,
-                sock=one,
-                backlog=_BACKLOG,
-                ssl=material.context,
-                ssl_handshake_timeout=_HANDSHAKE_SECONDS,
-            )
-            renewed.append(server)
-        self._servers = renewed
-        self._close_all(before)
-
-    @staticmethod
-    def _close_all(servers: list[asyncio.Server]) -> None:
-        for server in servers:
-            server.close()
 
     async def _empty(self) -> None:
         while self._connections:
@@ -154,16 +135,32 @@ class LeanServer:
 
     def _accept(self) -> asyncio.Protocol:
         if len(self._connections) >= MAX_CONNECTIONS:
-            return _Refused()
+            idle = self._dispensable()
+            if idle is None:
+                return _Refused()
+            del self._connections[idle]
+            idle.drain()
         return LeanConnection(self._host)
 
+    def _dispensable(self) -> LeanConnection | None:
+        """The oldest connection on which nothing is under way, best one that was never used."""
+        used: LeanConnection | None = None
+        for one in self._connections:
+            if one.is_idle:
+                if not one.has_served:
+                    return one
+                used = used or one
+        return used
+
     def _came(self, connection: LeanConnection) -> None:
-        self._connections.add(connection)
+        self._connections[connection] = None
         if self._health.is_stopping:  # it was shaking hands when the others were told
             connection.drain()
 
     def _left(self, connection: LeanConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
+        if connection.fault is not None:
+            self._faults[connection.fault.name] += 1
         self._all_left.set()
 
     def _route(self, wire: LeanConnection, stream_id: int, head: RequestHead) -> Call | None:

@@ -1,5 +1,6 @@
 """What both servers have to do with addresses and sizes."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -15,6 +16,9 @@ from extproc.errors import StartError
 # What a message carries besides the body: headers, which Envoy limits to 60 KiB by default.
 _MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 
+# Asked after a minute without a byte, every ten seconds, six times: two minutes.
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
+
 _ALL_RIGHTS = 0o777
 
 
@@ -22,6 +26,16 @@ def max_message_bytes(config: Config) -> int:
     """Room for Envoy's largest body: a longer one than we read is still answered, by load."""
     limit = max(config.extproc.max_body_bytes, config.envoy.request_body_buffer_limit_bytes)
     return limit + _MESSAGE_OVERHEAD_BYTES
+
+
+def keep_alive(transport: asyncio.BaseTransport) -> None:
+    """Has the system find out that the other machine is gone: nobody else would, while a response
+    takes its time."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None and connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def socket_path(options: ExtProc) -> Path | None:

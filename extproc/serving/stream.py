@@ -44,6 +44,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from extproc.errors import ProtocolError
+from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.picking.refusal import Refusal
 from extproc.requests.request import is_inference
@@ -95,6 +96,8 @@ class Stream:
     """One HTTP request on its way through Envoy.
 
     max_body_bytes: of a longer one no more is collected, and by its content-length none asked for.
+    bodies: what those that are collected, on all streams together, may keep; where there is no
+    room, a body counts as longer than that.
     names_model: whether routes choose a cluster by a model header that we set.
     policy_header: the request header that may name a policy, None if none may.
     is_duplex: whether a proxy that names no mode speaks dialect B; then, whether this one does:
@@ -106,6 +109,7 @@ class Stream:
         self,
         *,
         max_body_bytes: int,
+        bodies: Budget,
         names_model: bool,
         policy_header: str | None = None,
         is_duplex: bool = False,
@@ -119,7 +123,7 @@ class Stream:
         self._names_model = names_model
         self._policy_header = policy_header
         self._head = _NO_HEAD
-        self._collected = CollectedBody()
+        self._collected = CollectedBody(bodies)
         self._asked_with = ""
         self._is_last = False
 
@@ -162,6 +166,10 @@ class Stream:
         self.state = State.REFUSED
         self._collected.take()
         return [say.refused(refusal)]
+
+    def close(self) -> None:
+        """The stream is over: what is kept of it is given back."""
+        self._collected.take()
 
     def _learn_modes(self, message: ProcessingRequest) -> None:
         """Only a stream's first message tells them (ProtocolConfiguration)."""
@@ -211,8 +219,8 @@ class Stream:
 
     def _collect(self, message: ProcessingRequest) -> Step:
         self._is_last = message.request_body.end_of_stream
-        self._collected.add(message.request_body.body)
-        if self._collected.size_bytes > self._max_body_bytes:
+        has_room = self._collected.add(message.request_body.body)
+        if not has_room or self._collected.size_bytes > self._max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
         return self._ask("request_body", self._collected.whole()) if self._is_last else []
 

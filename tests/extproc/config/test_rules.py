@@ -38,6 +38,18 @@ def events(rest: str) -> str:
         ([MODEL, WORKER, "extproc: {listen: x}"], "extproc.listen: must be host:port, is 'x'"),
         ([MODEL, WORKER, "envoy: {router: x}"], "envoy.router: must be host:port, is 'x'"),
         (
+            [MODEL, WORKER, "extproc: {listen: 'unix:/x', tls: {certificate: c, key: k}}"],
+            "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket",
+        ),
+        (
+            [MODEL, WORKER, "extproc: {socket_mode: rw}"],
+            "extproc.socket_mode: must be as \"0660\", is 'rw'",
+        ),
+        (
+            [MODEL, WORKER, "envoy: {router_tls: {ca: a, certificate: c}}"],
+            "envoy.router_tls: certificate and key belong together",
+        ),
+        (
             [MODEL, WORKER, "envoy: {listen: 'name:1'}"],
             "envoy.listen: must be an IP address and a port: Envoy listens on no name: 'name:1'",
         ),

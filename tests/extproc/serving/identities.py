@@ -1,5 +1,6 @@
 """Certificates of an authority of our own, as files of a router and as credentials of a client."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -25,14 +26,15 @@ class Identities:
     def ca_pem(self) -> bytes:
         return self.authority.cert_pem.bytes()
 
-    def issue(self, name: str = NAME) -> tuple[bytes, bytes]:
-        """A certificate and its key."""
-        issued = self.authority.issue_cert(name, "127.0.0.1")
+    def issue(self, name: str = NAME, days: int | None = None) -> tuple[bytes, bytes]:
+        """A certificate and its key; days: of which it is valid, else for long."""
+        end = None if days is None else datetime.now(UTC) + timedelta(days)
+        issued = self.authority.issue_cert(name, "127.0.0.1", not_after=end)
         return issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()
 
-    def renew(self, name: str = NAME) -> None:
+    def renew(self, days: int | None = None) -> None:
         """Another certificate for the router."""
-        certificate, key = self.issue(name)
+        certificate, key = self.issue(NAME, days)
         self.certificate_file.write_bytes(certificate)
         self.key_file.write_bytes(key)
 

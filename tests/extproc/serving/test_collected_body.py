@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.http2.limits import Budget
 from extproc.serving.collected_body import SMALL_BYTES, SMALL_PIECES, CollectedBody
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
 
@@ -8,7 +9,7 @@ PIECES = st.lists(st.binary(max_size=4) | st.binary(min_size=SMALL_BYTES, max_si
 
 
 def collected(*pieces: bytes) -> CollectedBody:
-    one = CollectedBody()
+    one = CollectedBody(Budget(10**9))
     for piece in pieces:
         one.add(piece)
     return one
@@ -37,3 +38,15 @@ def test_a_byte_at_a_time_takes_few_pieces() -> None:
 
 def test_what_is_joined_fits_into_one_echo() -> None:
     assert SMALL_BYTES * SMALL_PIECES <= MAX_ECHO_BYTES
+
+
+def test_what_is_kept_of_all_bodies_is_bounded_and_given_back() -> None:
+    budget = Budget(5)
+    first, second = CollectedBody(budget), CollectedBody(budget)
+    assert first.add(b"abc")
+    assert not second.add(b"def")
+    assert second.whole() == b"def"
+    assert second.take() == [b"def"]
+    assert budget.held == 3
+    first.take()
+    assert budget.held == 0

@@ -108,3 +108,8 @@ def test_the_clients_trace_is_read_where_it_names_one() -> None:
 
 def test_a_response_without_metadata_tells_no_served_endpoint() -> None:
     assert response_head_of(response_head(200, {"x": "y"})).served == ""
+
+
+def test_of_a_value_only_what_can_matter_is_kept() -> None:
+    found = head_of(head("/" + "a" * 100_000, method="x" * 5000), None)
+    assert len(found.path) == len(found.method) == 1024

@@ -16,6 +16,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest, P
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from extproc.serving import lean_server
 from extproc.serving.exchange import Exchange, Service
+from extproc.serving.lean_call import CALL_BYTES
 from extproc.serving.lean_server import LeanServer
 from tests.e2e.envoy_process import free_port
 from tests.extproc.http2.peer import (
@@ -250,7 +251,7 @@ async def test_a_peer_that_takes_no_answers_is_read_no_further_than_its_window(
 async def test_what_is_kept_is_bounded_over_all_connections(
     running: Running, connect: Connect
 ) -> None:
-    server_of(running)._host.budget.max_bytes = 20_000
+    server_of(running)._host.budget.max_bytes = 30_000
     first, second = await connect(), await connect()
     for peer in (first, second):
         peer.send(GREETING, request(1), data(1, b"\0\0\0\xff\xff" + bytes(15_000)))
@@ -361,11 +362,39 @@ async def test_there_are_only_so_many_connections(
     running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
-    first, second = await connect(), await connect()
+    first = await connect()
+    first.send(GREETING, request(1), data(1, HEAD))
+    await first.answer_to_ping()
+    second = await connect()
     assert await second.ended() == []
-    first.send(GREETING)
     assert await first.answer_to_ping()
     assert len(server_of(running)._connections) == 1
+
+
+async def test_where_there_are_too_many_an_idle_one_goes(
+    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 2)
+    used, unused = await connect(), await connect()
+    used.send(GREETING, request(1), data(1, flags=END_STREAM))
+    unused.send(GREETING)
+    await asyncio.gather(used.answer_to_ping(), unused.answer_to_ping())
+    await connect()
+    assert (await unused.ended())[-1].kind == FrameType.GOAWAY
+    assert await used.answer_to_ping()
+    assert len(server_of(running)._connections) == 2
+
+
+async def test_a_call_for_which_there_is_no_room_is_refused(
+    running: Running, connect: Connect
+) -> None:
+    server_of(running)._host.budget.max_bytes = CALL_BYTES + 10
+    peer = await connect()
+    peer.send(GREETING, request(1), request(3))
+    assert resets(await peer.answer_to_ping()) == [(3, ErrorCode.REFUSED_STREAM)]
+    peer.send(rst(1), request(5), request(7, "/no/method"))
+    await peer.answer_to_ping()
+    assert server_of(running)._host.budget.held == CALL_BYTES
 
 
 async def test_the_trace_of_a_stream_is_told_where_it_is_wanted(
@@ -398,3 +427,28 @@ def test_it_runs_on_the_routers_event_loop() -> None:
         return answer
 
     assert event_loop.run(ask()) == HealthCheckResponse.SERVING
+
+
+async def test_connections_and_their_faults_are_counted(running: Running, connect: Connect) -> None:
+    good, bad = await connect(), await connect()
+    good.send(GREETING, request(1))
+    bad.send(GREETING, window_update(0, 0))
+    await asyncio.gather(good.answer_to_ping(), bad.ended())
+    bad.writer.close()
+    server = server_of(running)
+    await until(lambda: server.figures().connections == 1)
+    assert server.figures() == (1, {"PROTOCOL_ERROR": 1}, CALL_BYTES)
+
+
+async def test_a_peer_over_the_network_that_vanishes_is_found_out() -> None:
+    one = Running(f"127.0.0.1:{free_port()}", "lean")
+    await one.server.start()
+    host, port = one.listen.split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    await until(lambda: bool(server_of(one)._connections))
+    (connection,) = server_of(one)._connections
+    connected = connection._transport.get_extra_info("socket")
+    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+    writer.close()
+    await one.stop()

@@ -2,6 +2,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from extproc.errors import ProtocolError
+from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     HttpHeaders,
@@ -22,7 +23,9 @@ DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
 def stream(*, names_model: bool = False, is_duplex: bool = False) -> Stream:
-    return Stream(max_body_bytes=1000, names_model=names_model, is_duplex=is_duplex)
+    return Stream(
+        max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, is_duplex=is_duplex
+    )
 
 
 def duplex_head(
@@ -223,7 +226,7 @@ def test_a_duplex_body_is_collected_and_given_back_behind_the_pick() -> None:
 
 
 def test_a_large_duplex_body_is_given_back_in_pieces_that_envoy_takes() -> None:
-    one = Stream(max_body_bytes=200_000, names_model=False)
+    one = Stream(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False)
     one.receive(duplex_head())
     one.receive(body(b"a" * 82_000, end_of_stream=False))
     one.receive(body(b"b" * 82_000))
@@ -391,3 +394,19 @@ def test_nothing_of_the_request_comes_between_a_question_and_its_answer() -> Non
 def test_a_mode_that_is_not_spoken_is_refused_by_name(modes: dict[str, int]) -> None:
     with pytest.raises(ProtocolError, match="body mode GRPC is not supported"):
         stream().receive(head(**modes))  # type: ignore[arg-type]
+
+
+def test_a_body_for_which_there_is_no_room_is_given_back_unread() -> None:
+    bodies = Budget(100)
+    first, second = (
+        Stream(max_body_bytes=1000, bodies=bodies, names_model=False) for _ in range(2)
+    )
+    for one in (first, second):
+        one.receive(duplex_head())
+    assert first.receive(body(b"a" * 60, end_of_stream=False)) == []
+    step = ask(second.receive(body(b"b" * 60, end_of_stream=False)))
+    assert (step.body, step.reason) == (None, "body_too_large")
+    assert echoed(second.place(PLACEMENT)) == [(b"b" * 60, False)]
+    assert bodies.held == 60
+    first.close()
+    assert bodies.held == 0

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import ProtocolError
+from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     HttpTrailers,
@@ -42,7 +43,7 @@ def response_body(piece: bytes, *, last: bool) -> ProcessingRequest:
 
 
 def stream() -> Stream:
-    return Stream(max_body_bytes=LIMIT, names_model=False, reads_usage=True)
+    return Stream(max_body_bytes=LIMIT, bodies=Budget(10**9), names_model=False, reads_usage=True)
 
 
 def talk(

@@ -71,7 +71,7 @@ async def placed(one: Running) -> grpc.aio.StreamStreamCall:
 @both
 @pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
 async def test_a_request_is_placed_over_tls(
-    kind: str, is_mutual: bool, identities: Identities, tmp_path: Path
+    kind: str, *, is_mutual: bool, identities: Identities, tmp_path: Path
 ) -> None:
     async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
         call = await placed(one)
@@ -142,14 +142,15 @@ async def test_nothing_older_than_tls_1_2_is_spoken(
                 _, writer = await opening
                 writer.close()
                 continue
-            with pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):
+            with pytest.raises((ssl.SSLError, ConnectionResetError)) as caught:
                 await opening
+            assert "NO_PROTOCOLS_AVAILABLE" not in str(caught.value)  # it was the server's word
 
 
 @both
 @pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mtls"])
 async def test_new_files_are_used_for_new_connections_and_old_streams_go_on(
-    kind: str, is_mutual: bool, identities: Identities, tmp_path: Path
+    kind: str, *, is_mutual: bool, identities: Identities, tmp_path: Path
 ) -> None:
     async with running(kind, identities, tmp_path, is_mutual=is_mutual) as one:
         call = await placed(one)

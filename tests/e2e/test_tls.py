@@ -1,0 +1,78 @@
+"""A real Envoy that reaches the router by TLS."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.envoy_process import free_port
+from tests.e2e.system import System, chat, long_text, running, until
+from tests.extproc.serving.identities import NAME, Identities
+
+both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
+
+
+@contextlib.asynccontextmanager
+async def system(kind: str, identities: Identities, **router_tls: Any) -> AsyncIterator[System]:
+    """Workers, a router that wants a client's certificate, and Envoy with that of `router_tls`."""
+    tls = identities.tls(is_mutual=True)
+    files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
+    extproc = {"listen": f"127.0.0.1:{free_port()}", "server": kind, "tls": files}
+    listeners = {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")}
+    envoy = {**listeners, "router_tls": {"ca": str(identities.ca_file), **router_tls}}
+    async with running(2, changes={"extproc": extproc, "envoy": envoy}) as one:
+        yield one
+
+
+def own(identities: Identities) -> dict[str, str]:
+    """Envoy's certificate."""
+    certificate, key = identities.tls_files()
+    return {"certificate": certificate, "key": key}
+
+
+@both
+async def test_a_prefix_is_met_again_over_mutual_tls(kind: str, tmp_path: Path) -> None:
+    identities = Identities(tmp_path)
+    async with system(kind, identities, name=NAME, **own(identities)) as one:
+        body = chat(long_text(kind))
+        _, worker, _ = await one.send(body)
+        await one.learned(body, worker)
+        assert [(await one.send(body))[:2] for _ in range(3)] == [(200, worker)] * 3
+        steered = 'kvsteer_decisions_total{model="tiny",reason="overlap"}'
+        assert await one.metric(steered) == 3
+
+
+@both
+@pytest.mark.parametrize("fault", ["no certificate", "another name"])
+async def test_an_envoy_that_does_not_fit_is_not_steered_and_loses_nothing(
+    kind: str, fault: str, tmp_path: Path
+) -> None:
+    identities = Identities(tmp_path)
+    wrong = {} if fault == "no certificate" else {"name": "other.test", **own(identities)}
+    async with system(kind, identities, **wrong) as one:
+        body = chat(long_text(kind))
+        assert [(await one.send(body))[0] for _ in range(3)] == [200] * 3
+        assert await one.metric("kvsteer_decision_seconds_count") == 0
+
+
+@both
+async def test_a_certificate_is_renewed_while_envoy_asks(kind: str, tmp_path: Path) -> None:
+    identities = Identities(tmp_path)
+    async with system(kind, identities, name=NAME, **own(identities)) as one:
+        expiry = 'kvsteer_tls_certificate_expiry_seconds{listener="extproc"}'
+        before = await one.metric(expiry)
+        assert before > 1.7e9
+        sent = 0
+        identities.renew(days=7)
+
+        async def renewed() -> bool:
+            nonlocal sent
+            sent += 1
+            assert (await one.send(chat(long_text(str(sent)))))[0] == 200
+            return await one.metric(expiry) != before
+
+        await until(renewed, "the new certificate is used")
+        assert await one.metric("kvsteer_decision_seconds_count") == sent
+        assert await one.metric('kvsteer_tls_fault{listener="extproc"}') == 0

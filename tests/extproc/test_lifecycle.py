@@ -1,0 +1,107 @@
+"""A router's process from its start to its end."""
+
+import asyncio
+import dataclasses
+import signal
+import stat
+from pathlib import Path
+
+import grpc
+import pytest
+
+from extproc.pb.kvsteer_ext_proc_pb2 import HttpHeaders, ProcessingRequest
+from tests.e2e.envoy_process import free_port
+from tests.e2e.system import until
+from tests.extproc.router_process import router
+from tests.extproc.serving.identities import Identities
+from tests.extproc.serving.running import listen_at
+
+both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
+
+
+@both
+async def test_streams_under_way_end_before_the_router_does(kind: str, tmp_path: Path) -> None:
+    listen = listen_at("tcp", tmp_path)
+    async with router(tmp_path, listen, server=kind, drain_ms=60_000) as one:
+        call = await one.placed()
+        one.process.send_signal(signal.SIGTERM)
+        await until(lambda: one.answers(503), "it says that it is not ready")
+        late = grpc.aio.insecure_channel(listen, [("grpc.use_local_subchannel_pool", 1)])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await late.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await late.close()
+        await call.write(ProcessingRequest(response_headers=HttpHeaders()))
+        assert (await call.read()).WhichOneof("response") == "response_headers"
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        assert await asyncio.wait_for(one.process.wait(), 30) == 0
+
+
+@both
+async def test_streams_that_do_not_end_are_given_so_much_time(kind: str, tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=500) as one:
+        call = await one.placed()
+        one.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(one.process.wait(), 30) == 0
+        assert await call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+@both
+async def test_nothing_is_waited_for_where_no_stream_is_open(kind: str, tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=60_000) as one:
+        call = await one.placed()
+        await call.done_writing()
+        await call.code()
+        one.process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(one.process.wait(), 30) == 0
+
+
+@both
+async def test_a_second_signal_ends_it_at_once(kind: str, tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=100_000) as one:
+        await one.placed()
+        one.process.send_signal(signal.SIGTERM)
+        await until(lambda: one.answers(503), "it is stopping")
+        one.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(one.process.wait(), 30) == -signal.SIGTERM
+
+
+@both
+@pytest.mark.parametrize("mode", ["0600", "0666"])
+async def test_a_socket_has_its_rights_and_goes_with_the_router(
+    kind: str, mode: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    async with router(tmp_path, f"unix:{path}", server=kind, socket_mode=mode) as one:
+        assert stat.S_IMODE(path.stat().st_mode) == int(mode, 8)
+        call = await one.placed()
+        await call.done_writing()
+        await call.code()
+        one.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(one.process.wait(), 30) == 0
+        assert not path.exists()
+
+
+async def test_a_hangup_reads_the_tls_files_anew(tmp_path: Path) -> None:
+    tls = dataclasses.asdict(Identities(tmp_path).tls())
+    async with router(tmp_path, listen_at("tcp", tmp_path), tls=tls) as one:
+        one.process.send_signal(signal.SIGHUP)
+
+        async def is_read() -> bool:
+            return "TLS files read anew" in one.log.read_text()
+
+        await until(is_read, "the files are read")
+        assert await one.answers(200)
+
+
+@pytest.mark.parametrize("deadline_ms", [0, 600_000])
+async def test_a_worker_that_is_away_is_waited_for_so_long(
+    deadline_ms: int, tmp_path: Path
+) -> None:
+    away = {"endpoint": "127.0.0.1:1", "events": {"zmq": f"tcp://127.0.0.1:{free_port()}"}}
+    changes = {"workers": [away], "events": {"ready_deadline_ms": deadline_ms}}
+    expected = 503 if deadline_ms else 200
+    listen = listen_at("tcp", tmp_path)
+    async with router(tmp_path, listen, sections=changes, status=expected) as one:
+        assert await one.ready() == expected
