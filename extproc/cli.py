@@ -3,8 +3,6 @@
 import argparse
 import json
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -146,24 +144,16 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    from extproc.admin_client import ask  # noqa: PLC0415
+
     try:
         body = json.load(sys.stdin)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         print(f"kvsteer explain: standard input is not JSON: {error}", file=sys.stderr)
         return 2
     # a whole envelope is taken as it is, so that recorded ones can be piped in
     envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
-    request = urllib.request.Request(  # noqa: S310 - the operator names the URL
-        f"{arguments.admin.rstrip('/')}/explain",
-        data=json.dumps(envelope).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
-            print(json.dumps(json.load(response), indent=2))
-    except (urllib.error.URLError, ValueError, OSError) as error:
-        print(f"kvsteer explain: {arguments.admin}: {error}", file=sys.stderr)
-        return 1
+    print(json.dumps(ask("explain", arguments.admin, "/explain", envelope), indent=2))
     return 0
 
 

@@ -39,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config = load(arguments.config)
     logging.disable(logging.WARNING)  # what the parts log, the findings say
-    findings = asyncio.run(examine(config, arguments.timeout, probes=arguments.probe))
+    try:
+        findings = asyncio.run(examine(config, arguments.timeout, probes=arguments.probe))
+    finally:
+        logging.disable(logging.NOTSET)
     print(as_json(findings) if arguments.json else as_text(findings))
     return exit_status(findings)
 

@@ -13,29 +13,26 @@ from extproc.doctor.means import Means
 from extproc.doctor.web_client import WebClient
 from extproc.errors import RequestError, StartError
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.feeds.zmq_transport import ZmqContext
 
 T = TypeVar("T")
 
 # Workers that are looked at together.
 MAX_WORKERS = 32
 
-# A worker is asked a dozen questions, most of them at once.
+# Waits of one part, such as a feed with its probes.
 MAX_WAITS = 12
 
 
 async def examine(config: Config, seconds: float, *, probes: bool) -> list[Finding]:
     """Everything that was found.
 
-    seconds: for each question and each wait; no worker takes more than `MAX_WAITS` times as long.
+    seconds: for each question and each wait; no part takes more than `MAX_WAITS` times as long.
     probes: whether completions are asked for to provoke events, and queues are drained.
     """
     tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
     async with contextlib.AsyncExitStack() as stack:
         web = await stack.enter_async_context(WebClient(seconds))
-        context = ZmqContext()
-        stack.callback(context.destroy, 0)
-        means = Means(config, web, context, tokenizers, seconds, probes)
+        means = Means(config, web, tokenizers, seconds, probes)
         fleet, discovered = await sources_visit.visit(config, seconds)
         turns = asyncio.Semaphore(MAX_WORKERS)
         found = await asyncio.gather(
@@ -50,7 +47,10 @@ async def _in_turn(means: Means, found: Found, turns: asyncio.Semaphore) -> Sequ
     if found.excluded:
         return [about.note("discovery", f"not looked at: it takes no requests: {found.excluded}")]
     async with turns:
-        return await _bounded(about, _worker(means, found.worker, about), means.seconds)
+        try:
+            return await _worker(means, found.worker, about)
+        except Exception as error:  # noqa: BLE001 - as below
+            return [_failed(about, error)]
 
 
 async def _worker(means: Means, worker: Worker, about: About) -> Sequence[Finding]:
@@ -58,7 +58,7 @@ async def _worker(means: Means, worker: Worker, about: About) -> Sequence[Findin
     parts = [feed_visit.visit(means, worker, visited, about)]
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))
-    found = await asyncio.gather(*parts)
+    found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
     return list(dict.fromkeys([*visited.findings, *(one for part in found for one in part)]))
 
 
@@ -73,7 +73,11 @@ async def _bounded(
     except TimeoutError:
         return [about.wrong("not-checked", f"not done within {limit:g} s")]
     except Exception as error:  # noqa: BLE001 - one part must not take the others' findings away
-        return [about.wrong("not-checked", f"the check itself failed: {error!r}")]
+        return [_failed(about, error)]
+
+
+def _failed(about: About, error: Exception) -> Finding:
+    return about.wrong("not-checked", f"the check itself failed: {error!r}")
 
 
 def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:

@@ -42,7 +42,7 @@ FAULTS = {
     ),
     "feed-nobody-listens": Fault(
         "feed",
-        "correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`, with the `*`)",
+        "correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)",
     ),
     "feed-not-zmq": Fault("feed", "correct the port in `events.zmq`: another server has this one"),
     "feed-wrong-socket": Fault(

@@ -1,11 +1,12 @@
 """A worker's feed, whichever transport it has."""
 
 import asyncio
+from collections.abc import Iterable, Iterator
 
 from extproc.config import AUTO, Worker, WorkerEvents
 from extproc.doctor import listening, zmq_visit
 from extproc.doctor.findings import About, Finding
-from extproc.doctor.heard import judge_heard
+from extproc.doctor.heard import Heard, judge_heard
 from extproc.doctor.http_visit import Visited
 from extproc.doctor.listening import Listener
 from extproc.doctor.means import Means
@@ -95,10 +96,24 @@ async def _heard(
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
     if not findings:
         findings.append(about.right("feed", "it answers to the subscription"))
-    missing = sum(one.missing for one in heard)
-    if is_drain and missing:
-        findings.append(about.wrong("drain-shared", f"{missing} events went to somebody else"))
+    if is_drain:
+        findings = list(_drained(about, findings, heard))
     return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+
+
+def _drained(
+    about: About, findings: Iterable[Finding], heard: Iterable[Heard]
+) -> Iterator[Finding]:
+    """What findings mean of a queue, each of whose events goes to one caller."""
+    for one in findings:
+        if one.code == "feed-silent":
+            says = f"{one.says}: somebody else took them, or the engine queues none"
+            yield about.wrong("drain-shared", says)
+        else:
+            yield one
+    missing = sum(one.missing for one in heard)
+    if missing:
+        yield about.wrong("drain-shared", f"{missing} events went to somebody else")
 
 
 def _where(source: GrpcSource | DrainSource) -> str:

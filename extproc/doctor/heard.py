@@ -7,15 +7,6 @@ from extproc.doctor.answers import judge_clock
 from extproc.doctor.findings import About, Finding
 from kvstate.errors import WireError
 from kvstate.events import BlocksStored, EventBatch, Tokens
-from kvstate.feeds.transport import (
-    Batch,
-    Connected,
-    Disconnected,
-    Malformed,
-    Refused,
-    Signal,
-    Snapshot,
-)
 from kvstate.wire.zmq_wire import decode_batch
 
 # What is decoded of a feed; no engine publishes as much in the seconds that the doctor listens.
@@ -28,7 +19,7 @@ ENOUGH_TOKENS = 8
 
 
 class Heard:
-    """The signals of one rank's transport, summed up.
+    """What one rank's transport signalled, summed up.
 
     is_live: messages carry the publisher's own time, and come as they are published.
     """
@@ -55,25 +46,9 @@ class Heard:
         """Whether more came than is listened to."""
         return self._messages > MAX_MESSAGES or self._bytes > MAX_BYTES
 
-    def take(self, signal: Signal, now: float) -> None:
-        """Takes one signal in.
-
-        now: seconds since the epoch.
-        """
+    def count_message(self) -> None:
+        """Something came, whatever it is."""
         self._messages += 1
-        match signal:
-            case Connected():
-                self.is_connected = True
-            case Disconnected(reason):
-                self.lost = reason
-            case Refused(reason):
-                self.refused = reason
-            case Snapshot():
-                self.last_sequence = None
-            case Malformed():
-                self.unreadable += 1
-            case Batch(sequence, body):
-                self._take_batch(sequence, body, now)
 
     def holds(self, tokens: Tokens) -> bool:
         """Whether blocks of this prompt, which nobody else sends, were stored."""
@@ -81,7 +56,11 @@ class Heard:
         known = sum(len(chain) for chain in self._chains if _is_part(chain.tobytes(), whole))
         return known >= min(ENOUGH_TOKENS, len(tokens))
 
-    def _take_batch(self, sequence: int, body: bytes | EventBatch, now: float) -> None:
+    def take(self, sequence: int, body: bytes | EventBatch, now: float) -> None:
+        """Takes a batch in.
+
+        body: a payload of the wire, or what it was decoded to. now: seconds since the epoch.
+        """
         self.batches += 1
         if self.last_sequence is not None and sequence > self.last_sequence + 1:
             self.missing += sequence - self.last_sequence - 1

@@ -9,9 +9,18 @@ from extproc.doctor.heard import Heard
 from kvstate.errors import ReplayError
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import grpc_transports
-from kvstate.feeds.transport import Transport
+from kvstate.feeds.transport import (
+    Batch,
+    Connected,
+    Disconnected,
+    Malformed,
+    Refused,
+    Signal,
+    Snapshot,
+    Transport,
+)
 from kvstate.feeds.trtllm_transport import drain_transports
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 
 # A replay from here has no batches, only its end: it costs the engine nothing.
 BEYOND_ALL = 1 << 62
@@ -46,16 +55,31 @@ class Listener:
     async def _listen(self) -> None:
         while not self.heard.is_over_limit:
             for signal in await self._transport.receive():
-                self.heard.take(signal, time.time())
+                self._take(signal)
             self._changed.set()
             await asyncio.sleep(0)  # a feed that never pauses must not keep others from their turn
 
+    def _take(self, signal: Signal) -> None:
+        heard = self.heard
+        heard.count_message()
+        match signal:
+            case Connected():
+                heard.is_connected = True
+            case Disconnected(reason):
+                heard.lost = reason
+            case Refused(reason):
+                heard.refused = reason
+            case Snapshot():
+                heard.last_sequence = None
+            case Malformed():
+                heard.unreadable += 1
+            case Batch(sequence, body):
+                heard.take(sequence, body, time.time())
 
-def subscribed(context: ZmqContext, sources: Mapping[int, ZmqSource]) -> list[Listener]:
+
+def subscribed(sources: Mapping[int, ZmqSource]) -> list[Listener]:
     """Listeners for some ranks of a ZMQ feed."""
-    return [
-        Listener(rank, ZmqTransport(context, one), is_live=True) for rank, one in sources.items()
-    ]
+    return [Listener(rank, ZmqTransport(one), is_live=True) for rank, one in sources.items()]
 
 
 def connected(source: GrpcSource | DrainSource) -> list[Listener]:
@@ -68,14 +92,12 @@ def connected(source: GrpcSource | DrainSource) -> list[Listener]:
     return [Listener(rank, one, is_live=False) for rank, one in enumerate(transports)]
 
 
-async def replayed(
-    context: ZmqContext, source: ZmqSource, start: int, seconds: float
-) -> tuple[list[int], str]:
+async def replayed(source: ZmqSource, start: int, seconds: float) -> tuple[list[int], str]:
     """The numbers of the batches that a replay gives; why it did not come to its end, "" if it did.
 
     start: the first number that is asked for.
     """
-    transport = ZmqTransport(context, source)
+    transport = ZmqTransport(source)
     numbers: list[int] = []
     try:
         async with asyncio.timeout(seconds):

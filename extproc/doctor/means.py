@@ -6,7 +6,6 @@ from typing import NamedTuple
 from extproc.config import Config
 from extproc.doctor.web_client import WebClient
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.feeds.zmq_transport import ZmqContext
 
 
 class Means(NamedTuple):
@@ -15,7 +14,6 @@ class Means(NamedTuple):
 
     config: Config
     web: WebClient
-    context: ZmqContext
     tokenizers: Mapping[str, Tokenizer]
     seconds: float
     probes: bool

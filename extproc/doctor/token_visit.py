@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 from extproc.config import RemoteTokenizer, Worker
 from extproc.doctor.findings import About, Finding
@@ -23,8 +24,9 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
     model = visited.model
     if model is None or model.tokenizer is None:
         return []
-    if isinstance(model.tokenizer, RemoteTokenizer):
-        return await _remote(means, worker, visited, about) if model.tokenizer.remote else []
+    options = model.tokenizer
+    if isinstance(options, RemoteTokenizer):
+        return await _remote(means, worker, visited, options, about) if options.remote else []
     tokenizer = means.tokenizers.get(model.name)
     if tokenizer is None:
         return []
@@ -57,26 +59,21 @@ async def engine_tokens(
         return f"{PATH}: an answer that makes no sense"
 
 
-async def _remote(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
-    options = visited.model.tokenizer if visited.model else None
-    deadline_ms = options.deadline_ms if isinstance(options, RemoteTokenizer) else 0
+async def _remote(
+    means: Means, worker: Worker, visited: Visited, options: RemoteTokenizer, about: About
+) -> list[Finding]:
+    """Asks as the router does, and whether the answer would have come in time."""
     findings: list[Finding] = []
     for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", _chat())):
-        asked = question(prompt, visited.model_name or None)
-        answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
-        if not answer.is_ok:
-            says = f"{PATH} of {what}: {answer.reason or f'status {answer.status}'}"
-            findings.append(about.wrong("tokenizer-refuses", says))
-            continue
-        try:
-            answered(answer.body)
-        except RequestError:
-            says = f"{PATH} of {what}: an answer that makes no sense"
-            findings.append(about.wrong("tokenizer-refuses", says))
-            continue
-        took_ms = answer.seconds * 1000
-        if took_ms > deadline_ms:
-            says = f"{PATH} of {what} took {took_ms:.0f} ms; the deadline is {deadline_ms} ms"
+        begun = time.monotonic()
+        tokens = await engine_tokens(means, worker, visited, prompt)
+        took_ms = (time.monotonic() - begun) * 1000
+        if isinstance(tokens, str):
+            findings.append(about.wrong("tokenizer-refuses", f"of {what}: {tokens}"))
+        elif took_ms > options.deadline_ms:
+            says = (
+                f"{PATH} of {what} took {took_ms:.0f} ms; the deadline is {options.deadline_ms} ms"
+            )
             findings.append(about.wrong("tokenizer-slow", says))
         else:
             findings.append(about.right("tokens", f"{PATH} of {what} answers in {took_ms:.0f} ms"))

@@ -19,14 +19,12 @@ class Answer(NamedTuple):
 
     status: 0 where it did not. reason: why there is no body, "" if there is one. ahead_seconds: how
     far its clock is ahead of ours by its Date header, within a second; None if it has none.
-    seconds: how long it took.
     """
 
     status: int = 0
     body: bytes = b""
     reason: str = ""
     ahead_seconds: float | None = None
-    seconds: float = 0.0
 
     @property
     def is_ok(self) -> bool:
@@ -74,7 +72,6 @@ class WebClient:
     async def _ask(
         self, method: str, url: str, body: bytes | None, headers: dict[str, str]
     ) -> Answer:
-        begun = time.monotonic()
         try:
             async with self._client.request(
                 method, url, data=body, headers=headers, allow_redirects=False
@@ -90,7 +87,7 @@ class WebClient:
             return Answer(reason=f"no answer within {self._seconds:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Answer(reason=_words(error))
-        return Answer(response.status, bytes(content), "", ahead, time.monotonic() - begun)
+        return Answer(response.status, bytes(content), "", ahead)
 
 
 def _words(error: Exception) -> str:

@@ -51,8 +51,8 @@ async def _listened(
 ) -> list[Finding]:
     """Listens to the topic, and beside it to all, which shows what goes out under another."""
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
-    ours = listening.subscribed(means.context, sources)
-    others = [] if sources == all_topics else listening.subscribed(means.context, all_topics)
+    ours = listening.subscribed(sources)
+    others = [] if sources == all_topics else listening.subscribed(all_topics)
     try:
         return await _heard(means, worker, visited, (ours, others), about)
     finally:
@@ -108,7 +108,7 @@ async def _replays(
 async def _replay(means: Means, source: ZmqSource, about: About) -> Finding | None:
     """Asks for the end of a replay; where probes are allowed, for all of it."""
     start = 0 if means.probes else BEYOND_ALL
-    numbers, fault = await replayed(means.context, source, start, means.seconds)
+    numbers, fault = await replayed(source, start, means.seconds)
     if fault and numbers:
         says = f"{source.replay}: {len(numbers)} batches came, then: {fault}"
         return about.wrong("replay-truncated", says)

@@ -18,7 +18,7 @@ MODEL = Model("tiny", tokenizer=str(TINY_MODEL))
 
 # A question or a wait may take so long on a busy machine; faults that show by silence take it all.
 SECONDS = 10.0
-SILENT_SECONDS = 2.0
+SILENT_SECONDS = 4.0
 
 
 def two_free_ports() -> int:
@@ -36,6 +36,12 @@ def events_of(worker: simulated.Worker, **changes: Any) -> WorkerEvents:
         zmq=worker.events_endpoint, replay=worker.replay_endpoint, ranks=len(worker.ranks)
     )
     return replace(events, **changes)
+
+
+def with_events(worker: Worker, **changes: Any) -> Worker:
+    """A worker whose feed is configured otherwise."""
+    assert isinstance(worker.events, WorkerEvents)
+    return replace(worker, events=replace(worker.events, **changes))
 
 
 def config_of(*workers: Worker, **changes: Any) -> Config:

@@ -1,8 +1,10 @@
 """The doctor finds what is planted in simulated workers, and nothing in healthy ones."""
 
 import asyncio
+import contextlib
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc.config import AUTO, Discovery, Events, Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.config import Discovery, Events, Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.doctor.findings import Verdict, exit_status
 from simulator import publisher
+from simulator import worker as simulated
 from simulator.settings import TINY_MODEL
 from tests.e2e.envoy_process import free_port
 from tests.extproc.doctor.fleet import (
@@ -24,14 +27,10 @@ from tests.extproc.doctor.fleet import (
     findings_of,
     one_worker,
     two_free_ports,
+    with_events,
 )
 
 DIALECTS = ("vllm-0.9", "vllm-0.24", "vllm-0.32", "sglang-0.4", "sglang-0.5.22", "trtllm")
-
-
-def with_events(worker: Worker, **changes: Any) -> Worker:
-    assert isinstance(worker.events, WorkerEvents)
-    return replace(worker, events=replace(worker.events, **changes))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -58,7 +57,7 @@ async def test_nothing_is_wrong_with_a_healthy_fleet() -> None:
 
 async def test_a_worker_that_tells_its_feed_needs_no_ports() -> None:
     async with one_worker(ranks=2) as (_, worker):
-        assert not await codes_of(replace(worker, events=AUTO), probes=True)
+        assert not await codes_of(replace(worker, events="auto"), probes=True)
 
 
 async def test_without_a_probe_nothing_is_sent_to_the_model() -> None:
@@ -94,12 +93,12 @@ async def test_events_that_are_off_in_the_engine_are_found(dialect: str) -> None
     async with one_worker(**settings) as (_, worker):
         events = WorkerEvents(zmq=f"tcp://127.0.0.1:{free_port()}")
         assert "events-off" in await codes_of(replace(worker, events=events))
-        assert await codes_of(replace(worker, events=AUTO)) == {"events-off"}
+        assert await codes_of(replace(worker, events="auto")) == {"events-off"}
 
 
 async def test_an_engine_that_cannot_tell_its_feed_is_found() -> None:
     async with one_worker(dialect="vllm-0.24") as (_, worker):
-        assert await codes_of(replace(worker, events=AUTO)) == {"events-untold"}
+        assert await codes_of(replace(worker, events="auto")) == {"events-untold"}
 
 
 async def test_a_port_where_nobody_listens_is_found_with_the_right_one() -> None:
@@ -172,7 +171,7 @@ async def test_a_feed_of_another_worker_is_found() -> None:
 async def test_a_replay_that_is_broken_is_found(fault: Any, *, probes: bool, code: str) -> None:
     async with one_worker() as (simulated, worker):
         simulated.faults.hide_replay(fault)
-        for _ in range(4):
+        for _ in range(2):
             assert not await codes_of(with_events(worker, replay=None), probes=True) - {
                 "replay-unused"
             }
@@ -192,9 +191,8 @@ async def test_messages_that_are_no_events_are_found() -> None:
 
 
 async def test_clocks_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(time=lambda: publisher_time() - 3600)
-    publisher_time = publisher.time.time
-    monkeypatch.setattr(publisher, "time", clock)
+    an_hour_ago = SimpleNamespace(time=lambda: time.time() - 3600)
+    monkeypatch.setattr(publisher, "time", an_hour_ago)
     async with one_worker() as (_, worker):
         assert await codes_of(worker, probes=True) == {"clock-skew"}
 
@@ -216,6 +214,50 @@ async def test_another_tokenizer_is_found(tmp_path: Path) -> None:
         (fault,) = [one for one in await findings_of(worker) if one.code]
     assert fault.code == "tokens-differ"
     assert "token 0 is" in fault.says
+
+
+async def test_a_dozen_faults_of_a_fleet_are_found_in_one_run(tmp_path: Path) -> None:
+    no_events: dict[str, Any] = {"events_endpoint": None, "replay_endpoint": None}
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> tuple[simulated.Worker, Worker]:
+            return await stack.enter_async_context(one_worker(**settings))
+
+        _, sound = await start()
+        _, off = await start(**no_events)
+        _, large = await start(dialect="sglang-0.5.22", block_size_tokens=32)
+        silent, unanswered = await start()
+        silent.faults.hide_replay("silent")
+        absent, closed = await start()
+        absent.faults.hide_replay("absent")
+        (_, port), (_, topic), (_, ranks) = await start(), await start(topic="kv"), await start()
+        swapped, exchanged = await start()
+        web = f"tcp://{sound.endpoint}"
+        planted = {
+            "": sound,
+            "worker-unreachable": Worker(f"127.0.0.1:{free_port()}"),
+            "model-not-served": (await start(model="other"))[1],
+            "adapter-not-served": replace((await start())[1], lora=("a",)),
+            "events-off": replace(off, events="auto"),
+            "block-size": replace(large, block_size=16),
+            "replay-silent": unanswered,
+            "replay-nobody-listens": closed,
+            "feed-not-zmq": with_events(port, zmq=web),
+            "topic-wrong": with_events(topic, topic="other"),
+            "ranks-miscounted": with_events(ranks, ranks=2, replay=None),
+            "feed-wrong-socket": with_events(exchanged, zmq=swapped.replay_endpoint),
+            "replay-unused": with_events((await start())[1], replay=None),
+            "tokens-differ": (await start(model_dir=other_tokenizer(tmp_path)))[1],
+            "grpc-unreachable": Worker(
+                (await start())[0].endpoint,
+                events=WorkerEvents(grpc=f"127.0.0.1:{free_port()}"),
+            ),
+        }
+        found = await findings_of(*planted.values())
+    for code, worker in planted.items():
+        about_it = {one.code for one in found if one.subject == f"worker {worker.endpoint}"}
+        assert (code or "") in about_it, code
+        assert (about_it == {""}) is (not code), code
 
 
 async def test_a_tokenizer_that_cannot_be_read_is_found(tmp_path: Path) -> None:

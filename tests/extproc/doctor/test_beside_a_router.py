@@ -1,0 +1,35 @@
+"""The doctor beside a router and an Envoy that run."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from extproc.config.reader import load
+from extproc.doctor.doctor import examine
+from extproc.doctor.findings import Verdict
+from tests.e2e.system import System, running
+from tests.extproc.doctor.fleet import SECONDS
+
+pytestmark = pytest.mark.slow
+
+
+async def feeds_of(system: System) -> list[dict[str, Any]]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{system.admin}/workers") as response,
+    ):
+        workers = await response.json()
+    return [feed for worker in workers for feed in worker["feeds"]]
+
+
+async def test_a_system_that_works_is_right_and_stays_so() -> None:
+    async with running(workers=2) as system:
+        config = load(str(system.config_file))
+        for probes in (False, True):
+            found = await examine(config, SECONDS, probes=probes)
+            assert not [one for one in found if one.verdict is Verdict.WRONG]
+        assert {one.verdict for one in found if one.check == "envoy"} == {Verdict.RIGHT}
+        feeds = await feeds_of(system)
+        assert {feed["state"] for feed in feeds} == {"live"}
+        assert {(feed["gaps"], feed["restarts"]) for feed in feeds} == {(0, 0)}

@@ -1,0 +1,60 @@
+"""A real Envoy, as `kvsteer envoy` has it, and with what is easily forgotten."""
+
+from typing import Any
+
+import yaml
+
+from extproc.config import Config, Envoy, ExtProc, Worker
+from extproc.doctor.doctor import examine
+from extproc.doctor.findings import Verdict
+from extproc.envoy_config import render
+from tests.e2e.envoy_process import free_port, running_envoy
+from tests.extproc.doctor.fleet import MODEL, SECONDS
+
+
+def configuration() -> Config:
+    return Config(
+        extproc=ExtProc(listen=f"127.0.0.1:{free_port()}"),
+        models=(MODEL,),
+        workers=(Worker(f"127.0.0.1:{free_port()}"),),
+        envoy=Envoy(listen=f"127.0.0.1:{free_port()}", admin=f"127.0.0.1:{free_port()}"),
+    )
+
+
+async def found_in(config: Config, text: str) -> list[tuple[Verdict, str]]:
+    async with running_envoy(text, int(config.envoy.admin.rpartition(":")[2])):
+        found = await examine(config, SECONDS, probes=False)
+    return [(one.verdict, one.code) for one in found if one.check == "envoy"]
+
+
+def spoil(tree: Any) -> None:
+    """Takes out of a configuration what makes it steer well."""
+    (listener,) = tree["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    del manager["early_header_mutation_extensions"]
+    del manager["route_config"]["virtual_hosts"][0]["request_body_buffer_limit"]
+    ext_proc = manager["http_filters"][0]["typed_config"]
+    for key in ("message_timeout", "metadata_options", "failure_mode_allow"):
+        del ext_proc[key]
+    for cluster in tree["static_resources"]["clusters"]:
+        cluster.pop("load_balancing_policy", None)
+
+
+async def test_the_envoy_that_we_print_is_right() -> None:
+    config = configuration()
+    assert await found_in(config, render(config)) == [(Verdict.RIGHT, "")]
+
+
+async def test_what_is_forgotten_in_an_envoy_is_found() -> None:
+    config = configuration()
+    tree = yaml.safe_load(render(config))
+    spoil(tree)
+    found = await found_in(config, yaml.safe_dump(tree))
+    assert {code for _, code in found} == {
+        "envoy-message-timeout",
+        "envoy-fails-closed",
+        "envoy-namespaces",
+        "envoy-client-header",
+        "envoy-buffer-limit",
+        "envoy-no-override",
+    }

@@ -1,0 +1,79 @@
+from extproc.doctor.answers import Told
+from extproc.doctor.feed_places import (
+    is_publisher,
+    is_replayer,
+    judge_places,
+    judge_replays,
+    judge_told,
+)
+from extproc.doctor.findings import About
+from extproc.doctor.zmtp import Greeted
+from kvstate.feeds.feed_sources import ZmqSource
+
+ABOUT = About("worker")
+PUB = Greeted(mechanism="NULL", socket="PUB")
+ROUTER = Greeted(mechanism="NULL", socket="ROUTER")
+CLOSED = Greeted(reason="connection refused")
+EVENTS, REPLAY, NEXT = "tcp://h:1", "tcp://h:9", "tcp://h:2"
+ONE = (ZmqSource(EVENTS, REPLAY, ""),)
+TWO = (*ONE, ZmqSource(NEXT, None, ""))
+
+
+def told_codes(*theirs: ZmqSource, ours: tuple[ZmqSource, ...] = ONE) -> list[str]:
+    return [one.code for one in judge_told(ABOUT, ours, Told(theirs, "/kv_event_sources"))]
+
+
+def place_code(look: Greeted) -> list[str]:
+    return [one.code for one in judge_places(ABOUT, ONE, {EVENTS: look}, None)]
+
+
+def test_what_a_worker_does_not_tell_cannot_be_wrong() -> None:
+    assert not list(judge_told(ABOUT, ONE, None))
+    assert told_codes(*ONE) == []
+
+
+def test_a_worker_that_tells_otherwise_is_believed() -> None:
+    assert told_codes() == ["events-off"]
+    assert told_codes(*TWO) == ["ranks-miscounted"]
+    assert told_codes(*ONE, ours=(ZmqSource(EVENTS, REPLAY, "kv"),)) == ["topic-wrong"]
+    assert told_codes(*ONE, ours=(ZmqSource(EVENTS, None, ""),)) == ["replay-unused"]
+
+
+def test_who_answers_at_the_feeds_port_is_judged() -> None:
+    assert place_code(PUB) == []
+    assert place_code(CLOSED) == ["feed-nobody-listens"]
+    assert place_code(Greeted()) == ["feed-not-zmq"]
+    assert place_code(Greeted(mechanism="CURVE")) == ["feed-secured"]
+    assert place_code(ROUTER) == ["feed-wrong-socket"]
+
+
+def test_a_rank_that_is_missing_beside_another_is_miscounted() -> None:
+    (one,) = judge_places(ABOUT, TWO, {EVENTS: PUB, NEXT: CLOSED}, None)
+    assert (one.code, one.says) == ("rank-missing", "rank 1: tcp://h:2: connection refused")
+
+
+def test_another_port_that_the_worker_names_is_passed_on() -> None:
+    elsewhere = Told((ZmqSource("tcp://h:7", None, ""),), "/kv_event_sources")
+    (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, elsewhere)
+    assert one.says.endswith("the worker says that it publishes at tcp://h:7")
+    same = Told((ZmqSource("tcp://other:1", None, ""),), "/kv_event_sources")
+    (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, same)
+    assert one.says.endswith("refused")
+
+
+def test_who_answers_at_the_replays_port_is_judged() -> None:
+    def codes(look: Greeted) -> list[str]:
+        return [one.code for one in judge_replays(ABOUT, TWO, {REPLAY: look})]
+
+    assert codes(ROUTER) == []
+    assert codes(CLOSED) == ["replay-nobody-listens"]
+    assert codes(Greeted()) == ["replay-not-zmq"]
+    assert codes(PUB) == ["replay-wrong-socket"]
+
+
+def test_a_socket_that_does_not_say_its_kind_may_be_either() -> None:
+    silent = Greeted(mechanism="NULL")
+    assert is_publisher(silent)
+    assert is_replayer(silent)
+    assert not is_publisher(ROUTER)
+    assert not is_replayer(PUB)

@@ -1,0 +1,50 @@
+import json
+
+from extproc.doctor.findings import (
+    MAX_SAID,
+    About,
+    Verdict,
+    as_json,
+    as_text,
+    exit_status,
+    printable,
+)
+
+FIRST = About("worker 10.0.0.1:8000")
+SECOND = About("worker 10.0.0.2:8000")
+FINDINGS = [
+    FIRST.right("http", "/health answers 200"),
+    SECOND.note("feed", "nothing was published"),
+    FIRST.wrong("events-off", "the worker publishes none"),
+]
+
+TEXT = """\
+worker 10.0.0.1:8000
+  wrong  events: the worker publishes none [events-off]
+         fix: turn events on in the engine; the engine's page in docs/ has the flags
+  right  http: /health answers 200
+worker 10.0.0.2:8000
+  note   feed: nothing was published
+1 wrong, 1 right, 1 notes"""
+
+
+def test_the_text_has_a_part_for_each_subject_with_its_faults_first() -> None:
+    assert as_text(FINDINGS) == TEXT
+
+
+def test_json_has_the_same_in_the_same_order() -> None:
+    told = json.loads(as_json(FINDINGS))
+    assert not told["ok"]
+    assert [one["code"] for one in told["findings"]] == ["events-off", "", ""]
+    assert told["findings"][0]["fix"].startswith("turn events on")
+    assert [one["verdict"] for one in told["findings"]] == ["wrong", "right", "note"]
+
+
+def test_only_what_is_wrong_makes_the_exit_status() -> None:
+    assert exit_status(FINDINGS) == 1
+    assert exit_status([one for one in FINDINGS if one.verdict is not Verdict.WRONG]) == 0
+
+
+def test_what_a_peer_says_cannot_move_the_cursor_or_fill_the_screen() -> None:
+    assert printable("a\x1b[2J\nb") == "a?[2J b"
+    assert len(printable("x" * 10_000)) == MAX_SAID

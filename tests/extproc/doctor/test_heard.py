@@ -1,0 +1,81 @@
+import msgspec
+import pytest
+
+from extproc.doctor import heard as module
+from extproc.doctor.findings import About
+from extproc.doctor.heard import Heard, judge_heard
+from kvstate.events import AllCleared, BlocksStored, EventBatch, Tokens
+
+NOW = 1000.0
+Numbered = tuple[int, bytes | EventBatch]
+
+
+def stored(*tokens: int, rank: int | None = 0, stamp: float = NOW) -> EventBatch:
+    event = BlocksStored([1], None, Tokens("I", tokens), len(tokens))
+    return EventBatch(stamp, [event, AllCleared()], rank)
+
+
+def hearing(*batches: Numbered, rank: int = 0, is_live: bool = True) -> Heard:
+    heard = Heard(rank, is_live=is_live)
+    for sequence, body in batches:
+        heard.count_message()
+        heard.take(sequence, body, NOW)
+    return heard
+
+
+def codes_in(heard: Heard) -> list[str]:
+    return [one.code for one in judge_heard(About("worker"), [heard])]
+
+
+def test_nothing_heard_says_nothing() -> None:
+    assert codes_in(hearing()) == []
+
+
+def test_a_batch_tells_of_block_size_clock_and_rank() -> None:
+    heard = hearing((0, stored(1, 2, stamp=NOW + 9)), (1, stored(3, 4, stamp=NOW + 7)))
+    heard.take(2, stored(5, 6, stamp=NOW + 8), NOW)
+    assert (heard.block_sizes, heard.ahead_seconds, heard.ranks) == ({2}, 7.0, {0})
+
+
+def test_a_batch_on_the_wire_is_decoded() -> None:
+    payload = msgspec.msgpack.encode([NOW, [["BlockStored", [7], None, [3, 4], 2]], None])
+    assert hearing((0, payload)).block_sizes == {2}
+
+
+def test_batches_that_are_left_out_are_missing() -> None:
+    assert hearing((0, stored(1)), (3, stored(1))).missing == 2
+    assert hearing((5, stored(1)), (6, stored(1))).missing == 0
+
+
+def test_a_prompt_is_held_by_the_parts_that_were_stored() -> None:
+    heard = hearing((0, stored(1, 2, 3, 4)), (1, stored(5, 6, 7, 8)))
+    assert heard.holds(Tokens("I", range(1, 20)))
+    assert not heard.holds(Tokens("I", range(100, 120)))
+
+
+def test_bytes_that_are_met_between_two_tokens_are_no_part() -> None:
+    heard = hearing((0, stored(0x01000000)))
+    assert not heard.holds(Tokens("I", [0x00000100, 0]))
+
+
+def test_what_is_no_batch_is_unreadable() -> None:
+    assert codes_in(hearing((0, b"\xc1"))) == ["feed-unreadable"]
+    heard = hearing()
+    heard.unreadable += 1
+    assert codes_in(heard) == ["feed-unreadable"]
+
+
+def test_events_of_another_rank_are_mixed_up() -> None:
+    assert codes_in(hearing((0, stored(1)), rank=1)) == ["", "ranks-mixed-up", ""]
+    assert codes_in(hearing((0, stored(1, rank=None)), rank=1)) == ["", ""]
+
+
+def test_a_clock_is_judged_only_by_batches_that_are_live() -> None:
+    late = (0, stored(1, stamp=NOW - 60))
+    assert codes_in(hearing(late)) == ["", "clock-skew"]
+    assert codes_in(hearing(late, is_live=False)) == [""]
+
+
+def test_more_than_is_listened_to_is_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_MESSAGES", 1)
+    assert "feed-flooded" in codes_in(hearing((0, stored(1)), (1, stored(1))))
