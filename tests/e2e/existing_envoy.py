@@ -113,7 +113,7 @@ def configuration(workers: list[Worker], envoy_port: int) -> Tree:
         for there, here in (
             (f"10.0.0.{number}:8000", worker.endpoint),
             (f"tcp://10.0.0.{number}:5557", worker.events_endpoint),
-            (f"tcp://10.0.0.{number}:5558", worker.replay_endpoint),
+            (f"tcp://10.0.0.{number}:5657", worker.replay_endpoint),
         ):
             assert there in text
             text = text.replace(there, here or "")
