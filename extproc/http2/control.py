@@ -16,7 +16,7 @@ _GOAWAY_LEAST_BYTES = 8
 class Control:
     """Of one connection. is_greeted: the client's first SETTINGS came; has_left: its GOAWAY.
 
-    set_initial_window: takes what streams may be sent at first; raises Http2Error if it is too much.
+    set_initial_window: takes what streams may be sent at first; raises Http2Error.
     """
 
     def __init__(

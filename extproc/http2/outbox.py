@@ -18,6 +18,9 @@ _DATA = int(FrameType.DATA)
 # Of what waits, at a time: the transport is to say first whether it takes more.
 _MAX_PUMPED_BYTES = 256 * 1024
 
+# Pieces that wait are joined up to this: a piece of ten bytes would take two hundred.
+_JOINED_BYTES = MAX_FRAME_BYTES
+
 _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
 
 
@@ -77,7 +80,7 @@ class Outbox:
             return True
         if not self._budget.take(size):
             return False
-        stream.queue.append(memoryview(data))
+        _keep(stream, data)
         stream.queued += size
         self._waiting[stream.id] = stream
         if self._initial_window + stream.credit > 0:
@@ -150,7 +153,7 @@ class Outbox:
 
     def _send_queued(self, stream: Stream) -> None:
         """One frame of what waits."""
-        piece = stream.queue[0]
+        piece = memoryview(stream.queue[0])
         room = min(self._window, self._initial_window + stream.credit, MAX_FRAME_BYTES)
         part = piece[:room]
         size = len(part)
@@ -176,3 +179,13 @@ class Outbox:
             self._chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
         stream.is_answered = True
         return True
+
+
+def _keep(stream: Stream, data: bytes) -> None:
+    queue = stream.queue
+    if len(data) >= _JOINED_BYTES:
+        queue.append(data)
+    elif queue and isinstance(queue[-1], bytearray) and len(queue[-1]) < _JOINED_BYTES:
+        queue[-1] += data
+    else:
+        queue.append(bytearray(data))

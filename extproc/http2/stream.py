@@ -8,8 +8,9 @@ class Stream:
 
     window: bytes that the peer may still send. unreturned: bytes that were used, of which the peer
     was not told yet. credit: what WINDOW_UPDATEs allowed us less what we sent; with the peer's
-    initial window it is what we may send. queue: DATA that waits, of `queued` bytes; trailers:
-    the block that ends the answer. is_received, is_answered: the sides that have ended.
+    initial window it is what we may send. queue: DATA that waits, of `queued` bytes; only what is
+    in a bytearray there may still grow. trailers: the block that ends the answer. is_received,
+    is_answered: the sides that have ended.
     """
 
     __slots__ = (
@@ -35,7 +36,7 @@ class Stream:
         self.credit = 0
         self.expected = expected
         self.received = 0
-        self.queue: deque[memoryview] = deque()
+        self.queue: deque[bytes | bytearray | memoryview] = deque()
         self.queued = 0
         self.stalled_ticks = 0
         self.trailers: bytes | None = None

@@ -1,31 +1,30 @@
 """The outcomes of requests, as Prometheus has them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.accounting.outcome_counts import OutcomeCounts
 from extproc.observing.decision_families import histogram_family
-from extproc.observing.fleet_families import Status
 
 
 class OutcomeCollector(Collector):
     """Shows the counts at every scrape.
 
-    status: of the workers there are, as GET /workers gives it; None until it is known. The series
-    of a worker that is gone go with it.
+    names: of the workers that there are; None until they are known. The series of a worker that is
+    gone go with it.
     """
 
     def __init__(self, counts: OutcomeCounts) -> None:
-        self.status: Callable[[], Status] | None = None
+        self.names: Callable[[], Collection[str]] | None = None
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
         """All families of outcomes."""
         counts = self._counts
-        if counts.responses and self.status is not None:
-            counts.keep({worker["name"] for worker in self.status()})
+        if counts.responses and self.names is not None:
+            counts.keep(self.names())
         responses = CounterMetricFamily(
             "kvsteer_responses",
             "Responses by the worker that answered and status; none where no response came",

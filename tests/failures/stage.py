@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -116,9 +115,7 @@ class Stage:
     def _place(self, number: int) -> Place:
         extproc, admin, metrics = _address(), _address(), _address()
         config_file = self._directory / f"router-{number}.yaml"
-        router: dict[str, Any] = {"listen": extproc, "max_body_bytes": MAX_BODY_BYTES}
-        if self.server != "grpcio":
-            router["server"] = self.server
+        router = {"listen": extproc, "max_body_bytes": MAX_BODY_BYTES, "server": self.server}
         configuration = {
             "extproc": router,
             "admin": {"listen": admin},

@@ -1,6 +1,7 @@
 """One router for all tests of a kind of server: what one of them leaves behind hurts the next."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,11 @@ async def either(_either: Victim) -> AsyncIterator[Victim]:
     """The same; connections are closed when the test ends."""
     yield _either
     _either.leave()
+
+
+@pytest.fixture(params=["lean", "grpcio"])
+async def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
+    """A router of its own, which nobody has talked to: to see what something takes."""
+    with running_victim(request.param, tmp_path) as victim:
+        yield victim
+        victim.leave()

@@ -4,6 +4,7 @@ Frames are built and read by `hyperframe` and heads by `hpack`: nothing of ours 
 """
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 
@@ -23,12 +24,15 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 OURS = b"hostile!"
 WAIT_SECONDS = 60.0
+CHOKED_SECONDS = 3.0
+AT_ONCE = 200
 
 Fields = Sequence[tuple[str, str]]
 CALL: Fields = (
     (":method", "POST"),
     (":scheme", "http"),
     (":path", PROCESS),
+    (":authority", "router"),
     ("content-type", "application/grpc"),
     ("te", "trailers"),
 )
@@ -45,7 +49,9 @@ def block(fields: Fields = CALL, *, size_updates: int = 1) -> bytes:
     return b"\x20" * size_updates + encoded
 
 
-def headers(stream: int, fields: Fields = CALL, *, flags: Sequence[str] = ("END_HEADERS",)) -> bytes:
+def headers(
+    stream: int, fields: Fields = CALL, *, flags: Sequence[str] = ("END_HEADERS",)
+) -> bytes:
     """HEADERS."""
     return HeadersFrame(stream, block(fields), flags=flags).serialize()
 
@@ -93,18 +99,27 @@ class Peer:
         if not self._writer.is_closing():
             self._writer.writelines(frames)
 
-    async def send_all(self, frames: bytes) -> bool:
-        """Writes as fast as it is read; False if the other side has had enough."""
-        try:
-            self._writer.write(frames)
-            await self._writer.drain()
-        except ConnectionError:
-            return False
-        return not self._writer.is_closing()
+    async def flood(self, frames: bytes) -> "Peer":
+        """Writes as fast as it is read, and reads until all was seen, or the connection ends."""
+        self.send(frames)
+        return await self.seen()
+
+    async def is_choked(self, part: Callable[[int], bytes], limit: int) -> bool:
+        """Whether the other side has enough before it took so many bytes; part: of a stream."""
+        number = 1
+        while limit > 0:
+            sent = b"".join(part(n) for n in range(number, number + 2 * AT_ONCE, 2))
+            self._writer.write(sent)
+            number, limit = number + 2 * AT_ONCE, limit - len(sent)
+            try:
+                await asyncio.wait_for(self._writer.drain(), CHOKED_SECONDS)
+            except (TimeoutError, ConnectionError):
+                return True
+        return False
 
     def half_close(self) -> None:
         """Says that nothing more comes."""
-        if self._writer.can_write_eof():
+        with contextlib.suppress(OSError):  # it may be gone already
             self._writer.write_eof()
 
     def close(self) -> None:

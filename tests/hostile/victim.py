@@ -39,7 +39,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     """Awaits a condition in another process."""
     try:
         async with asyncio.timeout(WAIT_SECONDS):
-            while not await condition():
+            while not await condition():  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"not within {WAIT_SECONDS:g} s: {what}") from None
@@ -48,7 +48,10 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 class Victim:
     """A router; is to be left as it was found."""
 
-    def __init__(self, process: Popen[bytes], port: int, metrics: int, log: Path) -> None:
+    def __init__(
+        self, server: str, process: Popen[bytes], port: int, metrics: int, log: Path
+    ) -> None:
+        self.server = server
         self._process = process
         self._port, self._metrics = port, metrics
         self._log = log
@@ -83,7 +86,15 @@ class Victim:
 
     async def is_quiet(self) -> bool:
         """Whether no stream is open, and no request under way."""
-        return await self.metric("kvsteer_open_streams") == 0
+        return await self.has_at_most(0)
+
+    async def has_at_least(self, streams: int) -> bool:
+        """Whether so many streams are open."""
+        return await self.metric("kvsteer_open_streams") >= streams
+
+    async def has_at_most(self, streams: int) -> bool:
+        """Whether no more streams are open."""
+        return await self.metric("kvsteer_open_streams") <= streams
 
     async def answers(self, channel: grpc.aio.Channel) -> None:
         """A well-behaved stream is answered."""
@@ -102,34 +113,54 @@ class Victim:
             assert await call.code() == grpc.StatusCode.OK
 
     @contextlib.asynccontextmanager
-    async def unharmed(self, *, may_grow_bytes: int = 48 * 2**20) -> AsyncIterator[None]:
+    async def unharmed(
+        self, *, may_grow_bytes: int = 48 * 2**20, may_cancel: bool = False
+    ) -> AsyncIterator[None]:
         """Whatever is done meanwhile: a good client is answered, and nothing of it stays.
 
+        Raw connections are closed at the end.
+
         may_grow_bytes: what the process may keep: its allocator gives back late.
+        may_cancel: whether the good client may have to wait until it is over.
         """
         before = self.resident_bytes
         address = f"127.0.0.1:{self._port}"
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(address, options) as channel:
-            await self.answers(channel)
-            calls = asyncio.create_task(self._call(channel))
+            await self._answers(channel, may_cancel=may_cancel)
+            is_done = asyncio.Event()
+            calls = asyncio.create_task(self._call(channel, is_done, may_cancel=may_cancel))
             try:
                 yield
             finally:
-                calls.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await calls
-            await self.answers(channel)
+                self.leave()
+                is_done.set()
+                await calls
+            await self._answers(channel, may_cancel=may_cancel)
         assert self._process.poll() is None
         await until(self.is_quiet, "no stream is open")
         fault = _FAULTS.search(self._log.read_text(errors="replace"))
         assert fault is None, self._log.read_text(errors="replace")[-4000:]
         assert self.resident_bytes < before + may_grow_bytes
 
-    async def _call(self, channel: grpc.aio.Channel) -> None:
-        while True:
-            await self.answers(channel)
+    async def _call(
+        self, channel: grpc.aio.Channel, is_done: asyncio.Event, *, may_cancel: bool
+    ) -> None:
+        while not is_done.is_set():
+            await self._answers(channel, may_cancel=may_cancel)
             await asyncio.sleep(0.01)
+
+    async def _answers(self, channel: grpc.aio.Channel, *, may_cancel: bool) -> None:
+        """As `answers`, after as many attempts as it takes where calls may be cancelled."""
+        while True:
+            try:
+                await self.answers(channel)
+            except grpc.aio.AioRpcError:
+                if not may_cancel:
+                    raise
+                await asyncio.sleep(0.01)
+            else:
+                return
 
     def is_ready(self) -> bool:
         """Whether it has started."""
@@ -154,7 +185,7 @@ def running_victim(server: str, folder: Path) -> Iterator[Victim]:
     command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
     with log.open("ab") as stream:
         process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=stream)
-    victim = Victim(process, ports["extproc"], ports["metrics"], log)
+    victim = Victim(server, process, ports["extproc"], ports["metrics"], log)
     try:
         deadline = time.monotonic() + WAIT_SECONDS
         while not victim.is_ready():

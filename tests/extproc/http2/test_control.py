@@ -7,7 +7,6 @@ from extproc.http2.frames import ErrorCode, Flag, FrameType, settings
 from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
 from extproc.http2.limits import Budget, Limits
 from extproc.http2.outbox import Outbox
-from extproc.http2.stream import Stream
 from tests.extproc.http2.peer import frames_of
 
 ACK = int(Flag.ACK)
@@ -19,7 +18,8 @@ class Parts:
         limits = Limits()
         self.outbox = Outbox(Budget(1000))
         self.blocks = HeaderBlocks(BlockCache(), 1000)
-        self.control = Control(self.outbox, Floods(limits), self.blocks)
+        self.windows: list[int] = []
+        self.control = Control(self.outbox, Floods(limits), self.blocks, self.windows.append)
 
     def set(self, name: int, value: int) -> None:
         self.control.receive(SETTINGS, 0, 0, settings({name: value})[9:])
@@ -32,13 +32,10 @@ def test_settings_are_acknowledged() -> None:
     assert frames_of(parts.outbox.take()) == [(SETTINGS, ACK, 0, b"")]
 
 
-def test_the_initial_window_is_what_streams_may_send() -> None:
+def test_of_many_initial_windows_in_one_frame_the_last_counts() -> None:
     parts = Parts()
-    stream = Stream(1, 0, None)
-    parts.set(4, 3)
-    parts.outbox.take()
-    assert parts.outbox.send(stream, b"abcdef")
-    assert frames_of(parts.outbox.take()) == [(0, 0, 1, b"abc")]
+    parts.control.receive(SETTINGS, 0, 0, settings({4: 3})[9:] * 2 + settings({4: 7})[9:])
+    assert parts.windows == [7]
 
 
 def test_after_the_acknowledgement_no_table_may_be_used() -> None:

@@ -106,3 +106,16 @@ def test_the_cache_is_bounded() -> None:
     for number in range(1000):
         one.decode(encode([(b"x", str(number).encode())]))
         assert len(cache) <= 256
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_taken"),
+    [(b"\x20\x20", True), (b"\x3f\xe1\x1f\x20", True), (b"\x20" * 3, False), (b"\x3f\x81", False)],
+)
+def test_a_block_begins_with_two_table_sizes_at_most(sizes: bytes, *, is_taken: bool) -> None:
+    blocks = HeaderBlocks(BlockCache(), 1000)
+    if is_taken:
+        assert blocks.decode(sizes + encode([(b"a", b"b")])) is not None
+        return
+    with pytest.raises(Http2Error):
+        blocks.decode(sizes)

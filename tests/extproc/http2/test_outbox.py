@@ -77,7 +77,7 @@ def test_trailers_wait_for_the_data_before_them() -> None:
     assert taken(outbox) == [(0, 0, 1, b"ab")]
     assert outbox.finished() == []
     outbox.set_initial_window(10)
-    assert taken(outbox) == [(0, 0, 1, b"c"), (0, 0, 1, b"de"), LAST_HEADERS]
+    assert taken(outbox) == [(0, 0, 1, b"cde"), LAST_HEADERS]
     assert outbox.finished() == [one]
     assert outbox.finished() == []
 
@@ -135,6 +135,20 @@ def test_there_is_not_room_for_everything() -> None:
     outbox.resume()
     assert taken(outbox) == []
     outbox.forget(one)
+
+
+def test_small_pieces_that_wait_are_joined() -> None:
+    outbox, one = Outbox(Budget(10**6)), stream()
+    outbox.set_initial_window(0)
+    long = bytes(20_000)
+    for piece in [b"ab"] * 10_000 + [long] + [b"c", b"d"]:
+        outbox.send(one, piece)
+    assert len(one.queue) == 4
+    outbox.grant_stream(one, 5)
+    assert data_of(taken(outbox)) == b"ababa"
+    outbox.send(one, b"e")
+    outbox.grant_stream(one, 10**6)
+    assert data_of(taken(outbox)) == (b"ab" * 10_000)[5:] + long + b"cde"
 
 
 def test_a_stream_is_stalled_while_nothing_moves() -> None:

@@ -308,3 +308,20 @@ def test_priorities_are_ignored() -> None:
     assert parts.sent() == parts.events() == []
     with pytest.raises(Http2Error, match="PRIORITY on no stream"):
         parts.streams.receive_priority(0, bytes(5))
+
+
+def test_the_initial_window_is_what_streams_may_be_sent() -> None:
+    parts = Parts()
+    parts.opened(1)
+    parts.streams.set_initial_window(3)
+    assert parts.outbox.send(parts.streams.open[1], b"abcdef")
+    assert frames_of(parts.outbox.take()) == [(FrameType.DATA, 0, 1, b"abc")]
+
+
+def test_no_window_gets_too_large_by_the_initial_one() -> None:
+    parts = Parts()
+    parts.opened(1)
+    parts.streams.receive_window_update(1, b"\x7f\xff\0\0")
+    with pytest.raises(Http2Error) as caught:
+        parts.streams.set_initial_window(65_536)
+    assert caught.value.code == ErrorCode.FLOW_CONTROL_ERROR

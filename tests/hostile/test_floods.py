@@ -1,0 +1,68 @@
+"""Floods over real sockets: they end, nothing of them stays, and others are answered meanwhile."""
+
+import asyncio
+
+import pytest
+
+from tests.hostile.floods import CALL, FLOODS, Flood
+from tests.hostile.peer import GREETING, data, headers, settings, window_update
+from tests.hostile.victim import Victim
+
+
+@pytest.mark.parametrize("flood", FLOODS, ids=str)
+async def test_a_flood_is_stopped_or_borne(lean: Victim, flood: Flood) -> None:
+    async with lean.unharmed():
+        peer = await lean.connect()
+        await peer.flood(GREETING + flood.sent)
+        await peer.until(lambda peer: peer.goaway == flood.goaway)
+        assert peer.goaway == flood.goaway
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", FLOODS, ids=str)
+async def test_a_flood_from_many_hurts_nobody(either: Victim, flood: Flood) -> None:
+    # grpcio cancels calls of anybody when more than some thousand wait to be taken
+    may_cancel = either.server == "grpcio"
+    async with either.unharmed(may_grow_bytes=192 * 2**20, may_cancel=may_cancel):
+        peers = [await either.connect() for _ in range(4)]
+        await asyncio.gather(*(peer.flood(GREETING + flood.sent) for peer in peers))
+
+
+async def test_a_call_that_comes_byte_by_byte_is_answered(either: Victim) -> None:
+    async with either.unharmed():
+        peer = await either.connect()
+        for byte in GREETING + headers(1) + data(1, CALL, last=True):
+            peer.send(bytes((byte,)))
+            await asyncio.sleep(0)
+        await peer.until(lambda peer: 1 in peer.trailers)
+        assert peer.resets == []
+
+
+@pytest.mark.parametrize("cut", [1, 10, 24, 30, 33, 60, 150, 200])
+async def test_half_a_call_is_forgotten_with_its_connection(either: Victim, cut: int) -> None:
+    whole = GREETING + headers(1) + data(1, CALL, last=True)
+    async with either.unharmed():
+        peer = await either.connect()
+        peer.send(whole[:cut])
+        peer.half_close()
+        await peer.ended()
+
+
+@pytest.mark.slow
+async def test_a_peer_that_never_reads_is_not_read_for_ever(lean: Victim) -> None:
+    async with lean.unharmed():
+        peer = await lean.connect()
+        peer.send(GREETING, window_update(0, 2**30))
+        assert await peer.is_choked(
+            lambda n: headers(n) + data(n, CALL, last=True), limit=64 * 2**20
+        )
+
+
+async def test_a_peer_without_a_window_gets_its_answers_later(lean: Victim) -> None:
+    async with lean.unharmed():
+        peer = await lean.connect()
+        calls = b"".join(headers(n) + data(n, CALL, last=True) for n in range(1, 999, 2))
+        await peer.flood(GREETING + settings(INITIAL_WINDOW_SIZE=0) + calls)
+        assert not peer.trailers
+        peer.send(settings(INITIAL_WINDOW_SIZE=65_535), window_update(0, 2**24))
+        await peer.until(lambda peer: len(peer.trailers) == 499)

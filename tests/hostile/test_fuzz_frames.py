@@ -1,0 +1,178 @@
+"""Frames that are none, and good conversations spoilt: the core never fails, the server goes on."""
+
+import asyncio
+import random
+
+import pytest
+from hyperframe.frame import PingFrame
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extproc.http2.connection import Connection
+from extproc.http2.frames import FrameType
+from extproc.http2.header_blocks import BlockCache
+from extproc.http2.limits import Budget, Limits
+from tests.extproc.http2.peer import Sent, frames_of
+from tests.extproc.messages import body, head
+from tests.hostile.floods import CALL
+from tests.hostile.peer import CALL as FIELDS
+from tests.hostile.peer import GREETING, data, headers, message, raw, reset, window_update
+from tests.hostile.rules import RULES
+from tests.hostile.victim import Victim
+
+SEED = 7_540
+
+_DUPLEX = message(head("/v1/completions", mode=4, response_mode=4).SerializeToString())
+_PARTS = [message(body(b"x" * 3000, end_of_stream=False).SerializeToString())] * 3
+
+# As a proxy speaks to us: calls in both dialects, side by side; resets, and a slow one.
+GOOD = [
+    headers(1),
+    data(1, CALL),
+    headers(3),
+    data(3, CALL[:40]),
+    PingFrame(0, b"are you?").serialize(),
+    data(1, last=True),
+    data(3, CALL[40:]),
+    headers(5, [*FIELDS, ("traceparent", "00-" + "1" * 32 + "-" + "2" * 16 + "-01")]),
+    data(5, _DUPLEX),
+    *[data(5, part) for part in _PARTS],
+    reset(3),
+    window_update(0, 1000),
+    window_update(5, 1000),
+    headers(7),
+    data(7, CALL, last=True),
+    headers(5, [("x-last", "1")], flags=("END_HEADERS", "END_STREAM")),
+]
+
+FRAMES = st.builds(
+    raw,
+    st.sampled_from(range(12)),
+    st.integers(0, 255),
+    st.sampled_from([0, 1, 1, 2, 3, 5, 7, 2**31 - 1, 2**32 - 1]),
+    st.binary(max_size=40) | st.sampled_from([headers(1)[9:], bytes(4), bytes(8), CALL]),
+)
+
+
+def told(connection: Connection) -> list[Sent]:
+    """All that it has to say."""
+    found = b""
+    while more := connection.data_to_send():
+        found += more
+    return frames_of(found)
+
+
+def codes(frames: list[Sent]) -> list[tuple[int, int, bytes]]:
+    """The errors in what was said."""
+    errors = (FrameType.RST_STREAM, FrameType.GOAWAY)
+    return [(one.kind, one.stream_id, one.payload) for one in frames if one.kind in errors]
+
+
+def fed(pieces: list[bytes]) -> tuple[list[Sent], Connection]:
+    """What a new connection says to that; it keeps no more than a frame and its streams."""
+    budget = Budget(2**20)
+    connection = Connection(Limits(), BlockCache(), budget)
+    frames: list[Sent] = []
+    for piece in pieces:
+        connection.receive(piece)
+        frames += told(connection)
+    connection.tick()
+    frames += told(connection)
+    connection.close()
+    assert budget.held == 0
+    assert sum(one.kind == FrameType.GOAWAY for one in frames) == (connection.fault is not None)
+    return frames, connection
+
+
+@given(
+    st.lists(
+        FRAMES | st.sampled_from(GOOD) | st.sampled_from([rule.sent for rule in RULES]), max_size=30
+    )
+)
+def test_any_frames_are_answered_the_same_in_any_pieces(frames: list[bytes]) -> None:
+    sent = GREETING + b"".join(frames)
+    if len(sent) > 40_000:
+        sent = sent[:40_000]
+    whole, _ = fed([sent])
+    pieces, _ = fed([sent[at : at + 7] for at in range(0, len(sent), 7)])
+    assert codes(pieces) == codes(whole)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_borne(noise: bytes) -> None:
+    fed([noise])
+    fed([GREETING, noise])
+
+
+def spoilt(rng: random.Random) -> bytes:
+    """The good conversation, with frames or bytes lost, doubled, swapped, changed or cut."""
+    frames = list(GOOD)
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randrange(len(frames))
+        other = rng.randrange(len(frames))
+        what = rng.randrange(4)
+        if what == 0:
+            del frames[at]
+        elif what == 1:
+            frames.insert(other, frames[at])
+        elif what == 2:
+            frames[at], frames[other] = frames[other], frames[at]
+        else:
+            frames.insert(at, rng.choice(RULES).sent)
+    sent = bytearray(GREETING + b"".join(frames))
+    for _ in range(rng.randint(0, 6)):
+        at = rng.randrange(24, len(sent))
+        sent[at : at + rng.randint(0, 2)] = rng.randbytes(rng.randint(0, 2))
+    return bytes(sent[: rng.randint(24, len(sent))] if rng.random() < 0.2 else sent)
+
+
+async def talk(victim: Victim, sent: bytes, rng: random.Random) -> None:
+    """Says that, in pieces, and goes without a farewell; or waits for what is said to it."""
+    peer = await victim.connect()
+    at = 0
+    while at < len(sent):
+        size = rng.choice((1, 9, 100, 100_000))
+        peer.send(sent[at : at + size])
+        at += size
+        await asyncio.sleep(0)
+    if rng.random() < 0.5:
+        peer.close()
+        return
+    peer.half_close()
+    await peer.ended()
+
+
+async def talks(victim: Victim, count: int, seed: int) -> None:
+    """So many spoilt conversations, a few at a time."""
+    rng = random.Random(seed)
+    async with victim.unharmed(may_grow_bytes=100 * 2**20):
+        for _ in range(count // 20):
+            some = [spoilt(rng) for _ in range(20)]
+            await asyncio.gather(*(talk(victim, sent, rng) for sent in some))
+            victim.leave()
+
+
+async def test_spoilt_conversations_hurt_nobody_else(either: Victim) -> None:
+    await talks(either, 300, SEED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+async def test_thousands_of_spoilt_conversations_hurt_nobody_else(lean: Victim, seed: int) -> None:
+    await talks(lean, 2000, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000)
+@given(st.lists(FRAMES | st.sampled_from(GOOD), max_size=60))
+def test_many_more_frames_are_borne(frames: list[bytes]) -> None:
+    fed([GREETING, *frames])
+
+
+async def test_the_good_conversation_is_good(either: Victim) -> None:
+    async with either.unharmed():
+        peer = await either.connect()
+        await peer.flood(GREETING + b"".join(GOOD))
+        await peer.until(lambda peer: {1, 5, 7} <= set(peer.trailers))
+        assert peer.goaway is None
+        assert {code for _, code in peer.resets} <= {0}
