@@ -138,9 +138,7 @@ class Fleet:
             releasing = asyncio.create_task(self._release(followed))
             self._releasing.add(releasing)
             releasing.add_done_callback(self._releasing.discard)
-            await asyncio.shield(
-                releasing
-            )  # whoever waits may be cancelled; it is done all the same
+            await asyncio.shield(releasing)  # it is done even if whoever waits is cancelled
 
     def _forget_adapters(self, worker: str) -> None:
         for name, numbers in list(self._adapters.items()):
@@ -156,7 +154,10 @@ class Fleet:
             each.task.cancel()
         await asyncio.gather(*(each.task for each in followed), return_exceptions=True)
         for each in followed:
-            await each.subscriber.close()
+            try:
+                await each.subscriber.close()
+            except Exception:  # what it held must be forgotten all the same
+                log.exception("feed of %s rank %d: cannot be closed", *each.subscriber.place)
             self._index.remove(each.owner)
 
     async def close(self) -> None:
@@ -176,7 +177,10 @@ class Fleet:
 
     def state(self, worker: str) -> State:
         """A worker's worst feed state; unsupported if it has no feeds."""
-        states = {each.subscriber.feed.state for each in self._followed.get(worker, [])}
+        followed = self._followed.get(worker, ())
+        if len(followed) == 1:  # as mostly; it is asked for at every pick
+            return followed[0].subscriber.feed.state
+        states = {each.subscriber.feed.state for each in followed}
         return next((state for state in _STATES_WORST_FIRST if state in states), State.UNSUPPORTED)
 
     def ranks(self, worker: str) -> int:

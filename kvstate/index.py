@@ -84,21 +84,28 @@ class Index:
         self._core = make_core(secret, self._limits.blocks, compiled=compiled)
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
-        self._owners: dict[int, Owner] = {}
+        self._free: list[int] = []  # numbers
+        self._owners: dict[str, list[Owner]] = {}  # by worker
+        self._numbers: dict[str, int] = {}  # of workers
         self._with_bigrams: set[int] = set()  # models
 
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
         number = self._core.add_owner(self._worker(worker), self._model(model), rank)
-        owner = self._owners[number] = Owner(self._core, number, worker, rank, model)
+        owner = Owner(self._core, number, worker, rank, model)
+        self._owners.setdefault(worker, []).append(owner)
         return owner
 
     def remove(self, owner: Owner) -> None:
         """Forgets a rank and frees all it had."""
         self._core.remove_owner(owner.number)
-        del self._owners[owner.number]
-        if all(other.worker != owner.worker for other in self._owners.values()):
-            self._workers[self._workers.index(owner.worker)] = ""
+        others = self._owners[owner.worker]
+        others.remove(owner)
+        if not others:
+            del self._owners[owner.worker]
+            number = self._numbers.pop(owner.worker)
+            self._workers[number] = ""
+            self._free.append(number)
 
     def clear(self, owner: Owner) -> None:
         """Forgets everything a rank holds, and how it speaks: it restarted."""
@@ -159,11 +166,10 @@ class Index:
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Block hashes that a worker's ranks hold on each tier, certain or not."""
         counts = [0, 0, 0, 0]
-        for owner in self._owners.values():
-            if owner.worker == worker:
-                for uncertain in (False, True):
-                    for tier, count in enumerate(self._core.tiers(owner.number, uncertain)):
-                        counts[tier] += count
+        for owner in self._owners.get(worker, ()):
+            for uncertain in (False, True):
+                for tier, count in enumerate(self._core.tiers(owner.number, uncertain)):
+                    counts[tier] += count
         return counts[0], counts[1], counts[2], counts[3]
 
     def memory(self) -> int:
@@ -175,12 +181,13 @@ class Index:
         self._core.check()
 
     def _worker(self, name: str) -> int:
-        if name in self._workers:
-            return self._workers.index(name)
-        if "" not in self._workers:
-            self._workers.append("")
-        number = self._workers.index("")
-        self._workers[number] = name
+        number = self._numbers.get(name)
+        if number is None:
+            if not self._free:
+                self._free.append(len(self._workers))
+                self._workers.append("")
+            number = self._numbers[name] = self._free.pop()
+            self._workers[number] = name
         return number
 
     def _model(self, name: str) -> int:

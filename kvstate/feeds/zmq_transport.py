@@ -1,68 +1,56 @@
-"""ZMQ feeds: a SUB socket that mends itself, and replays over a DEALER.
+"""ZMQ feeds: a subscription that mends itself, and replays as a DEALER asks for them.
 
 vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket; the request is
 [empty, first number (8 bytes big-endian)], the answers are parsed by `kvstate.wire.zmq_wire`.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable
-
-import zmq
-import zmq.asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
 from kvstate.errors import ReplayError, WireError
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.transport import Batch, Disconnected, Malformed, Signal
-from kvstate.feeds.zmq_monitor import Monitor
+from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Signal
+from kvstate.feeds.zmtp_connection import Connection, Place, place_of
 from kvstate.wire.zmq_wire import parse_frames
 
-# A rank takes three, and one more while it replays; libzmq's own default is 1,023.
-MAX_SOCKETS = 65_535
+Answer = TypeVar("Answer")
 
-# A publisher that died without a word is noticed by its silence.
-HEARTBEAT_INTERVAL_MS = 2_000
-HEARTBEAT_TIMEOUT_MS = 6_000
-RECONNECT_MIN_MS = 50
-RECONNECT_MAX_MS = 2_000
-OPEN_RETRY_SECONDS = (0.5, 10.0)
+CONNECT_SECONDS = 15.0
+RECONNECT_SECONDS = (0.05, 2.0)
+BIND_RETRY_SECONDS = (0.5, 10.0)
+# On an endpoint that we bind: peers, strangers, and those whose handshake is under way.
+MAX_ACCEPTED = 16
 
-# Messages kept by the socket while the loop is busy. Beyond it they wait in the publisher, which
-# drops beyond a limit of its own (hwm).
-RECEIVE_QUEUE_MESSAGES = 1_000
-# Signals handed on at once: several waiting messages cost one poll.
+# Signals handed on at once.
 MAX_SIGNALS = 64
-MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 # How long a publisher may take for each message of a replay.
 REPLAY_TIMEOUT_SECONDS = 5.0
-
-
-class ZmqContext(zmq.asyncio.Context):
-    """One a process: it owns the threads that do the input and output."""
-
-    def __init__(self, io_threads: int = 1) -> None:
-        super().__init__(io_threads)
-        self.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+REPLAY_CONNECT_SECONDS = 0.05
 
 
 class ZmqTransport:
     """A subscription to one rank.
 
+    Messages do not name their sender: where we bind, an endpoint with two publishers is not
+    believed, and with the second gone the first counts as a new connection.
+
     chance: 0 to 1, for the jitter of tries to open it.
     """
 
-    def __init__(
-        self, context: ZmqContext, source: ZmqSource, chance: Callable[[], float] = lambda: 0.5
-    ) -> None:
-        self._context = context
+    def __init__(self, source: ZmqSource, chance: Callable[[], float] = lambda: 0.5) -> None:
         self._source = source
-        self._retries = Backoff(*OPEN_RETRY_SECONDS, chance)
-        self._retry_seconds = 0.0
-        self._opened: tuple[zmq.asyncio.Socket, Monitor] | None = None
-        self._fault = self._open()
+        self._chance = chance
+        self._topic = source.topic.encode()
+        self._accepted: set[Connection] = set()
+        self._peers: list[Connection] = []
+        self._changes: list[Signal] = []
+        self._wake = asyncio.Event()
+        self._keeper = self._start()
 
     @property
     def recovery(self) -> Recovery:
@@ -70,95 +58,147 @@ class ZmqTransport:
         return Recovery.NONE if self._source.replay is None else Recovery.REPLAY
 
     async def receive(self) -> list[Signal]:
-        """All signals that wait, at least one, up to `MAX_SIGNALS`.
+        """All signals that wait, at least one, up to `MAX_SIGNALS` of messages.
 
-        A message is taken before the monitor is looked at: libzmq tells of a connection before it
-        delivers from it. Nothing after the poll waits, or a cancellation would lose signals.
+        Nothing waits after something was taken, or a cancellation would lose signals.
         """
-        if self._opened is None:
-            return [await self._open_later()]
-        signals: list[Signal] = []
-        while not signals:
-            socket, monitor = self._opened
-            await monitor.wait()
-            signals = await _taken(socket, monitor)
+        await asyncio.sleep(0)  # a publisher that always has something does not keep the loop
+        while not (signals := self._waiting()):
+            self._wake.clear()
+            if self._keeper.done():
+                keeper, self._keeper = self._keeper, self._start()
+                keeper.result()
+            await self._wake.wait()
         return signals
 
     async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
-        """Asks for the batches from `start` on; each replay has a socket of its own."""
+        """Asks for the batches from `start` on; each replay has a connection of its own."""
         if self._source.replay is None:
             raise ReplayError("no replay endpoint")
+        wake = asyncio.Event()
+        connection = Connection(b"DEALER", lambda _: wake.set())
         try:
-            socket = self._context.socket(zmq.DEALER)
-        except zmq.ZMQError as error:
-            raise ReplayError(str(error)) from None
-        try:
-            _configure(socket)
-            socket.connect(self._source.replay)
-            await socket.send_multipart([b"", start.to_bytes(8, "big")])
+            await _in_time(_connected(connection, self._source.replay))
+            connection.send([b"", start.to_bytes(8, "big")])
             last = -1
             while True:
-                frames = parse_frames(await _answer(socket))
-                if frames.ends_replay:
-                    return
-                if frames.sequence <= last:
-                    raise ReplayError("its numbers do not ascend")
-                last = frames.sequence
-                yield Batch(frames.sequence, frames.payload)
-        except (WireError, zmq.ZMQError) as error:
+                for message in await _in_time(_answers(connection, wake)):
+                    frames = parse_frames(message)
+                    if frames.ends_replay:
+                        return
+                    if frames.sequence <= last:
+                        raise ReplayError("its numbers do not ascend")
+                    last = frames.sequence
+                    yield Batch(frames.sequence, frames.payload)
+        except WireError as error:
             raise ReplayError(str(error)) from None
         finally:
-            socket.close()
+            connection.give_up("done")
 
     async def close(self) -> None:
         """Closes the subscription."""
-        if self._opened is not None:
-            socket, monitor = self._opened
-            monitor.close()
-            socket.close()
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
 
-    def _open(self) -> str:
-        """Opens the subscription; says why that cannot be, "" if it is done."""
-        verb = "bind" if self._source.binds else "connect to"
-        with contextlib.ExitStack() as undone:
+    def _waiting(self) -> list[Signal]:
+        """What happened and was not told yet, in the order in which it happened."""
+        signals, self._changes = self._changes, []
+        if len(self._peers) == 1:
+            messages = self._peers[0].take(MAX_SIGNALS)
+            signals += [_signal(each) for each in messages if each[0].startswith(self._topic)]
+        return signals
+
+    def _start(self) -> asyncio.Task[None]:
+        keeper = asyncio.create_task(self._keep())
+        keeper.add_done_callback(lambda _: self._wake.set())
+        return keeper
+
+    def _changed(self, connection: Connection) -> None:
+        was_peer = connection in self._peers
+        if connection.is_lost:
+            self._accepted.discard(connection)
+        if was_peer and connection.is_lost:
+            self._peers.remove(connection)
+            self._changes.append(self._told(connection.fault))
+        elif not was_peer and connection.is_ready:
+            self._peers.append(connection)
+            self._changes.append(self._told(""))
+        self._wake.set()
+
+    def _told(self, fault: str) -> Signal:
+        count = len(self._peers)
+        if count == 1:
+            return Connected()
+        if count == 0:
+            return Disconnected(f"connection given up: {fault}") if fault else Disconnected()
+        reason = f"{count} publishers connect to this endpoint; each rank needs its own"
+        return Disconnected(reason)
+
+    async def _keep(self) -> None:
+        """Keeps the subscription open until it is cancelled."""
+        place = place_of(self._source.events)
+        try:
+            if place is None:
+                self._tell(f"{self._source.events} is neither tcp://host:port nor ipc://path")
+                await asyncio.get_running_loop().create_future()
+            elif self._source.binds:
+                await self._keep_bound(place)
+            else:
+                await self._keep_connected(place)
+        finally:
+            for connection in [*self._accepted]:
+                connection.give_up("closed")
+
+    async def _keep_connected(self, place: Place) -> None:
+        retries = Backoff(*RECONNECT_SECONDS, self._chance)
+        while True:
+            connection = self._connection()
             try:
-                socket = self._context.socket(zmq.SUB)
-                undone.callback(socket.close)
-                monitor = Monitor(socket)
-                undone.callback(monitor.close)
-                _configure(socket)
-                socket.set(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
-                socket.set(zmq.SUBSCRIBE, self._source.topic.encode())
-                (socket.bind if self._source.binds else socket.connect)(self._source.events)
-            except zmq.ZMQError as error:
-                return f"cannot {verb} {self._source.events}: {zmq.strerror(error.errno or 0)}"
-            undone.pop_all()
-        self._opened = socket, monitor
-        return ""
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await connection.open(place)
+            except OSError:  # a time-out is one, too
+                connection.give_up("no connection")
+            if connection.is_ready:
+                retries.reset()
+                await connection.lost.wait()
+            self._accepted.discard(connection)
+            await asyncio.sleep(retries.next_seconds())
 
-    async def _open_later(self) -> Signal:
-        """Tells why it is not open, then tries again."""
-        await asyncio.sleep(self._retry_seconds)
-        if self._retry_seconds:
-            self._fault = self._open()
-        self._retry_seconds = self._retries.next_seconds()
-        return Disconnected(self._fault or "not connected yet")
+    async def _keep_bound(self, place: Place) -> None:
+        loop = asyncio.get_running_loop()
+        retries = Backoff(*BIND_RETRY_SECONDS, self._chance)
+        host = None if place.host == "*" else place.host
+        while True:
+            try:
+                if place.path:
+                    server = await loop.create_unix_server(
+                        self._connection, place.path, start_serving=False
+                    )
+                else:
+                    server = await loop.create_server(
+                        self._connection, host, place.port, start_serving=False
+                    )
+            except OSError as error:
+                why = os.strerror(error.errno) if error.errno else str(error)
+                self._tell(f"cannot bind {self._source.events}: {why}")
+                await asyncio.sleep(retries.next_seconds())
+                continue
+            try:
+                await server.start_serving()
+                await loop.create_future()
+            finally:
+                server.close()
 
+    def _connection(self) -> Connection:
+        connection = Connection(b"SUB", self._changed, self._topic)
+        if len(self._accepted) >= MAX_ACCEPTED:
+            connection.give_up("too many connections")
+        self._accepted.add(connection)
+        return connection
 
-async def _taken(socket: zmq.asyncio.Socket, monitor: Monitor) -> list[Signal]:
-    """What waits on the socket and its monitor, in the order in which it happened."""
-    signals: list[Signal] = []
-    while len(signals) < MAX_SIGNALS:
-        message = await _waiting(socket)
-        changes = await monitor.changes()
-        signals += changes
-        if any(isinstance(change, Disconnected) for change in changes):
-            await _drop_queued(socket)
-        elif message is not None:
-            signals.append(_signal(message))
-        if message is None or changes:
-            break
-    return signals
+    def _tell(self, fault: str) -> None:
+        self._changes.append(Disconnected(fault))
+        self._wake.set()
 
 
 def _signal(message: list[bytes]) -> Signal:
@@ -169,35 +209,34 @@ def _signal(message: list[bytes]) -> Signal:
     return Batch(frames.sequence, frames.payload)
 
 
-async def _drop_queued(socket: zmq.asyncio.Socket) -> None:
-    """Drops what the lost connection left behind: it must not pass for the next one's."""
-    while await _waiting(socket) is not None:
-        pass
+async def _connected(connection: Connection, endpoint: str) -> None:
+    """Connects for a replay; a publisher that starts may open its sockets one by one."""
+    place = place_of(endpoint)
+    if place is None:
+        raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
+    while not connection.is_ready:
+        try:
+            await connection.open(place)
+        except OSError:
+            await asyncio.sleep(REPLAY_CONNECT_SECONDS)
+        if connection.is_lost:
+            raise ReplayError(connection.fault or "connection lost")
 
 
-async def _answer(socket: zmq.asyncio.Socket) -> list[bytes]:
+async def _answers(connection: Connection, wake: asyncio.Event) -> list[list[bytes]]:
+    """Messages of a replay, at least one."""
+    while not (messages := connection.take(MAX_SIGNALS)):
+        if connection.is_lost:
+            raise ReplayError(connection.fault or "connection lost")
+        wake.clear()
+        await wake.wait()
+    return messages
+
+
+async def _in_time(step: Awaitable[Answer]) -> Answer:
+    """One step of a replay."""
     try:
         async with asyncio.timeout(REPLAY_TIMEOUT_SECONDS):
-            frames: list[bytes] = await socket.recv_multipart()
+            return await step
     except TimeoutError:
         raise ReplayError(f"no answer within {REPLAY_TIMEOUT_SECONDS:g} s") from None
-    return frames
-
-
-async def _waiting(socket: zmq.asyncio.Socket) -> list[bytes] | None:
-    """A message that waits already, None if there is none."""
-    try:
-        frames: list[bytes] = await socket.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
-    return frames
-
-
-def _configure(socket: zmq.asyncio.Socket) -> None:
-    socket.set(zmq.LINGER, 0)
-    socket.set(zmq.IPV6, 1)
-    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.set(zmq.RECONNECT_IVL, RECONNECT_MIN_MS)
-    socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-    socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstate.feeds import zmq_transport
+from kvstate.feeds import zmtp_connection
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from tests.faults.crowd import BLOCKS_A_BATCH
 from tests.faults.engine import MODEL, Engine, prompt
@@ -43,13 +43,11 @@ async def process(
 
 
 @asynccontextmanager
-async def fleet() -> AsyncIterator[tuple[Fleet, ZmqContext]]:
+async def fleet() -> AsyncIterator[Fleet]:
     """A router's side."""
-    context = ZmqContext()
     made = Fleet(0xC0FFEE, lambda: 0.0)
-    yield made, context
+    yield made
     await made.close()
-    context.destroy(0)
 
 
 def certain(fleet: Fleet, worker: str, chain: tuple[int, ...]) -> int:
@@ -70,8 +68,8 @@ def since(start: float) -> float:
 
 
 async def test_killed_publisher_is_not_believed_any_more(table: list[Row]) -> None:
-    async with fleet() as (router, context), process("1", "1") as (engine, (source,)):
-        router.add("w", MODEL, [ZmqTransport(context, source)])
+    async with fleet() as router, process("1", "1") as (engine, (source,)):
+        router.add("w", MODEL, [ZmqTransport(source)])
         await state(router, "w", State.LIVE)
         chain = (0, *range(BLOCKS_A_BATCH - 1))
         assert certain(router, "w", chain) == BLOCKS_A_BATCH
@@ -87,10 +85,9 @@ async def test_killed_publisher_is_not_believed_any_more(table: list[Row]) -> No
 async def test_publisher_that_hangs_is_noticed_by_heartbeats(
     table: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_transport, "HEARTBEAT_INTERVAL_MS", 50)
-    monkeypatch.setattr(zmq_transport, "HEARTBEAT_TIMEOUT_MS", 150)
-    async with fleet() as (router, context), process("1", "1") as (engine, (source,)):
-        router.add("w", MODEL, [ZmqTransport(context, source)])
+    monkeypatch.setattr(zmtp_connection, "HEARTBEAT_SECONDS", 0.05)
+    async with fleet() as router, process("1", "1") as (engine, (source,)):
+        router.add("w", MODEL, [ZmqTransport(source)])
         await state(router, "w", State.LIVE)
         stopped_at = asyncio.get_running_loop().time()
         engine.send_signal(signal.SIGSTOP)
@@ -107,9 +104,9 @@ async def test_dead_rank_takes_nothing_from_the_other(table: list[Row]) -> None:
     first, second = Engine(), Engine()
     first.lose(first.store(A))
     second.lose(second.store(B))
-    async with fleet() as (router, context):
+    async with fleet() as router:
         sources = [ZmqSource(each.events, each.replay, "") for each in (first, second)]
-        router.add("w", MODEL, [ZmqTransport(context, source) for source in sources])
+        router.add("w", MODEL, [ZmqTransport(source) for source in sources])
         await state(router, "w", State.LIVE)
         assert (certain(router, "w", A), certain(router, "w", B)) == (4, 2)
         died_at = asyncio.get_running_loop().time()
@@ -125,13 +122,11 @@ async def test_dead_rank_takes_nothing_from_the_other(table: list[Row]) -> None:
 
 async def test_garbage_at_full_speed_disturbs_nobody(table: list[Row]) -> None:
     sound = Engine()
-    async with fleet() as (router, context), process("garbage") as (_, (source,)):
-        router.add(
-            "sound", MODEL, [ZmqTransport(context, ZmqSource(sound.events, sound.replay, ""))]
-        )
+    async with fleet() as router, process("garbage") as (_, (source,)):
+        router.add("sound", MODEL, [ZmqTransport(ZmqSource(sound.events, sound.replay, ""))])
         await state(router, "sound", State.LIVE)
         before_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        router.add("broken", MODEL, [ZmqTransport(context, source)])
+        router.add("broken", MODEL, [ZmqTransport(source)])
         await state(router, "broken", State.DEGRADED)
         started_at = asyncio.get_running_loop().time()
         slowest = 0.0
@@ -155,10 +150,10 @@ async def test_garbage_at_full_speed_disturbs_nobody(table: list[Row]) -> None:
 
 async def test_very_many_workers_at_once_while_requests_are_picked(table: list[Row]) -> None:
     arguments = str(WORKERS), str(BATCHES)
-    async with fleet() as (router, context), process(*arguments) as (_, sources):
+    async with fleet() as router, process(*arguments) as (_, sources):
         started_at = asyncio.get_running_loop().time()
         for number, source in enumerate(sources):
-            router.add(f"w{number}", MODEL, [ZmqTransport(context, source)])
+            router.add(f"w{number}", MODEL, [ZmqTransport(source)])
         chains = [(number, *range(BLOCKS_A_BATCH - 1)) for number in range(WORKERS)]
         picks, slowest = 0, 0.0
         async with asyncio.timeout(90):

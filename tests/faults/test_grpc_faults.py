@@ -17,7 +17,7 @@ from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest
 from tests.faults.engine import MODEL, Engine
@@ -43,8 +43,7 @@ class BridgeBeside:
         self.target = "127.0.0.1:0"
 
     async def start(self) -> None:
-        self._context = ZmqContext()
-        transport = ZmqTransport(self._context, self._source)
+        transport = ZmqTransport(self._source)
         bridge = Bridge([transport], lambda: asyncio.get_running_loop().time(), lambda: 0.5)
         self._server = BridgeServer(bridge, self.target)
         await self._server.start()
@@ -55,7 +54,6 @@ class BridgeBeside:
         await self._server.stop()
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-        self._context.destroy(0)
 
 
 class RelayBeside:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kvstate.feeds import subscriber as subscriber_module
-from kvstate.feeds import zmq_transport
+from kvstate.feeds import zmq_transport, zmtp_connection
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from tests.faults.engine import MODEL, Engine
 from tests.faults.watch import WORKER, Row, Watch, Watched
@@ -29,9 +29,8 @@ Watching = Callable[..., AbstractAsyncContextManager[Watch]]
 @asynccontextmanager
 async def following(fault: str, engine: Engine) -> AsyncIterator[Watch]:
     """A router that follows an engine from now on."""
-    context = ZmqContext()
     source = ZmqSource(engine.events, engine.replay, "kv")
-    transport = Watched(ZmqTransport(context, source))
+    transport = Watched(ZmqTransport(source))
     fleet = Fleet(0xC0FFEE, lambda: engine.clock)
     fleet.add(WORKER, MODEL, [transport])
     kind = "zmq" if engine.replay else "zmq, no replay"
@@ -40,7 +39,6 @@ async def following(fault: str, engine: Engine) -> AsyncIterator[Watch]:
         yield watch
     finally:
         await watch.close()
-        context.destroy(0)
 
 
 @asynccontextmanager
@@ -292,7 +290,7 @@ async def test_reset_while_idle_is_known_with_the_next_batch(table: list[Row]) -
 async def test_slow_consumer_at_the_high_water_mark_notices(
     table: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_transport, "RECEIVE_QUEUE_MESSAGES", 10)
+    monkeypatch.setattr(zmtp_connection, "QUEUE_BYTES", 100_000)
     async with warm("slow consumer at the high-water mark", Engine(hwm=10)) as watch:
         engine = watch.engine
         watch.happens(batch(2))

@@ -128,3 +128,19 @@ async def test_an_adapter_that_its_events_number_is_found_by_its_name(fleet: Fle
     assert set(fleet.overlaps(prompt._replace(lora="x"))) == {"w"}
     await fleet.remove("w")
     assert fleet.overlaps(prompt._replace(lora="x")) == {}
+
+
+async def test_a_feed_that_cannot_be_closed_is_forgotten_with_the_others(fleet: Fleet) -> None:
+    class Stuck(MemoryTransport):
+        async def close(self) -> None:
+            raise OSError("it is stuck")
+
+    stuck = Stuck({0: payload(0, block(1))})
+    stuck.put(Connected())
+    fleet.add("w", "m", [stuck, transport(1)])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    await fleet.remove("w")
+    assert fleet.overlaps(chain(3)) == {}
+    fleet.add("w", "m", [transport(1)])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}

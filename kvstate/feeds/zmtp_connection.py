@@ -1,0 +1,185 @@
+"""A connection to one ZMQ peer: bounded, and noticed when it dies.
+
+libzmq is not used for it: with a full receive queue it aborts the process when the publisher dies
+or stalls while either side has heartbeats (zeromq/libzmq#3937 and `!_io_error`, both in 4.3.5), and
+without a limit to that queue it takes memory as long as the loop is busy.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvstate.errors import WireError
+from kvstate.wire.zmtp import Session, message
+
+# What waits here while the loop is busy, beside a message that is not complete. Beyond it messages
+# wait in the publisher, which drops beyond a limit of its own (hwm).
+QUEUE_BYTES = 1024 * 1024
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+# Answers to heartbeats that the peer does not read.
+MAX_ANSWER_BYTES = 64 * 1024
+
+HANDSHAKE_SECONDS = 10.0
+
+# A peer that says nothing for so many intervals, our heartbeats unanswered, is dead or hangs. They
+# are counted and not timed: while our own loop is held up, nobody else is to blame.
+HEARTBEAT_SECONDS = 2.0
+MAX_SILENT_HEARTBEATS = 2
+
+
+class Place(NamedTuple):
+    """Where a ZMQ endpoint is: host and port, or the path of a Unix socket."""
+
+    host: str
+    port: int
+    path: str = ""
+
+
+def place_of(endpoint: str) -> Place | None:
+    """Of tcp://host:port and ipc://path; None if it is neither."""
+    scheme, _, rest = endpoint.partition("://")
+    if scheme == "ipc" and rest:
+        return Place("", 0, "\0" + rest[1:] if rest[0] == "@" else rest)
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not (port.isascii() and port.isdigit()):
+        return None
+    return Place(host.strip("[]"), int(port)) if int(port) < 1 << 16 else None
+
+
+class Connection(asyncio.Protocol):
+    """One connection, whoever opened it.
+
+    changed: is called when it is ready, when something can be taken, and when it is lost.
+    """
+
+    def __init__(
+        self, kind: bytes, changed: Callable[["Connection"], None], topic: bytes = b""
+    ) -> None:
+        self.is_lost = False
+        self.fault = ""  # why it was given up, if it was
+        self.settled = asyncio.Event()  # the handshake is over, one way or the other
+        self.lost = asyncio.Event()
+        self._session = Session(kind, MAX_MESSAGE_BYTES, topic)
+        self._changed = changed
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._silent_heartbeats = 0
+        self._is_paused = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether messages may be sent and taken."""
+        return self._session.is_ready and not self.is_lost
+
+    async def open(self, place: Place) -> None:
+        """Connects and waits for the handshake, whose end may be that it is lost.
+
+        Raises:
+            OSError: nobody answers there.
+        """
+        loop = asyncio.get_running_loop()
+        if place.path:
+            await loop.create_unix_connection(lambda: self, place.path)
+        else:
+            await loop.create_connection(lambda: self, place.host, place.port)
+        await self.settled.wait()
+
+    def take(self, limit: int) -> list[list[bytes]]:
+        """Messages that wait, in the order in which they came."""
+        taken: list[list[bytes]] = []
+        try:
+            while len(taken) < limit and (frames := self._session.take()) is not None:
+                taken.append(frames)
+        except WireError as error:
+            self.give_up(str(error))
+        self._answer()
+        self._go_on(has_more=len(taken) == limit)
+        return taken
+
+    def send(self, frames: list[bytes]) -> None:
+        """Sends one message."""
+        if self._transport:
+            self._transport.write(message(frames))
+
+    def give_up(self, fault: str) -> None:
+        """Ends the connection; it is lost soon after."""
+        self.fault = self.fault or fault
+        if self._transport:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Part of asyncio.Protocol."""
+        self._transport = transport
+        if self.fault:  # given up before it began
+            transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HANDSHAKE_SECONDS, self.give_up, "no handshake")
+        self._answer()
+
+    def data_received(self, data: bytes) -> None:
+        """Part of asyncio.Protocol; what comes is taken apart when it is wanted."""
+        session = self._session
+        session.received(data)
+        self._silent_heartbeats = 0
+        if not session.is_ready and not self._shake():
+            return
+        if session.size_bytes >= QUEUE_BYTES and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._changed(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        """Part of asyncio.Protocol."""
+        self.is_lost = True
+        self._stop_timer()
+        self.settled.set()
+        self.lost.set()
+        self._changed(self)
+
+    def _go_on(self, *, has_more: bool) -> None:
+        """Reads again once there is room, or if what is missing of a message has to come."""
+        if not self._is_paused or self._transport is None or self._transport.is_closing():
+            return
+        if not has_more or self._session.size_bytes < QUEUE_BYTES // 2:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _shake(self) -> bool:
+        try:
+            is_done = self._session.shake()
+        except WireError as error:
+            self.give_up(str(error))
+            return False
+        self._answer()
+        if is_done:
+            self.settled.set()
+            self._stop_timer()
+            if self._session.has_heartbeats:
+                self._beat_later()
+        return is_done
+
+    def _beat_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        if not self._is_paused:  # otherwise it waits for us
+            self._silent_heartbeats += 1
+        if self._silent_heartbeats > MAX_SILENT_HEARTBEATS:
+            self.give_up("no answer to heartbeats")
+            return
+        self._session.ping()
+        self._answer()
+        self._beat_later()
+
+    def _stop_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _answer(self) -> None:
+        answers = self._session.answers()
+        if not answers or self._transport is None:
+            return
+        self._transport.write(answers)
+        if self._transport.get_write_buffer_size() > MAX_ANSWER_BYTES:
+            self.give_up("it does not read what it asks for")

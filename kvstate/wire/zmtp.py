@@ -1,0 +1,216 @@
+"""One connection of ZMTP 3 as a SUB or a DEALER has it, without I/O.
+
+Source: ZMTP 3.1 (https://rfc.zeromq.org/spec/37) with the mechanism NULL. Both sides send a
+greeting of 64 octets, then the command READY with their Socket-Type. A frame is flags, size (one
+octet, or eight where it is long) and body; a message is its frames up to one without MORE. A peer
+of ZMTP 3.0 (spec/23) knows no heartbeats, and takes a subscription as the message [1, topic].
+"""
+
+import struct
+from collections.abc import Sequence
+
+from kvstate.errors import WireError
+
+GREETING_BYTES = 64
+# Of a message: an empty frame, topic, number and payload.
+MAX_FRAMES = 8
+MAX_COMMAND_BYTES = 4096
+
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_MECHANISM = b"NULL".ljust(20, b"\0")
+_LEAST_VERSION = 3
+GREETING = (_SIGNATURE + b"\x03\x01" + _MECHANISM).ljust(GREETING_BYTES, b"\0")
+
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_SHORT_HEAD, _LONG_HEAD, _MAX_SHORT = 2, 9, 255
+_long_size = struct.Struct(">Q")
+_TTL_BYTES, _MAX_CONTEXT_BYTES = 2, 16
+_MAX_WORDS = 100
+
+# Which kinds of socket may answer which.
+_PEERS = {b"SUB": (b"PUB", b"XPUB"), b"DEALER": (b"ROUTER", b"DEALER", b"REP")}
+
+
+def message(frames: Sequence[bytes]) -> bytes:
+    """A message as it goes over the wire."""
+    last = len(frames) - 1
+    return b"".join(_frame(_MORE * (at < last), body) for at, body in enumerate(frames))
+
+
+class Session:
+    """What was received and not taken yet, and what is to be answered.
+
+    kind: SUB or DEALER. topic: what a SUB subscribes to. max_message_bytes: of all its frames.
+    All reading methods raise WireError where the peer breaks the protocol; nothing more can be
+    read then.
+    """
+
+    def __init__(self, kind: bytes, max_message_bytes: int, topic: bytes = b"") -> None:
+        self.is_ready = False
+        self.has_heartbeats = False  # whether the peer answers them
+        self._kind = kind
+        self._topic = topic
+        self._max_message_bytes = max_message_bytes
+        self._answers = bytearray(GREETING)
+        self._is_greeted = False
+        self._buffer = b""  # slices of bytes are the frames, copied once
+        self._at = 0
+        self._pending = bytearray()
+        self._frames: list[bytes] = []
+        self._message_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What was received and is not taken yet."""
+        return len(self._buffer) - self._at + len(self._pending)
+
+    def received(self, data: bytes) -> None:
+        """Takes what came."""
+        self._pending += data
+
+    def answers(self) -> bytes:
+        """What is to be sent now; to be asked for after each reading, and at the beginning."""
+        answers = bytes(self._answers)
+        self._answers.clear()
+        return answers
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life, where it knows how to give one."""
+        if self.is_ready and self.has_heartbeats:
+            self._answers += _frame(_COMMAND, b"\x04PING" + bytes(_TTL_BYTES))
+
+    def shake(self) -> bool:
+        """Goes on with the handshake; whether it is done."""
+        if not self._is_greeted and self._has(GREETING_BYTES):
+            self._greeted(self._taken(GREETING_BYTES))
+        while self._is_greeted and not self.is_ready:
+            read = self._read(MAX_COMMAND_BYTES)
+            if read is None:
+                break
+            self._shaken(*read)
+        return self.is_ready
+
+    def take(self) -> list[bytes] | None:
+        """The next message, None if it is not complete yet."""
+        while True:
+            read = self._read(self._max_message_bytes - self._message_bytes)
+            if read is None:
+                return None
+            flags, body = read
+            if flags & _COMMAND:
+                self._command(body)
+                continue
+            self._frames.append(body)
+            self._message_bytes += len(body)
+            if not flags & _MORE:
+                frames, self._frames, self._message_bytes = self._frames, [], 0
+                return frames
+            if len(self._frames) >= MAX_FRAMES:
+                raise WireError(f"message of more than {MAX_FRAMES} frames")
+
+    def _greeted(self, greeting: bytes) -> None:
+        if greeting[0] != _SIGNATURE[0] or not greeting[9] & 1:
+            raise WireError("no ZMQ")
+        if greeting[10] < _LEAST_VERSION:
+            raise WireError(f"ZMTP {greeting[10]}, which is too old")
+        if greeting[12:32] != _MECHANISM:
+            raise WireError("it wants a security mechanism")
+        self._is_greeted = True
+        self.has_heartbeats = greeting[10:12] >= b"\x03\x01"
+        socket_type = b"\x0bSocket-Type" + struct.pack(">I", len(self._kind)) + self._kind
+        identity = b"\x08Identity" + bytes(4)
+        self._answers += _frame(_COMMAND, b"\x05READY" + socket_type + identity)
+
+    def _shaken(self, flags: int, body: bytes) -> None:
+        if not flags & _COMMAND:
+            raise WireError("message before the handshake")
+        name, data = _named(body)
+        if name == b"ERROR":
+            raise WireError(_refusal(data))
+        if name != b"READY":
+            raise WireError("another command than READY in the handshake")
+        kind = _properties(data).get(b"socket-type", b"")
+        if kind not in _PEERS[self._kind]:
+            shown = kind[:_MAX_WORDS].decode("ascii", "replace")
+            raise WireError(
+                f"its socket is {shown or 'none'}, not {_PEERS[self._kind][0].decode()}"
+            )
+        self.is_ready = True
+        if self._kind == b"SUB" and self.has_heartbeats:
+            self._answers += _frame(_COMMAND, b"\x09SUBSCRIBE" + self._topic)
+        elif self._kind == b"SUB":
+            self._answers += message([b"\x01" + self._topic])
+
+    def _command(self, body: bytes) -> None:
+        if len(body) > MAX_COMMAND_BYTES:
+            raise WireError("command of too many bytes")
+        name, data = _named(body)
+        if name == b"PING":
+            context = data[_TTL_BYTES : _TTL_BYTES + _MAX_CONTEXT_BYTES]
+            self._answers += _frame(_COMMAND, b"\x04PONG" + context)
+        elif name == b"ERROR":
+            raise WireError(_refusal(data))
+
+    def _read(self, max_bytes: int) -> tuple[int, bytes] | None:
+        """Flags and body of the next frame."""
+        if not self._has(_SHORT_HEAD):
+            return None
+        flags, head_bytes, size = self._buffer[self._at], _SHORT_HEAD, self._buffer[self._at + 1]
+        if flags > (_COMMAND | _LONG | _MORE) or (flags & _COMMAND and flags & _MORE):
+            raise WireError("frame with unknown flags")
+        if flags & _LONG:
+            head_bytes = _LONG_HEAD
+            if not self._has(head_bytes):
+                return None
+            (size,) = _long_size.unpack_from(self._buffer, self._at + 1)
+        if size > max_bytes:
+            raise WireError("frame of too many bytes")
+        if not self._has(head_bytes + size):
+            return None
+        self._at += head_bytes
+        return flags, self._taken(size)
+
+    def _has(self, size: int) -> bool:
+        """Whether so many octets wait; in one piece then."""
+        if len(self._buffer) - self._at >= size:
+            return True
+        if self.size_bytes < size:
+            return False
+        self._buffer = self._buffer[self._at :] + bytes(self._pending)
+        self._at = 0
+        self._pending.clear()
+        return True
+
+    def _taken(self, size: int) -> bytes:
+        start, self._at = self._at, self._at + size
+        return self._buffer[start : self._at]
+
+
+def _frame(flags: int, body: bytes) -> bytes:
+    if len(body) <= _MAX_SHORT:
+        return bytes((flags, len(body))) + body
+    return bytes((flags | _LONG,)) + _long_size.pack(len(body)) + body
+
+
+def _named(command: bytes) -> tuple[bytes, bytes]:
+    """Name and data of a command."""
+    if not command or len(command) <= command[0]:
+        raise WireError("command without a name")
+    return command[1 : 1 + command[0]], command[1 + command[0] :]
+
+
+def _properties(data: bytes) -> dict[bytes, bytes]:
+    """The metadata of a READY; names do not depend on case."""
+    found: dict[bytes, bytes] = {}
+    while data:
+        value_at = 1 + data[0] + 4
+        size = int.from_bytes(data[1 + data[0] : value_at], "big")
+        if len(data) < value_at + size:
+            raise WireError("metadata that is cut off")
+        found[data[1 : 1 + data[0]].lower()] = data[value_at : value_at + size]
+        data = data[value_at + size :]
+    return found
+
+
+def _refusal(data: bytes) -> str:
+    return "it refuses: " + data[1 : 1 + _MAX_WORDS].decode("ascii", "replace")

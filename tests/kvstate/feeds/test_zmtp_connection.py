@@ -1,0 +1,135 @@
+"""A publisher that does its worst to one connection: nothing aborts, nothing grows."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from kvstate.feeds import zmtp_connection
+from kvstate.feeds.zmtp_connection import Connection, Place, place_of
+from kvstate.wire.zmtp import GREETING, message
+
+READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
+PING = b"\x04\x07\x04PING\0\x01"
+
+
+@asynccontextmanager
+async def opened(first: bytes) -> AsyncIterator[tuple[Connection, socket.socket]]:
+    """A connection, and the publisher's end of it, which has sent these bytes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = Connection(b"SUB", lambda _: None)
+        opening = asyncio.create_task(connection.open(Place(*listening.getsockname())))
+        peer, _ = await asyncio.to_thread(listening.accept)
+        with peer:
+            await asyncio.to_thread(peer.sendall, first)
+            await opening
+            yield connection, peer
+            connection.give_up("the test is over")
+            await connection.lost.wait()
+
+
+async def sent(peer: socket.socket) -> int:
+    """Sends messages until no more is taken, for a while; how many bytes."""
+    peer.settimeout(0)
+    count = 0
+    batch = message([b"", bytes(8), b"x" * 4096])
+    left, waited = batch, 0
+    while waited < 50:
+        try:
+            sent_bytes = peer.send(left)
+        except BlockingIOError:
+            waited += 1
+            await asyncio.sleep(0.002)
+            continue
+        count, waited = count + sent_bytes, 0
+        left = left[sent_bytes:] or batch
+        await asyncio.sleep(0)
+    return count
+
+
+async def test_full_queue_stops_reading_and_goes_on_when_there_is_room() -> None:
+    async with opened(GREETING + READY) as (connection, peer):
+        await sent(peer)
+        waiting = connection._session.size_bytes
+        assert zmtp_connection.QUEUE_BYTES <= waiting < 2 * zmtp_connection.QUEUE_BYTES
+        while connection.take(10_000):  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0)
+        assert await sent(peer) > 0
+
+
+@pytest.mark.parametrize("heartbeat", [b"", PING])
+async def test_publisher_that_dies_while_the_queue_is_full_is_lost(heartbeat: bytes) -> None:
+    async with opened(GREETING + READY + 100 * heartbeat) as (connection, peer):
+        await sent(peer)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        async with asyncio.timeout(30):
+            while not connection.is_lost:
+                connection.take(64)
+                await asyncio.sleep(0)
+        assert not connection.is_ready
+
+
+async def test_silent_publisher_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmtp_connection, "HEARTBEAT_SECONDS", 0.02)
+    async with opened(GREETING + READY) as (connection, _):
+        await asyncio.wait_for(connection.lost.wait(), 30)
+        assert connection.fault == "no answer to heartbeats"
+
+
+async def test_publisher_that_waits_for_us_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmtp_connection, "HEARTBEAT_SECONDS", 0.1)
+    async with opened(GREETING + READY) as (connection, peer):
+        await sent(peer)
+        await asyncio.sleep(1)
+        assert connection.is_ready
+
+
+async def test_stranger_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmtp_connection, "HANDSHAKE_SECONDS", 0.02)
+    async with opened(b"") as (connection, _):
+        assert (connection.is_lost, connection.fault) == (True, "no handshake")
+
+
+async def test_publisher_that_asks_without_reading_is_given_up() -> None:
+    async with opened(GREETING + READY) as (connection, peer):
+        peer.settimeout(0)
+        async with asyncio.timeout(60):
+            while not connection.is_lost:
+                with suppress(BlockingIOError, ConnectionError):
+                    peer.send(PING * 8192)
+                connection.take(64)
+                await asyncio.sleep(0)
+        assert connection.fault == "it does not read what it asks for"
+
+
+async def test_broken_message_ends_the_connection() -> None:
+    async with opened(GREETING + READY + message([b"good"]) + b"\xff\0") as (connection, _):
+        taken: list[list[bytes]] = []
+        async with asyncio.timeout(30):
+            while not connection.is_lost:
+                taken += connection.take(64)
+                await asyncio.sleep(0)
+        assert (taken, connection.fault) == ([[b"good"]], "frame with unknown flags")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "place"),
+    [
+        ("tcp://127.0.0.1:5557", Place("127.0.0.1", 5557)),
+        ("tcp://*:5557", Place("*", 5557)),
+        ("tcp://[::1]:5557", Place("::1", 5557)),
+        ("ipc:///run/events", Place("", 0, "/run/events")),
+        ("ipc://@events", Place("", 0, "\0events")),
+        ("tcp://host", None),
+        ("tcp://host:99999", None),
+        ("tcp://host:x", None),
+        ("udp://host:1", None),
+        ("ipc://", None),
+    ],
+)
+def test_endpoints_are_read_as_zmq_writes_them(endpoint: str, place: Place | None) -> None:
+    assert place_of(endpoint) == place
