@@ -24,7 +24,7 @@ from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 
@@ -102,16 +102,14 @@ async def live_cost(
 
 async def costs(rounds: int, batches: int) -> list[Row]:
     """The cost of a batch, over ZMQ and over gRPC."""
-    context = ZmqContext()
     over_zmq, over_grpc = [], []
     for _ in range(rounds):
         with publishers(1, 1) as (process, (endpoints,)):
             source = ZmqSource(*endpoints, "")
-            over_zmq.append(await live_cost([ZmqTransport(context, source)], process, batches))
+            over_zmq.append(await live_cost([ZmqTransport(source)], process, batches))
         with publishers(1, 1) as (process, (endpoints,)), bridge(endpoints) as target:
             transports = grpc_transports(GrpcSource(target, "vllm"), random.random)
             over_grpc.append(await live_cost(transports, process, batches))
-    context.destroy(0)
     reference = Figure(over_zmq)
     return [
         Row("a batch of 16 blocks over ZMQ (us of CPU)", reference, "-"),
@@ -125,22 +123,20 @@ async def costs(rounds: int, batches: int) -> list[Row]:
 
 async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
     """What a pick took in ms, p99 of each tenth: idle, and while all replay; how long they did."""
-    context = ZmqContext()
     with publishers(workers, batches) as (_, endpoints):
         fleet = Fleet(1, time.time, random.random)
-        fleet.add("w0", "m", [ZmqTransport(context, ZmqSource(*endpoints[0], ""))])
+        fleet.add("w0", "m", [ZmqTransport(ZmqSource(*endpoints[0], ""))])
         while fleet.state("w0") is not State.LIVE:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
         idle = await picks(fleet, None)
         started = time.monotonic()
         for number in range(1, workers):
             source = ZmqSource(*endpoints[number], "")
-            fleet.add(f"w{number}", "m", [ZmqTransport(context, source)])
+            fleet.add(f"w{number}", "m", [ZmqTransport(source)])
         names = [f"w{number}" for number in range(workers)]
         busy = await picks(fleet, lambda: all(fleet.state(name) is State.LIVE for name in names))
         took = time.monotonic() - started
         await fleet.close()
-    context.destroy(0)
     return Figure(idle), Figure(busy), took
 
 

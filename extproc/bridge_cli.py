@@ -17,7 +17,7 @@ from kvstate.bridge.server import BridgeServer
 from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 
@@ -82,9 +82,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
         history_bytes=arguments.history_bytes // arguments.ranks,
     )
     async with contextlib.AsyncExitStack() as stack:
-        context = ZmqContext()
-        stack.callback(context.destroy, 0)
-        transports = _transports(context, arguments)
+        transports = _transports(arguments)
         bridge = Bridge(transports, time.time, random.random, limits)
         following = asyncio.create_task(bridge.run())
         stack.push_async_callback(_ended, following)
@@ -108,7 +106,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def _transports(context: ZmqContext, arguments: argparse.Namespace) -> Sequence[Transport]:
+def _transports(arguments: argparse.Namespace) -> Sequence[Transport]:
     if arguments.trtllm is not None:
         return drain_transports(
             DrainSource(arguments.trtllm.removesuffix("/"), arguments.ranks), random.random
@@ -118,7 +116,7 @@ def _transports(context: ZmqContext, arguments: argparse.Namespace) -> Sequence[
     )
     sources = configured(endpoints)
     assert isinstance(sources, tuple)  # noqa: S101 - as ZMQ is
-    return [ZmqTransport(context, source, random.random) for source in sources]
+    return [ZmqTransport(source, random.random) for source in sources]
 
 
 def _faults(arguments: argparse.Namespace) -> Iterator[str]:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -28,6 +28,10 @@ from simulator.settings import TINY_MODEL
 READY_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 5.0
 MODEL = "tiny"
+
+# Each is a process of some 70 MB.
+MAX_WORKERS = 64
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,35 @@ def run(*, workers: int, port: int, check: bool) -> int:
     least = 2 if check else 1
     if workers < least:
         raise StartError(f"demo: --workers must be at least {least}")
-    return event_loop.run(_run(workers, port, check=check))
+    if workers > MAX_WORKERS:
+        raise StartError(f"demo: --workers must be at most {MAX_WORKERS}: each is a process")
+    if not 0 < port < 2**16:
+        raise StartError("demo: --port must be 1 to 65535")
+    return event_loop.run(_until_stopped(_run(workers, port, check=check)))
 
 
-async def _run(workers: int, port: int, *, check: bool) -> int:
+async def _until_stopped(work: Coroutine[None, None, int]) -> int:
+    """Works until that is done or a signal comes, even while it starts."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stopped.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    working.cancel()  # once: a second signal must not hinder it from ending what it started
+    try:
+        return await working
+    except asyncio.CancelledError:
+        return _INTERRUPTED
+
+
+async def _run(workers: int, port: int, *, check: bool) -> int:
     async with running(workers, port, decisions=not check) as place:
         if check:
             return 0 if await judge(place.envoy, place.admin, place.replays, MODEL) else 1
         print(_welcome(place), flush=True)
-        await stopped.wait()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
         return 0
 
 

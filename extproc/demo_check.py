@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 
 CONVERSATIONS = 6
 TURNS = 3
@@ -117,8 +117,7 @@ async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequen
 
 
 async def _published_after(replay: str, sequence: int | None) -> bool:
-    context = ZmqContext.instance()
-    transport = ZmqTransport(context, ZmqSource(events=replay, replay=replay, topic=""))
+    transport = ZmqTransport(ZmqSource(events=replay, replay=replay, topic=""))
     try:
         start = 0 if sequence is None else sequence + 1
         return [batch async for batch in transport.replay(start)] != []

@@ -21,6 +21,7 @@ from envoy_data_plane.google.protobuf import Any
 from extproc import address
 from extproc.config import Config
 from extproc.envoy_endpoints import path_of
+from extproc.envoy_tls import transport_socket
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, SERVED
 
 WORKERS = "workers"
@@ -91,18 +92,21 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
     return found
 
 
-def extproc_cluster(listen: str) -> cluster.Cluster:
+def extproc_cluster(config: Config) -> cluster.Cluster:
     """The router, reached where it listens or where envoy.router says."""
+    envoy = config.envoy
     http = upstream_http.HttpProtocolOptions(
         explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
             http2_protocol_options=core.Http2ProtocolOptions()
         )
     )
-    found = _cluster(EXTPROC, [listen], DIALLED)
+    found = _cluster(EXTPROC, [envoy.router or config.extproc.listen], DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)
     found.typed_extension_protocol_options = {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(http)
     }
+    if envoy.router_tls is not None:
+        found.transport_socket = transport_socket(envoy.router_tls)
     return found
 
 

@@ -34,6 +34,7 @@ from extproc.envoy_clusters import (
     socket,
     worker_clusters,
 )
+from extproc.errors import ConfigError
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL
 
 HEADING = """\
@@ -48,7 +49,12 @@ def render(config: Config) -> str:
     """A complete envoy.yaml that steers by what `kvsteer serve` with this configuration answers.
 
     The same configuration always gives the same text.
+
+    Raises:
+        ConfigError: the router serves TLS, and it is not said how Envoy is to check it.
     """
+    if config.extproc.tls is not None and config.envoy.router_tls is None:
+        raise ConfigError(["envoy.router_tls: missing: the router serves TLS (extproc.tls)"])
     # Fields keep their own names: betterproto2's snake case makes consecutive_5_xx of one of them.
     tree = _bootstrap(config).to_dict(casing=typing.cast("typing.Any", str))
     return HEADING + yaml.safe_dump(tree, sort_keys=False)
@@ -62,10 +68,7 @@ def _bootstrap(config: Config) -> bootstrap.Bootstrap:
         admin=bootstrap.Admin(address=socket(config.envoy.admin, BOUND)),
         static_resources=bootstrap.BootstrapStaticResources(
             listeners=[_listener(config)],
-            clusters=[
-                *worker_clusters(config),
-                extproc_cluster(config.envoy.router or config.extproc.listen),
-            ],
+            clusters=[*worker_clusters(config), extproc_cluster(config)],
         ),
     )
 

@@ -1,10 +1,13 @@
 """What is counted, in Prometheus' terms; docs/metrics.md lists every name."""
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from extproc.accounting.drifts import Drifts
 from extproc.accounting.outcome import Outcome
@@ -117,13 +120,15 @@ class Metrics:
         status: Callable[[], Status],
         index_bytes: Callable[[], int],
         load: Callable[[str], Load] = _idle,
+        names: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """Shows the workers' state at every scrape.
 
-        status: as GET /workers gives it. load: of an endpoint, now.
+        status: as GET /workers gives it. load: of an endpoint, now. names: of the workers, where
+        they are to be had for less than their status.
         """
         self.registry.register(FleetCollector(status, load, self.drifts))
-        self._outcome_collector.status = status
+        self._outcome_collector.names = names or (lambda: {one["name"] for one in status()})
         self._index_bytes.set_function(index_bytes)
 
     def add_readiness(self, is_ready: Callable[[], bool]) -> None:
@@ -141,13 +146,27 @@ class Metrics:
         """All metrics as text."""
         return generate_latest(self.registry)
 
-    def exposed(self, accept: str) -> tuple[bytes, str]:
+    async def exposed(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that a scraper accepts, and its content type.
+
+        They are read at once; their text, which takes most of the time, is made in a thread.
 
         accept: the scraper's Accept header; only OpenMetrics shows exemplars.
         """
         kinds = [one.partition(";")[0].strip() for one in accept.split(",")]
+        read = _Read(list(self.registry.collect()))
         if OPENMETRICS in kinds:
-            text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            text: bytes = await asyncio.to_thread(openmetrics.generate_latest, read)
             return text, openmetrics.CONTENT_TYPE_LATEST
-        return self.exposition(), self.content_type
+        return await asyncio.to_thread(generate_latest, read), self.content_type
+
+
+class _Read(Collector):
+    """Metrics that were read already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Sequence[Metric]:
+        """As they were read."""
+        return self._families

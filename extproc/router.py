@@ -19,7 +19,7 @@ from extproc.observing.course import Course
 from extproc.observing.traces import Traces
 from extproc.picking.decision import Decision, Query
 from extproc.picking.decision_log import DecisionLog
-from extproc.picking.eligibility import Demand
+from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import explanation
 from extproc.picking.load import Booking, Load
 from extproc.picking.placing import Placing
@@ -222,12 +222,11 @@ class Router:
         return self._broken(error)
 
     def _place(self, asked: _Asked, head: Head, course: Course) -> Decision:
-        workers = self._workers
-        query = msgspec.structs.replace(
-            asked.query,
-            policy=head.policy,
-            demand=asked.query.demand._replace(subset=head.subset),
-        )
+        workers, query = self._workers, asked.query
+        if head.policy is not None or head.subset is not None:
+            query = msgspec.structs.replace(
+                query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
+            )
         return self.placing.decide(
             query,
             workers.candidates(query.model or self._models.default),
@@ -292,9 +291,11 @@ async def _timed_later(asked: Awaitable[_Asked], course: Course) -> _Asked:
 
 
 def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> _Asked:
-    prompts = [Keyed(served.model, one, served.lora, request.cache_salt) for one in tokens]
-    is_tokenized = not all(isinstance(prompt, array) for prompt in request.prompts)
-    return _Asked(Query(served.model, prompts, demand=Demand(served.lora)), is_tokenized)
+    model, lora = served
+    prompts = [Keyed(model, one, lora, request.cache_salt) for one in tokens]
+    is_tokenized = {type(prompt) for prompt in request.prompts} != {array}
+    demand = ANY if lora is None else Demand(lora)
+    return _Asked(Query(model, prompts, demand=demand), is_tokenized)
 
 
 def _tell_fault(what: str, error: Exception) -> None:

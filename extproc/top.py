@@ -1,17 +1,15 @@
 """`kvsteer top`: the fleet and the last decisions of a running router, on a terminal."""
 
-import json
 import shutil
 import sys
 import time
-import urllib.request
-from typing import Any, TextIO
+from typing import TextIO
 
+from extproc.admin_client import ask
 from extproc.errors import StartError
 from extproc.top_screen import screen
 
 REFRESH_SECONDS = 2.0
-TIMEOUT_SECONDS = 10.0
 
 # Without a terminal, as many decisions as are of use in a report.
 DECISIONS_ONCE = 20
@@ -60,20 +58,11 @@ def _draw(admin: str, out: TextIO) -> None:
 
 
 def _asked(admin: str, size: tuple[int, int]) -> list[str]:
-    decisions = _get(admin, "/decisions")["decisions"]
-    if not size[1]:
-        decisions = decisions[-DECISIONS_ONCE:]
-    enabled = _get(admin, "/events")["enabled"]
+    decisions, events, workers = (
+        ask("top", admin, path) for path in ("/decisions", "/events", "/workers")
+    )
     try:
-        return screen(_get(admin, "/workers"), decisions, size, events_enabled=enabled)
+        shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
+        return screen(workers, shown, size, events_enabled=events["enabled"])
     except (KeyError, TypeError, AttributeError) as error:
         raise StartError(f"top: {admin}: answers otherwise than this version does") from error
-
-
-def _get(admin: str, path: str) -> Any:  # noqa: ANN401 - as JSON has it
-    url = f"{admin.rstrip('/')}{path}"
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
-            return json.load(response)
-    except (OSError, ValueError) as error:
-        raise StartError(f"top: {url}: {error}") from None

@@ -57,6 +57,8 @@ def _worker(worker: Mapping[str, Any], columns: int) -> Row:
     tiers = worker["blocks_by_tier"]
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
     reasons = [worker["reason"], *(feed["reason"] for feed in worker["feeds"])]
+    reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
+    reasons += [worker["source_fault"]]
     notes += [reason for reason in reasons if reason]
     name = _plain(worker["name"])
     if columns < NARROW:

@@ -14,6 +14,7 @@ from extproc.config import Config
 from extproc.config.reader import parse
 from extproc.discovery.discovery_families import DiscoveryCollector
 from extproc.metrics import Metrics
+from extproc.observing.server_families import ServerCollector, ServerFigures
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -69,6 +70,7 @@ def test_every_metric_is_documented_with_its_type() -> None:
     metrics = Metrics()
     metrics.add_workers(list, lambda: 0)
     metrics.registry.register(DiscoveryCollector(list))
+    metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = metrics.exposition().decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))
     documented = dict(

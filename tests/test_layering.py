@@ -81,7 +81,7 @@ def test_pure_modules_import_only_what_is_pure(module: str) -> None:
 
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
-    assert ours == {"kvstate.feeds.zmq_monitor", "kvstate.feeds.zmq_transport"}
+    assert not ours  # feeds speak ZMTP themselves: libzmq aborts the process
     served = {"extproc.serving.grpc_server", "extproc.health", "kvstate.bridge.server"}
     assert importers_of("grpc") == {*served, "kvstate.feeds.grpc_transport"}
 
@@ -103,13 +103,13 @@ def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
     assert importers_of("envoy_data_plane") == {
         "extproc.envoy_clusters",
         "extproc.envoy_config",
-        "extproc.envoy_endpoints",
+        "extproc.envoy_tls",
     }
 
 
 def test_opentelemetry_is_an_extra_that_one_package_knows() -> None:
     assert importers_of("opentelemetry") == {
-        "extproc.tracing.instruments",
+        "extproc.tracing.metrics_data",
         "extproc.tracing.otlp",
         "extproc.tracing.spans",
     }

@@ -13,18 +13,24 @@ from extproc.workers.workers import Workers
 
 
 def admin_application(
-    router: Router, workers: Workers, observed: Observed, max_body_bytes: int, host: str
+    router: Router,
+    workers: Workers,
+    observed: Observed,
+    max_body_bytes: int,
+    host: str,
+    policy_header: str | None = None,
 ) -> web.Application:
-    """All that docs/admin.md lists.
+    """All that docs/admin.md lists, but for where workers come from.
 
-    host: where it listens, which requests may name besides loopback.
+    host: where it listens, which requests may name besides loopback. policy_header: of requests
+    that are explained.
     """
     # /explain wraps the body in an envelope, whose text escapes it once more at the worst
     application = web.Application(
         client_max_size=2 * max_body_bytes, middlewares=[same_host_only(host)]
     )
     application.add_routes(page_routes(workers))
-    application.add_routes(fleet_routes(router, workers))
+    application.add_routes(fleet_routes(router, workers, policy_header and policy_header.lower()))
     application.add_routes(decision_routes(observed, workers))
     application.add_routes(map_routes(observed, workers))
     return application

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import msgspec
 from aiohttp import web
 
 # Numbers of more digits are no number of ours, and slow to read.
@@ -19,6 +20,11 @@ async def json_of(request: web.Request) -> object:
         return await asyncio.to_thread(json.loads, await request.read())
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON") from None
+
+
+def answered(told: object) -> web.Response:
+    """200, and what is told as JSON; made on the loop that picks, so by the fastest encoder."""
+    return web.Response(body=msgspec.json.encode(told), content_type="application/json")
 
 
 def number_of(text: str, what: str) -> int:

@@ -4,9 +4,10 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
-from extproc.admin.bodies import number_of
+from extproc.admin.bodies import answered, number_of
 from extproc.admin.observed import Observed
 from extproc.admin.recent import Kept
 from extproc.admin.summary import summary
@@ -26,6 +27,9 @@ WRITE_SECONDS = 10.0
 
 MAX_READERS = 16
 
+# Decisions that are told in one go, on the loop that picks.
+AT_ONCE = 64
+
 
 def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
     """GET /decisions, GET /decisions/ID."""
@@ -36,7 +40,7 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         number = number_of(since, "since")
         if "text/event-stream" in request.headers.get("Accept", ""):
             return await readers.serve(request, number)
-        return web.json_response(_listed(observed, observed.recent.since(number)))
+        return answered(await _listed(observed, observed.recent.since(number)))
 
     async def get_decision(request: web.Request) -> web.Response:
         kept = observed.recent.find(number_of(request.match_info["number"], "the decision"))
@@ -45,8 +49,7 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
                 text=json.dumps({"error": "this decision is not kept any more"}),
                 content_type="application/json",
             )
-        answer = {**summary(kept), **explanation(kept.decision, workers.state)}
-        return web.json_response(answer)
+        return answered({**summary(kept), **explanation(kept.decision, workers.state)})
 
     return [
         web.get("/decisions", get_decisions),
@@ -54,8 +57,13 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
     ]
 
 
-def _listed(observed: Observed, found: list[Kept]) -> dict[str, Any]:
-    return {"last": observed.recent.last, "decisions": [summary(kept) for kept in found]}
+async def _listed(observed: Observed, found: list[Kept]) -> dict[str, Any]:
+    last, told = observed.recent.last, []
+    for kept in found:
+        told.append(summary(kept))
+        if len(told) % AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return {"last": last, "decisions": told}
 
 
 class _Readers:
@@ -91,7 +99,7 @@ class _Readers:
             if recent.last != last:
                 news = recent.since(last, MAX_NEWS)
                 last, sent_at = recent.last, loop.time()
-                told = json.dumps(_listed(self._observed, news), separators=(",", ":"))
+                told = msgspec.json.encode(await _listed(self._observed, news)).decode()
                 await self._write(response, f"id: {last}\ndata: {told}\n\n")
             elif loop.time() - sent_at > ALIVE_SECONDS:
                 sent_at = loop.time()

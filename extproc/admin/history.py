@@ -35,6 +35,7 @@ class History:
     def __init__(self, steps: int = STEPS) -> None:
         self._steps = steps
         self._next = 0
+        self._noted = 0
         self._times = self._empty()
         self._rings: dict[str, tuple[_Ring, ...]] = {}
 
@@ -44,13 +45,14 @@ class History:
         all_figures = {**figures, **({} if total is None else {FLEET: total})}
         for gone in self._rings.keys() - all_figures.keys():
             del self._rings[gone]
-        self._times[self._next] = at
+        self._times[self._next] = round(at, 3)
         for name, one in all_figures.items():
             if name not in self._rings:
                 self._rings[name] = tuple(self._empty() for _ in _COLUMNS)
             for ring, value in zip(self._rings[name], one, strict=True):
                 ring[self._next] = value
         self._next = (self._next + 1) % self._steps
+        self._noted = min(self._noted + 1, self._steps)
 
     def names(self) -> list[str]:
         """The workers that have a history."""
@@ -66,15 +68,8 @@ class History:
         return self._unrolled(self._times)
 
     def _unrolled(self, ring: _Ring) -> list[float | None]:
-        in_order = ring[self._next :] + ring[: self._next]
-        return [
-            None if isnan(value) else round(value, 4)
-            for value, at in zip(in_order, self._ages(), strict=True)
-            if not isnan(at)
-        ]
-
-    def _ages(self) -> _Ring:
-        return self._times[self._next :] + self._times[: self._next]
+        in_order = (ring[self._next :] + ring[: self._next])[self._steps - self._noted :]
+        return [None if isnan(value) else value for value in in_order]
 
     def _empty(self) -> _Ring:
         return array("d", [nan]) * self._steps

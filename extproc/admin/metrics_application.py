@@ -11,7 +11,7 @@ def metrics_application(metrics: Metrics, is_ready: Callable[[], bool]) -> web.A
     """GET /metrics, /healthz, /readyz."""
 
     async def get_metrics(request: web.Request) -> web.Response:
-        body, content_type = metrics.exposed(request.headers.get("Accept", ""))
+        body, content_type = await metrics.exposed(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def get_healthz(_: web.Request) -> web.Response:

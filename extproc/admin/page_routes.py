@@ -22,6 +22,10 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 INDEX = "index.html"
+_PATHS = (
+    *("/workers", "/explain", "/events", "/decisions", "/prefixes", "/history"),
+    *("/discovery", "/draining"),
+)
 
 
 def page_routes(workers: Workers) -> list[web.RouteDef]:
@@ -35,7 +39,7 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
             "version": version("kvsteer"),
             "index_core": default_core_name(),
             "index_bytes": workers.index_bytes(),
-            "paths": ["/workers", "/explain", "/events", "/decisions", "/prefixes", "/history"],
+            "paths": _PATHS,
         }
         return web.json_response(answer, headers={"Vary": "Accept"})
 

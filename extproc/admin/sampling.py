@@ -1,10 +1,13 @@
 """Notes the fleet's state in even steps, for the page's history."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 
 from extproc.admin.history import STEP_SECONDS
 from extproc.admin.observed import Observed
+
+log = logging.getLogger("kvsteer.admin")
 
 # A worker's name, its requests in flight and its blocks.
 Fill = tuple[str, int, int]
@@ -45,7 +48,10 @@ class Sampling:
 
     async def _run(self) -> None:
         while True:
-            await self._sample()
+            try:
+                await self._sample()
+            except Exception:  # the next step must be noted all the same
+                log.exception("the fleet could not be sampled")
             await asyncio.sleep(self._step_seconds)
 
     async def _sample(self) -> None:

@@ -51,6 +51,7 @@ class Discovery:
         self._monotonic = monotonic
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_complete = not sources
 
     async def start(self) -> None:
         """Begins to follow the sources."""
@@ -68,8 +69,8 @@ class Discovery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every source has given a view."""
-        return all(seen.view is not None for seen in self._seen.values())
+        """Whether every source has given a view, and the fleet is made of them."""
+        return self._is_complete
 
     def fault(self, source: str) -> str:
         """Why the view of a source may be old, "" if it is not."""
@@ -136,8 +137,12 @@ class Discovery:
                 seen.doubled = ""
             for source, note in doubles(views):
                 self._seen[source].doubled = note
+            fleet = merged(views)
+            # in one step with what applying does before its first wait: whoever sees the one sees
+            # the other
+            self._is_complete = all(seen.view is not None for seen in self._seen.values())
             try:
-                await self._apply(merged(views))
+                await self._apply(fleet)
             except Exception:  # the next view must be applied all the same
                 log.exception("discovery: a view could not be applied")
 

@@ -41,7 +41,11 @@ class DnsNames:
 
     async def run(self, report: Report) -> None:
         """Looks it up until it is cancelled."""
-        resolver = await asyncio.to_thread(_resolver, self._options.nameserver)
+        try:
+            resolver = await asyncio.to_thread(_resolver, self._options.nameserver)
+        except (dns.exception.DNSException, OSError) as error:
+            report.fault(f"{self._options.name}: no name server is known: {_words(error)}")
+            return  # and is begun anew
         interval = self._options.interval_ms / 1000
         while True:
             pause = interval

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from extproc.envoy_endpoints import Lane, assignment, lanes_in, path_of
@@ -16,34 +16,35 @@ log = logging.getLogger("kvsteer.discovery")
 TRY_AGAIN_SECONDS = 1.0
 
 Lanes = Mapping[str, Sequence[Lane]]  # by cluster
+Unplaced = Collection[str] | None
 
 
 class EndpointFiles:
     """One file a cluster, each replaced as a whole.
 
-    lanes: of every cluster, as they are now. is_complete: whether every source has given a view;
-    until then what an earlier router left in a file is kept besides, since it may know more.
+    lanes: of every cluster, as they are now. unplaced: endpoints of workers whose cluster is not
+    known yet; None while not all workers are known. What an earlier router left in a file of these
+    is kept besides: Envoy must not lose a worker because we began anew.
     """
 
     def __init__(
-        self, directory: str, lanes: Callable[[], Lanes], is_complete: Callable[[], bool]
+        self, directory: str, lanes: Callable[[], Lanes], unplaced: Callable[[], Unplaced]
     ) -> None:
         self._directory = directory
         self._lanes = lanes
-        self._is_complete = is_complete
+        self._unplaced = unplaced
         self._left: dict[str, list[Lane]] = {}
-        self._written: dict[str, str] = {}
+        self._written: dict[str, frozenset[Lane]] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.fault = ""
 
     async def start(self) -> None:
         """Writes them once, then whenever it is told of a change."""
-        if not self._is_complete():
-            for cluster in self._lanes():
-                path = path_of(self._directory, cluster)
-                self._left[cluster] = lanes_in(await asyncio.to_thread(_read, path))
-        await self._write_all()
+        for cluster in self._lanes():
+            path = path_of(self._directory, cluster)
+            self._left[cluster] = await asyncio.to_thread(_read, path)
+        await self._write()
         self._task = asyncio.create_task(self._keep_writing())
 
     async def close(self) -> None:
@@ -64,37 +65,60 @@ class EndpointFiles:
                     self._changed.wait(), TRY_AGAIN_SECONDS if self.fault else None
                 )
             self._changed.clear()
-            await self._write_all()
+            await self._write()
 
-    async def _write_all(self) -> None:
-        fault = ""
-        if self._is_complete():
-            self._left.clear()
-        for cluster, lanes in self._lanes().items():
-            known = {lane.endpoint for lane in lanes}
-            left = [lane for lane in self._left.get(cluster, ()) if lane.endpoint not in known]
-            text = assignment(cluster, [*lanes, *left])
-            if self._written.get(cluster) == text:
-                continue
-            path = path_of(self._directory, cluster)
-            try:
-                await asyncio.to_thread(_write, path, text)
-                self._written[cluster] = text
-            except OSError as error:
-                fault = f"{path}: cannot be written: {error.strerror}"
+    async def _write(self) -> None:
+        """Writes the files that are to be others; whatever goes wrong is tried again."""
+        try:
+            fault = await self._write_changed()
+        except Exception as error:
+            log.exception("envoy.eds_directory: the files cannot be made")
+            fault = f"the files cannot be made: {type(error).__name__}"
         if fault and fault != self.fault:
             log.error("envoy.eds_directory: %s; Envoy knows no new workers", fault)
         self.fault = fault
 
+    async def _write_changed(self) -> str:
+        fault = ""
+        for cluster, lanes in self._lanes_and_left().items():
+            if self._written.get(cluster) == lanes:
+                continue
+            path = path_of(self._directory, cluster)
+            try:
+                await asyncio.to_thread(_put, path, cluster, lanes)
+                self._written[cluster] = lanes
+            except OSError as error:
+                fault = f"{path}: cannot be written: {error.strerror}"
+        return fault
 
-def _read(path: str) -> bytes:
+    def _lanes_and_left(self) -> dict[str, frozenset[Lane]]:
+        """The lanes to be written; forgets what was left and is not to be kept any more."""
+        unplaced = self._unplaced()
+        found: dict[str, frozenset[Lane]] = {}
+        for cluster, lanes in self._lanes().items():
+            known = {lane.endpoint for lane in lanes}
+            left = [
+                lane
+                for lane in self._left.get(cluster, ())
+                if lane.endpoint not in known and (unplaced is None or lane.endpoint in unplaced)
+            ]
+            self._left[cluster] = left
+            found[cluster] = frozenset((*lanes, *left))
+        return found
+
+
+def _read(path: str) -> list[Lane]:
     try:
-        return Path(path).read_bytes()
+        return lanes_in(Path(path).read_bytes())
     except OSError:
-        return b""
+        return []
 
 
-def _write(path: str, text: str) -> None:
+def _put(path: str, cluster: str, lanes: Iterable[Lane]) -> None:
+    _replace(path, assignment(cluster, lanes))
+
+
+def _replace(path: str, text: str) -> None:
     """Puts a file in its place as a whole, readable for Envoy's user."""
     file, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".kvsteer-")
     try:

@@ -1,6 +1,6 @@
 """Has Envoy's files follow the fleet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from extproc.config import Config
 from extproc.discovery.discovery import Discovery
@@ -23,7 +23,10 @@ async def envoy_follows(
             for model, name in clusters.items()
         }
 
-    files = EndpointFiles(directory, lanes, lambda: discovery.is_complete)
+    def unplaced() -> Collection[str] | None:
+        return workers.unplaced() if discovery.is_complete else None
+
+    files = EndpointFiles(directory, lanes, unplaced)
     workers.changed.append(files.note_change)
     await files.start()
     return files

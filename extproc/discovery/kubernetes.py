@@ -7,7 +7,7 @@ watches are read here.
 import asyncio
 import functools
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from extproc.address import MAX_PORT
 from extproc.config import Config, Kubernetes
 from extproc.discovery.kubernetes_wire import Pod, Pool, PoolSpec
 from extproc.discovery.list_watch import Ask, ListWatch
-from extproc.discovery.pods import MAX_PORTS, Asked, workers_in
+from extproc.discovery.pod_words import MAX_PORTS
+from extproc.discovery.pods import Asked, Engines
 from extproc.discovery.sources import Report
 from extproc.discovery.view import View
 from extproc.errors import StartError
@@ -23,6 +24,9 @@ from extproc.errors import StartError
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
 _NEEDED = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
+
+# Of what is wrong with pods so much is told; it is shown with every worker.
+MAX_NOTES = 5
 
 # The pods of a selector, each with engines on these ports.
 Follow = Callable[[str, tuple[int, ...], Report], Coroutine[Any, Any, None]]
@@ -77,11 +81,11 @@ class KubernetesPods:
     async def _follow(
         self, pods: Ask, selector: str, ports: tuple[int, ...], report: Report
     ) -> None:
-        asked = Asked(self._options.worker, self._config.models, ports)
+        engines = Engines(Asked(self._options.worker, self._config.models, ports))
 
         def changed(now: Mapping[str, Pod]) -> None:
-            view, notes = workers_in(now.values(), asked)
-            report.view(view, "; ".join(notes))
+            view, notes = engines.of(now.values())
+            report.view(view, _first_of(notes))
 
         ask = functools.partial(pods, label_selector=selector)
         await ListWatch(ask, Pod, changed, report, random.random).run()
@@ -158,6 +162,11 @@ def _fault_of(pool: Pool | None) -> str:
     if not 0 < len(ports) <= MAX_PORTS or not all(0 < port <= MAX_PORT for port in ports):
         return f"does not have 1 to {MAX_PORTS} ports"
     return ""
+
+
+def _first_of(notes: Sequence[str]) -> str:
+    more = [f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else []
+    return "; ".join([*notes[:MAX_NOTES], *more])
 
 
 def _own_namespace() -> str:

@@ -162,6 +162,7 @@ class ListWatch(Generic[T]):
             return False
         uid = thing.metadata.uid
         if uid not in things and len(things) >= MAX_THINGS:
+            self._version = ""  # what is left out now must not be passed over later
             raise _RefusedError(f"there are more than {MAX_THINGS} objects")
         things[uid] = thing
         return True

@@ -4,29 +4,36 @@ What a pod's annotations say (kvsteer.io/...) comes before AIBrix's labels (mode
 and those before the configuration. What cannot be read is noted and left out; the pod stays.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from extproc import address
 from extproc.address import MAX_PORT, Address
-from extproc.config import AUTO, SERVICES, EventPorts, FoundWorker, Model
+from extproc.config import AUTO, EventPorts, FoundWorker, Model
 from extproc.config.fleet_rules import event_ports_faults
 from extproc.discovery.kubernetes_wire import Pod
+from extproc.discovery.pod_words import (
+    AIBRIX,
+    MAX_SHOWN,
+    OURS,
+    PodWords,
+    auto_or_none_in,
+    flag_in,
+    names_in,
+    number_in,
+    port_in,
+    ports_in,
+    positive_in,
+    ranks_in,
+    service_in,
+    text_in,
+)
 from extproc.discovery.view import Found
 from extproc.discovery.worker_at import worker_at
 
-T = TypeVar("T")
-
-OURS = "kvsteer.io/"
-AIBRIX = "model.aibrix.ai/"
-
 # AIBrix subscribes to these ports of every pod that it is told to.
 AIBRIX_EVENTS = EventPorts(zmq_port=5557, replay_port=5558)
-
-# An InferencePool has so many target ports at the most (its schema).
-MAX_PORTS = 8
-MAX_RANKS = 1_024
 
 _OVER = ("Succeeded", "Failed")
 
@@ -42,22 +49,49 @@ class Asked(NamedTuple):
     ports: tuple[int, ...] = ()
 
 
-def workers_in(pods: Iterable[Pod], asked: Asked) -> tuple[tuple[Found, ...], list[str]]:
-    """The workers of some pods by endpoint, and notes of what is wrong with the pods.
+class _Read(NamedTuple):
+    """What a pod was read as; worth orders the pods that have an address in common."""
 
-    Of two pods with one address the better one counts: not going away, ready, the younger.
-    """
-    notes: list[str] = []
-    found: dict[str, tuple[Pod, Found]] = {}
-    for pod in sorted(pods, key=_worth, reverse=True):
-        for one in _engines(pod, asked, notes):
-            endpoint = one.worker.endpoint
-            if endpoint in found:
-                other = found[endpoint][0].metadata.name
-                notes.append(f"pods {other} and {pod.metadata.name} both have {endpoint}")
-            else:
-                found[endpoint] = (pod, one)
-    return tuple(found[endpoint][1] for endpoint in sorted(found)), sorted(notes)
+    pod: Pod
+    worth: tuple[bool, bool, str, str]
+    engines: tuple[Found, ...]
+    notes: tuple[str, ...]
+
+
+class Engines:
+    """The engines of pods; each pod is read once as long as it stays the same."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._read: dict[str, _Read] = {}  # by uid
+
+    def of(self, pods: Iterable[Pod]) -> tuple[tuple[Found, ...], list[str]]:
+        """The workers of these pods by endpoint, and notes of what is wrong with the pods.
+
+        Of two pods with one address the better one counts: not going away, ready, the younger.
+        """
+        self._read = {pod.metadata.uid: self._of(pod) for pod in pods}
+        notes: list[str] = []
+        found: dict[str, tuple[Pod, Found]] = {}
+        for one in sorted(self._read.values(), key=lambda read: read.worth, reverse=True):
+            notes += one.notes
+            name = one.pod.metadata.name
+            for engine in one.engines:
+                endpoint = engine.worker.endpoint
+                other = found.setdefault(endpoint, (one.pod, engine))[0].metadata
+                if other.uid != one.pod.metadata.uid:
+                    notes.append(f"pods {other.name} and {name} both have {endpoint}")
+        return tuple(found[endpoint][1] for endpoint in sorted(found)), sorted(notes)
+
+    def _of(self, pod: Pod) -> _Read:
+        known = self._read.get(pod.metadata.uid)
+        return known if known is not None and known.pod is pod else _read(pod, self._asked)
+
+
+def _read(pod: Pod, asked: Asked) -> _Read:
+    said = PodWords(pod)
+    engines = tuple(_engines(pod, said, asked))
+    return _Read(pod, _worth(pod), engines, said.notes)
 
 
 def _worth(pod: Pod) -> tuple[bool, bool, str, str]:
@@ -75,7 +109,7 @@ def _is_ready(pod: Pod) -> bool:
     return any(one.type == "Ready" and one.status == "True" for one in conditions)
 
 
-def _engines(pod: Pod, asked: Asked, notes: list[str]) -> Iterable[Found]:
+def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
     """The engines of one pod, one a port."""
     if not pod.status.pod_ip or pod.status.phase in _OVER:
         return
@@ -84,17 +118,16 @@ def _engines(pod: Pod, asked: Asked, notes: list[str]) -> Iterable[Found]:
     except ValueError:
         host = Address("", 0)
     if not host.is_ip:
-        notes.append(f"pod {pod.metadata.name}: its address is none")
+        said.note("its address is none")
         return
-    said = _Said(pod, notes)
     of_all = _described(said, asked)
-    given = said.annotation("port", _ports) or said.label("port", _ports)
+    given = said.annotation("port", ports_in) or said.label("port", ports_in)
     ports = given or asked.ports or (of_all.port,)
     is_leaving = pod.metadata.deletion_timestamp is not None
-    draining = is_leaving or bool(said.annotation("draining", _flag))
+    draining = is_leaving or bool(said.annotation("draining", flag_in))
     for offset, port in enumerate(ports):
         if not _fits(of_all.events, offset):
-            notes.append(f"pod {pod.metadata.name}: its event ports are above {MAX_PORT}")
+            said.note(f"its event ports are above {MAX_PORT}")
             of_all = replace(of_all, events=None)
         yield Found(
             worker_at(host.host, port, of_all, draining=draining, offset=offset),
@@ -104,29 +137,29 @@ def _engines(pod: Pod, asked: Asked, notes: list[str]) -> Iterable[Found]:
         )
 
 
-def _described(said: "_Said", asked: Asked) -> FoundWorker:
+def _described(said: PodWords, asked: Asked) -> FoundWorker:
     of_all = asked.of_all
-    model = said.annotation("model", _text) or said.label("name", _text) or of_all.model
+    model = said.annotation("model", text_in) or said.label("name", text_in) or of_all.model
     if model is not None and model not in [one.name for one in asked.models]:
-        said.note(f"its model {model!r} is not under models")
+        said.note(f"its model {model[:MAX_SHOWN]!r} is not under models")
     return replace(
         of_all,
         model=model,
-        block_size=said.annotation("block-size", _positive) or of_all.block_size,
-        lora=said.annotation("lora", _names) or of_all.lora,
+        block_size=said.annotation("block-size", positive_in) or of_all.block_size,
+        lora=said.annotation("lora", names_in) or of_all.lora,
         events=_events(said, of_all),
     )
 
 
-def _events(said: "_Said", of_all: FoundWorker) -> EventPorts | Literal["auto"] | None:
+def _events(said: PodWords, of_all: FoundWorker) -> EventPorts | Literal["auto"] | None:
     events = of_all.events
-    aibrix = said.label("kv-events-enabled", _flag)
+    aibrix = said.label("kv-events-enabled", flag_in)
     if aibrix is not None:
         events = (events or AIBRIX_EVENTS) if aibrix else None
-    word = said.annotation("events", _auto_or_none)
+    word = said.annotation("events", auto_or_none_in)
     if word is not None:
         events = "auto" if word == AUTO else None
-    zmq, grpc = said.annotation("zmq-port", _port), said.annotation("grpc-port", _port)
+    zmq, grpc = said.annotation("zmq-port", port_in), said.annotation("grpc-port", port_in)
     base = events if isinstance(events, EventPorts) else EventPorts()
     if zmq is not None or grpc is not None:
         events = replace(
@@ -140,10 +173,10 @@ def _events(said: "_Said", of_all: FoundWorker) -> EventPorts | Literal["auto"] 
         return events
     events = replace(
         events,
-        replay_port=said.annotation("replay-port", _port) or events.replay_port,
-        topic=said.annotation("topic", _text) or events.topic,
-        ranks=said.annotation("ranks", _ranks) or events.ranks,
-        service=said.annotation("service", _service) or events.service,
+        replay_port=said.annotation("replay-port", port_in) or events.replay_port,
+        topic=said.annotation("topic", text_in) or events.topic,
+        ranks=said.annotation("ranks", ranks_in) or events.ranks,
+        service=said.annotation("service", service_in) or events.service,
     )
     for fault in event_ports_faults("its events", events):
         said.note(fault)
@@ -159,10 +192,10 @@ def _fits(events: EventPorts | str | None, offset: int) -> bool:
 
 
 def _adapters(
-    said: "_Said", of_all: FoundWorker, models: Sequence[Model]
+    said: PodWords, of_all: FoundWorker, models: Sequence[Model]
 ) -> tuple[tuple[int, str], ...]:
     """The number that AIBrix's label gives to the pod's adapter, if it has just one."""
-    number = said.label("lora-id", _number)
+    number = said.label("lora-id", number_in)
     if number is None:
         return ()
     served = {one.name: one.lora for one in models}
@@ -172,98 +205,3 @@ def _adapters(
         said.note(f"{AIBRIX}lora-id: which adapter it numbers is not known; name it in {OURS}lora")
         return ()
     return ((number, names[0]),)
-
-
-class _Said:
-    """What a pod says of itself."""
-
-    def __init__(self, pod: Pod, notes: list[str]) -> None:
-        self._name = pod.metadata.name
-        self._annotations = pod.metadata.annotations or {}
-        self._labels = pod.metadata.labels or {}
-        self._notes = notes
-
-    def annotation(self, name: str, read: Callable[[str], T]) -> T | None:
-        """One of ours."""
-        return self._read(self._annotations, OURS + name, read)
-
-    def label(self, name: str, read: Callable[[str], T]) -> T | None:
-        """One of AIBrix's."""
-        return self._read(self._labels, AIBRIX + name, read)
-
-    def note(self, what: str) -> None:
-        """Something is wrong with the pod; noted once."""
-        text = f"pod {self._name}: {what}"
-        if text not in self._notes:
-            self._notes.append(text)
-
-    def _read(self, said: Mapping[str, str], key: str, read: Callable[[str], T]) -> T | None:
-        if key not in said:
-            return None
-        try:
-            return read(said[key].strip())
-        except ValueError:
-            self.note(f"{key}: cannot be read: {said[key][:40]!r}")
-            return None
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):  # noqa: PLR2004 - int64
-        raise ValueError
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    number = _number(text)
-    if not number:
-        raise ValueError
-    return number
-
-
-def _port(text: str) -> int:
-    port = _positive(text)
-    if port > MAX_PORT:
-        raise ValueError
-    return port
-
-
-def _ports(text: str) -> tuple[int, ...]:
-    ports = tuple(_port(one.strip()) for one in text.split(","))
-    if len(set(ports)) != len(ports) or len(ports) > MAX_PORTS:
-        raise ValueError
-    return ports
-
-
-def _ranks(text: str) -> int:
-    ranks = _positive(text)
-    if ranks > MAX_RANKS:
-        raise ValueError
-    return ranks
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(_text(one.strip()) for one in text.split(","))
-
-
-def _flag(text: str) -> bool:
-    return _word(text.lower(), ("false", "true")) == "true"
-
-
-def _auto_or_none(text: str) -> str:
-    return _word(text, (AUTO, "none"))
-
-
-def _service(text: str) -> str:
-    return _word(text, SERVICES)
-
-
-def _word(text: str, words: Sequence[str]) -> str:
-    if text not in words:
-        raise ValueError
-    return text

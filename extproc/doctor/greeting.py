@@ -4,15 +4,8 @@ import asyncio
 import contextlib
 
 from extproc.address import Address
-from extproc.doctor.zmtp import (
-    GREETING,
-    GREETING_BYTES,
-    MAX_READY_BYTES,
-    NULL,
-    Greeted,
-    mechanism_in,
-    socket_in,
-)
+from extproc.doctor.zmtp import MAX_READY_BYTES, NULL, Greeted, mechanism_in, socket_in
+from kvstate.wire.zmtp import GREETING, GREETING_BYTES
 
 # Of the time for a look, what may go into waiting for a greeting; a socket that is ZMQ but says no
 # more is one all the same.

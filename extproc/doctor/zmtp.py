@@ -7,10 +7,9 @@ NULL each peer then sends the command READY, with its Socket-Type among other pr
 
 from typing import NamedTuple
 
-GREETING_BYTES = 64
+from kvstate.wire.zmtp import GREETING, GREETING_BYTES
+
 MAX_READY_BYTES = 512
-_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
-GREETING = (_SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0")).ljust(GREETING_BYTES, b"\0")
 NULL = "NULL"
 
 _READY = b"\x05READY"
@@ -37,7 +36,7 @@ class Greeted(NamedTuple):
 
 def mechanism_in(greeting: bytes) -> str:
     """The security mechanism that a greeting names; "" if this is none of ZMTP 3."""
-    if len(greeting) < GREETING_BYTES or greeting[0] != _SIGNATURE[0] or not greeting[9] & 1:
+    if len(greeting) < GREETING_BYTES or greeting[0] != GREETING[0] or not greeting[9] & 1:
         return ""
     if greeting[10] < _LEAST_VERSION:
         return ""

@@ -5,8 +5,8 @@ it, counts behind that, with a discount; where both claim something the better c
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+
+import msgspec
 
 from extproc.picking.pick import Weights, worth_tokens
 from extproc.picking.sent import Expected
@@ -16,7 +16,7 @@ from kvstate.overlap import Overlap
 LIVE = "live"
 
 
-class Claims(NamedTuple):
+class Claims(msgspec.Struct, frozen=True, gc=False):
     """Of one worker, in tokens, over all prompts of the request.
 
     saved: what need not be computed, by the weights. speculative, approximate: expected there
@@ -29,9 +29,6 @@ class Claims(NamedTuple):
 
 
 NO_CLAIMS = Claims()
-
-# As Claims(...), at half the cost: there may be one for every worker at every pick.
-_claims = partial(tuple.__new__, Claims)
 
 _NOTHING_HELD: Mapping[str, Overlap] = {}
 
@@ -52,13 +49,15 @@ def claims_of(
         for name, overlap in overlaps.items():
             worth = worth_tokens(overlap, weights.uncertain)
             if name in found:
-                worth += found[name][0]
-            found[name] = _claims((worth, 0, 0))
+                worth += found[name].saved
+            found[name] = Claims(worth)
     for number, each in enumerate(expected):
         overlaps = held[number] if held else _NOTHING_HELD
         for name, lengths in each.items():
             known = overlaps.get(name)
             certain = 0 if known is None else known.certain_tokens
+            if max(lengths) <= certain:  # as mostly, whatever the state is
+                continue
             is_live = state(name) == LIVE
             behind = (lengths[0] if is_live else lengths[1]) - certain
             if behind <= 0:
@@ -66,9 +65,10 @@ def claims_of(
             more = behind * (weights.speculative if is_live else weights.approximate)
             if known is not None:
                 more = max(0.0, more - weights.uncertain * known.uncertain_tokens)
-            saved, speculative, approximate = found.get(name, NO_CLAIMS)
+            before = found.get(name, NO_CLAIMS)
+            saved = before.saved + more
             if is_live:
-                found[name] = _claims((saved + more, speculative + behind, approximate))
+                found[name] = Claims(saved, before.speculative + behind, before.approximate)
             else:
-                found[name] = _claims((saved + more, speculative, approximate + behind))
+                found[name] = Claims(saved, before.speculative, before.approximate + behind)
     return found

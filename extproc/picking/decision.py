@@ -32,30 +32,33 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
 
     now: seconds of the clock that the load is kept in.
     """
-    prompt_tokens = sum([len(prompt.tokens) for prompt in query.prompts])
-    text = query.text[:MAX_TEXT_BYTES]
-    weighed = float(prompt_tokens) if query.prompts else len(text) / TEXT_BYTES_PER_TOKEN
-    held = [snapshot.overlaps(prompt) for prompt in query.prompts]
+    prompts, workers, rules = query.prompts, snapshot.workers, snapshot.rules
+    prompt_tokens = sum([len(prompt.tokens) for prompt in prompts])
+    text_tokens = min(len(query.text), MAX_TEXT_BYTES) / TEXT_BYTES_PER_TOKEN
+    weighed = float(prompt_tokens) if prompts else text_tokens
+    held = [snapshot.overlaps(prompt) for prompt in prompts]
     marks = _marks(query, snapshot.sent)
     claims = _claims(held, marks, snapshot, now)
     survey = _survey(query, snapshot, claims, weighed, now)
-    verdict, candidates = _candidates(survey, snapshot.rules)
+    verdict, candidates = _candidates(survey, rules)
     policy = snapshot.policy
     order = _order(candidates, survey, claims, (policy, weighed), (snapshot, rng))
-    first = snapshot.workers[order[0]].name if order else ""
+    first = workers[order[0]].name if order else ""
     claimed = claims.get(first, NO_CLAIMS)
     overlaps = [each[first] for each in held if first in each]
-    certain = sum([overlap.certain_tokens for overlap in overlaps])
-    uncertain = sum([overlap.uncertain_tokens for overlap in overlaps])
+    certain = uncertain = 0
+    for size, tiers, behind, _ in overlaps:
+        certain += size * sum(tiers)
+        uncertain += size * behind
     return Decision(
         model=query.model,
         prompt_tokens=prompt_tokens,
-        pick=tuple([snapshot.workers[at].endpoint for at in order]),
+        pick=tuple([workers[at].endpoint for at in order]),
         reason=_reason(query, policy, verdict, (certain, uncertain), claimed),
         certain_tokens=certain,
         uncertain_tokens=uncertain,
         uncached_tokens=weighed - claimed.saved,
-        workers=snapshot.workers,
+        workers=workers,
         loads=survey.loads,
         held=held,
         worker=first,
@@ -67,14 +70,18 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         costs=survey.costs,
         claims=claims,
         affinity=survey.affinity,
-        running=snapshot.rules.weights.running,
-        rank=_rank(order, overlaps, survey, snapshot, now) if overlaps else None,
+        running=rules.weights.running,
+        rank=_rank(order, overlaps, survey, snapshot, now) if snapshot.ranks else None,
     )
 
 
 class _Survey(NamedTuple):
-    """What is known of each worker, in their order; loads and costs are None of the excluded."""
+    """What is known of each worker, in their order; loads and costs are None of the excluded.
 
+    eligible: the places of the others.
+    """
+
+    eligible: list[int]
     excluded: list[str]
     loads: list[Load | None]
     costs: list[float | None]
@@ -100,38 +107,31 @@ def _claims(
 def _survey(
     query: Query, snapshot: Snapshot, claims: Mapping[str, Claims], weighed: float, now: float
 ) -> _Survey:
-    weights, load, demand, unfit = (
-        snapshot.rules.weights,
-        snapshot.load,
-        query.demand,
-        snapshot.unfit,
-    )
-    workers = snapshot.workers
+    weights, load, workers = snapshot.rules.weights, snapshot.load, snapshot.workers
+    demand, unfit = query.demand, snapshot.unfit
     if demand == ANY and not unfit:
         excluded = [worker.excluded for worker in workers]
     else:
         excluded = [why_excluded(worker, demand, unfit) for worker in workers]
-    loads = [
-        None if why else load(worker.endpoint, now)
-        for worker, why in zip(workers, excluded, strict=True)
-    ]
-    utilizations = [one[3] for one in loads if one is not None]
-    mean = sum(utilizations) / len(utilizations) if utilizations else 0.0
+    eligible = [at for at, why in enumerate(excluded) if not why]
+    known = [load(workers[at].endpoint, now) for at in eligible]
+    mean = sum([one.utilization for one in known]) / len(known) if known else 0.0
     affinity, running = affinity_of(weights, mean), weights.running
-    costs = [
-        None
-        if one is None
-        else affinity * (weighed - claims.get(worker.name, NO_CLAIMS)[0])
-        + one[1]
-        + running * (one[0] + one[2])
-        for worker, one in zip(workers, loads, strict=True)
-    ]
-    return _Survey(excluded, loads, costs, affinity)
+    loads: list[Load | None] = [None] * len(workers)
+    costs: list[float | None] = [None] * len(workers)
+    for at, one in zip(eligible, known, strict=True):
+        loads[at] = one
+        name = workers[at].name
+        uncached = weighed - claims[name].saved if name in claims else weighed
+        costs[at] = (
+            affinity * uncached + one.backlog_tokens + running * (one.in_flight + one.others)
+        )
+    return _Survey(eligible, excluded, loads, costs, affinity)
 
 
 def _candidates(survey: _Survey, rules: Rules) -> tuple[Verdict, list[int]]:
     """What is to be done, and among which workers; a limit gives way where all are over it."""
-    eligible = [at for at, known in enumerate(survey.loads) if known is not None]
+    eligible = survey.eligible
     if not eligible:
         return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), []
     if rules.max_in_flight is None:
@@ -199,7 +199,7 @@ def _rank(
     another one.
     """
     ranks = snapshot.ranks
-    if ranks is None or not order:
+    if ranks is None or not overlaps:
         return None
     first = snapshot.workers[order[0]]
     running = snapshot.rules.weights.running
@@ -222,10 +222,8 @@ def _reason(
     if policy not in LOOK_AT_OVERLAP:
         return f"policy_{policy}"
     certain, uncertain = held
-    kinds = (
-        ("overlap", certain),
-        ("uncertain_overlap", uncertain),
-        ("speculative_overlap", claimed.speculative),
-        ("approximate_overlap", claimed.approximate),
-    )
-    return next((kind for kind, tokens in kinds if tokens), "nothing_cached")
+    if certain or uncertain:
+        return "overlap" if certain else "uncertain_overlap"
+    if claimed.speculative or claimed.approximate:
+        return "speculative_overlap" if claimed.speculative else "approximate_overlap"
+    return "nothing_cached"

@@ -7,9 +7,12 @@ what the report allows, and goes on from there.
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import exp
 from typing import NamedTuple
+
+import msgspec
 
 # How fast an endpoint is taken to work off uncached prompt tokens where nobody says otherwise. Only
 # its order of magnitude matters: it decides for how long a long prompt makes its endpoint less
@@ -41,7 +44,7 @@ class Report(NamedTuple):
     cache_usage: float | None = None
 
 
-class Load(NamedTuple):
+class Load(msgspec.Struct, frozen=True, gc=False):
     """What an endpoint has to do.
 
     in_flight: our own requests under way. backlog_tokens: prompt tokens not computed yet. others:
@@ -74,6 +77,7 @@ class Booking:
 @dataclass(slots=True)
 class _Endpoint:
     bookings: set[Booking] = field(default_factory=set)
+    booked_tokens: float = 0.0
     backlog_tokens: float = 0.0
     backlog_at: float = 0.0
     report: Report | None = None
@@ -109,6 +113,7 @@ class Loads:
         state.lately_tokens = _faded(state, now) + booking.uncached_tokens
         state.backlog_at = now
         state.bookings.add(booking)
+        state.booked_tokens += booking.uncached_tokens
 
     def end(self, booking: Booking) -> None:
         """The request is over; ending it again changes nothing."""
@@ -116,8 +121,9 @@ class Loads:
         if state is None or booking not in state.bookings:
             return
         state.bookings.remove(booking)
-        left = sum(other.uncached_tokens for other in state.bookings)
-        state.backlog_tokens = min(state.backlog_tokens, left)
+        # kept, not summed up: thousands may be in flight; what sums lose ends with the last of them
+        state.booked_tokens -= booking.uncached_tokens if state.bookings else state.booked_tokens
+        state.backlog_tokens = min(state.backlog_tokens, state.booked_tokens)
 
     def move(self, booking: Booking, endpoint: str, now: float) -> bool:
         """The request is served by another endpoint than was picked; False if it is over."""
@@ -132,6 +138,12 @@ class Loads:
     def remove(self, endpoint: str) -> None:
         """The endpoint is gone, and all that is known of it."""
         self._endpoints.pop(endpoint, None)
+
+    def keep(self, endpoints: Collection[str]) -> None:
+        """Forgets others than these that have no request: what was told of one that was gone."""
+        for endpoint in self._endpoints.keys() - set(endpoints):
+            if not self._endpoints[endpoint].bookings:
+                del self._endpoints[endpoint]
 
     def report(self, endpoint: str, report: Report, now: float) -> None:
         """Takes what a worker says of its load; an older report than the last one is ignored."""
@@ -191,18 +203,19 @@ class Loads:
         backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
         if passed > 0.0:
             backlog -= passed * self._rate
-            backlog = max(backlog, 0.0)
+            if backlog < 0.0:  # noqa: PLR1730 - max() costs as much as the rest, for every worker
+                backlog = 0.0
             lately *= exp(-passed / UTILIZATION_SECONDS)
         utilization = lately / self._capacity_tokens
-        if state.report is None:
-            return Load(len(state.bookings), backlog, 0.0, utilization)
-        age = max(0.0, now - state.report.asked_at)
+        in_flight, report = len(state.bookings), state.report
+        if report is None:
+            return Load(in_flight, backlog, 0.0, utilization)
+        age = max(0.0, now - report.asked_at)
         share = 1.0 - age / REPORT_SECONDS
         if share <= 0.0:
-            return Load(len(state.bookings), backlog, 0.0, utilization)
+            return Load(in_flight, backlog, 0.0, utilization)
         backlog += share * state.excess_tokens
-        others = share * state.others
-        return Load(len(state.bookings), backlog, others, utilization, state.report, age)
+        return Load(in_flight, backlog, share * state.others, utilization, report, age)
 
     def _backlog(self, state: _Endpoint, now: float) -> float:
         """Uncached tokens of our own requests that the endpoint has probably not computed yet."""

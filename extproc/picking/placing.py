@@ -46,6 +46,8 @@ class Placing:
         self.unhealthy: dict[str, str] = {}  # why, by probes
         self._config = config
         self._rules = rules_of(policy)
+        names = (None, *(model.name for model in config.models))
+        self._policies = {name: policy_of(config, name, None) for name in names}
         self._ranks: Ranks | None = None
         self._turns: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
@@ -71,11 +73,12 @@ class Placing:
 
         state: of a worker's feeds, by its name.
         """
+        policy = self._policies.get(query.model) if query.policy is None else None
         snapshot = Snapshot(
             workers=workers,
             overlaps=overlaps,
             load=self.loads.load,
-            policy=policy_of(self._config, query.model, query.policy),
+            policy=policy or policy_of(self._config, query.model, query.policy),
             turn=self._turns[query.model],
             rules=self._rules,
             sent=self.sent,

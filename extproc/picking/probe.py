@@ -102,7 +102,7 @@ class HealthProbe:
 
     def _note_failure(self, name: str, endpoint: str, fault: str) -> None:
         failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
-        if failures == FAILURES_UNTIL_UNHEALTHY:
+        if failures >= FAILURES_UNTIL_UNHEALTHY and endpoint not in self._placing.unhealthy:
             self._placing.unhealthy[endpoint] = _UNHEALTHY
             self._placing.sent.forget(name, self._monotonic())
             log.warning("worker %s %s: %s", name, _UNHEALTHY, fault)

@@ -79,7 +79,10 @@ class LoadReports:
 
     async def _keep_reading(self) -> None:
         while True:
-            for name, endpoint in self._places():
+            places = self._places()
+            # an answer, or a request, may be later than the end of its worker
+            self._placing.loads.keep([endpoint for _, endpoint in places])
+            for name, endpoint in places:
                 now = self._monotonic()
                 report = report_of_feeds(self._feed_loads(name), now)
                 if report is not None:
@@ -124,7 +127,7 @@ class LoadReports:
 
     def _note_failure(self, name: str, endpoint: str, error: Exception) -> None:
         failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
-        if failures == FAILURES_UNTIL_UNFIT:
+        if failures >= FAILURES_UNTIL_UNFIT and endpoint not in self._placing.unfit:
             self._placing.unfit[endpoint] = _UNFIT
             self._placing.sent.forget(name, self._monotonic())
             log.warning("worker %s %s: %s", name, _UNFIT, type(error).__name__)

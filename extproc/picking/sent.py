@@ -77,6 +77,8 @@ class Sent:
         self._young: dict[int, _Claims] = {}
         self._old: dict[int, _Claims] = {}
         self._young_since = _NEVER
+        # of prompts without a salt: as many as there are models and adapters
+        self._roots: dict[tuple[str, str | int | None], int] = {}
         self._forgotten_at: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -85,8 +87,15 @@ class Sent:
 
     def marks(self, prompt: Prompt) -> Marks:
         """The marks of a prompt in its namespace."""
-        root = root_key(self._secret, "tokens", prompt.model, prompt.lora, prompt.salt)
-        return marks_of(root, prompt.tokens)
+        model, tokens, lora, salt = prompt
+        if salt is not None:
+            root = root_key(self._secret, "tokens", model, lora, salt)
+            return marks_of(root, tokens)
+        root = self._roots.get((model, lora), 0)
+        if not root:
+            root = root_key(self._secret, "tokens", model, lora, None)
+            self._roots[model, lora] = root
+        return marks_of(root, tokens)
 
     def text_marks(self, model: str | None, text: bytes) -> Marks:
         """The marks of a prompt that is known as text only."""
@@ -132,6 +141,8 @@ class Sent:
         lifetimes, forgotten = self._lifetimes, self._forgotten_at
         found: dict[str, Expected] = {}
         for generation in (self._old, self._young):
+            if not generation:
+                continue
             for length, claims in _stretches(generation, marks):
                 for claim in claims:
                     age, worker = now - claim.sent_at, claim.worker

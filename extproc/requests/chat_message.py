@@ -29,6 +29,9 @@ _BILLING_LINE = "x-anthropic-billing-header"
 
 NONE: Shaped = ([], False)
 
+_PLAIN_KEYS = ("role", "content")
+_PLAIN_ROLES = ("user", "assistant")  # no set: a role may be anything, hashable or not
+
 
 def messages_of(
     messages: list[dict[str, Any]], *, orders_calls: bool = True, before: Shaped = NONE
@@ -47,9 +50,20 @@ def messages_of(
         raise RequestError("empty_prompt")
     if len(first) + len(messages) > MAX_MESSAGES:
         raise RequestError("too_many_messages")
+    if all(map(_is_plain, messages)):
+        return [*first, *messages], has_media
     parsed = [_message(message, orders_calls) for message in messages]
     has_media = has_media or any(_has_media(message["content"]) for message in parsed)
     return [*first, *parsed], has_media
+
+
+def _is_plain(message: dict[str, Any]) -> bool:
+    """Whether a message is what is left of it already, as in most conversations all are."""
+    return (
+        tuple(message) == _PLAIN_KEYS
+        and type(message["content"]) is str
+        and message["role"] in _PLAIN_ROLES
+    )
 
 
 def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # noqa: FBT001

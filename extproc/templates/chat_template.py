@@ -83,9 +83,15 @@ class ChatTemplate:
                 is media in it.
         """
         self._refuse_what_differs(messages, has_reasoning_effort)
-        if any(map(has_media, messages)):
-            raise RequestError("unsupported_media")
-        text, *others = [self._text(messages, variables, parts) for parts in self._formats]
+        plain = messages
+        if not _are_texts(messages):
+            if any(map(has_media, messages)):
+                raise RequestError("unsupported_media")
+            plain = [flat(message) for message in messages]
+        text, *others = [
+            self._text([in_parts(one) for one in messages] if parts else plain, variables)
+            for parts in self._formats
+        ]
         if any(other != text for other in others):
             raise RequestError("unsupported_content_format")
         return text
@@ -123,14 +129,12 @@ class ChatTemplate:
     def _refuse_what_differs(self, messages: Messages, has_reasoning_effort: bool) -> None:  # noqa: FBT001
         if has_reasoning_effort and self._reads_effort:
             raise RequestError("unsupported_reasoning_effort")
-        if self._reads_reasoning and any(_REASONING & message.keys() for message in messages):
+        if self._reads_reasoning and not all(map(_REASONING.isdisjoint, messages)):
             raise RequestError("unsupported_reasoning")
-        if not self._knows_developers and any(one.get("role") == "developer" for one in messages):
+        if not self._knows_developers and "developer" in [one.get("role") for one in messages]:
             raise RequestError("unsupported_developer_role")
 
-    def _text(self, messages: Messages, variables: Mapping[str, Any], parts: bool) -> str:  # noqa: FBT001
-        shape = in_parts if parts else flat
-        shaped = [shape(message) for message in messages]
+    def _text(self, shaped: Messages, variables: Mapping[str, Any]) -> str:
         if not variables.get("continue_final_message"):
             return self._rendered(shaped, variables)
         return self._continued(shaped, variables)
@@ -151,6 +155,11 @@ class ChatTemplate:
         if text != up_to_final(plain, final):
             raise RequestError("unsupported_continuation")
         return text
+
+
+def _are_texts(messages: Messages) -> bool:
+    """Whether all contents are plain texts, as nearly always."""
+    return {type(message.get("content")) for message in messages} <= {str}
 
 
 def _names(tree: nodes.Template, key: str) -> bool:

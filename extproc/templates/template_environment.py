@@ -100,10 +100,18 @@ def rendered(
         if monotonic() > end:
             raise RequestError("template_too_slow")
 
+    environment = template.environment
+    # as template.generate, at half the cost: that merges globals and errors' line numbers anew
+    context = environment.context_class(
+        environment,
+        {**environment.globals, **variables, _TICK: tick},
+        template.name,
+        template.blocks,
+    )
     pieces = []
     characters = 0
     try:
-        for piece in template.generate({**variables, _TICK: tick}):
+        for piece in template.root_render_func(context):
             characters += len(piece)
             if characters > MAX_CHARACTERS:
                 raise RequestError("too_many_characters")

@@ -26,6 +26,9 @@ from extproc.tokenizing.tokenizer_layout import AddedToken
 PART_CHARACTERS = 2_048
 _PART_SHARE = 8
 
+# Between two tokens, so much text or more is taken for a message, less for the name of a role.
+MESSAGE_CHARACTERS = 24
+
 # Each first character among the tokens is one search through the text.
 _MAX_FIRST_CHARACTERS = 4
 
@@ -69,15 +72,21 @@ class Cutter:
         self._patterns = [re.compile(_pattern(group)) for group in groups]
 
     def find(self, text: str, after: int) -> list[Span]:
-        """Cuts in order, at the least distance from `after` and from each other; and the last.
+        """Cuts in order, at the least distance from `after` and from each other; and the last ones.
+
+        The last one, since the next turn goes on there. And the one before the last message, since
+        others with the same beginning may ask something else there.
 
         after: the place of a cut, or 0.
         """
-        spans = list(self._apart(text, after + self._distance(after)))
+        far = after + self._distance(after)
+        spans = list(self._apart(text, far)) if far < len(text) else []
         start, end = spans[-1] if spans else (after, after + 1)
         window = (end, start + self._distance(start) + _MAX_TOKEN_CHARACTERS)
         close = [match.span() for one in self._patterns for match in one.finditer(text, *window)]
-        return [*spans, max(close)] if close else spans
+        if len(self._patterns) > 1:
+            close.sort()
+        return spans + _last(close)
 
     def _apart(self, text: str, position: int) -> Iterator[Span]:
         coming = [pattern.search(text, position) for pattern in self._patterns]
@@ -88,6 +97,16 @@ class Cutter:
             for number, match in enumerate(coming):
                 if match and match.start() < position:
                     coming[number] = self._patterns[number].search(text, position)
+
+
+def _last(close: list[Span]) -> list[Span]:
+    """The last cut, behind the one before the last message: what is longer than a role's name."""
+    following = close[-1:]
+    for span in reversed(close[:-1]):
+        if following[0][0] - span[1] >= MESSAGE_CHARACTERS:
+            return [span, close[-1]]
+        following = [span]
+    return close[-1:]
 
 
 def _is_matched(token: AddedToken) -> bool:

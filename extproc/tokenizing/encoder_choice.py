@@ -24,6 +24,8 @@ from kvstate.events import Tokens
 
 log = logging.getLogger("kvsteer.tokens")
 
+NO_FRAME = Frame()
+
 # Each comparison may take so much time of the thread; with 130k tokens they took up to 0.15 s.
 PROOF_SECONDS = 0.5
 
@@ -109,7 +111,7 @@ class _Proofs:
 
 def framed_ids(ids: Tokens, around: Frame) -> Tokens:
     """Ids with a frame around them; the same buffer where there is none."""
-    if around == Frame():
+    if around == NO_FRAME:
         return ids
     framed = array("I", around.before)
     framed.extend(ids)

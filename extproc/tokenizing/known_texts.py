@@ -161,7 +161,8 @@ class KnownTexts:
             return
         self._entries[entry] = None
         self._size_bytes += entry.size_bytes
-        self._by_beginning.update(dict.fromkeys(known.keys, entry))
+        for key in known.keys:
+            self._by_beginning[key] = entry
         like = known.like
         if like is not None and like in self._entries and 0 < len(like.cuts) == len(known.cuts):
             self._forget(like)
@@ -170,8 +171,11 @@ class KnownTexts:
 
     def _alike(self, keys: tuple[int, ...]) -> _Entry | None:
         """The entry that shares the longest beginning with a key; of several, the latest."""
-        found = (self._by_beginning.get(key) for key in reversed(keys))
-        return next((entry for entry in found if entry is not None), None)
+        for key in reversed(keys):
+            entry = self._by_beginning.get(key)
+            if entry is not None:
+                return entry
+        return None
 
     def _forget(self, entry: _Entry) -> None:
         del self._entries[entry]

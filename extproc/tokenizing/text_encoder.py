@@ -18,11 +18,13 @@ class Encoder(Protocol):
     name: of the library, with its version.
     inline_characters: so much text takes under a millisecond.
     max_characters: so much of the worst text takes a thread a second or two.
+    forgotten_characters: to tokenize so much anew is cheaper than to remember it.
     """
 
     name: str
     inline_characters: int
     max_characters: int
+    forgotten_characters: int
 
     def ids(self, texts: Sequence[str]) -> list[Tokens]:
         """The ids of each text, without what add_special_tokens adds.
@@ -55,6 +57,11 @@ class Work(NamedTuple):
         return 0 if self.known.is_whole else len(self.text) - self.known.new_from
 
 
+# The last parts of texts, mostly what a chat template puts before the answer: few, and short.
+MAX_ENDING_CHARACTERS = 128
+MAX_ENDINGS = 64
+
+
 class TextEncoder:
     """Encodes texts with one encoder, and remembers them. Safe to use from several threads.
 
@@ -66,6 +73,7 @@ class TextEncoder:
         self._encoder = encoder
         self._cutter = cutter
         self._known = KnownTexts(max_known_bytes)
+        self._endings: dict[str, Tokens] = {}
         self._lock = threading.Lock()
 
     def is_cheap(self, new_characters: int) -> bool:
@@ -91,16 +99,30 @@ class TextEncoder:
             raise RequestError("too_many_new_characters")
         spans = self._cutter.find(text, known.new_from) if self._cutter else []
         edges = (known.new_from, *(start for start, _ in spans), len(text))
-        parts = self._encoder.ids([text[start:end] for start, end in pairwise(edges)])
+        parts = self._ids([text[start:end] for start, end in pairwise(edges)])
         cuts = list(known.cuts)
         ids = known.ids[: cuts[-1].tokens] if cuts else array("I")
         ids.extend(parts[0])
         for (start, end), part in zip(spans, parts[1:], strict=True):
             cuts.append(Cut(start, end, len(ids)))
             ids.extend(part)
-        with self._lock:
-            self._known.remember(text, known, ids, cuts)
+        if not known.cuts or work.new_characters > self._encoder.forgotten_characters:
+            with self._lock:
+                self._known.remember(text, known, ids, cuts)
         return _encoded(ids, cuts)
+
+    def _ids(self, parts: Sequence[str]) -> list[Tokens]:
+        """The ids of each part; not to be changed, since of the last one they may be known."""
+        ending = parts[-1]
+        known = self._endings.get(ending)
+        if known is not None:
+            return [*self._encoder.ids(parts[:-1]), known] if len(parts) > 1 else [known]
+        ids = self._encoder.ids(parts)
+        if len(parts) > 1 and len(ending) <= MAX_ENDING_CHARACTERS:
+            if len(self._endings) >= MAX_ENDINGS:
+                self._endings.clear()
+            self._endings[ending] = ids[-1]
+        return ids
 
 
 def _encoded(ids: Tokens, cuts: Sequence[Cut]) -> Encoded:

@@ -13,7 +13,7 @@ from extproc.errors import RequestError, StartError
 from extproc.requests.prompt import Chat, Prompt, Text
 from extproc.templates import template_files
 from extproc.templates.template_files import ChatTemplates
-from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids
+from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
 from extproc.tokenizing.text_encoder import Encoded
 from extproc.tokenizing.tokenizer_files import TokenizerFiles
 from extproc.tokenizing.tokenizer_layout import Frame
@@ -86,13 +86,13 @@ class Tokenizer:
         """
         if isinstance(prompt, array):
             return Started(0, is_cheap=True, finish=lambda: prompt)
-        if prompt.special_tokens_vary and self._frame != Frame():
+        if prompt.special_tokens_vary and self._frame != NO_FRAME:
             raise RequestError("unsupported_special_tokens")
         has_media = isinstance(prompt, Chat) and prompt.has_media
         text = prompt.text if isinstance(prompt, Text) else self._render(prompt)
         if prompt.add_special_tokens and self._frame is None:
             return self._start_whole(text, has_media=has_media)
-        around = (self._frame or Frame()) if prompt.add_special_tokens else Frame()
+        around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
         work = self._texts.begin(text)
 
         def finish() -> Tokens:

@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 import importlib
-import math
-from collections.abc import AsyncIterator
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.metadata import version
 from types import ModuleType
 
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry
 
-from extproc.tracing.instruments import Instruments
+from extproc.tracing.metrics_data import Origin, metrics_data
 from extproc.tracing.spans import SpanRecorder
+
+log = logging.getLogger("kvsteer.tracing")
 
 # How long the last spans and figures may take at the end.
 FLUSH_SECONDS = 2.0
@@ -34,7 +37,8 @@ async def exporting_spans(protocol: str) -> AsyncIterator[SpanRecorder]:
     try:
         yield SpanRecorder(provider.get_tracer(_SCOPE, version(_SCOPE)))
     finally:
-        await _end(provider, exporter)
+        await _end(provider.force_flush, exporter)
+        await asyncio.to_thread(provider.shutdown)
 
 
 @contextlib.asynccontextmanager
@@ -42,40 +46,48 @@ async def exporting_metrics(
     registry: CollectorRegistry, protocol: str, interval_ms: int
 ) -> AsyncIterator[None]:
     """Sends a registry's metrics at an interval, and once more at the end."""
-    # no thread of its own: the registry is to be read in this loop before each export
     exporter = _metric_exporter(protocol)
-    reader = PeriodicExportingMetricReader(exporter, math.inf)
-    provider = MeterProvider([reader], _resource(), shutdown_on_exit=False)
-    instruments = Instruments(registry, provider.get_meter(_SCOPE, version(_SCOPE)))
-    task = asyncio.create_task(_keep_sending(instruments, provider, interval_ms / 1000))
+    scope = InstrumentationScope(_SCOPE, version(_SCOPE))
+    origin = Origin(_resource(), scope, time.time_ns())
+
+    def read() -> Callable[[], object]:
+        """Reads the registry, in its own loop; what sends it then, in a thread."""
+        families = list(registry.collect())
+        return lambda: exporter.export(metrics_data(families, origin, time.time_ns()))
+
+    task = asyncio.create_task(_keep_sending(read, interval_ms / 1000))
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        instruments.read()
-        await _end(provider, exporter)
+        with _faults_told():
+            await _end(read(), exporter)
+        await asyncio.to_thread(exporter.shutdown)
 
 
-async def _keep_sending(
-    instruments: Instruments, provider: MeterProvider, interval_seconds: float
-) -> None:
+async def _keep_sending(read: Callable[[], Callable[[], object]], interval_seconds: float) -> None:
     while True:
         await asyncio.sleep(interval_seconds)
-        instruments.read()
-        await asyncio.to_thread(provider.force_flush)
+        with _faults_told():  # the next figures are to be sent all the same
+            await asyncio.to_thread(read())
 
 
-async def _end(
-    provider: TracerProvider | MeterProvider, exporter: SpanExporter | MetricExporter
-) -> None:
+@contextlib.contextmanager
+def _faults_told() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        log.exception("the metrics could not be sent")
+
+
+async def _end(send: Callable[[], object], exporter: SpanExporter | MetricExporter) -> None:
     """Sends what is left; a collector that is away is not waited for."""
-    flushing = asyncio.create_task(asyncio.to_thread(provider.force_flush))
-    await asyncio.wait({flushing}, timeout=FLUSH_SECONDS)
-    if not flushing.done():
+    sending = asyncio.create_task(asyncio.to_thread(send))
+    await asyncio.wait({sending}, timeout=FLUSH_SECONDS)
+    if not sending.done():
         exporter.shutdown()  # gives up its tries; the call under way ends with its own timeout
-    await asyncio.gather(flushing, return_exceptions=True)
-    await asyncio.to_thread(provider.shutdown)
+    await asyncio.gather(sending, return_exceptions=True)
 
 
 def _resource() -> Resource:

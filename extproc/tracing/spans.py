@@ -4,6 +4,7 @@ Nothing is measured for them that is not measured anyway, so a request that is n
 the sampling alone. They tell counts and reasons, never anything of a prompt.
 """
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,8 @@ from extproc.observing.course import Course, Trace
 from extproc.picking.decision import Decision
 from extproc.tracing.traceparent import parse
 
+log = logging.getLogger("kvsteer.tracing")
+
 _NO_PARENT = Context()
 _NANOSECONDS = 1_000_000_000
 
@@ -38,7 +41,17 @@ class SpanRecorder:
         self._clock_ns = clock_ns
 
     def record(self, decision: Decision, course: Course) -> Trace:
-        """Records a decision that was just made, if its trace is sampled; the trace it is of."""
+        """Records a decision that was just made, if its trace is sampled; the trace it is of.
+
+        It never fails, whatever a sampler or an exporter of the environment does.
+        """
+        try:
+            return self._record(decision, course)
+        except Exception as error:  # noqa: BLE001 - a span is no matter of the request's
+            log.error("a span could not be recorded: %s", type(error).__name__)
+            return Trace()
+
+    def _record(self, decision: Decision, course: Course) -> Trace:
         now = self._clock_ns()
 
         def at(moment: float) -> int:

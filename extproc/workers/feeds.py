@@ -22,6 +22,9 @@ log = logging.getLogger("kvsteer.workers")
 ASK_SOON_SECONDS = 5.0
 ASK_SELDOM_SECONDS = 60.0
 
+# Feeds that are begun or ended in one go, on the loop that picks.
+AT_ONCE = 8
+
 OpenTransports = Callable[[FeedSource], Sequence[Transport]]
 
 
@@ -90,10 +93,15 @@ class Feeds:
     async def _follow_wanted(self) -> None:
         target = self._wanted if self.enabled else {}
         changed = [name for name, one in self._followed.items() if target.get(name) != one]
-        await asyncio.gather(*(self._unfollow(name) for name in changed))
+        for at in range(0, len(changed), AT_ONCE):
+            await asyncio.gather(*(self._unfollow(name) for name in changed[at : at + AT_ONCE]))
+        begun = 0
         for name, one in target.items():
             if name in self._followed:
                 continue
+            begun += 1
+            if begun % AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
                 self._begin(name, one)
             except Exception as error:  # one feed that cannot be opened must not keep others away
@@ -126,8 +134,9 @@ class Feeds:
         while True:
             try:
                 await self._take(name, one, await sources(asking, name))
-            except Exception:  # one worker's answer must not end its asking
+            except Exception as error:  # one worker's answer must not end its asking
                 log.exception("worker %s: events: auto: its feed cannot be followed", name)
+                self._reasons[name] = f"its feed cannot be followed: {type(error).__name__}"
             is_well = self._fleet.state(name) in (State.LIVE, State.DEGRADED)
             await asyncio.sleep(ASK_SELDOM_SECONDS if is_well else ASK_SOON_SECONDS)
 
@@ -140,6 +149,7 @@ class Feeds:
             return
         if answer == self._found.get(name):
             return
+        self._found.pop(name, None)  # nothing is followed if the new one cannot be opened
         await self._fleet.remove(name)
         self._open(name, one, answer)
         self._found[name] = answer

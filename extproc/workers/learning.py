@@ -49,6 +49,16 @@ class Learning:
         for name in wanted - self._tasks.keys():
             self._tasks[name] = asyncio.create_task(self._keep_asking(name))
 
+    def forget(self, name: str) -> None:
+        """Another engine has a worker's name: what the one before told is not known of it.
+
+        It is asked anew with the next `ask`.
+        """
+        self._learned.pop(name, None)
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+
     async def close(self) -> None:
         """Asks nobody any more."""
         await self.ask({})

@@ -21,12 +21,13 @@ FIRST_RESOLVE_SECONDS = 2.0
 class Resolving:
     """Keeps names resolved, once started.
 
-    changed: is called after the address of a worker changed.
+    changed: is told the name of a worker whose address changed, and the ip:port that it had, None
+    if it had none.
     """
 
-    def __init__(self, names: Iterable[str], changed: Callable[[], None]) -> None:
+    def __init__(self, names: Iterable[str], changed: Callable[[str, str | None], None]) -> None:
         self._changed = changed
-        self._places: dict[str, Address] = {}
+        self._named: dict[str, Address] = {}  # those that are to be looked up
         self._endpoints: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
         self._resolved_once = asyncio.Event()
@@ -64,22 +65,31 @@ class Resolving:
             self._run_if_needed()
 
     def _set(self, names: Iterable[str]) -> None:
-        self._places = {name: address.parse(name) for name in names}
-        self._endpoints = {
-            name: str(place) if place.is_ip else self._endpoints[name]
-            for name, place in self._places.items()
-            if place.is_ip or name in self._endpoints
-        }
+        named, endpoints = self._named, self._endpoints
+        self._named, self._endpoints = {}, {}
+        for name in names:
+            if name in named:
+                self._named[name] = named[name]
+            elif name not in endpoints:  # a new one
+                place = address.parse(name)
+                if place.is_ip:
+                    endpoints[name] = str(place)
+                else:
+                    self._named[name] = place
+            if name in endpoints:
+                self._endpoints[name] = endpoints[name]
 
     def _run_if_needed(self) -> None:
-        has_names = not all(place.is_ip for place in self._places.values())
-        if has_names and self._task is None:
+        if self._named and self._task is None:
             self._task = asyncio.create_task(self._keep_resolved())
 
     async def _keep_resolved(self) -> None:
         while True:
-            named = [(name, place) for name, place in self._places.items() if not place.is_ip]
-            await asyncio.gather(*(self._resolve(name, place) for name, place in named))
+            named = list(self._named.items())
+            try:
+                await asyncio.gather(*(self._resolve(name, place) for name, place in named))
+            except Exception:  # one name must not end the looking up of all
+                log.exception("workers: a name cannot be looked up")
             self._resolved_once.set()
             await asyncio.sleep(RESOLVE_INTERVAL_SECONDS)
 
@@ -88,13 +98,14 @@ class Resolving:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # the latter of what can be no name at all
+        except (OSError, ValueError) as error:  # the latter of what can be no name at all
             if name not in self._endpoints:
                 log.warning("worker %s: cannot be resolved yet: %s", name, error)
             return
         endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
-        is_wanted = name in self._places  # it may have gone meanwhile
-        if endpoints and is_wanted and self._endpoints.get(name) not in endpoints:
+        is_wanted = name in self._named  # it may have gone meanwhile
+        before = self._endpoints.get(name)
+        if endpoints and is_wanted and before not in endpoints:
             self._endpoints[name] = endpoints[0]
             log.info("worker %s is at %s", name, endpoints[0])
-            self._changed()
+            self._changed(name, before)

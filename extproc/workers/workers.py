@@ -1,4 +1,4 @@
-"""The fleet as it is configured, found and learned: who may be picked, and what is known of it."""
+"""The fleet as the rest of the router sees it: who may be picked, and what each worker holds."""
 
 import asyncio
 import logging
@@ -8,13 +8,12 @@ from typing import Any
 from extproc.accounting.causes import Circumstances
 from extproc.checking.watch import SelfCheck
 from extproc.config import Config
-from extproc.discovery.view import STATIC, Found, Member, listed, merged
 from extproc.discovery.view import Fleet as Members
-from extproc.picking.decision import Worker
+from extproc.discovery.view import Member
+from extproc.picking.eligibility import Worker
 from extproc.workers.feed_status import feed_shown
-from extproc.workers.feeds import Feeds, OpenTransports, Wanted, wanted
-from extproc.workers.learning import Learning
-from extproc.workers.resolving import Resolving
+from extproc.workers.feeds import Feeds, OpenTransports, Wanted
+from extproc.workers.roster import Roster
 from kvstate.feeds.engine_load import EngineLoad
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
@@ -29,7 +28,7 @@ class Workers:
 
     open_transports: opens a worker's event source, one transport a rank. checks: whether their
     tokens are ours. changed: are called after anything about who may be picked changed. gone: are
-    told name and endpoint of a worker that is no more.
+    told name and endpoint of a worker that is no more, or is elsewhere now.
     """
 
     def __init__(self, config: Config, fleet: Fleet, open_transports: OpenTransports) -> None:
@@ -39,10 +38,7 @@ class Workers:
         self.checks = SelfCheck(fleet)
         self.changed: list[Callable[[], None]] = []
         self.gone: list[Callable[[str, str], None]] = []
-        self._members: Members = merged({STATIC: listed(config.workers)})
-        self._resolving = Resolving(self._members, self._note_change)
-        self._learning = Learning(config.models, self._note_learned)
-        self._drained: set[str] = set()
+        self._roster = Roster(config, self._note_moved, self._note_learned)
         self._following: asyncio.Task[None] | None = None
         self._candidates: dict[str, list[Worker]] = {}  # by model, until anything changes
         self._fault_of: Callable[[str], str] = lambda _: ""
@@ -51,15 +47,13 @@ class Workers:
     async def start(self) -> None:
         """Resolves names once, then keeps them resolved; follows the feeds if that is enabled."""
         self._note_change()
-        await self._resolving.start()
-        await self._learning.ask(self._configured())
-        await self._feeds.follow(self._wanted())
+        await self._roster.start()
+        await self._feeds.follow(self._roster.wanted_feeds())
         await self.enable_events(enabled=self._config.events.enabled)
 
     async def close(self) -> None:
         """Stops following the workers."""
-        await self._resolving.close()
-        await self._learning.close()
+        await self._roster.close()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -67,24 +61,15 @@ class Workers:
 
     async def replace(self, members: Members) -> None:
         """From now on these are the workers; those that stay the same are not touched."""
-        gone = [(name, self._endpoint(name)) for name in self._members if self._left(name, members)]
-        self._members = members
-        self._resolving.replace(members)
-        there = {endpoint for _, endpoint in self._resolving.items()}
+        gone = self._roster.replace(members)
+        there = {endpoint for _, endpoint in self.places()}
         for name, endpoint in gone:
-            self._drained.discard(name)
             self.checks.forget(name)
             if name in members or endpoint not in there:  # else another name has it now
-                for tell in self.gone:
-                    tell(name, endpoint)
+                self._tell_gone(name, endpoint)
         self._note_change()
-        await self._learning.ask(self._configured())
-        await self._feeds.follow(self._wanted())
-
-    def _left(self, name: str, members: Members) -> bool:
-        """Whether a worker is gone from the fleet, or another engine has its address."""
-        now = members.get(name)
-        return now is None or now.found.identity != self._members[name].found.identity
+        await self._roster.ask()
+        await self._feeds.follow(self._roster.wanted_feeds())
 
     def show_faults(self, fault_of: Callable[[str], str]) -> None:
         """Shows with each worker what is wrong with the source that named it."""
@@ -96,11 +81,10 @@ class Workers:
 
     def circumstances(self, name: str) -> Circumstances:
         """What may explain that a prediction for a worker did not come true."""
-        member = self._members.get(name)
         return Circumstances(
             self.state(name),
             tokens_differ=self.checks.status(name)["differs"],
-            block_size=1 if member is None else self._block_size(name, member.found),
+            block_size=self._block_size(name) if name in self._roster.members else 1,
         )
 
     def drain(self, name: str, *, draining: bool) -> bool:
@@ -108,9 +92,8 @@ class Workers:
 
         name: its configured name, or its ip:port.
         """
-        names = [one for one in self._members if name in (one, self._endpoint(one))]
+        names = self._roster.drain(name, draining=draining)
         for one in names:
-            (self._drained.add if draining else self._drained.discard)(one)
             log.info("worker %s: %s", one, "drains" if draining else "gets requests again")
         self._note_change()
         return bool(names)
@@ -132,19 +115,20 @@ class Workers:
         """Every worker as a candidate for requests to a model."""
         known = self._candidates.get(model)
         if known is None:
-            listing = {name for name in self._members if self._learning.of(name).adapters}
-            is_listed = any(self.model_of(name) == model for name in listing)
-            known = [self._candidate(name, model, is_listed=is_listed) for name in self._members]
-            self._candidates[model] = known
+            known = self._candidates[model] = self._roster.candidates(model)
         return known
 
     def endpoints(self, model: str) -> list[str]:
         """ip:port of the workers that serve a model now."""
         return [one.endpoint for one in self.candidates(model) if not one.excluded]
 
+    def names(self) -> set[str]:
+        """The names of all workers."""
+        return set(self._roster.members)
+
     def places(self) -> list[tuple[str, str]]:
         """Name and ip:port of every worker that has one now."""
-        return self._resolving.items()
+        return self._roster.places()
 
     def loads(self, name: str) -> list[tuple[EngineLoad, float]]:
         """What a worker's feeds said last of its load, each with its age in seconds."""
@@ -153,29 +137,20 @@ class Workers:
 
     def model_of(self, name: str) -> str | None:
         """The model that a worker serves; None while that is not known."""
-        model = self._members[name].found.worker.model or self._learning.of(name).model
-        only = self._config.models[0].name if len(self._config.models) == 1 else None
-        return model or only
-
-    def is_draining(self, name: str) -> bool:
-        """Whether a worker gets no new requests: by the operator, or as it was found."""
-        return name in self._drained or self._members[name].found.worker.draining
+        return self._roster.model_of(name)
 
     def draining(self) -> set[str]:
         """The endpoints of the workers that get no new requests."""
-        return {self._endpoint(name) for name in self._members if self.is_draining(name)}
+        roster = self._roster
+        return {roster.endpoint(name) for name in roster.members if roster.is_draining(name)}
 
     def lanes(self) -> dict[str, list[tuple[str, bool]]]:
         """By model, ip:port of each worker, and whether it takes new requests."""
-        lanes: dict[str, list[tuple[str, bool]]] = {}
-        for name, endpoint in self._resolving.items():
-            is_open = not (self.is_draining(name) or self.why_unready(name))
-            lanes.setdefault(self.model_of(name) or "", []).append((endpoint, is_open))
-        return lanes
+        return self._roster.lanes()
 
-    def why_unready(self, name: str) -> str:
-        """Why its source says that a worker takes no requests now, "" if it takes them."""
-        return self._members[name].found.excluded
+    def unplaced(self) -> set[str] | None:
+        """ip:port of the workers whose model is not known yet; None while one has no address."""
+        return self._roster.unplaced()
 
     def state(self, name: str) -> str:
         """The state of a worker's feeds."""
@@ -187,30 +162,32 @@ class Workers:
 
     def replays_done(self) -> bool:
         """Whether no feed waits for its publisher or catches up with it."""
-        states = {self._fleet.state(name) for name in self._members}
+        states = {self._fleet.state(name) for name in self._roster.members}
         return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
     def status(self, in_flight: Callable[[str], int]) -> list[dict[str, Any]]:
         """The answer of GET /workers."""
-        return [self._status(name, member, in_flight) for name, member in self._members.items()]
+        members = self._roster.members.items()
+        return [self._status(name, member, in_flight) for name, member in members]
 
     def fills(self, in_flight: Callable[[str], int]) -> Iterator[tuple[str, int, int]]:
         """Name, requests in flight and blocks, of one worker after the other."""
-        for name in list(self._members):
+        for name in list(self._roster.members):
             blocks = sum(self._fleet.blocks_by_tier(name))
-            yield name, in_flight(self._endpoint(name)), blocks
+            yield name, in_flight(self._roster.endpoint(name)), blocks
 
     def _status(self, name: str, member: Member, in_flight: Callable[[str], int]) -> dict[str, Any]:
-        endpoint = self._endpoint(name)
+        roster = self._roster
+        endpoint = roster.endpoint(name)
         tiers = self._fleet.blocks_by_tier(name)
-        adapters = self._adapters(name, is_listed=True)
+        adapters = roster.adapters(name, is_listed=True)
         return {
             "endpoint": endpoint,
             "name": name,
             "model": self.model_of(name) or "",
             "state": self.state(name),
             "reason": self._feeds.reason(name),
-            "block_size": self._block_size(name, member.found),
+            "block_size": self._block_size(name),
             "feeds": [feed_shown(status) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
@@ -219,61 +196,16 @@ class Workers:
             "tokens": self.checks.status(name),
             "predictions": self._predictions_of(name),
             "lora": None if adapters is None else sorted(adapters),
-            "draining": self.is_draining(name),
-            "excluded": self.why_unready(name),
+            "draining": roster.is_draining(name),
+            "excluded": member.found.excluded,
             "source": member.source,
             "source_fault": self._fault_of(member.source),
         }
 
-    def _candidate(self, name: str, model: str, *, is_listed: bool) -> Worker:
-        endpoint = self._resolving.endpoint(name)
-        excluded = self.why_unready(name)
-        serves = self.model_of(name)
-        if serves != model:
-            excluded = f"serves {serves}" if serves else "its model is not known yet"
-        elif endpoint is None:
-            excluded = "its host name could not be resolved"
-        return Worker(name, endpoint or name, excluded, self._adapters(name, is_listed=is_listed))
+    def _block_size(self, name: str) -> int:
+        return self._fleet.block_size(name) or self._roster.block_size(name)
 
-    def _adapters(self, name: str, *, is_listed: bool) -> frozenset[str] | None:
-        """The adapters that a worker serves; None for all of its model's.
-
-        is_listed: whether any worker of the model lists adapters. Where none does, a list without
-        adapters says nothing: some engines list models only.
-        """
-        given = self._members[name].found.worker.lora
-        if given:
-            return frozenset(given)
-        told = self._learning.of(name).adapters
-        return told if told or is_listed else None
-
-    def _block_size(self, name: str, found: Found) -> int:
-        return (
-            self._fleet.block_size(name)
-            or found.worker.block_size
-            or self._learning.of(name).block_size
-            or self._config.policy.block_size
-        )
-
-    def _endpoint(self, name: str) -> str:
-        return self._resolving.endpoint(name) or name
-
-    def _configured(self) -> Mapping[str, Any]:
-        return {name: member.found.worker for name, member in self._members.items()}
-
-    def _wanted(self) -> dict[str, Wanted]:
-        """The feeds to be followed; of a worker whose model is not known, none yet."""
-        known = [(name, one.found, self.model_of(name)) for name, one in self._members.items()]
-        feeds = wanted((name, found.worker, model) for name, found, model in known if model)
-        return {
-            name: one._replace(
-                identity=self._members[name].found.identity,
-                adapters=self._members[name].found.adapters,
-            )
-            for name, one in feeds.items()
-        }
-
-    def _note_learned(self, _: str) -> None:
+    def _note_learned(self) -> None:
         """A worker's feed can be followed once its model is known."""
         self._note_change()
         if self._following is None or self._following.done():
@@ -281,9 +213,20 @@ class Workers:
 
     async def _follow_as_learned(self) -> None:
         wanted_now: dict[str, Wanted] | None = None
-        while wanted_now != self._wanted():
-            wanted_now = self._wanted()
+        while wanted_now != self._roster.wanted_feeds():
+            wanted_now = self._roster.wanted_feeds()
             await self._feeds.follow(wanted_now)
+
+    def _tell_gone(self, name: str, endpoint: str) -> None:
+        for tell in self.gone:
+            tell(name, endpoint)
+
+    def _note_moved(self, name: str, before: str | None) -> None:
+        """A worker has another address: what has to do with the one before is over."""
+        there = {endpoint for _, endpoint in self.places()}
+        if before is not None and before not in there:
+            self._tell_gone(name, before)
+        self._note_change()
 
     def _note_change(self) -> None:
         self._candidates.clear()

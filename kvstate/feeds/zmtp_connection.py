@@ -6,6 +6,7 @@ without a limit to that queue it takes memory as long as the loop is busy.
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ HANDSHAKE_SECONDS = 10.0
 # are counted and not timed: while our own loop is held up, nobody else is to blame.
 HEARTBEAT_SECONDS = 2.0
 MAX_SILENT_HEARTBEATS = 2
+
+# A peer of ZMTP 3.0 answers no heartbeats; its system does, when asked after ten silent seconds.
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Place(NamedTuple):
@@ -113,6 +117,7 @@ class Connection(asyncio.Protocol):
         if self.fault:  # given up before it began
             transport.abort()
             return
+        _keep_alive(transport.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(HANDSHAKE_SECONDS, self.give_up, "no handshake")
         self._answer()
@@ -183,3 +188,11 @@ class Connection(asyncio.Protocol):
         self._transport.write(answers)
         if self._transport.get_write_buffer_size() > MAX_ANSWER_BYTES:
             self.give_up("it does not read what it asks for")
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """Has the system notice a machine that is gone without a word."""
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)

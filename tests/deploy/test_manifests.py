@@ -1,6 +1,7 @@
 """Every overlay is valid, and its parts fit together."""
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from extproc.config import Config
 from extproc.config.reader import parse
 from extproc.envoy_config import render
 from extproc.headers import DESTINATION, MODEL
@@ -173,12 +175,48 @@ def test_the_ports_of_events_are_those_that_the_workers_publish_on(overlay: str)
 
 
 @pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "sidecar"])
-def test_the_service_says_that_it_speaks_http2_without_tls(overlay: str) -> None:
+def test_the_service_says_whether_the_router_speaks_tls(overlay: str) -> None:
     (service,) = [
         one for one in of_kind(overlay, "Service") if one["metadata"]["name"] == "kvsteer"
     ]
     (port,) = [one for one in service["spec"]["ports"] if one["port"] == 9002]
-    assert (port["name"], port["appProtocol"]) == ("grpc", "kubernetes.io/h2c")
+    speaks_tls = configuration(overlay).extproc.tls is not None
+    assert port["name"] == "grpc"
+    assert port["appProtocol"] == ("https" if speaks_tls else "kubernetes.io/h2c")
+
+
+def test_agentgateway_is_served_tls_from_a_mounted_secret() -> None:
+    tls = configuration("agentgateway").extproc.tls
+    assert tls is not None
+    (template,) = [one for one in pod_templates("agentgateway") if is_router(one)]
+    (container,) = containers(template)
+    (volume,) = [one for one in template["spec"]["volumes"] if "secret" in one]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
+    assert tls.certificate == f"{mount['mountPath']}/tls.crt"
+    assert tls.key == f"{mount['mountPath']}/tls.key"
+    probes = [container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    asked = [probe["httpGet"]["path"] for probe in probes]
+    assert asked == ["/healthz", "/healthz", "/readyz"]
+    assert {ports[probe["httpGet"]["port"]] for probe in probes} == {9091}
+
+
+def test_with_tls_nothing_else_of_an_inference_pools_router_is_different() -> None:
+    plain = configuration("nginx-gateway-fabric")
+    over_tls = configuration("agentgateway")
+    extproc = dataclasses.replace(over_tls.extproc, tls=None)
+    assert dataclasses.replace(over_tls, extproc=extproc) == plain
+
+
+def configuration(overlay: str) -> Config:
+    """The router's."""
+    texts = [one["data"].get("kvsteer.yaml") for one in of_kind(overlay, "ConfigMap")]
+    return next(parse(text, overlay) for text in texts if text is not None)
+
+
+def is_router(template: Manifest) -> bool:
+    labels: dict[str, str] = template["metadata"]["labels"]
+    return labels.get("app.kubernetes.io/name") == "kvsteer"
 
 
 def test_a_client_of_envoy_gateway_cannot_steer_nor_is_a_long_prompt_refused() -> None:

@@ -17,7 +17,7 @@ from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource, ZmqSource
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 from simulator.dialects import DIALECTS
@@ -71,23 +71,19 @@ class Followed:
 
 @asynccontextmanager
 async def followed(settings: Settings, *, drains: bool = False) -> AsyncIterator[Followed]:
-    context = ZmqContext()
     async with running(settings) as worker, aiohttp.ClientSession() as client:
         transports: Sequence[Transport]
         if drains:
             transports = drain_transports(DrainSource(worker.url), lambda: 0.5)
         else:
             pairs = zip(worker.events_endpoints, worker.replay_endpoints, strict=True)
-            transports = [
-                ZmqTransport(context, ZmqSource(events, replay, "")) for events, replay in pairs
-            ]
+            transports = [ZmqTransport(ZmqSource(events, replay, "")) for events, replay in pairs]
         fleet = Fleet(0xC0FFEE, lambda: 0.0)
         fleet.add("w", "m", transports)
         try:
             yield Followed(worker, fleet, client)
         finally:
             await fleet.close()
-            context.destroy(0)
 
 
 def conversations(seed: int) -> list[list[int]]:

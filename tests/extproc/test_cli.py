@@ -1,3 +1,4 @@
+import io
 import json
 import signal
 import socket
@@ -102,8 +103,26 @@ def test_explaining_without_a_router_says_so() -> None:
     command = [*KVSTEER, "explain", "--admin", admin]
     absent = subprocess.run(command, input="{}", capture_output=True, text=True, check=False)
     assert (absent.returncode, admin in absent.stderr) == (1, True)
-    nonsense = subprocess.run(command, input="{", capture_output=True, text=True, check=False)
-    assert (nonsense.returncode, "not JSON" in nonsense.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\udcff"])
+def test_explaining_what_is_no_json_says_so(text: str) -> None:
+    nonsense = subprocess.run(
+        [*KVSTEER, "explain"],
+        input=text.encode(errors="surrogateescape"),
+        capture_output=True,
+        check=False,
+    )
+    assert (nonsense.returncode, b"not JSON" in nonsense.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("admin", ["no url", "http://127.0.0.1:abc"])
+def test_explaining_by_what_is_no_url_is_one_line(
+    admin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
+    assert main(["explain", "--admin", admin]) == 1
+    assert capsys.readouterr().err.startswith(f"kvsteer: explain: {admin}/explain: ")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

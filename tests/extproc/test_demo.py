@@ -1,6 +1,10 @@
 import asyncio
+import os
+import signal
 import socket
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,10 +51,38 @@ def test_the_judge_is_content_with_what_is_right() -> None:
     assert report(GOOD, LIVE)
 
 
-@pytest.mark.parametrize(("workers", "check"), [(0, False), (1, True)])
-def test_too_few_workers_are_refused(workers: int, *, check: bool) -> None:
-    with pytest.raises(StartError, match="--workers must be at least"):
+@pytest.mark.parametrize(
+    ("workers", "check", "fault"),
+    [(0, False, "at least 1"), (1, True, "at least 2"), (3000, False, "at most 64")],
+)
+def test_too_few_and_too_many_workers_are_refused(workers: int, fault: str, *, check: bool) -> None:
+    with pytest.raises(StartError, match=f"--workers must be {fault}"):
         run(workers=workers, port=free_port(), check=check)
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(StartError, match="--port must be 1 to 65535"):
+        run(workers=1, port=port, check=False)
+
+
+@pytest.mark.parametrize("options", [[], ["--check"]])
+async def test_it_can_be_stopped_while_it_starts(options: Sequence[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "extproc", "demo", "--port", str(free_port()), *options]
+    demo = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, "TMPDIR": f"{tmp_path}"}
+    )
+    while not _left_in(tmp_path):
+        await asyncio.sleep(0.02)
+        assert demo.returncode is None
+    demo.send_signal(signal.SIGTERM)
+    assert await demo.wait() == 130
+    assert not _left_in(tmp_path)
+
+
+def _left_in(folder: Path) -> bool:
+    """Whether a demo that was told to use a folder has begun and not cleaned up."""
+    return bool(list(folder.glob("kvsteer-demo-*")))
 
 
 def test_a_part_that_dies_is_told_with_its_last_words() -> None:

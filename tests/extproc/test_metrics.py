@@ -66,10 +66,10 @@ def test_a_decision_is_counted_with_its_time() -> None:
     assert ("kvsteer_phase_seconds_count", {"phase": "pick"}, 1.0) in shown
 
 
-def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> None:
+async def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> None:
     metrics = Metrics(clock=lambda: 12.5)
     metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=True)))
-    text, content_type = metrics.exposed(OPENMETRICS)
+    text, content_type = await metrics.exposed(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
     families = {one.name: one for one in openmetrics_families(text.decode())}  # type: ignore[no-untyped-call]
     found = [one.exemplar for one in families["kvsteer_decision_seconds"].samples if one.exemplar]
@@ -78,17 +78,17 @@ def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> None:
     ]
 
 
-def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
+async def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
     metrics = Metrics()
     metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=False)))
-    assert TRACE.encode() not in metrics.exposed(OPENMETRICS)[0]
+    assert TRACE.encode() not in (await metrics.exposed(OPENMETRICS))[0]
 
 
 @pytest.mark.parametrize(
     "accept", ["", "*/*", "text/html", "application/openmetrics-text;version=abc", ";;,,=\x00"]
 )
-def test_whatever_a_scraper_accepts_it_gets_text(accept: str) -> None:
-    text, content_type = Metrics().exposed(accept)
+async def test_whatever_a_scraper_accepts_it_gets_text(accept: str) -> None:
+    text, content_type = await Metrics().exposed(accept)
     assert b"kvsteer_open_streams 0.0" in text
     assert "text" in content_type
 

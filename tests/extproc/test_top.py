@@ -53,7 +53,9 @@ def test_without_a_terminal_it_is_shown_once() -> None:
     assert "no request yet" in shown.getvalue()
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "no url", "http://["])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:{port}", "no url", "http://[", "http://127.0.0.1:abc", "http://a b"]
+)
 def test_a_router_that_cannot_be_asked_is_told_in_one_line(url: str) -> None:
     with pytest.raises(StartError, match=r"^top: .*/decisions: "):
         run(url.format(port=free_port()), once=True, out=io.StringIO())

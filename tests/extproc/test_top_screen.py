@@ -15,6 +15,9 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
         "feeds": [feed],
         "blocks_by_tier": tiers,
         "in_flight": 2,
+        "draining": False,
+        "excluded": "",
+        "source_fault": "",
     }
 
 
@@ -50,6 +53,12 @@ def test_workers_and_decisions_are_shown() -> None:
         "00:00:06Z  -              16/40  overlap  cost: it holds it",
         "00:00:05Z  a:1            16/40  overlap  cost: it holds it",
     ]
+
+
+def test_a_worker_that_drains_or_whose_source_is_away_says_so() -> None:
+    said = {"draining": True, "excluded": "not ready", "source_fault": "no answer"}
+    shown = shown_of([worker("a:1") | said], [], WIDE)
+    assert shown[3].endswith("host 3; draining; not ready; no answer")
 
 
 def test_what_is_not_live_comes_first_with_its_reason() -> None:

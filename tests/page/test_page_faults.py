@@ -1,14 +1,24 @@
 """What the live page shows when something is wrong, or somebody means harm."""
 
+import asyncio
+
 import pytest
 
+from extproc.accounting.drifts import Drifts
+from extproc.accounting.outcome import Outcome, Usage
+from extproc.discovery.sources import Report
+from extproc.serving.stream import Ask, Head
+from kvstate.overlap import Overlap
 from tests.e2e.system import running
-from tests.extproc.admin.serving import serving
+from tests.extproc.admin.decisions import decided
+from tests.extproc.admin.serving import Served, serving
 from tests.page.background import in_background
 from tests.page.browser import Browser
 
 pytestmark = pytest.mark.slow
 
+WORKER = "127.0.0.1:1"
+FOUND_NONE = "models: [{name: m}]\nworkers: []\ndiscovery: {file: /nowhere.yaml}"
 EVIL = "<img src=x onerror=document.title='taken'>"
 
 
@@ -42,6 +52,118 @@ def test_hostile_names_are_text(browser: Browser) -> None:
             assert EVIL in browser.one(place).text
         assert browser.all("img") == []
         assert browser.driver.title == "KVSteer"
+
+
+def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> None:
+    names = [
+        f"worker-{number}.{'long-' * 12}name.{'of-a-' * 12}zone.svc:8000" for number in range(50)
+    ]
+    config = "models: [{name: m}]\nworkers:\n" + "".join(
+        f"- {{endpoint: '{one}'}}\n" for one in names
+    )
+    browser.size(360, 800)
+    with in_background(serving(config)) as served:
+        steps = dict.fromkeys(names, (1, 2))
+        served.do(_routed(served.it, names[-1], steps))
+        browser.open(f"{served.it.url}/")
+        browser.until(lambda: len(browser.texts("#workers th")) == len(names), "all workers")
+        browser.until(lambda: len(browser.all("#workers path")) == 1, "the one history")
+        assert browser.texts("#connection") == ["connected"]
+        assert browser.run("return document.documentElement.scrollWidth") <= 360
+
+
+async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]) -> None:
+    """Has a worker be sent something in the step before this one."""
+    chosen = decided({worker: Overlap(16, (1, 0, 0, 0), 0)}, names=list(steps))
+    served.observed.decided(chosen, [], 1.0)
+    served.observed.sample(5.0, steps)
+
+
+def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser) -> None:
+    drifts = Drifts()
+    outcome = Outcome(
+        model="m",
+        worker=WORKER,
+        is_moved=False,
+        status=200,
+        ttft_seconds=0.1,
+        prompt_tokens=64,
+        predicted_tokens=48,
+        reported=Usage(64, 32),
+        is_comparable=True,
+    )
+    drifts.count(outcome)
+    with in_background(serving()) as served:
+        served.it.workers.show_predictions(drifts.of)
+        browser.open(f"{served.it.url}/")
+        assert browser.texts("#workers .outcome") == [
+            "predicted 48, reported 32 tokens in 1 request; wrong: 1 by evicted"
+        ]
+
+
+def test_a_worker_that_drains_and_a_source_that_is_away_are_shown(browser: Browser) -> None:
+    with in_background(serving(sources=[Away()])) as served:
+        served.do(_drained(served.it))
+        browser.open(f"{served.it.url}/")
+        assert "draining: takes no new requests" in browser.texts("#workers tr")[0]
+        assert browser.texts("#fleet-summary")[0].startswith("1 worker: 1 unsupported; 1 draining")
+        browser.until(
+            lambda: browser.texts("#sources li") == ["pods: no answer; it has named none yet"],
+            "the source",
+        )
+        assert browser.one("#sources").is_displayed()
+
+
+async def _drained(served: Served) -> None:
+    assert served.workers.drain(WORKER, draining=True)
+
+
+class Away:
+    """A source that cannot be asked."""
+
+    name = "pods"
+
+    async def run(self, report: Report) -> None:
+        report.fault("no answer")
+        await asyncio.Event().wait()
+
+
+def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser) -> None:
+    config = "models: [{name: m}]\nworkers:\n" + "".join(
+        f"- {{endpoint: '127.0.0.1:{port}'}}\n" for port in range(1, 31)
+    )
+    with in_background(serving(config)) as served:
+        served.do(served.it.route(40))
+        browser.open(f"{served.it.url}/")
+        browser.until(lambda: len(browser.all("#last tbody tr")) == 8, "a few")
+        assert "and 22 more candidates" in browser.one("#last").text
+        browser.click("#decision-list summary")
+        browser.until(lambda: len(browser.all("details[open] tbody tr")) == 30, "all of them")
+
+
+def test_a_request_without_known_tokens_is_told_by_what_it_was_taken_for(browser: Browser) -> None:
+    with in_background(serving()) as served:
+        served.do(_chatted(served.it))
+        browser.open(f"{served.it.url}/")
+        browser.until(lambda: browser.texts("#last .verdict"), "the last request")
+        told = "because load alone decided: its model has no tokenizer here."
+        assert told in browser.texts("#last .verdict")[0]
+        assert browser.texts("#decision-list .share")[0].startswith("0 of about 16 tokens held")
+
+
+async def _chatted(served: Served) -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+    served.router.route(Ask(Head("POST", "/v1/chat/completions", None), body))
+
+
+def test_a_router_without_workers_says_so(browser: Browser) -> None:
+    with in_background(serving(FOUND_NONE, sources=[Away()])) as served:
+        browser.driver.get(f"{served.it.url}/")
+        browser.until(
+            lambda: browser.texts("#fleet-summary")[0].startswith("0 workers: none known ·"),
+            "no workers",
+        )
+        assert browser.one("#sources").is_displayed()
 
 
 def test_an_empty_router_says_what_to_do(browser: Browser) -> None:

@@ -5,6 +5,7 @@ import { candidates, sentence, shortly } from "./explanation.js";
 
 const MAX_SHOWN = 50;
 const LAST_EVERY_MS = 1500;
+const LAST_CANDIDATES = 8; // of the newest; opened in the list, it shows more
 
 let isPaused = false;
 let waiting = [];
@@ -65,7 +66,7 @@ async function drawLast() {
     const told = await ask(`/decisions/${id}`);
     const about = `${clock(told.at)} · request ${told.id}${told.model ? ` · model ${told.model}` : ""} · policy ${told.policy}`;
     find("last-body").replaceChildren(
-      make("p", { class: "quiet" }, about), sentence(told, "It went to"), ...candidates(told).filter(Boolean));
+      make("p", { class: "quiet" }, about), sentence(told, "It went to"), ...candidates(told, LAST_CANDIDATES).filter(Boolean));
     shownLast = id;
   } catch { /* the router is away, or made very many others meanwhile: the newest is asked for next */ }
   setTimeout(() => { drawing = false; drawLast(); }, LAST_EVERY_MS);

@@ -16,7 +16,13 @@ const WITHOUT_PROMPT = {
   empty_prompt: "its prompt is empty",
   no_tokenizer: "its model has no tokenizer here",
   deadline: "its tokens were not ready in time",
-  internal_error: "of a fault of the router, which its log tells",
+  internal_error: "there was a fault of the router, which its log tells",
+};
+
+const WITHOUT_PICK = {
+  no_override: "The proxy chooses; in dialect B it answers 503.",
+  unavailable: "It is answered 503.",
+  shed: "It is answered 429.",
 };
 
 const strong = (text) => make("strong", {}, text);
@@ -37,7 +43,7 @@ function because(told, first) {
       return `no worker holds its beginning (${whole}), and there was least to do there.`;
     default:
       if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, which looks at no cache.`;
-      return `load alone decided, because ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
+      return `load alone decided: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
   }
 }
 
@@ -57,7 +63,7 @@ function others(told, first) {
 // The answer to the question, as a sentence.
 export function sentence(told, subject) {
   const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
-  if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. The proxy chooses.`);
+  if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
   where.append(because(told, first), others(told, first));
   return where;
@@ -97,17 +103,17 @@ function row(told, one, most) {
 
 const HEADS = [["Worker"], ["Feed now"], ["Holds, tokens"], ["To compute", "number"], ["Queued there", "number"], ["Running there", "number"], ["Cost"]];
 
-// Every candidate, the pick first, then by cost.
-export function candidates(told) {
+// The candidates, the pick first, then by cost; so many of them at the most.
+export function candidates(told, shown = MAX_CANDIDATES) {
   const rank = (one) => [one.excluded ? 1 : 0, told.pick.indexOf(one.endpoint) + 1 || 99, one.cost];
   const sorted = [...told.candidates].sort((a, b) => {
     const [x, y] = [rank(a), rank(b)];
     return x[0] - y[0] || x[1] - y[1] || x[2] - y[2];
   });
   const most = Math.max(...sorted.map((one) => (one.excluded ? 0 : one.cost)), 1);
-  const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, MAX_CANDIDATES).map((one) => row(told, one, most)));
+  const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, shown).map((one) => row(told, one, most)));
   const head = make("tr", { role: "row" }, ...HEADS.map(([words, kind]) => make("th", { role: "columnheader", scope: "col", class: kind }, words)));
-  const hidden = sorted.length - MAX_CANDIDATES;
+  const hidden = sorted.length - shown;
   return [
     make("table", { role: "table", class: "stacked candidates" },
       make("caption", {}, "Cost of each candidate, in tokens of work: the least wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
@@ -123,6 +129,8 @@ export function candidates(told) {
 // What a line of the list says.
 export function shortly(told) {
   const whole = told.weighed_tokens;
-  const hit = told.predicted_tokens || told.uncertain_tokens || told.speculative_tokens || told.approximate_tokens;
-  return whole ? `${count(hit)} of ${count(whole)} tokens held (${percent(hit, whole)})` : "no prompt";
+  const kinds = [["held", told.predicted_tokens], ["uncertain", told.uncertain_tokens], ["expected", told.speculative_tokens], ["probable", told.approximate_tokens]];
+  const [kind, hit] = kinds.find(([, tokens]) => tokens) ?? kinds[0];
+  const about = told.prompt_tokens ? "" : "about "; // estimated: its tokens are not known
+  return whole ? `${count(hit)} of ${about}${count(whole)} tokens ${kind} (${percent(hit, whole)})` : "no prompt";
 }

@@ -4,6 +4,7 @@ import { ask, bar, cell, count, find, make, percent, pill, plural, show } from "
 
 const MAX_WORKERS = 100;
 const STEPS = 180;
+const MAX_QUERY = 4000; // characters; a server takes no line above 8,190
 const SVG = "http://www.w3.org/2000/svg";
 const rows = new Map();
 let before = null;
@@ -40,6 +41,15 @@ function tiers(worker, most) {
   ];
 }
 
+// What engines said they had cached, where responses are read, beside what was predicted.
+function outcome({ predictions }) {
+  if (!predictions?.requests) return null;
+  const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
+  const causes = Object.entries(predictions.causes).map(([cause, times]) => `${count(times)} by ${cause.replaceAll("_", " ")}`);
+  const wrong = causes.length ? `; wrong: ${causes.join(", ")}` : "";
+  return make("small", { class: "outcome" }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
+}
+
 // One stroke a step, as high as the share that was held; the newest at the right.
 function strokes(series) {
   const width = 160 / STEPS;
@@ -72,7 +82,7 @@ function row(worker, most, series) {
     cell("Feed", { wide: true }, pill(worker.state), make("small", {}, reasons(worker))),
     cell("Blocks held", { wide: true }, ...tiers(worker, most).filter(Boolean)),
     cell("In flight", { number: true }, count(worker.in_flight)),
-    cell("Hit rate, 15 minutes", {}, ...spark(series)),
+    cell("Hit rate, 15 minutes", {}, ...spark(series), outcome(worker)),
   ];
 }
 
@@ -89,7 +99,9 @@ function announce(workers) {
 function summarize(workers, fleet) {
   const states = new Map();
   for (const worker of workers) states.set(worker.state, (states.get(worker.state) ?? 0) + 1);
-  const told = [...states].map(([state, number]) => `${count(number)} ${state}`).join(", ");
+  const draining = workers.filter((one) => one.draining).length;
+  const parts = [...states].map(([state, number]) => `${count(number)} ${state}`);
+  const told = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : [])].join("; ");
   const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
   const rate = percent(sum(fleet?.predicted_tokens), sum(fleet?.prompt_tokens));
   show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight · ` +
@@ -105,11 +117,27 @@ function redraw(place, key, cells) {
   if (place.parent.children[place.at] !== element) place.parent.insertBefore(element, place.parent.children[place.at] ?? null);
 }
 
+// Names may be long, and a line that is asked may not.
+async function histories(names) {
+  const queries = [""];
+  for (const name of names) {
+    const asked = `worker=${encodeURIComponent(name)}`;
+    if (queries.at(-1).length + asked.length > MAX_QUERY) queries.push("");
+    queries.push([queries.pop(), asked].filter(Boolean).join("&"));
+  }
+  const told = { workers: {} };
+  for (const query of queries) {
+    const { fleet, workers } = await ask(`/history?${query}`);
+    told.fleet = fleet;
+    Object.assign(told.workers, workers);
+  }
+  return told;
+}
+
 export async function drawFleet() {
   const workers = await ask("/workers");
   const shown = [...workers].sort((a, b) => (a.state === "live") - (b.state === "live")).slice(0, MAX_WORKERS);
-  const query = shown.map((one) => `worker=${encodeURIComponent(one.name)}`).join("&");
-  const history = await ask(`/history?${query}`);
+  const history = await histories(shown.map((one) => one.name));
   const most = Math.max(1, ...workers.map((worker) => total(worker.blocks_by_tier)));
   const parent = find("workers");
   shown.forEach((worker, at) => redraw({ parent, at }, worker.name, row(worker, most, history.workers[worker.name])));
@@ -123,6 +151,21 @@ export async function drawFleet() {
   summarize(workers, history.fleet);
   announce(workers);
   return workers;
+}
+
+function sourceFault({ source, workers, age_seconds: age, fault, note }) {
+  if (!fault) return `${source}: ${note}`;
+  const last = workers === null ? "it has named none yet" : `its last view stays: ${plural(workers, "worker")}, ${plural(Math.round(age / 60), "minute")} old`;
+  return `${source}: ${fault}; ${last}`;
+}
+
+// The sources of workers that cannot be believed, or say something that cannot be right.
+export async function drawSources() {
+  const told = (await ask("/discovery")).filter(({ fault, note }) => fault || note);
+  const place = find("sources");
+  place.hidden = !told.length;
+  const lines = told.map((source) => make("li", {}, sourceFault(source)));
+  place.replaceChildren(...lines);
 }
 
 export async function drawEvents() {

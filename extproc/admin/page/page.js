@@ -3,7 +3,7 @@
 import { followDecisions, paused, startPause } from "./decisions.js";
 import { find, show } from "./dom.js";
 import { startExplain } from "./explain.js";
-import { drawEvents, drawFleet } from "./fleet.js";
+import { drawEvents, drawFleet, drawSources } from "./fleet.js";
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
@@ -26,6 +26,7 @@ async function draw() {
     try {
       workers = await drawFleet();
       await drawEvents();
+      await drawSources();
       if (draws++ % PREFIXES_EVERY === 0) await drawPrefixes(workers.length);
       tellConnected(true);
     } catch {

@@ -2,15 +2,19 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from extproc.address import Address
 from extproc.admin.application import admin_application
+from extproc.admin.discovery_routes import discovery_routes
 from extproc.admin.listening import listen
 from extproc.admin.observed import Observed
 from extproc.config.reader import parse
+from extproc.discovery.discovery import Discovery
+from extproc.discovery.sources import Source
+from extproc.discovery.view import listed
 from extproc.metrics import Metrics
 from extproc.router import Router
 from extproc.serving.stream import Ask, Head
@@ -27,6 +31,7 @@ class Served:
 
     url: str
     router: Router
+    workers: Workers
     observed: Observed
 
     async def route(self, tokens: int, model: str = "m") -> None:
@@ -37,21 +42,30 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: str = CONFIG, max_body_bytes: int = 1000) -> AsyncIterator[Served]:
+async def serving(
+    config: str = CONFIG, max_body_bytes: int = 1000, sources: Sequence[Source] = ()
+) -> AsyncIterator[Served]:
     """Runs it until the block ends."""
     parsed = parse(config, "c")
     workers = Workers(parsed, Fleet(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
-    observed = Observed()
+    observed = Observed(kept_at_once=1_000_000)  # its clock stands still
     router = Router(parsed, workers, {}, Metrics(), Random(0))
     router.observers.append(lambda decision, prompts: observed.decided(decision, prompts, 5.0))
     place = Address("127.0.0.1", free_port())
-    application = admin_application(router, workers, observed, max_body_bytes, "127.0.0.1")
+    application = admin_application(
+        router, workers, observed, max_body_bytes, "127.0.0.1", parsed.policy.header
+    )
+    discovery = Discovery(listed(parsed.workers), sources, workers.replace)
+    workers.show_faults(discovery.fault)
+    application.add_routes(discovery_routes(workers, discovery))
+    await discovery.start()
     runner = await listen(application, place, "admin")
     try:
-        yield Served(f"http://{place}", router, observed)
+        yield Served(f"http://{place}", router, workers, observed)
     finally:
         observed.is_closed = True
         await runner.cleanup()
+        await discovery.close()
         router.close()
         await workers.close()

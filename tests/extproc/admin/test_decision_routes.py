@@ -5,6 +5,7 @@ import aiohttp
 import pytest
 
 from extproc.admin.decision_routes import MAX_READERS
+from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served
 
 STREAM = {"Accept": "text/event-stream"}
@@ -121,8 +122,8 @@ async def test_a_reader_that_does_not_read_is_dropped(
     assert await reader.read(1) == b"H"
     async with asyncio.timeout(100):
         while await is_full(served, client):
-            for _ in range(50):
-                await served.route(20)
+            for _ in range(50):  # of requests, not all are kept
+                served.observed.recent.add(decided(), 5.0)
     writer.close()
 
 

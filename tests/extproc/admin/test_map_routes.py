@@ -21,6 +21,7 @@ async def test_history_is_told_of_all_workers_or_of_those_named(
     served.observed.sample(5.0, {"a": (1, 2), "b": (0, 3)})
     async with client.get(f"{served.url}/history") as response:
         told = await response.json()
+    assert told["step_seconds"] == 5.0
     assert (told["at"], set(told["workers"])) == ([5.0], {"a", "b"})
     assert told["fleet"]["blocks"] == [5]
     async with client.get(f"{served.url}/history?worker=b&worker=gone") as response:

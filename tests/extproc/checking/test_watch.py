@@ -29,7 +29,7 @@ from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.sink import Body, IndexSink, Taken
 from kvstate.feeds.transport import Connected, MemoryTransport, Transport
-from kvstate.feeds.zmq_transport import ZmqContext, ZmqTransport
+from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 from simulator.server import Worker, running
@@ -153,11 +153,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         model = Model("tiny", tokenizer=str(TINY_MODEL), chat_template=str(file))
         tokenizer = Tokenizer.load(model)
         assert tokenizer is not None
-        context = ZmqContext()
 
         def open_transports(source: FeedSource) -> Sequence[Transport]:
             assert isinstance(source, tuple)
-            return [ZmqTransport(context, one, lambda: 0.5) for one in source]
+            return [ZmqTransport(one, lambda: 0.5) for one in source]
 
         async with running(Settings(**settings)) as worker, aiohttp.ClientSession() as client:
             config = parse(CONFIG.format(worker=worker), "c")
@@ -174,7 +173,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             finally:
                 router.close()
                 await workers.close()
-                context.destroy(0)
 
     return checked
 

@@ -93,6 +93,26 @@ async def test_all_views_make_one_fleet() -> None:
         ]  # fmt: skip
 
 
+async def test_the_fleet_is_not_complete_before_every_view_is_applied() -> None:
+    file, names = Told(), Told("dns:x")
+    async with followed([file, names]) as (one, _):
+        may_end = asyncio.Event()
+        seen: list[tuple[bool, int]] = []
+
+        async def apply(fleet: Fleet) -> None:
+            seen.append((one.is_complete, len(fleet)))
+            await may_end.wait()
+
+        one._apply = apply
+        file.see(B)
+        await until(lambda: len(seen) == 1)
+        names.see(C)
+        assert not one.is_complete
+        may_end.set()
+        await until(lambda: len(seen) == 2)
+        assert seen == [(False, 1), (True, 2)]
+
+
 async def test_a_view_that_stays_the_same_is_not_applied_again() -> None:
     file = Told()
     async with followed([file]) as (one, applied):

@@ -1,6 +1,7 @@
 from collections.abc import AsyncIterator
 
 import dns.rcode
+import dns.resolver
 import pytest
 
 from extproc.config import DnsName, FoundWorker
@@ -85,3 +86,15 @@ async def test_a_server_that_is_silent_is_a_fault(server: DnsServer) -> None:
     server.is_silent = True
     async with following(source(server)) as seen:
         await until(lambda: "lookup failed" in seen.fault)
+
+
+async def test_a_host_that_knows_no_name_server_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_: object) -> None:
+        raise dns.resolver.NoResolverConfiguration
+
+    monkeypatch.setattr(dns_names, "_resolver", unknown)
+    async with following(DnsNames(DnsName(NAME))) as seen:
+        await until(lambda: bool(seen.faults))
+        assert seen.fault.startswith("vllm.example: no name server is known: ")

@@ -1,5 +1,4 @@
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,12 +17,12 @@ class Fleet:
 
     def __init__(self, *lanes: Lane) -> None:
         self.lanes = {"workers": list(lanes)}
-        self.is_complete = True
+        self.unplaced: set[str] | None = set()
 
 
 @contextlib.asynccontextmanager
 async def written(directory: Path, fleet: Fleet) -> AsyncIterator[EndpointFiles]:
-    files = EndpointFiles(str(directory), lambda: fleet.lanes, lambda: fleet.is_complete)
+    files = EndpointFiles(str(directory), lambda: fleet.lanes, lambda: fleet.unplaced)
     await files.start()
     yield files
     await files.close()
@@ -39,34 +38,6 @@ def names_in(directory: Path) -> list[str]:
 
 def leave(directory: Path, *lanes: Lane) -> None:
     Path(path_of(str(directory), "workers")).write_text(assignment("workers", lanes))
-
-
-def test_a_file_says_what_envoy_reads() -> None:
-    (load,) = json.loads(assignment("workers", [TWO, ONE, ONE]))["resources"]
-    assert load["cluster_name"] == "workers"
-    first, second = load["endpoints"][0]["lb_endpoints"]
-    assert first["endpoint"]["address"]["socket_address"] == {
-        "address": "10.0.0.1",
-        "port_value": 8000,
-    }
-    assert (first.get("health_status"), second["health_status"]) == (None, "DRAINING")
-
-
-def test_what_was_written_is_read_back() -> None:
-    assert lanes_in(assignment("workers", [ONE, TWO]).encode()) == [ONE, TWO]
-    assert lanes_in(assignment("workers", []).encode()) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"", b"[]", b"{}", b'{"resources": [{}]}', b'{"resources": [{"endpoints": []}]}', b"\xff",
-        assignment("w", [ONE]).replace("10.0.0.1", "name").encode(),
-        assignment("w", [ONE]).replace('"10.0.0.1"', "7").encode(),
-    ],
-)  # fmt: skip
-def test_a_file_of_another_kind_has_no_endpoints(text: bytes) -> None:
-    assert lanes_in(text) == []
 
 
 async def test_files_follow_the_fleet(tmp_path: Path) -> None:
@@ -90,17 +61,43 @@ async def test_a_file_that_stays_the_same_is_not_written_again(tmp_path: Path) -
         assert not path.exists()
 
 
-async def test_what_an_earlier_router_knew_stays_until_every_source_has_told(
+async def test_what_an_earlier_router_knew_stays_until_all_workers_are_known(
     tmp_path: Path,
 ) -> None:
     leave(tmp_path, TWO)
     fleet = Fleet(ONE)
-    fleet.is_complete = False
+    fleet.unplaced = None
     async with written(tmp_path, fleet) as files:
         assert read(tmp_path) == [ONE, TWO]
-        fleet.is_complete = True
+        fleet.unplaced = set()
         files.note_change()
         await until(lambda: read(tmp_path) == [ONE])
+
+
+async def test_a_worker_that_an_earlier_router_knew_stays_until_its_model_is_known(
+    tmp_path: Path,
+) -> None:
+    leave(tmp_path, ONE, TWO)
+    fleet = Fleet()
+    fleet.unplaced = {ONE.endpoint}
+    async with written(tmp_path, fleet) as files:
+        assert read(tmp_path) == [ONE]
+        fleet.unplaced = set()
+        files.note_change()
+        await until(lambda: read(tmp_path) == [])
+
+
+async def test_lanes_that_cannot_be_made_into_a_file_are_a_fault_that_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_files, "TRY_AGAIN_SECONDS", 0.01)
+    fleet = Fleet(ONE)
+    async with written(tmp_path, fleet) as files:
+        fleet.lanes["workers"] = [Lane("nowhere", is_open=True)]
+        files.note_change()
+        await until(lambda: files.fault == "the files cannot be made: ValueError")
+        fleet.lanes["workers"] = [TWO]
+        await until(lambda: read(tmp_path) == [TWO])
 
 
 async def test_a_directory_that_is_not_there_is_a_fault_that_heals(

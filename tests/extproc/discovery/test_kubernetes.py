@@ -190,6 +190,33 @@ async def test_a_watch_that_makes_no_sense_is_a_fault(
         await until(lambda: len(seen.endpoints or ()) == 2)
 
 
+async def test_pods_beyond_the_limit_are_a_fault_until_they_are_fewer(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_watch, "MAX_THINGS", 1)
+    api, kubeconfig = server
+    api.put("pods", pod("one", "10.0.0.1"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        api.put("pods", pod("two", "10.0.0.2"))
+        await until(lambda: seen.faults.count("there are more than 1 objects") > 1)
+        assert (seen.fault, seen.endpoints) == ("there are more than 1 objects", ["10.0.0.1:8000"])
+        api.delete("pods", "one")
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+
+
+async def test_of_many_pods_that_are_wrong_the_first_are_told(
+    server: tuple[ApiServer, str],
+) -> None:
+    api, kubeconfig = server
+    for number in range(9):
+        api.put("pods", pod(f"p{number}", f"10.0.0.{number}", annotations={"kvsteer.io/port": "x"}))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: len(seen.endpoints or ()) == 9)
+        assert seen.note.startswith("pod p0: ")
+        assert seen.note.endswith("; and 4 more")
+
+
 async def test_a_pod_that_cannot_be_read_spoils_no_other(server: tuple[ApiServer, str]) -> None:
     api, kubeconfig = server
     bad = pod("bad")

@@ -5,7 +5,7 @@ import pytest
 
 from extproc.config import EventPorts, FoundWorker, Model, WorkerEvents
 from extproc.discovery.kubernetes_wire import Pod, read_listing, read_thing
-from extproc.discovery.pods import Asked, workers_in
+from extproc.discovery.pods import Asked, Engines
 from extproc.discovery.view import Found
 from tests.extproc.discovery import api_server
 
@@ -26,7 +26,7 @@ def pod(name: str = "p", ip: str = "10.0.0.1", **more: Any) -> Pod:
 def found(
     *pods: Pod, of_all: FoundWorker | None = None, **asked: Any
 ) -> tuple[list[Found], list[str]]:
-    view, notes = workers_in(pods, Asked(of_all or FoundWorker(model="a"), MODELS, **asked))
+    view, notes = Engines(Asked(of_all or FoundWorker(model="a"), MODELS, **asked)).of(pods)
     return list(view), notes
 
 
@@ -156,7 +156,8 @@ def test_the_number_of_an_adapter_without_one_name_is_noted() -> None:
 
 def test_a_pod_of_the_only_model_needs_no_model() -> None:
     labels = {"model.aibrix.ai/lora-id": "1"}
-    view, notes = workers_in([pod(labels=labels)], Asked(FoundWorker(), (Model("a", lora=("x",)),)))
+    asked = Asked(FoundWorker(), (Model("a", lora=("x",)),))
+    view, notes = Engines(asked).of([pod(labels=labels)])
     assert (view[0].adapters, notes) == (((1, "x"),), [])
 
 
@@ -209,3 +210,18 @@ def test_a_model_that_is_not_configured_is_noted_once() -> None:
     one, note = noted(labelled(name="who"))
     assert one.worker.model == "who"
     assert note == "pod p: its model 'who' is not under models"
+
+
+def test_a_pod_that_stays_the_same_is_not_read_again() -> None:
+    same, other = pod("same"), pod("other", "10.0.0.2")
+    engines = Engines(Asked(FoundWorker(model="a"), MODELS))
+    (before, _), _ = engines.of([same, other])
+    (after, changed), _ = engines.of([same, pod("other", "10.0.0.3")])
+    assert after is before
+    assert changed.worker.endpoint == "10.0.0.3:8000"
+    assert engines.of([]) == ((), [])
+
+
+def test_a_long_word_of_a_pod_is_not_repeated_as_a_whole() -> None:
+    _, note = noted(annotated(model="m" * 200_000))
+    assert len(note) < 120

@@ -16,7 +16,7 @@ from extproc.config import Envoy, Worker, WorkerEvents
 from extproc.doctor import heard, web_client
 from extproc.doctor.findings import MAX_SAID, as_text
 from extproc.doctor.greeting import greeted
-from extproc.doctor.zmtp import GREETING
+from kvstate.wire.zmtp import GREETING
 from tests.extproc.doctor.fleet import (
     SILENT_SECONDS,
     codes_of,

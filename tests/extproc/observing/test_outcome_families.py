@@ -34,7 +34,7 @@ def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
     for worker in ("there", "gone", ""):
         counts.count(outcome(worker))
     collector = OutcomeCollector(counts)
-    collector.status = lambda: [{"name": "there"}]
+    collector.names = lambda: {"there"}
     text = shown(collector)
     assert 'worker="there"' in text
     assert 'worker=""' in text

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.picking.decision import MAX_TEXT_BYTES, Decision, Query, Snapshot, Verdict, decide
@@ -210,7 +211,8 @@ def burst(count: int, workers: str, utilization: float = 0.0) -> list[str]:
         prompt = Prompt("m", array("I", [*range(6000), *[number] * 1200]))
         made = decision(Query("m", [prompt]), None, workers, sent=sent, loads=loads)
         before = loads[made.worker]
-        loads[made.worker] = before._replace(
+        loads[made.worker] = msgspec.structs.replace(
+            before,
             in_flight=before.in_flight + 1,
             backlog_tokens=before.backlog_tokens + made.uncached_tokens,
         )

@@ -72,8 +72,8 @@ def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
     loads = Loads()
     booking = loads.begin("a", 100, now=0.0)
     loads.move(booking, "b", now=0.0)
-    assert loads.load("a", 0.0)[:2] == (0, 0.0)
-    assert loads.load("b", 0.0)[:2] == (1, 100.0)
+    assert loads.load("a", 0.0) == Load()
+    assert loads.load("b", 0.0) == Load(1, 100.0, utilization=100 / 80_000)
     loads.end(booking)
     assert loads.in_flight("b") == 0
 
@@ -208,3 +208,15 @@ def test_whatever_begins_and_ends_counts_stay_true(
             assert loads.in_flight(endpoint) == len(mine)
             total = sum(one.uncached_tokens for one in mine)
             assert 0.0 <= loads.load(endpoint, float(now)).backlog_tokens <= total + 1e-6
+
+
+def test_what_is_told_of_an_endpoint_that_is_gone_is_forgotten_once_it_has_no_request() -> None:
+    loads = Loads()
+    booking = loads.begin("gone", 100, now=0.0)
+    loads.report("gone", Report(3, 0, 1.0), now=1.0)
+    loads.report("there", Report(3, 0, 1.0), now=1.0)
+    loads.keep(["there"])
+    assert loads.in_flight("gone") == 1
+    loads.end(booking)
+    loads.keep(["there"])
+    assert (loads.load("gone", 1.0), loads.load("there", 1.0).others) == (Load(), 3)

@@ -129,3 +129,16 @@ async def test_by_default_no_worker_is_asked(engine: Engine) -> None:
     await asking.start()
     await asking.close()
     assert engine.asked == 0
+
+
+async def test_the_next_worker_at_an_address_that_failed_is_left_out_too(
+    engine: Engine, session: aiohttp.ClientSession
+) -> None:
+    books = placing()
+    asking = probe(books)
+    engine.status = 503
+    for _ in range(FAILURES_UNTIL_UNHEALTHY + 1):
+        await asking.ask(session, ("a", engine.endpoint))
+    books.remove("a", engine.endpoint, time.monotonic())
+    await asking.ask(session, ("a", engine.endpoint))
+    assert books.unhealthy == {engine.endpoint: "fails its health probe"}

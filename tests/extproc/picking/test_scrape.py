@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from extproc.config import Config, Model
+from extproc.picking.load import Report
 from extproc.picking.placing import Placing
 from extproc.picking.scrape import FAILURES_UNTIL_UNFIT, LoadReports, Place
 from kvstate.feeds.engine_load import EngineLoad
@@ -145,3 +146,24 @@ async def test_by_default_no_worker_is_asked(engine: Engine) -> None:
     await until(lambda: others(books, engine.endpoint) > 0)
     await asking.close()
     assert engine.asked == 0
+
+
+async def test_the_next_worker_at_an_address_that_failed_is_left_out_too(
+    session: aiohttp.ClientSession,
+) -> None:
+    books, place = placing(), ("a", "127.0.0.1:1")
+    asking = reports(books, place)
+    for _ in range(FAILURES_UNTIL_UNFIT + 1):
+        await asking.ask(session, place)
+    books.remove(*place, time.monotonic())
+    await asking.ask(session, place)
+    assert list(books.unfit) == ["127.0.0.1:1"]
+
+
+async def test_an_answer_that_is_later_than_the_end_of_its_worker_leaves_nothing() -> None:
+    books = placing()
+    books.loads.report("10.0.0.1:1", Report(3, 0, time.monotonic()), time.monotonic())
+    asking = reports(books, ("a", "127.0.0.1:1"))
+    await asking.start()
+    await until(lambda: others(books, "10.0.0.1:1") == 0.0)
+    await asking.close()

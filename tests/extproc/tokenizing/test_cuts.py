@@ -20,7 +20,7 @@ def test_every_token_is_a_place_to_cut_but_the_first() -> None:
     assert cutter.find("<s>ab[x]<s>c", 0) == [(5, 8), (8, 11)]
 
 
-def test_cuts_are_a_part_away_from_each_other_but_for_the_last() -> None:
+def test_cuts_are_a_part_away_from_each_other_but_for_the_last_ones() -> None:
     text = "<s>" * 3_000
     found = starts(Cutter(added("<s>")), text)
     assert found[-1] == len(text) - 3
@@ -42,6 +42,13 @@ def test_of_two_kinds_of_tokens_the_nearer_is_taken() -> None:
 def test_the_search_goes_on_behind_a_known_cut() -> None:
     assert starts(Cutter(added("<s>"), everywhere), "a<s>b<s>c", after=1) == [5]
     assert starts(Cutter(added("<s>")), "a<s>b<s>c<s>", after=1) == [9]
+
+
+def test_one_cut_is_before_the_last_message() -> None:
+    cutter = Cutter(added("<s>", "[x]"))
+    text = "<s>user[x]" + "a question of some length" + "[x]<s>answer[x]"
+    assert starts(cutter, text) == [text.index("[x]a"), text.rindex("[x]")]
+    assert starts(cutter, "a question of some length<s>[x]") == [28]
 
 
 def test_a_text_without_tokens_is_not_cut() -> None:

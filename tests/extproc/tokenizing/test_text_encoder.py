@@ -5,7 +5,7 @@ import pytest
 
 from extproc.errors import RequestError
 from extproc.tokenizing.cuts import Cutter
-from extproc.tokenizing.text_encoder import TextEncoder
+from extproc.tokenizing.text_encoder import MAX_ENDINGS, TextEncoder
 from extproc.tokenizing.tokenizer_layout import AddedToken
 from kvstate.events import Tokens
 
@@ -18,6 +18,7 @@ class Letters:
     name = "letters"
     inline_characters = 1_000
     max_characters = 10_000
+    forgotten_characters = 0
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -40,6 +41,38 @@ def test_the_next_turn_costs_its_new_text_only() -> None:
     assert work.new_characters == len("<s>answer: yes<s>and?")
     assert texts.finish(work).ids.tolist() == [*map(ord, first + "yes<s>and?")]
     assert letters.asked == ["<s>answer: yes", "<s>and?"]
+
+
+def test_another_question_after_the_same_beginning_costs_itself_only() -> None:
+    letters = Letters()
+    texts = TextEncoder(letters, CUTTER, 1 << 20)
+    before = "<s>" + "what is the same for all, of some length; " * 10
+    encode(texts, f"{before}<s>one question of some length<s>answer: ")
+    text = f"{before}<s>another question of some length<s>answer: "
+    assert encode(texts, text).tolist() == [*map(ord, text)]
+    assert letters.asked == ["<s>another question of some length"]
+
+
+def test_what_is_cheaper_to_tokenize_again_is_not_remembered() -> None:
+    letters = Letters()
+    letters.forgotten_characters = 20
+    texts = TextEncoder(letters, CUTTER, 1 << 20)
+    first = "<s>" + "a" * 500 + "<s>answer: "
+    encode(texts, first)
+    encode(texts, f"{first}yes")
+    assert texts.begin(f"{first}yes").new_characters == len("<s>answer: yes")
+    encode(texts, f"{first}yes, of course")
+    assert texts.begin(f"{first}yes, of course").new_characters == 0
+
+
+def test_the_endings_of_texts_are_known_and_few() -> None:
+    letters = Letters()
+    texts = TextEncoder(letters, CUTTER, 1 << 20)
+    for number in range(2 * MAX_ENDINGS):
+        text = f"{number}<s>{number // 2}"
+        assert encode(texts, text).tolist() == [*map(ord, text)]
+        assert len(letters.asked) == 2 - number % 2
+    assert encode(texts, f"<s>{number // 2}").tolist() == [*map(ord, f"<s>{number // 2}")]
 
 
 def test_a_repeated_text_costs_nothing() -> None:

@@ -1,7 +1,7 @@
 from array import array
 from random import Random
 
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
@@ -104,3 +104,14 @@ def test_a_span_tells_counts_and_reasons_and_nothing_of_the_prompt() -> None:
         "kvsteer.predicted_cached_tokens": 0,
         "kvsteer.uncertain_tokens": 0,
     }
+
+
+def test_what_goes_wrong_with_a_span_is_no_matter_of_the_request() -> None:
+    class Broken(SpanProcessor):
+        def on_start(self, *_: object) -> None:
+            raise RuntimeError
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Broken())
+    recorder = SpanRecorder(provider.get_tracer("test"), lambda: NOW_NS)
+    assert recorder.record(decision(), course()) == Trace()

@@ -18,7 +18,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
-from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import Gauge
 
 from extproc.errors import StartError
@@ -27,7 +26,6 @@ from extproc.observing.course import Course
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Load
-from extproc.tracing.instruments import Instruments
 from extproc.tracing.telemetry import telemetry
 from kvstate.overlap import Prompt
 from tests.extproc.tracing.otlp_sink import running_sink
@@ -176,11 +174,21 @@ def test_opentelemetry_is_not_loaded_unless_asked_for() -> None:
     assert subprocess.run([sys.executable, "-c", script], env=clean, check=False).returncode == 0
 
 
-def test_what_a_registry_gains_later_becomes_an_instrument() -> None:
-    metrics = Metrics()
-    provider = MeterProvider(shutdown_on_exit=False)
-    instruments = Instruments(metrics.registry, provider.get_meter("test"))
-    instruments.read()
-    Gauge("kvsteer_later", "comes later", registry=metrics.registry)
-    instruments.read()
-    assert "kvsteer_later" in instruments._known
+async def test_what_fails_once_is_sent_the_next_time(
+    sdk_environment: Callable[[str], dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = [RuntimeError()]
+
+    def figure() -> float:
+        if faults:
+            raise faults.pop()
+        return 7.0
+
+    async with running_sink() as sink:
+        metrics = Metrics()
+        Gauge("kvsteer_later", "fails", registry=metrics.registry).set_function(figure)
+        async with telemetry(sdk_environment(sink.url), metrics):
+            await sink.exported(1)
+            latest = sink.latest()
+    assert latest["kvsteer_later"].gauge.data_points[0].as_double == 7
+    assert caplog.messages.count("the metrics could not be sent") == 1

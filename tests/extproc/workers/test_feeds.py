@@ -113,6 +113,23 @@ async def test_worker_whose_feed_cannot_be_opened_is_asked_again(
         await until(lambda: fleet.state(endpoint) is State.LIVE)
 
 
+async def test_worker_that_moves_its_feed_back_from_where_it_cannot_be_opened_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SELDOM_SECONDS", 0.01)
+    answer = {"0": dict(VLLM["0"])}
+    async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (made, fleet, _):
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        can_open, made._open_transports = made._open_transports, cannot_open
+        answer["0"]["endpoint"] = "tcp://*:7000"
+        await until(lambda: made.reason(endpoint) == "its feed cannot be followed: OSError")
+        made._open_transports = can_open
+        answer["0"]["endpoint"] = VLLM["0"]["endpoint"]
+        await until(lambda: fleet.state(endpoint) is State.LIVE)
+        assert made.reason(endpoint) == ""
+
+
 async def test_worker_is_asked_until_it_has_a_feed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

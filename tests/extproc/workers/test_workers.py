@@ -1,5 +1,6 @@
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,12 @@ async def until_live(one: Workers) -> dict[str, Any]:
             if status["state"] == "live":
                 return status
             await asyncio.sleep(0)
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.002)
 
 
 async def test_the_status_has_every_field_of_the_contract() -> None:
@@ -259,9 +266,7 @@ async def test_a_worker_of_an_unknown_model_waits_until_it_tells() -> None:
         one = workers(f"{{endpoint: '{endpoint}', learn: true, events: {EVENTS}}}", made)
         await one.start()
         assert one.candidates("b")[0].excluded == "its model is not known yet"
-        async with asyncio.timeout(10):
-            while not made:  # noqa: ASYNC110 - no event tells
-                await asyncio.sleep(0.005)
+        await until_true(lambda: bool(made))
         (candidate,) = one.candidates("b")
         assert (candidate.excluded, candidate.loras) == ("", frozenset({"x"}))
         (status,) = one.status(lambda _: 0)
@@ -274,3 +279,72 @@ async def test_adapters_are_served_where_they_are_said_to_be() -> None:
         '{endpoint: "127.0.0.1:1", model: a, lora: [x]}, {endpoint: "127.0.0.1:2", model: a}'
     )
     assert [each.loras for each in one.candidates("a")] == [frozenset({"x"}), None]
+
+
+async def test_what_an_engine_told_is_not_believed_of_the_next_one() -> None:
+    answers: dict[str, Any] = {"v1/models": {"data": [{"id": "b"}, {"id": "x", "parent": "b"}]}}
+    async with worker(**answers) as endpoint:
+        one = workers('{endpoint: "127.0.0.1:9", model: a}')
+        await one.start()
+        asked = config.Worker(endpoint, learn=True)
+        await one.replace(members(Found(asked, identity="old")))
+        await until_true(lambda: one.model_of(endpoint) == "b")
+        answers["v1/models"]["data"] = [{"id": "a"}]
+        await one.replace(members(Found(asked, identity="new")))
+        assert one.model_of(endpoint) is None
+        await until_true(lambda: one.model_of(endpoint) == "a")
+        assert [each.loras for each in one.candidates("a")] == [None]
+        await one.close()
+
+
+async def test_a_worker_whose_address_changed_is_gone_from_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = ["10.0.0.1"]
+    told: list[tuple[str, str]] = []
+
+    async def lookup(*_: object, **__: object) -> list[Any]:
+        return [(0, 0, 0, "", (address, 7)) for address in answers]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
+    one = workers('{endpoint: "w:7", model: a}')
+    one.gone.append(lambda name, endpoint: told.append((name, endpoint)))
+    await one.start()
+    assert told == []
+    answers[:] = ["10.0.0.2"]
+    await until_true(lambda: one.candidates("a")[0].endpoint == "10.0.0.2:7")
+    assert told == [("w:7", "10.0.0.1:7")]
+    await one.close()
+
+
+async def test_names_are_looked_up_again_whatever_fails_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = ["10.0.0.1"]
+
+    async def lookup(*_: object, **__: object) -> list[Any]:
+        return [(0, 0, 0, "", (address, 7)) for address in answers]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
+    one = workers('{endpoint: "w:7", model: a}')
+    await one.start()
+    one.gone.append(fail)
+    answers[:] = ["10.0.0.2"]
+    await until_true(lambda: "workers: a name cannot be looked up" in caplog.messages)
+    one.gone.clear()
+    answers[:] = ["10.0.0.3"]
+    await until_true(lambda: one.candidates("a")[0].endpoint == "10.0.0.3:7")
+    await one.close()
+
+
+async def test_a_worker_has_no_place_before_its_address_and_its_model_are_known() -> None:
+    one = workers('{endpoint: "h:1", learn: true}, {endpoint: "127.0.0.1:2", model: a}')
+    assert one.unplaced() is None
+    await one.replace(members(Found(config.Worker("127.0.0.1:3")), following("127.0.0.1:2")))
+    assert one.unplaced() == {"127.0.0.1:3"}
+    await one.close()

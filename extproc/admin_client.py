@@ -1,0 +1,43 @@
+"""Asks the admin server of a running router, for commands that show what it says."""
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any
+
+from extproc.errors import StartError
+
+TIMEOUT_SECONDS = 10.0
+
+
+def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
+    """The answer to a GET, or to a POST of a body as JSON where there is one.
+
+    command: that asks, as faults begin with it.
+
+    Raises:
+        StartError: the router cannot be asked, or says that the question makes no sense.
+    """
+    url = f"{admin.rstrip('/')}{path}"
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(  # noqa: S310 - the operator names the URL
+            url, data, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise StartError(f"{command}: {url}: {_reason_in(error)}") from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise StartError(f"{command}: {url}: {error}") from None
+
+
+def _reason_in(refused: urllib.error.HTTPError) -> str:
+    """Why the router refused, in its own words where it gives them."""
+    try:
+        told = json.load(refused)
+    except (OSError, ValueError, HTTPException):
+        told = None
+    reason = told.get("error") if isinstance(told, dict) else None
+    return str(reason or refused)

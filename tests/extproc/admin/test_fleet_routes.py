@@ -1,0 +1,40 @@
+import aiohttp
+
+from tests.extproc.admin.serving import CONFIG, Served, serving
+
+BY_HEADER = f"{CONFIG}\npolicy: {{header: X-Policy}}"
+
+
+async def explained(session: aiohttp.ClientSession, served: Served, raw: str) -> dict[str, object]:
+    async with session.post(f"{served.url}/explain", data=raw) as response:
+        answer: dict[str, object] = await response.json()
+        return answer
+
+
+async def test_a_policy_that_the_request_asks_for_is_explained(
+    client: aiohttp.ClientSession,
+) -> None:
+    raw = '{"headers": {"x-POLICY": "round_robin"}, "body": {"prompt": [1]}}'
+    async with serving(BY_HEADER) as served:
+        assert (await explained(client, served, raw))["policy"] == "round_robin"
+    async with serving() as served:
+        assert (await explained(client, served, raw))["policy"] == "cost"
+
+
+async def test_a_body_is_explained_as_it_was_sent(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
+    doubled = '{"path": "/v1/completions", "body": {"model": "m", "prompt": [1], "prompt": [1, 2]}}'
+    assert (await explained(client, served, doubled))["prompt_tokens"] == 2
+    assert (await explained(client, served, '{"path": "/v1/completions"}'))[
+        "reason"
+    ] == "bad_request"
+
+
+async def test_what_is_wrong_with_an_envelope_is_told(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
+    told = await explained(client, served, '{"path": 5}')
+    assert "$.path" in str(told["error"])
+    told = await explained(client, served, "[" * 1_500)
+    assert "error" in told

@@ -1,0 +1,66 @@
+from collections.abc import Callable
+
+import pytest
+
+from extproc.discovery import pod_words
+from extproc.discovery.kubernetes_wire import Metadata, Pod
+from extproc.discovery.pod_words import PodWords
+
+
+def words(**annotations: str) -> PodWords:
+    said = {f"kvsteer.io/{key}": value for key, value in annotations.items()}
+    return PodWords(Pod(Metadata("p", annotations=said, labels={"model.aibrix.ai/name": "m"})))
+
+
+def test_a_pod_says_something_in_annotations_and_labels() -> None:
+    said = words(port=" 8000 ")
+    assert said.annotation("port", pod_words.port_in) == 8000
+    assert said.label("name", pod_words.text_in) == "m"
+    assert said.annotation("model", pod_words.text_in) is None
+    assert said.notes == ()
+
+
+def test_a_pod_without_annotations_says_nothing() -> None:
+    assert PodWords(Pod(Metadata("p"))).annotation("port", pod_words.port_in) is None
+
+
+def test_what_cannot_be_read_is_noted_once_and_cut() -> None:
+    said = words(port="x" * 300)
+    assert [said.annotation("port", pod_words.port_in) for _ in range(2)] == [None, None]
+    assert said.notes == (f"pod p: kvsteer.io/port: cannot be read: {'x' * 40!r}",)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "expected"),
+    [
+        (pod_words.number_in, "0", 0),
+        (pod_words.ports_in, "8000, 8001", (8000, 8001)),
+        (pod_words.ranks_in, "1024", 1024),
+        (pod_words.names_in, "x, y", ("x", "y")),
+        (pod_words.flag_in, "TRUE", True),
+        (pod_words.flag_in, "false", False),
+        (pod_words.auto_or_none_in, "auto", "auto"),
+        (pod_words.service_in, "vllm", "vllm"),
+    ],
+)
+def test_words_are_read(read: Callable[[str], object], text: str, expected: object) -> None:
+    assert read(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (pod_words.number_in, "1" * 19),
+        (pod_words.number_in, "\u0663"),
+        (pod_words.positive_in, "0"),
+        (pod_words.port_in, "65536"),
+        (pod_words.ports_in, "1,1"),
+        (pod_words.ports_in, "1,2,3,4,5,6,7,8,9"),
+        (pod_words.ranks_in, "1025"),
+        (pod_words.text_in, ""),
+        (pod_words.flag_in, "yes"),
+    ],
+)
+def test_words_of_another_kind_are_refused(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match=r"^$"):
+        read(text)

@@ -1,0 +1,96 @@
+"""A router in a process of its own, with one worker that nobody reaches."""
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import yaml
+
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests.e2e.envoy_process import free_port
+from tests.e2e.system import until
+from tests.extproc.messages import body, head
+from tests.extproc.serving.running import PROCESS, PROMPT
+
+
+class Router:
+    """One process, and a channel to it."""
+
+    def __init__(self, process: Process, log: Path, listen: str, metrics: str) -> None:
+        self.process = process
+        self.log = log
+        self.metrics = metrics
+        self.channel = grpc.aio.insecure_channel(listen, [("grpc.use_local_subchannel_pool", 1)])
+
+    async def placed(self) -> grpc.aio.StreamStreamCall:
+        """A stream whose request is under way."""
+        call = self.channel.stream_stream(
+            PROCESS,
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )()
+        await call.write(head("/v1/completions"))
+        await call.read()
+        await call.write(body(PROMPT))
+        assert (await call.read()).WhichOneof("response") == "request_body"
+        return call
+
+    async def ready(self) -> int:
+        """The status of GET /readyz, 0 where nobody answers."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://{self.metrics}/readyz") as response,
+            ):
+                return response.status
+        except aiohttp.ClientError:
+            return 0
+
+    async def answers(self, status: int) -> bool:
+        """Whether GET /readyz does so."""
+        assert self.process.returncode is None, self.log.read_text()
+        return await self.ready() == status
+
+
+@contextlib.asynccontextmanager
+async def router(
+    folder: Path,
+    listen: str,
+    sections: dict[str, Any] | None = None,
+    status: int = 200,
+    **options: Any,
+) -> AsyncIterator[Router]:
+    """A router from the time on at which GET /readyz has this status.
+
+    sections: of the configuration, to replace. options: of `extproc`.
+    """
+    metrics = f"127.0.0.1:{free_port()}"
+    whole = {
+        "extproc": {"listen": listen, **options},
+        "admin": {"listen": f"127.0.0.1:{free_port()}"},
+        "metrics": {"listen": metrics},
+        "models": [{"name": "m"}],
+        "workers": [{"endpoint": "127.0.0.1:1"}],
+        **(sections or {}),
+    }
+    file = folder / "kvsteer.yaml"
+    file.write_text(yaml.safe_dump(whole))
+    command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
+    log = folder / "router.log"
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=errors)
+    one = Router(process, log, listen, metrics)
+    try:
+        await until(lambda: one.answers(status), f"GET /readyz answers {status}")
+        yield one
+    finally:
+        await one.channel.close()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

@@ -1,0 +1,76 @@
+import http.server
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from extproc.admin_client import ask
+from extproc.errors import StartError
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """Answers a path by its name; a POST is given back."""
+
+    def do_GET(self) -> None:
+        status, _, text = self.path.removeprefix("/").partition("/")
+        self.send_response(int(status))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+class _Nonsense(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.wfile.write(b"\x00\x00\x12\x04\r\n\r\n")
+
+
+def _serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def answers() -> Iterator[str]:
+    yield from _serving(_Answers)
+
+
+@pytest.fixture
+def nonsense() -> Iterator[str]:
+    yield from _serving(_Nonsense)
+
+
+def test_what_is_answered_is_told(answers: str) -> None:
+    assert ask("top", answers, "/200/[1]") == [1]
+    assert ask("explain", answers, "/", {"path": "/x"}) == {"path": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (400, json.dumps({"error": "nonsense"}, separators=(",", ":")), "nonsense"),
+        (400, "[]", "HTTP Error 400: Bad Request"),
+        (403, "none", "HTTP Error 403: Forbidden"),
+    ],
+)
+def test_a_refusal_is_told_with_its_reason(answers: str, status: int, body: str, told: str) -> None:
+    path = f"/{status}/{body}"
+    with pytest.raises(StartError, match=rf"^explain: http://.*: {told}$"):
+        ask("explain", answers, path)
+
+
+def test_what_is_no_http_is_a_fault(nonsense: str) -> None:
+    with pytest.raises(StartError, match=r"^top: "):
+        ask("top", nonsense, "/workers")
