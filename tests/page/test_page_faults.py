@@ -97,7 +97,7 @@ def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser
         served.it.workers.show_predictions(drifts.of)
         browser.open(f"{served.it.url}/")
         assert browser.texts("#workers .outcome") == [
-            "predicted 48, reported 32 tokens in 1 request; wrong: 1 by evicted"
+            "predicted 48, reported 32 tokens in 1 request; wrong: evicted 1"
         ]
 
 

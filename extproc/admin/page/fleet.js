@@ -45,7 +45,7 @@ function tiers(worker, most) {
 function outcome({ predictions }) {
   if (!predictions?.requests) return null;
   const { requests, predicted_tokens: predicted, reported_tokens: reported } = predictions;
-  const causes = Object.entries(predictions.causes).map(([cause, times]) => `${count(times)} by ${cause.replaceAll("_", " ")}`);
+  const causes = Object.entries(predictions.causes).map(([cause, times]) => `${cause.replaceAll("_", " ")} ${count(times)}`);
   const wrong = causes.length ? `; wrong: ${causes.join(", ")}` : "";
   return make("small", { class: "outcome" }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
 }

@@ -36,6 +36,7 @@ def test_what_was_sent_to_any_other_worker_is_approximate(state: str) -> None:
 def test_only_what_lies_behind_the_certain_blocks_is_expected() -> None:
     assert claims(Overlap(10, (4, 0, 0, 0)), (100, 100)) == Claims(40 + 54, 60)
     assert claims(Overlap(10, (10, 0, 0, 0)), (100, 100)) == Claims(100)
+    assert claims(Overlap(10, (4, 0, 0, 0)), (40, 100)) == Claims(40)
 
 
 def test_of_two_claims_on_the_same_tokens_the_better_one_counts() -> None:

@@ -72,8 +72,9 @@ def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
     loads = Loads()
     booking = loads.begin("a", 100, now=0.0)
     loads.move(booking, "b", now=0.0)
-    assert loads.load("a", 0.0) == Load()
-    assert loads.load("b", 0.0) == Load(1, 100.0, utilization=100 / 80_000)
+    left, taken = loads.load("a", 0.0), loads.load("b", 0.0)
+    assert (left.in_flight, left.backlog_tokens) == (0, 0.0)
+    assert (taken.in_flight, taken.backlog_tokens) == (1, 100.0)
     loads.end(booking)
     assert loads.in_flight("b") == 0
 

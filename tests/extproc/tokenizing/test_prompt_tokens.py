@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.model_tokenizers import remote_tokenizers
 from extproc.config.reader import parse
 from extproc.metrics import Metrics
+from extproc.model_tokenizers import remote_tokenizers
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH
 from extproc.requests.request import parse as parse_request
 from extproc.router import Router
