@@ -1,6 +1,7 @@
 """The demo's judge: sends conversations through Envoy and compares predictions with reports."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from kvstate.errors import ReplayError
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
 
@@ -16,6 +18,8 @@ TURNS = 3
 WORDS_IN_FIRST_PROMPT = 240
 WORDS_IN_FOLLOW_UP = 30
 CHAT = "/v1/chat/completions"
+
+CAUGHT_UP_SECONDS = 30.0
 
 _TEXT = (
     "a request with the same prefix as one before it need not be computed again if it reaches the"
@@ -105,14 +109,16 @@ def _predicted(explained: dict[str, Any], worker: str) -> int:
 
 async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequence[str]) -> None:
     """Waits until the router has taken every batch that the workers have published."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(CAUGHT_UP_SECONDS):
         while True:
             async with session.get(f"{admin}/workers") as response:
                 workers = await response.json()
             last = [worker["feeds"][0]["last_sequence"] for worker in workers]
-            left = [await _published_after(*pair) for pair in zip(replays, last, strict=True)]
-            if not any(left):
-                return
+            # a worker that is too busy to answer is asked again
+            with contextlib.suppress(ReplayError):
+                left = [await _published_after(*pair) for pair in zip(replays, last, strict=True)]
+                if not any(left):
+                    return
             await asyncio.sleep(0.01)
 
 

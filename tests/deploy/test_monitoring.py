@@ -22,6 +22,7 @@ METRICS = set(
 ABSENT = (
     "kind!~",
     "kvsteer_answered_elsewhere_total",
+    "kvsteer_connection_faults_total",
     "kvsteer_discovery_",
     "kvsteer_prediction_drifts_total",
     "kvsteer_remote_tokenizer",

@@ -118,6 +118,7 @@ async def test_a_worker_that_is_added_gets_requests_and_one_that_is_removed_none
     assert answers == {second.endpoint, third.endpoint}
 
 
+@pytest.mark.slow
 async def test_envoy_alone_knows_who_was_removed_and_who_drains(following: Following) -> None:
     system = following.system
     first, second, third = system.workers
@@ -145,6 +146,7 @@ async def test_envoy_alone_knows_who_was_removed_and_who_drains(following: Follo
     assert answers == {second.endpoint}
 
 
+@pytest.mark.slow
 async def test_a_broken_file_changes_nothing_and_is_shown(following: Following) -> None:
     system = following.system
     good = following.text

@@ -44,6 +44,7 @@ async def test_a_dead_worker_first_in_the_list_loses_nothing(system: System) -> 
     assert holder not in {worker for _, worker, _ in answers}
 
 
+@pytest.mark.slow
 async def test_the_router_killed_and_restarted_under_load_loses_nothing(system: System) -> None:
     answers: list[Answer] = []
     numbers = itertools.count()

@@ -33,6 +33,7 @@ def own(identities: Identities) -> dict[str, str]:
 
 
 @both
+@pytest.mark.slow
 async def test_a_prefix_is_met_again_over_mutual_tls(kind: str, tmp_path: Path) -> None:
     identities = Identities(tmp_path)
     async with system(kind, identities, name=NAME, **own(identities)) as one:
@@ -46,6 +47,7 @@ async def test_a_prefix_is_met_again_over_mutual_tls(kind: str, tmp_path: Path) 
 
 @both
 @pytest.mark.parametrize("fault", ["no certificate", "another name"])
+@pytest.mark.slow
 async def test_an_envoy_that_does_not_fit_is_not_steered_and_loses_nothing(
     kind: str, fault: str, tmp_path: Path
 ) -> None:
@@ -58,6 +60,7 @@ async def test_an_envoy_that_does_not_fit_is_not_steered_and_loses_nothing(
 
 
 @both
+@pytest.mark.slow
 async def test_a_certificate_is_renewed_while_envoy_asks(kind: str, tmp_path: Path) -> None:
     identities = Identities(tmp_path)
     async with system(kind, identities, name=NAME, **own(identities)) as one:

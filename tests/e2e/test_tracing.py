@@ -65,6 +65,7 @@ async def ours(system: System, sink: OtlpSink) -> Span:
 
 
 @pytest.mark.parametrize("server", ["grpcio", "lean"])
+@pytest.mark.slow
 async def test_a_decision_is_part_of_the_trace_that_envoy_carries_on(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_what_is_no_port_is_refused(port: int) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--check"]])
+@pytest.mark.slow
 async def test_it_can_be_stopped_while_it_starts(options: Sequence[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "extproc", "demo", "--port", str(free_port()), *options]
     demo = await asyncio.create_subprocess_exec(

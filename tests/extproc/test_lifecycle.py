@@ -20,6 +20,7 @@ both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
 
 
 @both
+@pytest.mark.slow
 async def test_streams_under_way_end_before_the_router_does(kind: str, tmp_path: Path) -> None:
     listen = listen_at("tcp", tmp_path)
     async with router(tmp_path, listen, server=kind, drain_ms=60_000) as one:
@@ -39,6 +40,7 @@ async def test_streams_under_way_end_before_the_router_does(kind: str, tmp_path:
 
 
 @both
+@pytest.mark.slow
 async def test_streams_that_do_not_end_are_given_so_much_time(kind: str, tmp_path: Path) -> None:
     async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=500) as one:
         call = await one.placed()
@@ -48,6 +50,7 @@ async def test_streams_that_do_not_end_are_given_so_much_time(kind: str, tmp_pat
 
 
 @both
+@pytest.mark.slow
 async def test_nothing_is_waited_for_where_no_stream_is_open(kind: str, tmp_path: Path) -> None:
     async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=60_000) as one:
         call = await one.placed()
@@ -58,6 +61,7 @@ async def test_nothing_is_waited_for_where_no_stream_is_open(kind: str, tmp_path
 
 
 @both
+@pytest.mark.slow
 async def test_a_second_signal_ends_it_at_once(kind: str, tmp_path: Path) -> None:
     async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=100_000) as one:
         await one.placed()
@@ -69,6 +73,7 @@ async def test_a_second_signal_ends_it_at_once(kind: str, tmp_path: Path) -> Non
 
 @both
 @pytest.mark.parametrize("mode", ["0600", "0666"])
+@pytest.mark.slow
 async def test_a_socket_has_its_rights_and_goes_with_the_router(
     kind: str, mode: str, tmp_path: Path
 ) -> None:
@@ -83,6 +88,7 @@ async def test_a_socket_has_its_rights_and_goes_with_the_router(
         assert not path.exists()
 
 
+@pytest.mark.slow
 async def test_a_hangup_reads_the_tls_files_anew(tmp_path: Path) -> None:
     tls = dataclasses.asdict(Identities(tmp_path).tls())
     async with router(tmp_path, listen_at("tcp", tmp_path), tls=tls) as one:
@@ -96,6 +102,7 @@ async def test_a_hangup_reads_the_tls_files_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deadline_ms", [0, 600_000])
+@pytest.mark.slow
 async def test_a_worker_that_is_away_is_waited_for_so_long(
     deadline_ms: int, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from tests.extproc.settled import settled
 
 CHAT = Head("POST", "/v1/chat/completions", None)
 CONFIG = f"""
+extproc: {{deadline_ms: 60000}}
+envoy: {{message_timeout_ms: 60001}}
 models: [{{name: tiny, tokenizer: "{TINY_MODEL}", lora: [adapter]}}, {{name: bare}}]
 workers: [{{endpoint: "127.0.0.1:1", model: tiny}}, {{endpoint: "127.0.0.1:2", model: bare}}]
 """

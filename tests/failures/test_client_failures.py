@@ -77,7 +77,8 @@ async def test_large_bodies_fare_as_without_a_router(
                 table.append(Row(what, stage.server, "-", len(ours), lost, 0, note=note))
 
 
-@pytest.mark.parametrize("trailers", [pytest.param((), marks=pytest.mark.slow), TRAILERS])
+@pytest.mark.slow
+@pytest.mark.parametrize("trailers", [(), TRAILERS])
 async def test_http2_clients_with_and_without_trailers(
     stage: Stage, table: list[Row], trailers: list[tuple[str, str]]
 ) -> None:

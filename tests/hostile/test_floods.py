@@ -10,6 +10,7 @@ from tests.hostile.victim import Victim
 
 
 @pytest.mark.parametrize("flood", FLOODS, ids=str)
+@pytest.mark.slow
 async def test_a_flood_is_stopped_or_borne(lean: Victim, flood: Flood) -> None:
     async with lean.unharmed():
         peer = await lean.connect()
@@ -20,6 +21,7 @@ async def test_a_flood_is_stopped_or_borne(lean: Victim, flood: Flood) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", FLOODS, ids=str)
+@pytest.mark.slow
 async def test_a_flood_from_many_hurts_nobody(either: Victim, flood: Flood) -> None:
     # grpcio cancels calls of anybody when more than some thousand wait to be taken
     may_cancel = either.server == "grpcio"
@@ -28,6 +30,7 @@ async def test_a_flood_from_many_hurts_nobody(either: Victim, flood: Flood) -> N
         await asyncio.gather(*(peer.flood(GREETING + flood.sent) for peer in peers))
 
 
+@pytest.mark.slow
 async def test_a_call_that_comes_byte_by_byte_is_answered(either: Victim) -> None:
     async with either.unharmed():
         peer = await either.connect()
@@ -39,6 +42,7 @@ async def test_a_call_that_comes_byte_by_byte_is_answered(either: Victim) -> Non
 
 
 @pytest.mark.parametrize("cut", [1, 10, 24, 30, 33, 60, 150, 200])
+@pytest.mark.slow
 async def test_half_a_call_is_forgotten_with_its_connection(either: Victim, cut: int) -> None:
     whole = GREETING + headers(1) + data(1, CALL, last=True)
     async with either.unharmed():
@@ -49,6 +53,7 @@ async def test_half_a_call_is_forgotten_with_its_connection(either: Victim, cut:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 async def test_a_peer_that_never_reads_is_not_read_for_ever(lean: Victim) -> None:
     async with lean.unharmed():
         peer = await lean.connect()
@@ -58,6 +63,7 @@ async def test_a_peer_that_never_reads_is_not_read_for_ever(lean: Victim) -> Non
         )
 
 
+@pytest.mark.slow
 async def test_a_peer_without_a_window_gets_its_answers_later(lean: Victim) -> None:
     async with lean.unharmed():
         peer = await lean.connect()

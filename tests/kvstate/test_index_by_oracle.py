@@ -3,6 +3,7 @@
 from hashlib import blake2b
 from itertools import product
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -235,7 +236,7 @@ class CompiledIndexMachine(IndexMachine):
 
 # More than ten thousand steps on each core.
 SETTINGS = settings(max_examples=260, stateful_step_count=40, deadline=None)
-TestPlainIndexByOracle = IndexMachine.TestCase
+TestPlainIndexByOracle = pytest.mark.slow(IndexMachine.TestCase)
 TestPlainIndexByOracle.settings = SETTINGS
 TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)
 TestCompiledIndexByOracle.settings = SETTINGS

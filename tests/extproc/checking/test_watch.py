@@ -201,6 +201,7 @@ def text(seed: int, words: int = 60) -> str:
     "template", [WITH_SYSTEM_LINE, WITH_NEWLINE, WITHOUT_NEWLINE], ids=["system", "more", "less"]
 )
 @pytest.mark.parametrize("dialect", ["vllm-0.32", "vllm-0.9", "sglang-0.5.22", "trtllm"])
+@pytest.mark.slow
 async def test_a_wrong_template_is_raised_within_eight_requests(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, dialect: str
 ) -> None:
@@ -348,6 +349,7 @@ async def adapted(one: Checked, seed: int) -> Booking:
         salted, adapted,
     ],
 )  # fmt: skip
+@pytest.mark.slow
 async def test_with_the_right_template_nothing_is_raised(
     run: Run, behave: Callable[[Checked, int], Awaitable[Booking]], dialect: str
 ) -> None:

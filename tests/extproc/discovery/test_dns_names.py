@@ -56,6 +56,7 @@ async def test_service_records_tell_hosts_and_ports(server: DnsServer) -> None:
         assert len(seen.endpoints or ()) == 2
 
 
+@pytest.mark.slow
 async def test_a_name_that_vanishes_keeps_its_last_addresses(server: DnsServer) -> None:
     server.records = {(NAME, "A"): ["10.0.0.1"]}
     async with following(source(server)) as seen:
@@ -71,6 +72,7 @@ async def test_a_name_that_vanishes_keeps_its_last_addresses(server: DnsServer) 
 
 
 @pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.REFUSED])
+@pytest.mark.slow
 async def test_a_server_that_fails_is_a_fault(server: DnsServer, rcode: dns.rcode.Rcode) -> None:
     server.records = {(NAME, "A"): ["10.0.0.1"]}
     async with following(source(server)) as seen:

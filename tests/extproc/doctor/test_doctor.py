@@ -34,6 +34,7 @@ DIALECTS = ("vllm-0.9", "vllm-0.24", "vllm-0.32", "sglang-0.4", "sglang-0.5.22",
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.slow
 async def test_nothing_is_wrong_with_a_healthy_worker(dialect: str) -> None:
     async with one_worker(dialect=dialect) as (_, worker):
         assert exit_status(await findings_of(worker)) == 0
@@ -55,32 +56,38 @@ async def test_nothing_is_wrong_with_a_healthy_fleet() -> None:
         assert not await codes_of(*fleet, probes=True)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_tells_its_feed_needs_no_ports() -> None:
     async with one_worker(ranks=2) as (_, worker):
         assert not await codes_of(replace(worker, events="auto"), probes=True)
 
 
+@pytest.mark.slow
 async def test_without_a_probe_nothing_is_sent_to_the_model() -> None:
     async with one_worker() as (simulated, worker):
         await findings_of(worker)
         assert simulated.next_sequence() == 0
 
 
+@pytest.mark.slow
 async def test_events_that_are_switched_off_here_are_not_looked_for() -> None:
     async with one_worker() as (_, worker):
         lost = with_events(worker, zmq=f"tcp://127.0.0.1:{free_port()}")
         assert not await codes_of(lost, events=Events(enabled=False))
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_not_there_is_found() -> None:
     assert await codes_of(Worker(f"127.0.0.1:{free_port()}")) == {"worker-unreachable"}
 
 
+@pytest.mark.slow
 async def test_a_worker_of_another_model_is_found() -> None:
     async with one_worker(model="other") as (_, worker):
         assert await codes_of(worker, probes=True) == {"model-not-served"}
 
 
+@pytest.mark.slow
 async def test_an_adapter_that_is_not_loaded_is_found() -> None:
     async with one_worker(loras=("a",)) as (_, worker):
         assert not await codes_of(replace(worker, lora=("a",)))
@@ -88,6 +95,7 @@ async def test_an_adapter_that_is_not_loaded_is_found() -> None:
 
 
 @pytest.mark.parametrize("dialect", ["vllm-0.32", "sglang-0.5.22"])
+@pytest.mark.slow
 async def test_events_that_are_off_in_the_engine_are_found(dialect: str) -> None:
     settings = {"events_endpoint": None, "replay_endpoint": None, "dialect": dialect}
     async with one_worker(**settings) as (_, worker):
@@ -96,11 +104,13 @@ async def test_events_that_are_off_in_the_engine_are_found(dialect: str) -> None
         assert await codes_of(replace(worker, events="auto")) == {"events-off"}
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_tell_its_feed_is_found() -> None:
     async with one_worker(dialect="vllm-0.24") as (_, worker):
         assert await codes_of(replace(worker, events="auto")) == {"events-untold"}
 
 
+@pytest.mark.slow
 async def test_a_port_where_nobody_listens_is_found_with_the_right_one() -> None:
     async with one_worker() as (simulated, worker):
         wrong = with_events(worker, zmq=f"tcp://127.0.0.1:{free_port()}")
@@ -109,6 +119,7 @@ async def test_a_port_where_nobody_listens_is_found_with_the_right_one() -> None
     assert str(simulated.events_endpoint) in fault.says
 
 
+@pytest.mark.slow
 async def test_a_port_of_another_server_is_found() -> None:
     async with one_worker() as (_, worker):
         wrong = with_events(
@@ -117,6 +128,7 @@ async def test_a_port_of_another_server_is_found() -> None:
         assert await codes_of(wrong) == {"feed-not-zmq", "replay-not-zmq"}
 
 
+@pytest.mark.slow
 async def test_ports_of_events_and_replay_that_are_swapped_are_found() -> None:
     async with one_worker() as (simulated, worker):
         swapped = with_events(
@@ -125,18 +137,21 @@ async def test_ports_of_events_and_replay_that_are_swapped_are_found() -> None:
         assert await codes_of(swapped) == {"feed-wrong-socket", "replay-wrong-socket"}
 
 
+@pytest.mark.slow
 async def test_a_topic_that_the_worker_contradicts_is_found() -> None:
     async with one_worker(topic="kv-events") as (_, worker):
         assert not await codes_of(with_events(worker, topic="kv"))
         assert await codes_of(with_events(worker, topic="other")) == {"topic-wrong"}
 
 
+@pytest.mark.slow
 async def test_a_topic_under_which_nothing_comes_is_found_by_a_probe() -> None:
     async with one_worker(topic="kv-events", dialect="vllm-0.24") as (_, worker):
         wrong = with_events(worker, topic="other")
         assert await codes_of(wrong, probes=True, seconds=SILENT_SECONDS) == {"topic-wrong"}
 
 
+@pytest.mark.slow
 async def test_too_many_and_too_few_ranks_are_found() -> None:
     async with one_worker(ranks=2) as (_, worker):
         assert await codes_of(with_events(worker, ranks=1)) == {"ranks-miscounted"}
@@ -146,6 +161,7 @@ async def test_too_many_and_too_few_ranks_are_found() -> None:
         assert await codes_of(with_events(worker, ranks=2)) == {"rank-missing"}
 
 
+@pytest.mark.slow
 async def test_another_block_size_is_found() -> None:
     async with one_worker(dialect="sglang-0.5.22", block_size_tokens=32) as (_, worker):
         assert await codes_of(replace(worker, block_size=16)) == {"block-size"}
@@ -154,6 +170,7 @@ async def test_another_block_size_is_found() -> None:
         assert await codes_of(replace(worker, block_size=16), probes=True) == {"block-size"}
 
 
+@pytest.mark.slow
 async def test_a_feed_of_another_worker_is_found() -> None:
     async with one_worker() as (simulated, _), one_worker(dialect="vllm-0.24") as (_, worker):
         wrong = replace(worker, events=events_of(simulated))
@@ -168,6 +185,7 @@ async def test_a_feed_of_another_worker_is_found() -> None:
         ("truncated", True, "replay-truncated"),
     ],
 )
+@pytest.mark.slow
 async def test_a_replay_that_is_broken_is_found(fault: Any, *, probes: bool, code: str) -> None:
     async with one_worker() as (simulated, worker):
         simulated.faults.hide_replay(fault)
@@ -178,11 +196,13 @@ async def test_a_replay_that_is_broken_is_found(fault: Any, *, probes: bool, cod
         assert await codes_of(worker, probes=probes, seconds=SILENT_SECONDS) == {code}
 
 
+@pytest.mark.slow
 async def test_a_replay_that_could_be_had_is_found() -> None:
     async with one_worker() as (_, worker):
         assert await codes_of(with_events(worker, replay=None)) == {"replay-unused"}
 
 
+@pytest.mark.slow
 async def test_messages_that_are_no_events_are_found() -> None:
     async with one_worker() as (simulated, worker):
         simulated.faults.corrupt("batch")
@@ -190,6 +210,7 @@ async def test_messages_that_are_no_events_are_found() -> None:
     assert "feed-unreadable" in found
 
 
+@pytest.mark.slow
 async def test_clocks_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     an_hour_ago = SimpleNamespace(time=lambda: time.time() - 3600)
     monkeypatch.setattr(publisher, "time", an_hour_ago)
@@ -209,6 +230,7 @@ def other_tokenizer(directory: Path) -> Path:
     return copy
 
 
+@pytest.mark.slow
 async def test_another_tokenizer_is_found(tmp_path: Path) -> None:
     async with one_worker(model_dir=other_tokenizer(tmp_path)) as (_, worker):
         (fault,) = [one for one in await findings_of(worker) if one.code]
@@ -260,18 +282,21 @@ async def test_a_dozen_faults_of_a_fleet_are_found_in_one_run(tmp_path: Path) ->
         assert (about_it == {""}) is (not code), code
 
 
+@pytest.mark.slow
 async def test_a_tokenizer_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     async with one_worker() as (_, worker):
         models = (replace(MODEL, tokenizer=str(tmp_path)),)
         assert await codes_of(worker, models=models) == {"tokenizer-unloadable"}
 
 
+@pytest.mark.slow
 async def test_a_remote_tokenizer_is_asked() -> None:
     remote = Model("tiny", tokenizer=RemoteTokenizer(deadline_ms=60_000))
     async with one_worker() as (_, worker):
         assert not await codes_of(worker, models=(remote,), probes=True)
 
 
+@pytest.mark.slow
 async def test_a_source_that_has_nothing_is_found(tmp_path: Path) -> None:
     async with one_worker() as (_, worker):
         file = tmp_path / "workers.yaml"
@@ -281,12 +306,14 @@ async def test_a_source_that_has_nothing_is_found(tmp_path: Path) -> None:
         assert await codes_of(worker, **options) == {"no-workers"}
 
 
+@pytest.mark.slow
 async def test_workers_that_a_source_names_are_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "workers.yaml"
     file.write_text(f"- endpoint: 127.0.0.1:{free_port()}")
     assert await codes_of(discovery=Discovery(file=str(file))) == {"worker-unreachable"}
 
 
+@pytest.mark.slow
 async def test_a_grpc_feed_that_is_not_there_is_found() -> None:
     async with one_worker() as (_, worker):
         events = WorkerEvents(grpc=f"127.0.0.1:{free_port()}")
@@ -294,6 +321,7 @@ async def test_a_grpc_feed_that_is_not_there_is_found() -> None:
     assert found == {"grpc-unreachable"}
 
 
+@pytest.mark.slow
 async def test_a_grpc_server_without_events_is_found() -> None:
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
@@ -304,6 +332,7 @@ async def test_a_grpc_server_without_events_is_found() -> None:
     await server.stop(None)
 
 
+@pytest.mark.slow
 async def test_a_queue_is_drained_only_for_a_probe() -> None:
     async with one_worker(dialect="trtllm") as (simulated, worker):
         queue = replace(worker, events=WorkerEvents(drain=f"http://{worker.endpoint}"))
@@ -313,12 +342,14 @@ async def test_a_queue_is_drained_only_for_a_probe() -> None:
         assert not simulated.ranks[0].drain()
 
 
+@pytest.mark.slow
 async def test_an_engine_without_a_queue_is_found() -> None:
     async with one_worker() as (_, worker):
         queue = replace(worker, events=WorkerEvents(drain=f"http://{worker.endpoint}"))
         assert await codes_of(queue, probes=True) == {"drain-refused"}
 
 
+@pytest.mark.slow
 async def test_somebody_else_who_drains_is_found() -> None:
     async with one_worker(dialect="trtllm") as (simulated, worker):
         queue = replace(worker, events=WorkerEvents(drain=f"http://{worker.endpoint}"))

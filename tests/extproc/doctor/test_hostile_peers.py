@@ -91,6 +91,7 @@ PORTS = [garbage, silence, endless_body, a_byte_now_and_then, nonsense_in_json]
 
 
 @pytest.mark.parametrize("speak", HTTP)
+@pytest.mark.slow
 async def test_a_worker_that_is_no_http_server_is_told_of_in_time(
     speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +105,7 @@ async def test_a_worker_that_is_no_http_server_is_told_of_in_time(
     assert all(len(one.says) <= MAX_SAID for one in found)
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_answers_make_no_sense_is_told_of() -> None:
     async with peer(nonsense_in_json) as endpoint:
         worker = Worker(endpoint, events="auto")
@@ -112,12 +114,14 @@ async def test_a_worker_whose_answers_make_no_sense_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("speak", PORTS)
+@pytest.mark.slow
 async def test_a_port_that_is_no_feed_is_told_of_in_time(speak: Speak) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS), peer(speak) as port, one_worker() as (_, worker):
         wrong = with_events(worker, zmq=f"tcp://{port}", replay=f"tcp://{port}")
         assert await codes_of(wrong, seconds=SILENT_SECONDS) == {"feed-not-zmq", "replay-not-zmq"}
 
 
+@pytest.mark.slow
 async def test_a_feed_that_only_greets_is_told_of_in_time() -> None:
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
@@ -128,6 +132,7 @@ async def test_a_feed_that_only_greets_is_told_of_in_time() -> None:
         assert await codes_of(wrong, seconds=SILENT_SECONDS) == {"feed-lost", "replay-silent"}
 
 
+@pytest.mark.slow
 async def test_a_grpc_feed_that_is_none_is_told_of_in_time() -> None:
     async with (
         asyncio.timeout(PATIENCE_SECONDS),
@@ -138,6 +143,7 @@ async def test_a_grpc_feed_that_is_none_is_told_of_in_time() -> None:
         assert await codes_of(silent, seconds=6.0) == {"grpc-unreachable"}
 
 
+@pytest.mark.slow
 async def test_a_feed_that_never_pauses_is_told_of_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,6 +169,7 @@ async def test_a_feed_that_never_pauses_is_told_of_in_time(
 
 
 @pytest.mark.parametrize("speak", [garbage, endless_body, nonsense_in_json])
+@pytest.mark.slow
 async def test_an_admin_server_that_is_not_envoys_ends_in_time(
     speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +180,7 @@ async def test_an_admin_server_that_is_not_envoys_ends_in_time(
     assert [one.code for one in about_envoy] in (["envoy-unreadable"], [""])
 
 
+@pytest.mark.slow
 async def test_a_name_that_cannot_be_resolved_is_nobody() -> None:
     assert (await greeted(Address("no.such.name.invalid", 1), 10.0)).reason
     assert (await greeted(Address("a" * 300, 1), 10.0)).reason

@@ -64,6 +64,7 @@ async def bridge(worker: simulated.Worker) -> AsyncIterator[str]:
     await asyncio.gather(following, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_traffic_shows_without_a_probe_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,6 +74,7 @@ async def test_traffic_shows_without_a_probe_what_is_wrong(
         assert await codes_of(with_events(worker, topic="other")) == {"topic-wrong"}
 
 
+@pytest.mark.slow
 async def test_a_bridge_is_a_feed_like_any_other() -> None:
     async with one_worker() as (running, worker), bridge(running) as target:
         bridged = replace(worker, events=WorkerEvents(grpc=target))
@@ -106,6 +108,7 @@ async def slow_engine(**answers: Any) -> AsyncIterator[Worker]:
     await runner.cleanup()
 
 
+@pytest.mark.slow
 async def test_a_remote_tokenizer_that_is_slow_or_refuses_is_found() -> None:
     remote = Model("tiny", tokenizer=RemoteTokenizer(deadline_ms=50))
     async with slow_engine() as worker:
@@ -113,6 +116,7 @@ async def test_a_remote_tokenizer_that_is_slow_or_refuses_is_found() -> None:
     assert found == {"tokenizer-slow", "tokenizer-refuses"}
 
 
+@pytest.mark.slow
 async def test_an_engine_that_completes_nothing_is_found_by_a_probe() -> None:
     async with one_worker() as (running, _), slow_engine() as engine:
         events = WorkerEvents(zmq=running.events_endpoint, replay=running.replay_endpoint)

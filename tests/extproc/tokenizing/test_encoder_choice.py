@@ -69,6 +69,7 @@ def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(turns=st.lists(st.tuples(st.integers(0, 400), TEXTS), max_size=6))
 @settings(deadline=None, max_examples=50)
+@pytest.mark.slow
 def test_conversations_that_go_on_or_are_changed_have_exact_ids(
     kind: str, turns: list[tuple[int, str]]
 ) -> None:

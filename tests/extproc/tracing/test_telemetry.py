@@ -140,6 +140,7 @@ async def test_spans_arrive_over_grpc(
     assert sink.names == ["pick", "kvsteer decision"]
 
 
+@pytest.mark.slow
 async def test_a_collector_that_is_away_does_not_hold_up_the_end(
     sdk_environment: Callable[[str], dict[str, str]], free_tcp_port: int
 ) -> None:
