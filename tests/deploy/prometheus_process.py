@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None,

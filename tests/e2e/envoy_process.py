@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
@@ -42,14 +41,6 @@ class RunningEnvoy:
         code = self.process.returncode
         if code is not None:
             raise EnvoyDiedError(f"Envoy ended with {code}; its log ends\n{self.log_tail()}")
-
-
-def free_port() -> int:
-    """A loopback TCP port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextlib.asynccontextmanager

@@ -13,8 +13,9 @@ import yaml
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
-from tests.e2e.envoy_process import free_port, running_envoy
+from tests.e2e.envoy_process import running_envoy
 from tests.e2e.system import System
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 

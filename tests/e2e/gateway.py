@@ -20,7 +20,8 @@ from extproc.serving.exchange import Service
 from extproc.serving.server import Server, server_for
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
-from tests.e2e.envoy_process import free_port, running_envoy
+from tests.e2e.envoy_process import running_envoy
+from tests.ports import free_port
 
 BUFFERED = "BUFFERED"
 DUPLEX = "FULL_DUPLEX_STREAMED"

@@ -20,7 +20,8 @@ from extproc.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
-from tests.e2e.envoy_process import free_port, running_envoy
+from tests.e2e.envoy_process import running_envoy
+from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
 WAIT_SECONDS = 60.0

@@ -10,8 +10,8 @@ import pytest
 
 from extproc.headers import DESTINATION
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderMap, ProcessingRequest, ProcessingResponse
-from tests.e2e.envoy_process import free_port
 from tests.e2e.system import CHAT, chat, long_text, running, until
+from tests.ports import free_port
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from tests.e2e.envoy_process import free_port
 from tests.e2e.gateway import (
     BUFFERED,
     DUPLEX,
@@ -33,6 +32,7 @@ from tests.e2e.gateway import (
 )
 from tests.e2e.h2_peer import h2_request, h2_worker
 from tests.e2e.system import until
+from tests.ports import free_port
 
 DIALECTS = [BUFFERED, DUPLEX]
 SERVERS = [pytest.param({"extproc": {"server": name}}, id=name) for name in ("grpcio", "lean")]

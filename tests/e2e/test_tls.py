@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.envoy_process import free_port
 from tests.e2e.system import System, chat, long_text, running, until
 from tests.extproc.serving.identities import NAME, Identities
+from tests.ports import free_port
 
 both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
 

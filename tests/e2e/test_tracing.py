@@ -9,9 +9,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from extproc.config import Config
 from extproc.envoy_config import render
-from tests.e2e.envoy_process import free_port
 from tests.e2e.system import System, chat, long_text, running, until
 from tests.extproc.tracing.otlp_sink import OtlpSink, running_sink
+from tests.ports import free_port
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CLIENT = {"traceparent": f"00-{TRACE}-{SPAN}-01"}

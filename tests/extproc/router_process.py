@@ -13,10 +13,10 @@ import grpc
 import yaml
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from tests.e2e.envoy_process import free_port
 from tests.e2e.system import until
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT
+from tests.ports import free_port
 
 
 class Router:

@@ -12,7 +12,7 @@ import yaml
 from extproc.cli import main
 from kvstate.core_choice import default_core_name
 from simulator.settings import TINY_MODEL
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 KVSTEER = [sys.executable, "-m", "extproc"]
 

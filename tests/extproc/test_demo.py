@@ -12,7 +12,7 @@ import pytest
 from extproc.demo import run
 from extproc.demo_check import Row, report
 from extproc.errors import StartError
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 LIVE = [{"endpoint": "a", "feeds": [{"state": "live", "reason": ""}]}]
 GOOD = [Row(0, 0, "a", None, 0, 0), Row(0, 1, "a", "a", 16, 16), Row(1, 0, "b", None, 0, 0)]

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from extproc.config import Accounting, Config, Envoy, ExtProc, Model, Worker
 from extproc.envoy_config import render
-from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, free_port, running_envoy
+from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, running_envoy
+from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "envoy"
 STEERING_HEADERS = {"x-gateway-destination-endpoint", "x-kvsteer-model"}

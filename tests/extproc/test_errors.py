@@ -1,4 +1,4 @@
-from extproc.errors import ConfigError, RequestError
+from extproc.errors import CallError, ConfigError, Http2Error, RequestError
 from kvstate.errors import KVSteerError
 
 
@@ -13,3 +13,8 @@ def test_a_request_error_is_its_reason() -> None:
 
 def test_everything_raised_on_purpose_has_one_root() -> None:
     assert issubclass(ConfigError, KVSteerError)
+
+
+def test_what_a_peer_is_told_has_its_code() -> None:
+    assert (Http2Error(11, "too much").code, CallError(3, "what").status) == (11, 3)
+    assert str(CallError(3, "what")) == "what"

@@ -10,9 +10,9 @@ import pytest
 from extproc.cli import main
 from extproc.health import ClientTls, fault_of
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
-from tests.e2e.envoy_process import free_port
 from tests.extproc.serving.identities import NAME, Identities
 from tests.extproc.serving.running import Running, listen_at
+from tests.ports import free_port
 
 
 @contextlib.contextmanager

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpHeaders, ProcessingRequest
-from tests.e2e.envoy_process import free_port
 from tests.e2e.system import until
 from tests.extproc.router_process import router
 from tests.extproc.serving.identities import Identities
 from tests.extproc.serving.running import listen_at
+from tests.ports import free_port
 
 both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
 

@@ -4,9 +4,9 @@ import pytest
 
 from extproc.errors import StartError
 from extproc.top import run
-from tests.e2e.envoy_process import free_port
 from tests.extproc.admin.serving import serving
 from tests.page.background import in_background
+from tests.ports import free_port
 
 
 class Terminal(io.StringIO):

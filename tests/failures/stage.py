@@ -13,8 +13,9 @@ from pathlib import Path
 import yaml
 
 from extproc.config import ExtProc
-from tests.e2e.envoy_process import ENVOY, free_port
+from tests.e2e.envoy_process import ENVOY
 from tests.failures.parts import Part
+from tests.ports import free_port
 
 KVSTEER = [sys.executable, "-m", "extproc"]
 MODEL_DIR = str(Path(__file__).parents[2] / "simulator" / "tiny_model")

@@ -14,9 +14,9 @@ import aiohttp
 import grpc
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
-from tests.e2e.envoy_process import free_port
 from tests.extproc.messages import body, head
 from tests.hostile.peer import PROCESS, Peer
+from tests.ports import free_port
 
 WAIT_SECONDS = 60.0
 PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'

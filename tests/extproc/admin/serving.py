@@ -20,7 +20,7 @@ from extproc.router import Router
 from extproc.serving.stream import Ask, Head
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]"
 

@@ -5,7 +5,7 @@ from extproc.address import Address
 from extproc.admin.listening import listen
 from extproc.admin.metrics_application import metrics_application
 from extproc.metrics import Metrics
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 
 @pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])

@@ -12,7 +12,7 @@ from extproc.doctor.findings import Finding, Verdict
 from simulator import worker as simulated
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 MODEL = Model("tiny", tokenizer=str(TINY_MODEL))
 

@@ -10,7 +10,7 @@ import yaml
 
 from extproc.cli import main
 from extproc.doctor.faults import FAULTS
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 

@@ -18,7 +18,6 @@ from extproc.doctor.findings import Verdict, exit_status
 from simulator import publisher
 from simulator import worker as simulated
 from simulator.settings import TINY_MODEL
-from tests.e2e.envoy_process import free_port
 from tests.extproc.doctor.fleet import (
     MODEL,
     SILENT_SECONDS,
@@ -29,6 +28,7 @@ from tests.extproc.doctor.fleet import (
     two_free_ports,
     with_events,
 )
+from tests.ports import free_port
 
 DIALECTS = ("vllm-0.9", "vllm-0.24", "vllm-0.32", "sglang-0.4", "sglang-0.5.22", "trtllm")
 

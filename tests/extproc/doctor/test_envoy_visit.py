@@ -8,8 +8,9 @@ from extproc.config import Config, Envoy, ExtProc, Worker
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Verdict
 from extproc.envoy_config import render
-from tests.e2e.envoy_process import free_port, running_envoy
+from tests.e2e.envoy_process import running_envoy
 from tests.extproc.doctor.fleet import MODEL, SECONDS
+from tests.ports import free_port
 
 
 def configuration() -> Config:

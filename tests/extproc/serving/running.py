@@ -17,7 +17,7 @@ from extproc.serving.exchange import Service
 from extproc.serving.server import server_for
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
-from tests.e2e.envoy_process import free_port
+from tests.ports import free_port
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'

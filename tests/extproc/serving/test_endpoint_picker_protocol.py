@@ -18,9 +18,9 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.grpc_server import GrpcServer
-from tests.e2e.envoy_process import free_port
 from tests.extproc.messages import body, head, response_head
 from tests.extproc.serving.routers import FIRST, SECOND, service
+from tests.ports import free_port
 
 DESTINATION = "x-gateway-destination-endpoint"
 PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'

@@ -18,7 +18,6 @@ from extproc.serving import lean_server
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.lean_call import CALL_BYTES
 from extproc.serving.lean_server import LeanServer
-from tests.e2e.envoy_process import free_port
 from tests.extproc.http2.peer import (
     END_HEADERS,
     END_STREAM,
@@ -31,6 +30,7 @@ from tests.extproc.http2.peer import (
 )
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT, Running, until
+from tests.ports import free_port
 
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 CHECK = "/grpc.health.v1.Health/Check"

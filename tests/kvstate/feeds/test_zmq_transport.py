@@ -14,6 +14,7 @@ from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from tests.kvstate.publishing import frames, payload
+from tests.ports import free_port
 
 END = [b"", b"", b"\xff" * 8, b""]
 
@@ -186,12 +187,6 @@ async def bound(port: int) -> AsyncIterator[ZmqTransport]:
     transport = ZmqTransport(source, chance=lambda: 0.0)
     yield transport
     await transport.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def reached(port: int) -> socket.socket:
