@@ -1,21 +1,14 @@
 """Asks workers whether they are well, where that is configured: GET /health."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
 import aiohttp
 
 from extproc.picking.placing import Placing
-from extproc.picking.scrape import Place
+from extproc.picking.rounds import Place, Rounds
 
 log = logging.getLogger("kvsteer.health")
-
-# Answers awaited at once; a fleet is asked over the whole interval, not in one burst.
-MAX_QUESTIONS = 16
-
-# A worker that takes longer to say that it is well is not.
-MAX_ANSWER_SECONDS = 2.0
 
 # Probes in a row that must fail before a worker is left out; one success brings it back.
 FAILURES_UNTIL_UNHEALTHY = 2
@@ -39,49 +32,22 @@ class HealthProbe:
         monotonic: Callable[[], float],
     ) -> None:
         self._placing = placing
-        self._places = places
-        self._interval_seconds = interval_seconds
-        self._chance = chance
         self._monotonic = monotonic
-        self._questions = asyncio.Semaphore(MAX_QUESTIONS)
         self._failures: dict[str, int] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._rounds = Rounds(interval_seconds, places, self._forget_others, self.ask, chance)
 
     async def start(self) -> None:
         """Begins to ask, if that is configured."""
-        if self._interval_seconds > 0:
-            limit = min(MAX_ANSWER_SECONDS, self._interval_seconds)
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=limit), cookie_jar=aiohttp.DummyCookieJar()
-            )
-            self._task = asyncio.create_task(self._keep_asking(self._session))
+        await self._rounds.start()
 
     async def close(self) -> None:
         """Ends all questions."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-
-    async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            places = self._places()
-            self._forget_others({endpoint for _, endpoint in places})
-            asked = [self._ask_later(session, place) for place in places]
-            pause = asyncio.sleep(self._interval_seconds * (0.9 + 0.2 * self._chance()))
-            await asyncio.gather(pause, *asked)
+        await self._rounds.close()
 
     def _forget_others(self, endpoints: set[str]) -> None:
         for known in (self._failures, self._placing.unhealthy):
             for endpoint in known.keys() - endpoints:
                 del known[endpoint]
-
-    async def _ask_later(self, session: aiohttp.ClientSession, place: Place) -> None:
-        await asyncio.sleep(self._interval_seconds * 0.5 * self._chance())
-        async with self._questions:
-            await self.ask(session, place)
 
     async def ask(self, session: aiohttp.ClientSession, place: Place) -> None:
         """Asks one worker; vLLM and SGLang answer 200 without a body where they are well."""

@@ -8,6 +8,7 @@ import aiohttp
 
 from extproc.picking.placing import Placing
 from extproc.picking.reports import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
+from extproc.picking.rounds import Place, Rounds
 from kvstate.feeds.engine_load import EngineLoad
 
 log = logging.getLogger("kvsteer.load")
@@ -15,19 +16,10 @@ log = logging.getLogger("kvsteer.load")
 # How often feeds are read for the load that they carry.
 FEED_INTERVAL_SECONDS = 0.25
 
-# Answers awaited at once; a fleet is asked over the whole interval, not in one burst.
-MAX_QUESTIONS = 16
-
-# An answer that takes longer says nothing of the load any more.
-MAX_ANSWER_SECONDS = 2.0
-
 # Connections in a row that must fail before a worker is left out.
 FAILURES_UNTIL_UNFIT = 3
 
 _UNFIT = "does not answer on its endpoint"
-
-# name and endpoint of a worker
-Place = tuple[str, str]
 
 
 class LoadReports:
@@ -50,62 +42,45 @@ class LoadReports:
         self._placing = placing
         self._places = places
         self._feed_loads = feed_loads
-        self._interval_seconds = interval_seconds
-        self._chance = chance
         self._monotonic = monotonic
-        self._questions = asyncio.Semaphore(MAX_QUESTIONS)
         self._failures: dict[str, int] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._session: aiohttp.ClientSession | None = None
+        self._rounds = Rounds(interval_seconds, places, self._forget_others, self.ask, chance)
+        self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begins to read feeds, and to ask if that is configured."""
-        self._tasks.append(asyncio.create_task(self._keep_reading()))
-        if self._interval_seconds > 0:
-            limit = min(MAX_ANSWER_SECONDS, self._interval_seconds)
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=limit), cookie_jar=aiohttp.DummyCookieJar()
-            )
-            self._tasks.append(asyncio.create_task(self._keep_asking(self._session)))
+        self._reading = asyncio.create_task(self._keep_reading())
+        await self._rounds.start()
 
     async def close(self) -> None:
         """Ends all questions."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        if self._session is not None:
-            await self._session.close()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        await self._rounds.close()
 
     async def _keep_reading(self) -> None:
         while True:
-            places = self._places()
-            # an answer, or a request, may be later than the end of its worker
-            self._placing.loads.keep([endpoint for _, endpoint in places])
-            for name, endpoint in places:
-                now = self._monotonic()
-                report = report_of_feeds(self._feed_loads(name), now)
-                if report is not None:
-                    self._placing.loads.report(endpoint, report, now)
+            try:
+                self._read()
+            except Exception:  # one feed's load must not end the reading of all
+                log.exception("the load of feeds could not be read")
             await asyncio.sleep(FEED_INTERVAL_SECONDS)
 
-    async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            places = self._places()
-            self._forget_others({endpoint for _, endpoint in places})
-            asked = [self._ask_later(session, place) for place in places]
-            pause = asyncio.sleep(self._interval_seconds * (0.9 + 0.2 * self._chance()))
-            await asyncio.gather(pause, *asked)
+    def _read(self) -> None:
+        places = self._places()
+        # an answer, or a request, may be later than the end of its worker
+        self._placing.loads.keep([endpoint for _, endpoint in places])
+        for name, endpoint in places:
+            now = self._monotonic()
+            report = report_of_feeds(self._feed_loads(name), now)
+            if report is not None:
+                self._placing.loads.report(endpoint, report, now)
 
     def _forget_others(self, endpoints: set[str]) -> None:
         for known in (self._failures, self._placing.unfit):
             for endpoint in known.keys() - endpoints:
                 del known[endpoint]
-
-    async def _ask_later(self, session: aiohttp.ClientSession, place: Place) -> None:
-        await asyncio.sleep(self._interval_seconds * 0.5 * self._chance())
-        async with self._questions:
-            await self.ask(session, place)
 
     async def ask(self, session: aiohttp.ClientSession, place: Place) -> None:
         """Scrapes one worker; what cannot be reached again and again is unfit until it can be."""

@@ -10,7 +10,8 @@ from aiohttp import web
 from extproc.config import Config, Model
 from extproc.picking.load import Report
 from extproc.picking.placing import Placing
-from extproc.picking.scrape import FAILURES_UNTIL_UNFIT, LoadReports, Place
+from extproc.picking.rounds import Place
+from extproc.picking.scrape import FAILURES_UNTIL_UNFIT, LoadReports
 from kvstate.feeds.engine_load import EngineLoad
 from kvstate.overlap import Prompt
 
