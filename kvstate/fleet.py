@@ -218,7 +218,7 @@ class Fleet:
         return FeedStatus(
             rank=owner.rank,
             state=feed.state,
-            reason=feed.reason,
+            reason=followed.subscriber.reason,
             last_sequence=feed.last_sequence,
             blocks=owner.blocks,
             uncertain_blocks=owner.blocks if not owner.trusted else owner.uncertain_blocks,

@@ -91,6 +91,7 @@ class Subscriber:
         self._quiet_since = 0.0
         self._told = self.feed.state, self.feed.reason
         self._restarts_told = 0
+        self._replay_fault = ""
 
     async def run(self) -> None:
         """Follows the publisher until it is cancelled.
@@ -250,8 +251,13 @@ class Subscriber:
             if self.emptied is not None:
                 self.emptied()
 
+    @property
+    def reason(self) -> str:
+        """Why the feed is in its state; of one in which all is well, what it would lack."""
+        return self.feed.reason or self._replay_fault
+
     def _tell_change(self) -> None:
-        state, reason = self.feed.state, self.feed.reason
+        state, reason = self.feed.state, self.reason
         if (state, reason) != self._told:
             self._told = state, reason
             shown = f" ({reason})" if reason else ""
@@ -290,8 +296,11 @@ class Subscriber:
             if self._is_current():
                 self._retries.reset()
                 self._replay = None
+                self._replay_fault = ""
                 await self._do(self.feed.replay_ended())
         except ReplayError as error:
+            self.counts["failed_replay"] += 1
+            self._replay_fault = f"replay failed: {error}"
             self._retry_at = asyncio.get_running_loop().time() + self._retries.next_seconds()
             self._replay = None
             await self._do(self.feed.replay_failed(str(error)))

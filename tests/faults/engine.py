@@ -5,6 +5,7 @@ tokens that all are the block's number, so that a prompt is a list of numbers.
 """
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import Counter
@@ -82,13 +83,23 @@ class Engine:
 
     def open(self) -> None:
         """Binds the sockets, again on the same ports if they were bound before."""
-        self._pub = zmq.Context(self._context).socket(zmq.PUB)  # never waits: it drops
+        # as a PUB, never waiting: it drops; but tells who subscribes
+        self._pub = zmq.Context(self._context).socket(zmq.XPUB)
+        self._is_subscribed = False
         self._pub.sndhwm = self._hwm
         self.events = _bound(self._pub, self.events)
         if self.replay is not None:
             self._router = self._context.socket(zmq.ROUTER)
             self.replay = _bound(self._router, self.replay)
             self._serving = asyncio.create_task(self._serve())
+
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether what is published now reaches somebody."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._is_subscribed = self._pub.recv(zmq.NOBLOCK)[:1] == b"\x01"
+        return self._is_subscribed
 
     async def close(self) -> None:
         """Closes the sockets as a process does that ends."""

@@ -55,7 +55,7 @@ async def warm(fault: str, engine: Engine) -> AsyncIterator[Watch]:
 
 async def connected(watch: Watch) -> None:
     async with asyncio.timeout(10):
-        while watch.state not in (State.LIVE, State.DEGRADED):  # noqa: ASYNC110 - no event tells
+        while not (watch.engine.is_subscribed and watch.state in (State.LIVE, State.DEGRADED)):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.001)
 
 

@@ -184,7 +184,13 @@ class Watch:
                 self.exact_at = loop.time()
 
     def _credits_too_much(self) -> bool:
-        """Measured by what the engine had after the last batch that the feed has taken."""
+        """Measured by what the engine had after the last batch that the feed has taken.
+
+        What was taken is applied in slices: between them the index is at neither batch.
+        """
+        (followed,) = self.fleet._followed[WORKER]
+        if followed.subscriber._pending:
+            return False
         held = [max(cache.overlap(probe) for cache in self._then()) for probe in self.probes]
         return any(sure > real for sure, real in zip(self.certain(), held, strict=True))
 

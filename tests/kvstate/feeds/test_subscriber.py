@@ -130,6 +130,16 @@ async def test_failed_replay_leaves_what_was_before_uncertain() -> None:
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
+async def test_a_live_feed_whose_replay_no_longer_works_says_so() -> None:
+    async with following(MemoryTransport({0: payload(0, block(1))})) as followed:
+        await connected(followed)
+        followed.transport.replay_error = "silent"
+        followed.subscriber._quiet_since = -1e6
+        await until(lambda: followed.subscriber.reason == "replay failed: silent")
+        assert followed.subscriber.counts["failed_replay"] == 1
+        assert followed.feed.state is State.LIVE
+
+
 async def test_clearing_heals_a_degraded_feed() -> None:
     async with following(MemoryTransport(history=None)) as followed:
         await connected(followed)
