@@ -81,7 +81,7 @@ class Exchange:
         self._booking: Booking | None = None
         self._account: Account | None = None
         self._is_closed = False
-        service.metrics.open_streams.inc()
+        service.metrics.open_streams += 1
 
     def receive(self, message: ProcessingRequest) -> Answers | Awaitable[Answers]:
         """Takes one message; its answers, or what is to be awaited for them.
@@ -107,7 +107,7 @@ class Exchange:
             return
         self._is_closed = True
         self._stream.close()
-        self._service.metrics.open_streams.dec()
+        self._service.metrics.open_streams -= 1
         if self._booking is not None:
             self._service.router.release(self._booking)
         if self._account is not None:
