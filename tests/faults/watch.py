@@ -184,26 +184,23 @@ class Watch:
                 self.exact_at = loop.time()
 
     def _credits_too_much(self) -> bool:
-        """Measured by what the engine had after the last batch that the feed has taken.
-
-        What was taken is applied in slices: between them the index is at neither batch.
-        """
-        (followed,) = self.fleet._followed[WORKER]
-        if followed.subscriber._pending:
-            return False
+        """Measured by what the engine had after the last batch that the feed has taken."""
         held = [max(cache.overlap(probe) for cache in self._then()) for probe in self.probes]
         return any(sure > real for sure, real in zip(self.certain(), held, strict=True))
 
     def _then(self) -> list[Cache]:
-        """What the engine held when what was taken was published."""
+        """What the engine held when what was taken, or waits for its turn, was published."""
         if self.renumbered:
             since = (
                 cache for moment, cache in self.engine.truth.items() if moment >= self._faulted
             )
             return [Cache(), *since]
         taken = self.fleet.feeds(WORKER)[0].last_sequence
-        moment = Moment(self.engine.life, -1 if taken is None else taken)
-        return [self.engine.truth.get(moment, Cache())]
+        last = -1 if taken is None else taken
+        (followed,) = self.fleet._followed[WORKER]
+        numbers = range(last - len(followed.subscriber._pending), last + 1)
+        moments = (Moment(self.engine.life, number) for number in numbers)
+        return [self.engine.truth.get(moment, Cache()) for moment in moments]
 
     def _is_settled(self) -> bool:
         """Exact, or aware of what it does not know."""
