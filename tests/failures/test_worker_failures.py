@@ -119,7 +119,7 @@ async def test_a_worker_that_hangs(stage: Stage, table: list[Row], loop: str) ->
 
 
 async def test_a_worker_that_answers_503(stage: Stage, table: list[Row], loop: str) -> None:
-    """Who answers at once looks idle, with us as without: its share is printed, not judged."""
+    """It looks idle, and gets more with us than without: printed, since no bound holds yet."""
     load, plain, times = await under_both(stage, loop, OneRefuses())
     ours, without = (_share(one, stage, times) for one in (load, plain))
     note = f"sent to it: {ours:.0%}, without us {without:.0%}"
