@@ -19,6 +19,9 @@ from kvstate.tiers import RESTORE_WEIGHT, Tier
 # Endpoints named to Envoy: the best one, and where to retry.
 MAX_PICKS = 3
 
+# From this utilization on, the wait of those who come later counts in full.
+FULL_WEIGHT_UTILIZATION = 0.25
+
 _TIER_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
 
 
@@ -63,8 +66,12 @@ def affinity_of(weights: Weights, utilization: float) -> float:
     """The weight of an uncached token.
 
     utilization: of the fleet, the mean of its workers'. What is added by each token to the wait of
-    all who come later is in proportion to u / (1 - u); bounded, since u is a rough estimate.
+    all who come later is in proportion to u / (1 - u); bounded, since u is a rough estimate, and
+    less than that where u is low: one burst makes no busy fleet.
     """
     if utilization >= 0.5:  # noqa: PLR2004 - where u / (1 - u) is 1
         return weights.affinity + weights.busy_affinity
-    return weights.affinity + weights.busy_affinity * utilization / (1.0 - utilization)
+    waiting = utilization / (1.0 - utilization)
+    if utilization < FULL_WEIGHT_UTILIZATION:
+        waiting *= utilization / FULL_WEIGHT_UTILIZATION
+    return weights.affinity + weights.busy_affinity * waiting

@@ -24,9 +24,19 @@ def test_what_uncertain_blocks_save_can_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("utilization", "affinity"), [(0.0, 1.5), (0.2, 2.0), (0.5, 3.5), (0.9, 3.5), (7.0, 3.5)]
+    ("utilization", "affinity"),
+    [
+        (0.0, 1.5),
+        (0.2, 1.9),
+        (0.25, 2.0 / 3.0 + 1.5),
+        (0.4, 2.0 * 2 / 3 + 1.5),
+        (0.5, 3.5),
+        (7.0, 3.5),
+    ],
 )
 def test_an_uncached_token_costs_more_the_busier_the_fleet_is(
     utilization: float, affinity: float
 ) -> None:
-    assert affinity_of(Weights(affinity=1.5, busy_affinity=2.0), utilization) == affinity
+    assert affinity_of(Weights(affinity=1.5, busy_affinity=2.0), utilization) == pytest.approx(
+        affinity
+    )
