@@ -136,12 +136,21 @@ class Router:
         if worker:
             self.placing.move(booking, worker, endpoint, self._monotonic())
         else:
-            self.placing.fail(booking)
+            self.placing.disclaim(booking)
             self.placing.loads.end(booking)
 
-    def failed(self, booking: Booking) -> None:
-        """The request was answered with an error: no worker holds its prompt on its account."""
-        self.placing.fail(booking)
+    def wants_status(self) -> bool:
+        """Whether the next request's response is worth a look, where none need be shown to us."""
+        return self.placing.outliers.wants_status()
+
+    def answered(self, booking: Booking, status: int, served: str) -> None:
+        """A response began; served: the endpoint that sent it, "" where that is not told."""
+        seconds = self.placing.answered(booking, status, served, self._monotonic())
+        if seconds:
+            log.warning(
+                "worker at %s keeps failing, last with status %d: left out for %.0f s",
+                *(booking.endpoint, status, seconds),
+            )
 
     def in_flight(self, endpoint: str) -> int:
         """Requests under way on an endpoint."""

@@ -3,9 +3,7 @@
 from extproc.accounting.outcome import UNKNOWN, Outcome
 from extproc.accounting.usage_scanner import UsageScanner
 from extproc.picking.decision import Decision
-
-# From this status on, the worker did not compute the prompt, or not to its end.
-FIRST_FAILURE = 400
+from extproc.picking.placing import FIRST_FAILURE
 
 
 class Account:

@@ -25,6 +25,7 @@ MAX_TEXT_BYTES = 128 * 1024
 
 _IDLE = Load()
 OVER_LIMIT = "over its limit of requests"
+FAILING = "answers request after request with failures"
 
 
 def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
@@ -40,7 +41,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     marks = _marks(query, snapshot.sent)
     claims = _claims(held, marks, snapshot, now)
     survey = _survey(query, snapshot, claims, weighed, now)
-    verdict, candidates = _candidates(survey, rules)
+    verdict, candidates = _candidates(survey, snapshot)
     policy = snapshot.policy
     order = _order(candidates, survey, claims, (policy, weighed), (snapshot, rng))
     first = workers[order[0]].name if order else ""
@@ -129,27 +130,39 @@ def _survey(
     return _Survey(eligible, excluded, loads, costs, affinity)
 
 
-def _candidates(survey: _Survey, rules: Rules) -> tuple[Verdict, list[int]]:
-    """What is to be done, and among which workers; a limit gives way where all are over it."""
-    eligible = survey.eligible
+def _candidates(survey: _Survey, snapshot: Snapshot) -> tuple[Verdict, list[int]]:
+    """What is to be done, and among which workers.
+
+    Neither failures nor a limit leave out all of them: then both give way, unless the rules shed.
+    """
+    rules, left_out, eligible = snapshot.rules, snapshot.left_out, survey.eligible
     if not eligible:
         return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), []
-    if rules.max_in_flight is None:
+    if left_out:
+        failing = [at for at in eligible if snapshot.workers[at].endpoint in left_out]
+        eligible = _spared(eligible, failing, survey.excluded, FAILING)
+    limit = rules.max_in_flight
+    if limit is None:
         return Verdict.STEER, eligible
-    able = []
-    for at in eligible:
-        known = survey.loads[at]
-        if known is not None and known.in_flight + known.others < rules.max_in_flight:
-            able.append(at)
-        else:
+    full = [at for at in eligible if _requests(survey.loads[at]) >= limit]
+    if rules.sheds and len(full) == len(eligible):
+        for at in full:
             survey.excluded[at] = OVER_LIMIT
-    if able:
-        return Verdict.STEER, able
-    if rules.sheds:
         return Verdict.SHED, []
-    for at in eligible:
-        survey.excluded[at] = ""
-    return Verdict.STEER, eligible
+    return Verdict.STEER, _spared(eligible, full, survey.excluded, OVER_LIMIT)
+
+
+def _spared(candidates: list[int], bad: list[int], excluded: list[str], why: str) -> list[int]:
+    """The candidates that are not bad; all of them where nobody else is left."""
+    if not bad or len(bad) == len(candidates):
+        return candidates
+    for at in bad:
+        excluded[at] = why
+    return [at for at in candidates if not excluded[at]]
+
+
+def _requests(load: Load | None) -> float:
+    return 0.0 if load is None else load.in_flight + load.others
 
 
 def _order(

@@ -1,6 +1,6 @@
 """What a decision is asked, what it looks at, and what comes of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -54,7 +54,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     overlaps: of every worker that holds something of a prompt, by name. load: of an endpoint, at a
     time. turn: decisions so far for this model. sent: what was sent where. state: of a worker's
-    feeds, by name. unfit: what is known against endpoints now. ranks: what is known of ranks, where
+    feeds, by name. unfit: what is known against endpoints now. left_out: endpoints that keep failing
+    requests, to be picked only where no other one is left. ranks: what is known of ranks, where
     requests may name one.
     """
 
@@ -67,6 +68,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     sent: Sent | None = None
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
+    left_out: Collection[str] = ()
     ranks: Ranks | None = None
 
 

@@ -11,11 +11,15 @@ from extproc.config import Config
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Booking, Loads
+from extproc.picking.outliers import Outliers
 from extproc.picking.pick import Chance
 from extproc.picking.ranks import Ranks
 from extproc.picking.rules import policy_of, rules_of
 from extproc.picking.sent import Claim, Lifetimes, Sent
 from kvstate.overlap import Overlap, Prompt
+
+# From this status on, the worker did not compute the prompt, or not to its end.
+FIRST_FAILURE = 400
 
 # Why an endpoint gets no new requests that is to be taken away.
 DRAINING = "draining"
@@ -44,6 +48,7 @@ class Placing:
         self.draining: set[str] = set()
         self.unfit: dict[str, str] = {}  # why, by scrapes
         self.unhealthy: dict[str, str] = {}  # why, by probes
+        self.outliers = Outliers()
         self._config = config
         self._rules = rules_of(policy)
         names = (None, *(model.name for model in config.models))
@@ -84,6 +89,7 @@ class Placing:
             sent=self.sent,
             state=state,
             unfit=self._against(),
+            left_out=self.outliers.left_out(now),
             ranks=self._ranks,
         )
         return decide(query, snapshot, now, rng)
@@ -118,8 +124,20 @@ class Placing:
             self.sent.withdraw(claim)
         claims[:] = [self.sent.record(worker, claim.marks, now) for claim in claims]
 
-    def fail(self, booking: Booking) -> None:
-        """Its worker refused the request, so it stores nothing; it is in flight until released."""
+    def answered(self, booking: Booking, status: int, served: str, now: float) -> float:
+        """A response began; for how long its endpoint is left out from now on, in seconds, or 0.
+
+        Who answers with an error stores nothing; the request is in flight until it is released.
+        served: the endpoint that answered, "" where the proxy does not tell.
+        """
+        if status >= FIRST_FAILURE:
+            self.disclaim(booking)
+        if served not in ("", booking.endpoint):
+            return 0.0  # none of ours, or it would have been moved there
+        return self.outliers.answered(booking.endpoint, status, now)
+
+    def disclaim(self, booking: Booking) -> None:
+        """No worker holds the prompt of the request on its account."""
         for claim in self._claims.pop(booking, []):
             self.sent.withdraw(claim)
 
@@ -130,6 +148,7 @@ class Placing:
         self.draining.discard(endpoint)
         self.unfit.pop(endpoint, None)
         self.unhealthy.pop(endpoint, None)
+        self.outliers.remove(endpoint)
 
     def release(self, booking: Booking, now: float) -> None:
         """The request is over; releasing it again changes nothing."""

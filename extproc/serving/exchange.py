@@ -69,6 +69,7 @@ class Exchange:
         self._seeks_trace = service.is_traced and not traceparent
         header = config.policy.header
         self._reads_usage = config.accounting.responses == "usage"
+        self._accounts = config.accounting.responses != "none"
         self._stream = Stream(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=service.bodies,
@@ -76,6 +77,7 @@ class Exchange:
             policy_header=None if header is None else header.lower(),
             is_duplex=config.extproc.dialect == "epp",
             reads_usage=self._reads_usage,
+            wants_status=not self._accounts and service.router.wants_status(),
         )
         self._began_at = service.monotonic()
         self._booking: Booking | None = None
@@ -93,8 +95,8 @@ class Exchange:
         if self._seeks_trace and message.HasField("request_headers"):
             self._traceparent = traceparent_of(message)
         if not isinstance(step, Ask):
-            if self._account is not None:
-                self._look_at(message, self._account)
+            if self._booking is not None:
+                self._look_at(message, self._booking)
             return step
         routed = self._service.router.route(step, self._traceparent)
         if isinstance(routed, Routed):
@@ -135,27 +137,31 @@ class Exchange:
     @property
     def _sees_responses(self) -> bool:
         """Whether responses are shown to us: in dialect B always."""
-        return self._stream.is_duplex or self._service.config.accounting.responses != "none"
+        return self._stream.is_duplex or self._accounts
 
-    def _look_at(self, message: ProcessingRequest, account: Account) -> None:
+    def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
         """Accounts for what a response says, if this is one."""
         try:
             if message.HasField("response_headers"):
-                self._look_at_headers(account)
-            elif self._reads_usage and message.HasField("response_body"):
-                head = self._stream.response.head
-                if head is not None and head.is_readable:
-                    account.read(message.response_body.body, self._service.monotonic())
+                self._look_at_headers(booking)
+            elif self._account is not None and self._reads_usage:
+                self._look_at_body(message, self._account)
         except Exception as error:  # noqa: BLE001 - whatever it is, the response must go on
             log.error("accounting failed with %s", type(error).__name__)
             self._account = None
 
-    def _look_at_headers(self, account: Account) -> None:
-        head, booking, router = self._stream.response.head, self._booking, self._service.router
-        if head is None or booking is None:
+    def _look_at_headers(self, booking: Booking) -> None:
+        head, account, router = self._stream.response.head, self._account, self._service.router
+        if head is None:
             return
-        elsewhere = account.respond(head.status, head.served, self._service.monotonic())
-        if elsewhere is not None:
-            router.answered_elsewhere(booking, account.worker_at(elsewhere), elsewhere)
-        if account.has_failed:
-            router.failed(booking)
+        if account is not None:
+            elsewhere = account.respond(head.status, head.served, self._service.monotonic())
+            if elsewhere is not None:
+                router.answered_elsewhere(booking, account.worker_at(elsewhere), elsewhere)
+        if head.status is not None:
+            router.answered(booking, head.status, head.served)
+
+    def _look_at_body(self, message: ProcessingRequest, account: Account) -> None:
+        head = self._stream.response.head
+        if message.HasField("response_body") and head is not None and head.is_readable:
+            account.read(message.response_body.body, self._service.monotonic())

@@ -86,9 +86,6 @@ _Row = Callable[["Stream", ProcessingRequest], Step]
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 _GRPC = ProcessingMode.GRPC
 
-# With these a whole body arrives in one message that may not say so: request trailers follow it.
-_WHOLE_BODY_MODES = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
-
 _NO_HEAD = Head("", "", None)
 
 
@@ -103,6 +100,8 @@ class Stream:
     is_duplex: whether a proxy that names no mode speaks dialect B; then, whether this one does:
     a request in it that cannot be placed is to be refused.
     reads_usage: whether responses in dialect A are asked for where they may tell usage.
+    wants_status: whether the headers of this response are asked for in dialect A, where Envoy would
+    not show them; needs allow_mode_override, and a proxy that tells its modes.
     """
 
     def __init__(
@@ -114,14 +113,17 @@ class Stream:
         policy_header: str | None = None,
         is_duplex: bool = False,
         reads_usage: bool = False,
+        wants_status: bool = False,
     ) -> None:
         self.state = State.HEAD
         self.response = ResponseSide(is_duplex=is_duplex, reads_usage=reads_usage)
         self.is_duplex = is_duplex
         self._mode: int = _DUPLEX if is_duplex else ProcessingMode.BUFFERED
+        self._told_mode: int | None = None
         self._max_body_bytes = max_body_bytes
         self._names_model = names_model
         self._policy_header = policy_header
+        self._wants_status = wants_status
         self._head = _NO_HEAD
         self._collected = CollectedBody(bodies)
         self._asked_with = ""
@@ -177,6 +179,7 @@ class Stream:
         self._mode, response_mode = told.request_body_mode, told.response_body_mode
         if _GRPC in (self._mode, response_mode):
             raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
+        self._told_mode = self._mode
         self.is_duplex = self._mode == _DUPLEX
         self.response.is_duplex = response_mode == _DUPLEX
 
@@ -194,7 +197,9 @@ class Stream:
         if reason:
             return self._ask("request_headers", None, reason)
         self.state = State.BODY
-        return [] if self.is_duplex else [say.request_headers_go_on()]
+        if self.is_duplex:
+            return []
+        return [say.request_headers_go_on(self._told_mode if self._wants_status else None)]
 
     def _reason_without_body(self, head: Head) -> str:
         """Why a request is placed on its headers, "" if its body is wanted."""
@@ -204,7 +209,7 @@ class Stream:
             return "no_body"
         if head.content_length is not None and head.content_length > self._max_body_bytes:
             return "body_too_large"
-        is_read = self.is_duplex or self._mode in _WHOLE_BODY_MODES
+        is_read = self.is_duplex or self._mode in say.WHOLE_BODY_MODES
         return "" if is_read else "body_not_buffered"
 
     def _request_body(self, message: ProcessingRequest) -> Step:

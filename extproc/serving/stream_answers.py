@@ -4,7 +4,7 @@ Sources: envoy/service/ext_proc/v3/external_processor.proto for the messages, th
 Protocol 1.0.0 for the names of the pick.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from extproc import headers
@@ -44,6 +44,9 @@ class Placement:
     rank: tuple[str, str] | None = None
 
 
+# With these a whole body arrives in one message that may not say so: request trailers follow it.
+WHOLE_BODY_MODES = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
+
 # Headers on which a pick was made: no body is to come, and the stream is to last as long as the
 # response, which Envoy would otherwise not see to.
 _WITHOUT_REQUEST_BODY = ProcessingMode(
@@ -51,6 +54,16 @@ _WITHOUT_REQUEST_BODY = ProcessingMode(
     request_body_mode=ProcessingMode.NONE,
     response_trailer_mode=ProcessingMode.SEND,
 )
+# The same with a body, by its mode: the headers of the response are shown to us besides.
+_WITH_RESPONSE_HEADERS: Mapping[int, ProcessingMode] = {
+    mode: ProcessingMode(
+        request_header_mode=ProcessingMode.SEND,
+        request_body_mode=mode,
+        response_header_mode=ProcessingMode.SEND,
+        response_trailer_mode=ProcessingMode.SEND,
+    )
+    for mode in WHOLE_BODY_MODES
+}
 _WITH_RESPONSE_BODY = ProcessingMode(
     response_header_mode=ProcessingMode.SEND,
     response_body_mode=ProcessingMode.STREAMED,
@@ -101,9 +114,16 @@ def body_placed(common: CommonResponse) -> ProcessingResponse:
     return ProcessingResponse(request_body=BodyResponse(response=common))
 
 
-def request_headers_go_on() -> ProcessingResponse:
-    """Nothing is said of the headers yet."""
-    return ProcessingResponse(request_headers=HeadersResponse())
+def request_headers_go_on(body_mode: int | None = None) -> ProcessingResponse:
+    """Nothing is said of the headers yet.
+
+    body_mode: in which the request's body is to come as before, where the response's headers, which
+    Envoy would not show us, are asked for; None where they are not.
+    """
+    answer = ProcessingResponse(request_headers=HeadersResponse())
+    if body_mode is not None:
+        answer.mode_override.CopyFrom(_WITH_RESPONSE_HEADERS[body_mode])
+    return answer
 
 
 def request_body_goes_on() -> ProcessingResponse:

@@ -36,6 +36,7 @@ def decision(
         sent=fields.get("sent"),
         state=fields.get("state", lambda _: "live"),
         unfit=fields.get("unfit", {}),
+        left_out=fields.get("left_out", ()),
         ranks=fields.get("ranks"),
     )
     return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(0))
@@ -140,6 +141,22 @@ def test_a_limit_gives_way_where_all_are_over_it() -> None:
     loads = {"a": Load(2), "b": Load(1, others=1.0)}
     made = decision(Query("m", [PROMPT]), workers="ab", loads=loads, rules=Rules(max_in_flight=2))
     assert (len(made.pick), made.excluded) == (2, ["", ""])
+
+
+@pytest.mark.parametrize(
+    ("left_out", "picked", "excluded"),
+    [
+        ({"a:1"}, {"b:1"}, ["answers request after request with failures", ""]),
+        ({"a:1", "b:1"}, {"a:1", "b:1"}, ["", ""]),
+        ({"c:1"}, {"a:1", "b:1"}, ["", ""]),
+    ],
+)
+def test_a_worker_that_keeps_failing_is_picked_only_where_all_do(
+    left_out: set[str], picked: set[str], excluded: list[str]
+) -> None:
+    held = {"a": Overlap(16, (9, 0, 0, 0))}
+    made = decision(Query("m", [PROMPT]), workers="ab", held=held, left_out=left_out)
+    assert (set(made.pick), made.excluded) == (picked, excluded)
 
 
 def test_where_it_is_asked_for_a_request_over_all_limits_is_shed() -> None:

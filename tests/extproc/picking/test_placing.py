@@ -7,6 +7,7 @@ import pytest
 from extproc.config import Config, Cost, Model, Policy
 from extproc.picking.decision import Decision, Query
 from extproc.picking.eligibility import Worker
+from extproc.picking.outliers import FAILURES_UNTIL_LEFT_OUT, LEFT_OUT_SECONDS
 from extproc.picking.placing import Placing
 from kvstate.overlap import Overlap, Prompt
 
@@ -152,10 +153,26 @@ def test_a_request_that_its_worker_refused_claims_nothing_and_is_in_flight_until
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.fail(booking)
+    assert one.answered(booking, 400, "", 0.0) == 0.0
     assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (1, {})
     one.release(booking, 1.0)
     assert one.loads.in_flight(made.pick[0]) == 0
+
+
+@pytest.mark.parametrize(("served", "picks"), [("", 2), ("a:1", 2), ("10.9.9.9:9", 3)])
+def test_a_worker_that_fails_again_and_again_is_left_out_for_a_while(
+    served: str, picks: int
+) -> None:
+    one = placing(max_in_flight=100)
+    made = one.decide(QUERY, WORKERS[:1], lambda _: {}, lambda _: "live", 0.0, Random(0))
+    for _ in range(FAILURES_UNTIL_LEFT_OUT):
+        booking = one.book(made, 0.0)
+        assert booking is not None
+        one.answered(booking, 503, served, 0.0)
+    assert len(decided(one).pick) == picks
+    assert len(decided(one, now=LEFT_OUT_SECONDS).pick) == 3
+    one.remove("a", "a:1", 0.0)
+    assert len(decided(one).pick) == 3
 
 
 def test_requests_name_the_rank_that_holds_their_prompt_if_that_is_configured() -> None:

@@ -11,6 +11,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.picking.outliers import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
 from extproc.router import Routed
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.stream import Ask
@@ -117,6 +118,29 @@ def test_responses_are_not_looked_at_unless_asked_for(closing: list[Service]) ->
     assert one.router.in_flight(pick) == 1
     exchange.close()
     assert "kvsteer_responses_total{" not in one.metrics.exposition().decode()
+
+
+def test_one_response_in_a_few_is_looked_at_where_none_need_be_shown(
+    closing: list[Service],
+) -> None:
+    one = service()
+    closing.append(one)
+    looks = [
+        answers(one.open(), head("/v1/completions"))[0].HasField("mode_override")
+        for _ in range(2 * REQUESTS_A_LOOK)
+    ]
+    assert looks == 2 * [*[False] * (REQUESTS_A_LOOK - 1), True]
+
+
+@pytest.mark.parametrize("extra", ["", HEADERS])
+def test_a_worker_that_keeps_failing_is_left_out(extra: str, closing: list[Service]) -> None:
+    one = service("\n".join([extra, "policy: {name: round_robin}"]))
+    closing.append(one)
+    for _ in range(2 * FAILURES_UNTIL_LEFT_OUT):
+        exchange, pick = placed(one)
+        answers(exchange, told(503 if pick == FIRST else 200))
+        exchange.close()
+    assert [placed(one)[1] for _ in range(8)] == [SECOND] * 8
 
 
 def test_the_other_dialect_always_shows_who_answered(closing: list[Service]) -> None:

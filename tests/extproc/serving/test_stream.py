@@ -28,6 +28,10 @@ def stream(*, names_model: bool = False, is_duplex: bool = False) -> Stream:
     )
 
 
+def looking() -> Stream:
+    return Stream(max_body_bytes=1000, bodies=Budget(2000), names_model=False, wants_status=True)
+
+
 def duplex_head(
     path: str = "/v1/chat/completions", *, end_of_stream: bool = False
 ) -> ProcessingRequest:
@@ -141,6 +145,17 @@ def test_a_request_without_a_body_needs_no_mode_override() -> None:
     one = stream()
     assert ask(one.receive(head(end_of_stream=True))).reason == "no_body"
     assert not only(one.place(PLACEMENT)).HasField("mode_override")
+
+
+@pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL])
+def test_a_responses_headers_are_asked_for_where_a_look_is_wanted(mode: int) -> None:
+    asked = only(looking().receive(head(mode=mode))).mode_override
+    assert asked.response_header_mode == asked.response_trailer_mode == ProcessingMode.SEND
+    assert (asked.request_body_mode, asked.response_body_mode) == (mode, ProcessingMode.NONE)
+
+
+def test_a_proxy_that_does_not_tell_its_modes_is_asked_for_nothing() -> None:
+    assert not only(looking().receive(head(mode=None))).HasField("mode_override")
 
 
 def test_an_empty_body_is_placed_as_a_body() -> None:

@@ -60,6 +60,12 @@ def test_what_goes_on_says_nothing() -> None:
         assert answer.ByteSize() == 2
 
 
+@pytest.mark.parametrize("mode", say.WHOLE_BODY_MODES)
+def test_a_responses_headers_may_be_asked_for(mode: int) -> None:
+    asked = say.request_headers_go_on(mode).mode_override
+    assert (asked.request_body_mode, asked.response_header_mode) == (mode, ProcessingMode.SEND)
+
+
 def test_a_response_may_be_asked_for_as_it_streams() -> None:
     mode = say.response_headers_go_on(read_body=True).mode_override
     assert mode.response_body_mode == ProcessingMode.STREAMED

@@ -1,0 +1,82 @@
+import pytest
+
+from extproc.picking.outliers import (
+    FAILURES_UNTIL_LEFT_OUT,
+    FORGET_SECONDS,
+    LEFT_OUT_SECONDS,
+    MAX_LEFT_OUT_SECONDS,
+    REQUESTS_A_LOOK,
+    Outliers,
+)
+
+WORKER = "a:1"
+
+
+def failing(now: float = 0.0, status: int = 503) -> Outliers:
+    one = Outliers()
+    for _ in range(FAILURES_UNTIL_LEFT_OUT):
+        one.answered(WORKER, status, now)
+    return one
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_an_endpoint_that_fails_again_and_again_is_left_out(status: int) -> None:
+    one = failing(0.0, status)
+    assert list(one.left_out(0.9 * LEFT_OUT_SECONDS)) == [WORKER]
+    assert not one.left_out(LEFT_OUT_SECONDS)
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 404, 422])
+def test_any_other_answer_between_shows_that_it_is_sound(status: int) -> None:
+    one = Outliers()
+    for _ in range(FAILURES_UNTIL_LEFT_OUT - 1):
+        assert one.answered(WORKER, 503, 0.0) == 0.0
+    assert one.answered(WORKER, status, 0.0) == 0.0
+    assert one.answered(WORKER, 503, 0.0) == 0.0
+    assert not one.left_out(0.0)
+
+
+def test_each_failure_of_one_that_comes_back_leaves_it_out_for_longer() -> None:
+    one, now, lasted = failing(), LEFT_OUT_SECONDS, []
+    for _ in range(8):
+        lasted.append(one.answered(WORKER, 500, now))
+        now += lasted[-1]
+    assert lasted[:3] == [2 * LEFT_OUT_SECONDS, 4 * LEFT_OUT_SECONDS, 8 * LEFT_OUT_SECONDS]
+    assert lasted[-1] == MAX_LEFT_OUT_SECONDS
+
+
+def test_failures_of_what_was_sent_before_it_was_left_out_change_nothing() -> None:
+    one = failing()
+    assert one.answered(WORKER, 503, 0.5 * LEFT_OUT_SECONDS) == 0.0
+    assert not one.left_out(LEFT_OUT_SECONDS)
+
+
+def test_one_that_comes_back_and_answers_begins_anew() -> None:
+    one = failing()
+    one.answered(WORKER, 200, LEFT_OUT_SECONDS)
+    assert one.answered(WORKER, 503, LEFT_OUT_SECONDS) == 0.0
+
+
+def test_failures_of_long_ago_are_forgotten() -> None:
+    one = failing()
+    assert not one.left_out(FORGET_SECONDS + 0.1)
+    assert one.answered(WORKER, 503, FORGET_SECONDS + 0.1) == 0.0
+
+
+def test_a_removed_endpoint_is_forgotten() -> None:
+    one = failing()
+    one.remove(WORKER)
+    assert not one.left_out(0.0)
+
+
+def test_one_response_in_a_few_is_looked_at_and_each_while_one_fails() -> None:
+    one = Outliers()
+    looks = [one.wants_status() for _ in range(2 * REQUESTS_A_LOOK)]
+    assert [at for at, is_wanted in enumerate(looks) if is_wanted] == [
+        REQUESTS_A_LOOK - 1,
+        2 * REQUESTS_A_LOOK - 1,
+    ]
+    one.answered(WORKER, 503, 0.0)
+    assert all(one.wants_status() for _ in range(REQUESTS_A_LOOK))
+    one.answered(WORKER, 200, 0.0)
+    assert not one.wants_status()
