@@ -91,12 +91,11 @@ class Metrics:
 
     def observe_decision(self, decision: Decision, course: Course) -> None:
         """Counts one decision and its phases."""
-        seconds = course.picked_at - course.started_at
-        bucket = self._decisions.count(decision, seconds)
-        self._decisions.count_phases(course)
+        self._decisions.note(decision, course)
         trace = course.trace
         if trace.is_sampled:
-            self._decisions.show(bucket, Seen(trace.trace_id, seconds, self._clock()))
+            seconds = course.picked_at - course.started_at
+            self._decisions.show(Seen(trace.trace_id, seconds, self._clock()))
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts a request that is over, where its response was shown to us."""

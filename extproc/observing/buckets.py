@@ -1,6 +1,6 @@
 """A histogram in plain numbers: what one event loop counts needs no lock, and is shown seldom."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,12 +29,25 @@ class Buckets:
         self.total = 0.0
         self.seen: dict[int, Seen] = {}
 
-    def observe(self, value: float) -> int:
-        """Counts a value; the bucket it fell into."""
-        at = bisect_left(self.bounds, value)
-        self.counts[at] += 1
-        self.total += value
-        return at
+    def observe(self, value: float, times: int = 1) -> None:
+        """Counts a value that was observed so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += times * value
+
+    def observe_all(self, values: list[float]) -> None:
+        """Counts many values, which are left in order."""
+        values.sort()
+        below = 0
+        for at, bound in enumerate(self.bounds):
+            within = bisect_right(values, bound, below)
+            self.counts[at] += within - below
+            below = within
+        self.counts[-1] += len(values) - below
+        self.total += sum(values)
+
+    def show(self, seen: Seen) -> None:
+        """Has the bucket of an observation show it."""
+        self.seen[bisect_left(self.bounds, seen.value)] = seen
 
     def cumulative(self) -> list[tuple[str, int, Seen | None]]:
         """Each bound as text, what does not exceed it, and the observation to show with it."""

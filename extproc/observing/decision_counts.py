@@ -1,6 +1,7 @@
 """What is counted of decisions, in plain numbers: a request must not pay for being counted."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from extproc.observing.buckets import Buckets, Seen
 from extproc.observing.course import PHASES, Course
@@ -22,8 +23,15 @@ PHASE_BOUNDS = (
 MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
+# Decisions that are counted at once: a few hundred microseconds of work.
+BATCH = 256
+
+
 class DecisionCounts:
     """The decisions of one router, counted by the event loop that makes them.
+
+    A request only has its figures noted; they are counted many at a time, and have to be settled
+    before they are looked at.
 
     by_reason: by model and reason. prompt_tokens, predicted_tokens, match_percent: by model, of
     the requests that could be keyed. seconds: of whole decisions; phases: of each phase.
@@ -37,6 +45,8 @@ class DecisionCounts:
         self.seconds = Buckets(DECISION_BOUNDS)
         self.phases = {phase: Buckets(PHASE_BOUNDS) for phase in PHASES}
         self._parse, self._tokens, self._lookup, self._pick = self.phases.values()
+        # plain tuples: named ones, or the decisions themselves, cost a request more than its count
+        self._noted: list[tuple[str | None, str, int, int, float, float, float, float, float]] = []
 
     def expect(self, model: str) -> None:
         """Begins a model's figures at nothing: a rate needs to see a counter before it rises."""
@@ -44,32 +54,65 @@ class DecisionCounts:
         self.predicted_tokens[model] += 0
         _ = self.match_percent[model]
 
-    def count(self, decision: Decision, seconds: float) -> int:
-        """Counts a decision that took so long; the bucket of that time."""
-        model = decision.model or ""
-        self.by_reason[model, decision.reason] += 1
-        prompt_tokens = decision.prompt_tokens
-        if prompt_tokens:
-            held = decision.certain_tokens
-            self.prompt_tokens[model] += prompt_tokens
-            self.predicted_tokens[model] += held
-            self.match_percent[model].observe(100.0 * held / prompt_tokens)
-        return self.seconds.observe(seconds)
+    def note(self, decision: Decision, course: Course) -> None:
+        """Has a decision counted, with the time of each of its phases."""
+        noted = self._noted
+        noted.append(
+            (
+                decision.model,
+                decision.reason,
+                decision.prompt_tokens,
+                decision.certain_tokens,
+                course.started_at,
+                course.parsed_at,
+                course.tokenized_at,
+                course.lookup_seconds,
+                course.picked_at,
+            )
+        )
+        if len(noted) >= BATCH:
+            self.settle()
 
-    def count_phases(self, course: Course) -> None:
-        """Counts the time of each phase of a decision."""
-        last = course.started_at
-        if course.parsed_at:
-            self._parse.observe(course.parsed_at - last)
-            last = course.parsed_at
-        if course.tokenized_at:
-            self._tokens.observe(course.tokenized_at - last)
-            last = course.tokenized_at
-        if course.lookup_seconds:
-            self._lookup.observe(course.lookup_seconds)
-            last += course.lookup_seconds
-        self._pick.observe(course.picked_at - last)
+    def settle(self) -> None:
+        """Counts all that was noted."""
+        if not self._noted:
+            return
+        noted, self._noted = self._noted, []
+        models, reasons, prompts, held, *times = zip(*noted, strict=True)
+        for (model, reason), count in Counter(zip(models, reasons, strict=True)).items():
+            self.by_reason[model or "", reason] += count
+        for (model, prompt_tokens, tokens), count in Counter(
+            zip(models, prompts, held, strict=True)
+        ).items():
+            if prompt_tokens:
+                self._count_tokens(model or "", prompt_tokens, tokens, count)
+        self._count_times(*times)
 
-    def show(self, bucket: int, seen: Seen) -> None:
+    def _count_tokens(self, model: str, prompt_tokens: int, held: int, count: int) -> None:
+        self.prompt_tokens[model] += count * prompt_tokens
+        self.predicted_tokens[model] += count * held
+        self.match_percent[model].observe(100.0 * held / prompt_tokens, count)
+
+    def _count_times(
+        self,
+        started: Sequence[float],
+        parsed: Sequence[float],
+        tokenized: Sequence[float],
+        lookups: Sequence[float],
+        picked: Sequence[float],
+    ) -> None:
+        """Times of phases, as `Course.phases` has them; 0 of what did not come to pass."""
+        keyed = [
+            to or read or start for start, read, to in zip(started, parsed, tokenized, strict=True)
+        ]
+        self.seconds.observe_all([end - start for start, end in zip(started, picked, strict=True)])
+        self._parse.observe_all([to - at for at, to in zip(started, parsed, strict=True) if to])
+        self._tokens.observe_all([to - at for at, to in zip(parsed, tokenized, strict=True) if to])
+        self._lookup.observe_all([seconds for seconds in lookups if seconds])
+        self._pick.observe_all(
+            [end - at - look for at, look, end in zip(keyed, lookups, picked, strict=True)]
+        )
+
+    def show(self, seen: Seen) -> None:
         """Has the bucket of a decision's time point at its trace."""
-        self.seconds.seen[bucket] = seen
+        self.seconds.show(seen)

@@ -23,6 +23,7 @@ class DecisionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families of decisions."""
         counts = self._counts
+        counts.settle()
         decisions = CounterMetricFamily(
             "kvsteer_decisions",
             "Requests placed, by model (empty if none is known) and reason",

@@ -1,5 +1,6 @@
 from bisect import bisect_left
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,7 +9,8 @@ from extproc.observing.buckets import Buckets, Seen
 
 def test_a_bound_takes_in_its_own_value() -> None:
     buckets = Buckets([1, 2])
-    assert [buckets.observe(value) for value in (1, 1.5, 2, 3)] == [0, 1, 1, 2]
+    for value in (1, 1.5, 2, 3):
+        buckets.observe(value)
     assert buckets.cumulative() == [("1.0", 1, None), ("2.0", 3, None), ("+Inf", 4, None)]
     assert buckets.total == 7.5
 
@@ -16,7 +18,9 @@ def test_a_bound_takes_in_its_own_value() -> None:
 def test_a_bucket_shows_the_last_observation_of_its_own() -> None:
     buckets = Buckets([1])
     seen = Seen("4bf9", 5.0, 12.0)
-    buckets.seen[buckets.observe(5.0)] = seen
+    buckets.observe(5.0, 1)
+    buckets.show(Seen("before", 2.0, 11.0))
+    buckets.show(seen)
     assert buckets.cumulative() == [("1.0", 0, None), ("+Inf", 1, seen)]
 
 
@@ -24,9 +28,12 @@ def test_a_bucket_shows_the_last_observation_of_its_own() -> None:
 def test_each_count_is_of_what_does_not_exceed_its_bound(
     values: list[float], bounds: list[float]
 ) -> None:
-    buckets = Buckets(bounds)
+    buckets, at_once = Buckets(bounds), Buckets(bounds)
     for value in values:
         buckets.observe(value)
+    at_once.observe_all(list(values))
+    assert at_once.counts == buckets.counts
+    assert at_once.total == pytest.approx(buckets.total)
     counts = [count for _, count, _ in buckets.cumulative()]
     assert counts == [sum(value <= bound for value in values) for bound in bounds] + [len(values)]
     assert len(buckets.counts) == bisect_left(bounds, float("inf")) + 1

@@ -1,9 +1,11 @@
 from array import array
 from random import Random
 
+import pytest
+
 from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
-from extproc.observing.decision_counts import DecisionCounts
+from extproc.observing.decision_counts import BATCH, DecisionCounts
 from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
@@ -22,21 +24,48 @@ def course(*times: float) -> Course:
     return Course(lambda: next(ticks))
 
 
-def test_decisions_are_counted_by_model_and_reason() -> None:
+def counted(*decisions: Decision) -> DecisionCounts:
     counts = DecisionCounts()
-    for one in (decision(), decision(), decision(reason="no_body")):
-        counts.count(one, 0.001)
+    for one in decisions:
+        quick = course(0.0, 0.001)
+        quick.picked()
+        counts.note(one, quick)
+    counts.settle()
+    return counts
+
+
+def phases(one: Course) -> DecisionCounts:
+    counts = DecisionCounts()
+    counts.note(decision(), one)
+    counts.settle()
+    return counts
+
+
+def test_decisions_are_counted_by_model_and_reason() -> None:
+    counts = counted(decision(), decision(), decision(reason="no_body"))
     assert counts.by_reason == {("m", "nothing_cached"): 2, ("m", "no_body"): 1}
     assert sum(counts.seconds.counts) == 3
 
 
+def test_what_is_settled_is_counted_once() -> None:
+    counts = counted(decision())
+    counts.settle()
+    assert counts.by_reason == {("m", "nothing_cached"): 1}
+
+
+def test_so_many_are_counted_without_being_looked_at() -> None:
+    counts, one = DecisionCounts(), decision()
+    for _ in range(BATCH + 1):
+        counts.note(one, course(0.0))
+    assert counts.by_reason == {("m", "nothing_cached"): BATCH}
+
+
 def test_only_what_was_keyed_counts_as_prompt() -> None:
-    counts = DecisionCounts()
-    counts.count(decision(reason="no_tokenizer"), 0.001)
+    counts = counted(decision(reason="no_tokenizer"))
     assert (counts.prompt_tokens, counts.match_percent) == ({}, {})
-    counts.count(decision(), 0.001)
-    assert counts.prompt_tokens == {"m": 33}
-    assert counts.match_percent["m"].counts[0] == 1
+    counts = counted(decision(), decision(), decision(reason="no_tokenizer"))
+    assert counts.prompt_tokens == {"m": 66}
+    assert counts.match_percent["m"].counts[0] == 2
 
 
 def test_what_is_expected_of_a_model_begins_at_nothing() -> None:
@@ -47,20 +76,18 @@ def test_what_is_expected_of_a_model_begins_at_nothing() -> None:
 
 
 def test_a_match_is_the_percent_that_is_held() -> None:
-    counts = DecisionCounts()
-    counts.count(decision(held=32), 0.001)
-    assert counts.predicted_tokens == {"m": 32}
-    assert counts.match_percent["m"].total == 100 * 32 / 33
+    counts = counted(decision(held=32), decision(held=16))
+    assert counts.predicted_tokens == {"m": 48}
+    assert counts.match_percent["m"].total == pytest.approx(100 * 48 / 33)
 
 
 def test_each_phase_has_its_time() -> None:
-    counts, one = DecisionCounts(), course(1, 2, 4, 4, 5, 8)
+    one = course(1, 2, 4, 4, 5, 8)
     one.parsed()
     one.tokenized()
     one.timed(len)(())
     one.picked()
-    counts.count_phases(one)
-    assert {phase: own.total for phase, own in counts.phases.items()} == {
+    assert {phase: own.total for phase, own in phases(one).phases.items()} == {
         "parse": 1,
         "tokens": 2,
         "lookup": 1,
@@ -68,15 +95,18 @@ def test_each_phase_has_its_time() -> None:
     }
 
 
-def test_a_phase_that_did_not_come_to_pass_is_not_counted() -> None:
-    counts, one = DecisionCounts(), course(1, 2)
+@pytest.mark.parametrize("reads_body", [False, True])
+def test_a_phase_that_did_not_come_to_pass_is_not_counted(*, reads_body: bool) -> None:
+    one = course(1, 2, 3)
+    if reads_body:
+        one.parsed()
     one.picked()
-    counts.count_phases(one)
-    assert [sum(own.counts) for own in counts.phases.values()] == [0, 0, 0, 1]
+    found = phases(one)
+    assert [sum(own.counts) for own in found.phases.values()] == [int(reads_body), 0, 0, 1]
+    assert [own.total for own in found.phases.values()] == [float(reads_body), 0, 0, 1]
 
 
 def test_a_bucket_points_at_a_trace() -> None:
-    counts = DecisionCounts()
-    seen = Seen("4bf9", 0.001, 12.0)
-    counts.show(counts.count(decision(), 0.001), seen)
+    counts, seen = counted(decision()), Seen("4bf9", 0.001, 12.0)
+    counts.show(seen)
     assert [one for _, _, one in counts.seconds.cumulative() if one] == [seen]

@@ -1,0 +1,16 @@
+from extproc.config.reader import parse
+from extproc.metrics import Metrics
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
+
+CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}, {endpoint: '127.0.0.1:2'}]"
+
+
+async def test_a_worker_that_is_down_is_told_apart_from_one_without_events() -> None:
+    workers = Workers(parse(CONFIG, "c"), Fleet(12345678, lambda: 0.0), lambda _: [])
+    workers.show_down(lambda endpoint: "is gone" if endpoint == "127.0.0.1:2" else "")
+    metrics = Metrics()
+    metrics.add_workers(lambda: workers.status(lambda _: 0), lambda: 0)
+    told = metrics.exposition().decode()
+    assert 'kvsteer_worker_down{worker="127.0.0.1:1"} 0.0' in told
+    assert 'kvsteer_worker_down{worker="127.0.0.1:2"} 1.0' in told
