@@ -1,17 +1,18 @@
 """The decision: pure, and the same for a request that is routed and one that is explained."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeVar
+
+import msgspec
 
 from extproc.picking.claims import NO_CLAIMS, Claims, claims_of
 from extproc.picking.decision_terms import Decision, Query, Snapshot, Verdict
 from extproc.picking.eligibility import ANY, Worker, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.marks import Marks
-from extproc.picking.pick import MAX_PICKS, Chance, affinity_of
-from extproc.picking.policies import LOOK_AT_OVERLAP, POLICIES, Columns
+from extproc.picking.pick import Chance, affinity_of
+from extproc.picking.policies import LOOK_AT_OVERLAP, POLICIES, Columns, best
 from extproc.picking.ranks import rank_of
-from extproc.picking.rules import Rules
 from extproc.picking.sent import Sent
 from kvstate.overlap import Overlap
 
@@ -23,7 +24,8 @@ TEXT_BYTES_PER_TOKEN = 4
 # More of a text is not looked at: long bodies mostly carry media, which are few tokens.
 MAX_TEXT_BYTES = 128 * 1024
 
-_IDLE = Load()
+Value = TypeVar("Value")
+
 OVER_LIMIT = "over its limit of requests"
 FAILING = "answers request after request with failures"
 
@@ -40,11 +42,11 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     held = [snapshot.overlaps(prompt) for prompt in prompts]
     marks = _marks(query, snapshot.sent)
     claims = _claims(held, marks, snapshot, now)
-    survey = _survey(query, snapshot, claims, weighed, now)
-    verdict, candidates = _candidates(survey, snapshot)
-    policy = snapshot.policy
-    order = _order(candidates, survey, claims, (policy, weighed), (snapshot, rng))
-    first = workers[order[0]].name if order else ""
+    excluded = _excluded(query, snapshot)
+    survey = _survey(excluded, snapshot, claims, weighed, now)
+    verdict, candidates = _candidates(survey, excluded, snapshot)
+    order = _order(candidates, survey, claims, weighed, (snapshot, rng))
+    first = order[0].name if order else ""
     claimed = claims.get(first, NO_CLAIMS)
     overlaps = [each[first] for each in held if first in each]
     certain = uncertain = 0
@@ -54,21 +56,21 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     return Decision(
         model=query.model,
         prompt_tokens=prompt_tokens,
-        pick=tuple([workers[at].endpoint for at in order]),
-        reason=_reason(query, policy, verdict, (certain, uncertain), claimed),
+        pick=tuple([worker.endpoint for worker in order]),
+        reason=_reason(query, snapshot.policy, verdict, (certain, uncertain), claimed),
         certain_tokens=certain,
         uncertain_tokens=uncertain,
         uncached_tokens=weighed - claimed.saved,
         workers=workers,
-        loads=survey.loads,
+        loads=survey.spread(survey.loads, len(workers)),
         held=held,
         worker=first,
         verdict=verdict,
-        policy=policy,
+        policy=snapshot.policy,
         weighed_tokens=weighed,
         marks=marks,
-        excluded=survey.excluded,
-        costs=survey.costs,
+        excluded=excluded,
+        costs=survey.spread(survey.costs, len(workers)),
         claims=claims,
         affinity=survey.affinity,
         running=rules.weights.running,
@@ -76,17 +78,26 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     )
 
 
-class _Survey(NamedTuple):
-    """What is known of each worker, in their order; loads and costs are None of the excluded.
+class _Survey(msgspec.Struct, frozen=True, gc=False):
+    """What is known of the workers that may answer, in the order of all.
 
-    eligible: the places of the others.
+    places: theirs among all workers.
     """
 
-    eligible: list[int]
-    excluded: list[str]
-    loads: list[Load | None]
-    costs: list[float | None]
+    places: list[int]
+    workers: Sequence[Worker]
+    loads: list[Load]
+    costs: list[float]
     affinity: float
+
+    def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
+        """A column of all workers, None for those that may not answer."""
+        if len(own) == count:
+            return own
+        column: list[Value | None] = [None] * count
+        for place, value in zip(self.places, own, strict=True):
+            column[place] = value
+        return column
 
 
 def _marks(query: Query, sent: Sent | None) -> Sequence[Marks]:
@@ -105,102 +116,105 @@ def _claims(
     return claims_of(held, expected, snapshot.state, snapshot.rules.weights)
 
 
-def _survey(
-    query: Query, snapshot: Snapshot, claims: Mapping[str, Claims], weighed: float, now: float
-) -> _Survey:
-    weights, load, workers = snapshot.rules.weights, snapshot.load, snapshot.workers
+def _excluded(query: Query, snapshot: Snapshot) -> list[str]:
     demand, unfit = query.demand, snapshot.unfit
     if demand == ANY and not unfit:
-        excluded = [worker.excluded for worker in workers]
+        return [worker.excluded for worker in snapshot.workers]
+    return [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
+
+
+def _survey(
+    excluded: Sequence[str],
+    snapshot: Snapshot,
+    claims: Mapping[str, Claims],
+    weighed: float,
+    now: float,
+) -> _Survey:
+    weights, load, workers = snapshot.rules.weights, snapshot.load, snapshot.workers
+    if any(excluded):
+        places = [place for place, why in enumerate(excluded) if not why]
+        workers = [workers[place] for place in places]
     else:
-        excluded = [why_excluded(worker, demand, unfit) for worker in workers]
-    eligible = [at for at, why in enumerate(excluded) if not why]
-    known = [load(workers[at].endpoint, now) for at in eligible]
-    mean = sum([one.utilization for one in known]) / len(known) if known else 0.0
+        places = list(range(len(workers)))
+    loads = [load(worker.endpoint, now) for worker in workers]
+    mean = sum([one.utilization for one in loads]) / len(loads) if loads else 0.0
     affinity, running = affinity_of(weights, mean), weights.running
-    loads: list[Load | None] = [None] * len(workers)
-    costs: list[float | None] = [None] * len(workers)
-    for at, one in zip(eligible, known, strict=True):
-        loads[at] = one
-        name = workers[at].name
-        uncached = weighed - claims[name].saved if name in claims else weighed
-        costs[at] = (
-            affinity * uncached + one.backlog_tokens + running * (one.in_flight + one.others)
-        )
-    return _Survey(eligible, excluded, loads, costs, affinity)
+    uncached = affinity * weighed
+    costs = [
+        uncached + one.backlog_tokens + running * (one.in_flight + one.others) for one in loads
+    ]
+    if claims:
+        for at, worker in enumerate(workers):
+            if worker.name in claims:
+                costs[at] -= affinity * claims[worker.name].saved
+    return _Survey(places, workers, loads, costs, affinity)
 
 
-def _candidates(survey: _Survey, snapshot: Snapshot) -> tuple[Verdict, list[int]]:
-    """What is to be done, and among which workers.
+def _candidates(
+    survey: _Survey, excluded: list[str], snapshot: Snapshot
+) -> tuple[Verdict, Sequence[int]]:
+    """What is to be done, and among which of the workers that may answer.
 
     Neither failures nor a limit leave out all of them: then both give way, unless the rules shed.
     """
-    rules, left_out, eligible = snapshot.rules, snapshot.left_out, survey.eligible
-    if not eligible:
-        return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), []
+    rules, left_out = snapshot.rules, snapshot.left_out
+    candidates: Sequence[int] = range(len(survey.places))
+    if not candidates:
+        return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), ()
     if left_out:
-        failing = [at for at in eligible if snapshot.workers[at].endpoint in left_out]
-        eligible = _spared(eligible, failing, survey.excluded, FAILING)
+        failing = [at for at in candidates if survey.workers[at].endpoint in left_out]
+        candidates = _spared(candidates, failing, survey, excluded, FAILING)
     limit = rules.max_in_flight
     if limit is None:
-        return Verdict.STEER, eligible
-    full = [at for at in eligible if _requests(survey.loads[at]) >= limit]
-    if rules.sheds and len(full) == len(eligible):
+        return Verdict.STEER, candidates
+    loads = survey.loads
+    full = [at for at in candidates if loads[at].in_flight + loads[at].others >= limit]
+    if rules.sheds and len(full) == len(candidates):
         for at in full:
-            survey.excluded[at] = OVER_LIMIT
-        return Verdict.SHED, []
-    return Verdict.STEER, _spared(eligible, full, survey.excluded, OVER_LIMIT)
+            excluded[survey.places[at]] = OVER_LIMIT
+        return Verdict.SHED, ()
+    return Verdict.STEER, _spared(candidates, full, survey, excluded, OVER_LIMIT)
 
 
-def _spared(candidates: list[int], bad: list[int], excluded: list[str], why: str) -> list[int]:
+def _spared(
+    candidates: Sequence[int], bad: list[int], survey: _Survey, excluded: list[str], why: str
+) -> Sequence[int]:
     """The candidates that are not bad; all of them where nobody else is left."""
     if not bad or len(bad) == len(candidates):
         return candidates
     for at in bad:
-        excluded[at] = why
-    return [at for at in candidates if not excluded[at]]
-
-
-def _requests(load: Load | None) -> float:
-    return 0.0 if load is None else load.in_flight + load.others
+        excluded[survey.places[at]] = why
+    return [at for at in candidates if not excluded[survey.places[at]]]
 
 
 def _order(
-    candidates: list[int],
+    candidates: Sequence[int],
     survey: _Survey,
     claims: Mapping[str, Claims],
-    asked: tuple[str, float],
+    weighed: float,
     around: tuple[Snapshot, Chance],
-) -> list[int]:
+) -> list[Worker]:
     """The best candidates, at most as many as are named."""
-    (policy, weighed), (snapshot, rng) = asked, around
-    workers, loads, costs = snapshot.workers, survey.loads, survey.costs
-
-    def saved() -> list[float]:
-        return [claims.get(workers[at].name, NO_CLAIMS).saved for at in candidates]
-
-    def in_flight() -> list[float]:
-        known = [loads[at] or _IDLE for at in candidates]
-        return [load.in_flight + load.others for load in known]
-
-    rules = snapshot.rules
+    snapshot, chance = around
+    workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
+    if len(candidates) != len(workers):
+        workers = [workers[at] for at in candidates]
+        loads = [loads[at] for at in candidates]
+        costs = [costs[at] for at in candidates]
     columns = Columns(
         weighed,
-        [costs[at] or 0.0 for at in candidates],
-        saved,
-        in_flight,
+        costs,
+        lambda: [claims.get(worker.name, NO_CLAIMS).saved for worker in workers],
+        lambda: [load.in_flight + load.others for load in loads],
         snapshot.turn,
-        rng,
         rules.cache_aware,
         rules.prefix_cache,
     )
-    ranks = POLICIES[policy](columns)
-    best = sorted(range(len(ranks)), key=ranks.__getitem__)[:MAX_PICKS]
-    return [candidates[at] for at in best]
+    return [workers[at] for at in best(POLICIES[snapshot.policy](columns), chance)]
 
 
 def _rank(
-    order: list[int],
+    order: Sequence[Worker],
     overlaps: Sequence[Overlap],
     survey: _Survey,
     snapshot: Snapshot,
@@ -214,14 +228,9 @@ def _rank(
     ranks = snapshot.ranks
     if ranks is None or not overlaps:
         return None
-    first = snapshot.workers[order[0]]
-    running = snapshot.rules.weights.running
-    counts = [
-        ranks.count(worker.name)
-        for worker, load in zip(snapshot.workers, survey.loads, strict=True)
-        if load is not None
-    ]
-    work = ranks.work(first.endpoint, now, running)
+    first = order[0]
+    counts = [ranks.count(worker.name) for worker in survey.workers]
+    work = ranks.work(first.endpoint, now, snapshot.rules.weights.running)
     return rank_of(overlaps, counts, ranks.count(first.name), work)
 
 

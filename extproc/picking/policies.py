@@ -1,4 +1,4 @@
-"""The policies: from what is known of all eligible workers to their ranks, the lowest first.
+"""The policies: from what is known of all eligible workers to their ranks, the lowest best.
 
 Each is one small function over columns: one entry for each eligible worker, in the same order.
 docs/policies.md says when to use which.
@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-from extproc.picking.pick import Chance
+import msgspec
+
+from extproc.picking.pick import MAX_PICKS, Chance
 
 
 class CacheAware(NamedTuple):
@@ -36,7 +38,7 @@ class PrefixCache(NamedTuple):
     sigmas: float = 1.0
 
 
-class Columns(NamedTuple):
+class Columns(msgspec.Struct, frozen=True, gc=False):
     """What a policy looks at; saved and in_flight are made for those that ask.
 
     prompt_tokens: of the request. costs, saved: in tokens, of each worker. in_flight: requests,
@@ -48,61 +50,66 @@ class Columns(NamedTuple):
     saved: Callable[[], Sequence[float]]
     in_flight: Callable[[], Sequence[float]]
     turn: int
-    chance: Chance
     cache_aware: CacheAware = CacheAware()
     prefix_cache: PrefixCache = PrefixCache()
 
 
-Rank = tuple[float, float, float]
-Policy = Callable[[Columns], list[Rank]]
+Ranks = Sequence[float] | Sequence[tuple[float, float]]
+Policy = Callable[[Columns], Ranks]
 
 
-def by_cost(columns: Columns) -> list[Rank]:
-    """The least work first; ties at random."""
-    random = columns.chance.random
-    return [(cost, random(), 0.0) for cost in columns.costs]
+def best(ranks: Ranks, chance: Chance) -> list[int]:
+    """The places of the lowest ranks, as many as are named at most; ties at random."""
+    lowest = sorted(ranks)[: MAX_PICKS + 1]
+    if len(set(lowest)) == len(lowest):
+        return [ranks.index(rank) for rank in lowest[:MAX_PICKS]]
+    random = chance.random
+    drawn = sorted([(rank, random(), place) for place, rank in enumerate(ranks)])
+    return [place for _, _, place in drawn[:MAX_PICKS]]
 
 
-def by_least_request(columns: Columns) -> list[Rank]:
-    """The fewest requests in flight first; ties at random."""
-    random = columns.chance.random
-    return [(requests, random(), 0.0) for requests in columns.in_flight()]
+def by_cost(columns: Columns) -> Ranks:
+    """The least work first."""
+    return columns.costs
 
 
-def by_turn(columns: Columns) -> list[Rank]:
+def by_least_request(columns: Columns) -> Ranks:
+    """The fewest requests in flight first."""
+    return columns.in_flight()
+
+
+def by_turn(columns: Columns) -> Ranks:
     """One after the other."""
     count = len(columns.costs)
-    return [((position - columns.turn) % count, 0.0, 0.0) for position in range(count)]
+    return [(place - columns.turn) % count for place in range(count)]
 
 
-def by_chance(columns: Columns) -> list[Rank]:
-    """Any order."""
-    random = columns.chance.random
-    return [(random(), 0.0, 0.0) for _ in columns.costs]
+def by_chance(columns: Columns) -> Ranks:
+    """All alike."""
+    return [0.0] * len(columns.costs)
 
 
-def by_cache_aware(columns: Columns) -> list[Rank]:
+def by_cache_aware(columns: Columns) -> Ranks:
     """The longest match where it is long enough and the fleet is balanced, else the idlest."""
     knobs, requests = columns.cache_aware, columns.in_flight()
     most, least = max(requests, default=0.0), min(requests, default=0.0)
     is_unbalanced = most - least > knobs.balance_abs and most > knobs.balance_rel * least
     enough = knobs.cache_threshold * columns.prompt_tokens
-    if is_unbalanced or max(columns.saved(), default=0.0) <= enough:
-        return by_least_request(columns)
-    random = columns.chance.random
-    return [(-saved, own, random()) for saved, own in zip(columns.saved(), requests, strict=True)]
+    saved = columns.saved()
+    if is_unbalanced or max(saved, default=0.0) <= enough:
+        return requests
+    return [(-tokens, own) for tokens, own in zip(saved, requests, strict=True)]
 
 
-def by_prefix_cache(columns: Columns) -> list[Rank]:
+def by_prefix_cache(columns: Columns) -> Ranks:
     """The longest match among workers that are not busier than most, then the idlest."""
     knobs, requests = columns.prefix_cache, columns.in_flight()
     if not requests or max(requests) - min(requests) > knobs.imbalance:
-        return by_least_request(columns)
+        return requests
     limit = fmean(requests) + knobs.sigmas * pstdev(requests)
-    random = columns.chance.random
     return [
-        (-saved if own <= limit else 0.0, own, random())
-        for saved, own in zip(columns.saved(), requests, strict=True)
+        (-tokens if own <= limit else 0.0, own)
+        for tokens, own in zip(columns.saved(), requests, strict=True)
     ]
 
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from extproc.picking.policies import POLICIES, CacheAware, Columns, PrefixCache
+from extproc.picking.policies import POLICIES, CacheAware, Columns, PrefixCache, best
 
 
 def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
     """Workers given as (cost, saved, in flight)."""
     costs, saved, in_flight = zip(*workers, strict=True) if workers else ((), (), ())
-    defaults: dict[str, Any] = {"prompt_tokens": 100.0, "turn": 0, "chance": Random(0)}
+    defaults: dict[str, Any] = {"prompt_tokens": 100.0, "turn": 0}
     return Columns(
         costs=costs,
         saved=lambda: saved,
@@ -21,8 +21,8 @@ def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
 
 def order(policy: str, *workers: tuple[float, float, float], **fields: Any) -> Sequence[int]:
     """Positions of the workers, best first."""
-    ranks = POLICIES[policy](columns(*workers, **fields))
-    return sorted(range(len(workers)), key=ranks.__getitem__)
+    chance = fields.pop("chance", Random(0))
+    return best(POLICIES[policy](columns(*workers, **fields)), chance)
 
 
 def test_each_policy_looks_at_its_own() -> None:
@@ -41,9 +41,21 @@ def test_ties_are_spread_by_chance(policy: str) -> None:
     assert all(firsts.count(at) > 60 for at in range(3))
 
 
+def test_no_more_are_ordered_than_are_named() -> None:
+    workers = [(float(cost), 0.0, 0.0) for cost in (9, 7, 8, 5, 6)]
+    assert order("cost", *workers) == [3, 4, 1]
+
+
+def test_a_tie_behind_those_that_are_named_has_as_good_a_chance() -> None:
+    workers = [(float(cost), 0.0, 0.0) for cost in (1, 2, 3, 3)]
+    rng = Random(1)
+    thirds = [order("cost", *workers, chance=rng)[2] for _ in range(100)]
+    assert all(thirds.count(at) > 20 for at in (2, 3))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_worker_is_no_fault(policy: str) -> None:
-    assert POLICIES[policy](columns()) == []
+    assert order(policy) == []
 
 
 def test_cache_aware_takes_the_longest_match_above_its_threshold() -> None:
