@@ -29,10 +29,10 @@ class Buckets:
         self.total = 0.0
         self.seen: dict[int, Seen] = {}
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Counts a value that was observed so many times."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += times * value
+    def observe(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
     def observe_all(self, values: list[float]) -> None:
         """Counts many values, which are left in order."""

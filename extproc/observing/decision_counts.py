@@ -81,17 +81,22 @@ class DecisionCounts:
         models, reasons, prompts, held, *times = zip(*noted, strict=True)
         for (model, reason), count in Counter(zip(models, reasons, strict=True)).items():
             self.by_reason[model or "", reason] += count
-        for (model, prompt_tokens, tokens), count in Counter(
-            zip(models, prompts, held, strict=True)
-        ).items():
-            if prompt_tokens:
-                self._count_tokens(model or "", prompt_tokens, tokens, count)
+        for model in set(models):
+            own = [
+                (prompt_tokens, tokens)
+                for name, prompt_tokens, tokens in zip(models, prompts, held, strict=True)
+                if name == model and prompt_tokens
+            ]
+            if own:
+                self._count_tokens(model or "", own)
         self._count_times(*times)
 
-    def _count_tokens(self, model: str, prompt_tokens: int, held: int, count: int) -> None:
-        self.prompt_tokens[model] += count * prompt_tokens
-        self.predicted_tokens[model] += count * held
-        self.match_percent[model].observe(100.0 * held / prompt_tokens, count)
+    def _count_tokens(self, model: str, keyed: Sequence[tuple[int, int]]) -> None:
+        """Of one model: tokens of each prompt, and how many of them its worker holds."""
+        self.prompt_tokens[model] += sum([prompt_tokens for prompt_tokens, _ in keyed])
+        self.predicted_tokens[model] += sum([held for _, held in keyed])
+        percents = [100.0 * held / prompt_tokens for prompt_tokens, held in keyed]
+        self.match_percent[model].observe_all(percents)
 
     def _count_times(
         self,

@@ -18,7 +18,7 @@ def test_a_bound_takes_in_its_own_value() -> None:
 def test_a_bucket_shows_the_last_observation_of_its_own() -> None:
     buckets = Buckets([1])
     seen = Seen("4bf9", 5.0, 12.0)
-    buckets.observe(5.0, 1)
+    buckets.observe(5.0)
     buckets.show(Seen("before", 2.0, 11.0))
     buckets.show(seen)
     assert buckets.cumulative() == [("1.0", 0, None), ("+Inf", 1, seen)]
