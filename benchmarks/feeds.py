@@ -20,8 +20,8 @@ from pathlib import Path
 from feeds_publisher import BLOCKS_A_BATCH
 from measure import Figure, Goal, Row, table
 
-from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.zmq_transport import ZmqTransport

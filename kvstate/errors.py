@@ -6,6 +6,7 @@ KVSteerError
 └── (extproc.errors)
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
+    ├── DiscoveryError  a source of workers cannot be asked now
     ├── ProtocolError   the proxy broke the ext_proc protocol, or speaks another dialect
     └── StartError      this machine refuses something: a port, a file, a permission
 """

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstate.feeds.engine_load import EngineLoad
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_news import Place
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.sink import Body, IndexSink
-from kvstate.feeds.subscriber import Place, Shared, Subscriber
+from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.turns import Turns
 from kvstate.index import Index, Owner
@@ -115,7 +116,7 @@ class Fleet:
         owner = self._index.add(worker, rank, model)
         sink = IndexSink(self._index, owner)
         subscriber = Subscriber(Place(worker, rank), sink, transport, self._shared)
-        sink.emptied = subscriber.emptied = functools.partial(self._empty, worker)
+        sink.emptied = subscriber.news.emptied = functools.partial(self._empty, worker)
         return _Followed(owner, sink, subscriber, asyncio.create_task(subscriber.run()))
 
     def _empty(self, worker: str) -> None:
@@ -218,7 +219,7 @@ class Fleet:
         return FeedStatus(
             rank=owner.rank,
             state=feed.state,
-            reason=followed.subscriber.reason,
+            reason=followed.subscriber.news.reason,
             last_sequence=feed.last_sequence,
             blocks=owner.blocks,
             uncertain_blocks=owner.blocks if not owner.trusted else owner.uncertain_blocks,

@@ -1,43 +1,26 @@
 """The block index: which ranks hold the leading blocks of a prompt, exactly.
 
-Names, orphans and counters are here; the blocks themselves are in a core (`kvstate.core`), compiled
-or plain. What a core cannot do in one call falls back to typed events, whose decoder names faults.
+Names are here; the blocks themselves are in a core (`kvstate.core`), compiled or plain. What a core
+cannot do in one call falls back to typed events (`kvstate.event_applier`), whose decoder names
+faults.
 
-A block whose parent is unknown has no key: it waits as an orphan, bounded, and counts for nothing
-until the parent turns up. A rank's blocks are bounded too: a store that would go beyond is refused,
-newest first, so that what is credited stays true.
+A rank's blocks are bounded: a store that would go beyond is refused, newest first, so that what is
+credited stays true.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstate.core import StoreResult
 from kvstate.core_choice import make_core
-from kvstate.events import (
-    BlockHash,
-    BlocksCopied,
-    BlocksRemoved,
-    BlocksStored,
-    Event,
-    EventBatch,
-    OtherGroupStored,
-)
+from kvstate.event_applier import DOUBTFUL_GROUP, EventApplier
+from kvstate.events import Event, EventBatch
 from kvstate.keys import encoded
-from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.overlap import Overlap, Prompt
 from kvstate.owner import Owner
-from kvstate.wire.groups import Admission
 from kvstate.wire.zmq_wire import decode_batch
 
 __all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
-
-# The names under which what the groups keep out is counted.
-_DOUBTFUL_GROUP = "group_without_kind"
-_ADMISSION_FAULTS: dict[int, str] = {
-    Admission.OTHER_GROUP: "other_attention_group",
-    Admission.DOUBTFUL: _DOUBTFUL_GROUP,
-}
 
 # What a block takes in the compiled core at the most, tables half grown and all.
 BYTES_PER_BLOCK = 64
@@ -80,14 +63,15 @@ class Index:
     def __init__(
         self, secret: int, limits: Limits | None = None, *, compiled: bool | None = None
     ) -> None:
-        self._limits = limits or Limits()
-        self._core = make_core(secret, self._limits.blocks, compiled=compiled)
+        limits = limits or Limits()
+        self._core = make_core(secret, limits.blocks, compiled=compiled)
+        self._applier = EventApplier(self._core, limits.orphans, limits.orphan_bytes)
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._free: list[int] = []  # numbers
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
-        self._with_bigrams: set[int] = set()  # models
+        self._with_bigrams = self._applier.models_with_bigrams
 
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
@@ -109,13 +93,12 @@ class Index:
 
     def clear(self, owner: Owner) -> None:
         """Forgets everything a rank holds, and how it speaks: it restarted."""
-        self._clear_blocks(owner)
+        self._applier.clear(owner)
         owner.forget_layout()
 
     def demote(self, owner: Owner) -> None:
         """Makes everything a rank holds uncertain: its feed has a hole here."""
-        self._core.demote(owner.number)
-        owner.orphans.clear()
+        self._applier.demote(owner)
 
     def apply_message(self, owner: Owner, body: bytes | EventBatch) -> Applied:
         """Applies one message of a feed, in one call of the core where it is as expected.
@@ -141,10 +124,7 @@ class Index:
 
         With group_without_kind among them, everything the rank holds is uncertain now.
         """
-        faults = tuple(fault for event in events if (fault := self._apply(owner, event)))
-        if _DOUBTFUL_GROUP in faults:
-            self.demote(owner)
-        return faults
+        return self._applier.apply(owner, events)
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block, its best rank's.
@@ -156,7 +136,7 @@ class Index:
             return {}
         first = encoded(prompt.namespace)
         found = self._core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
-        if model in self._with_bigrams:
+        if prompt.model in self._with_bigrams:
             for worker, overlap in self._bigram_overlaps(model, prompt).items():
                 known = found.get(worker)
                 if known is None or overlap.rank_order > known.rank_order:
@@ -207,94 +187,5 @@ class Index:
         faults = self.apply(owner, batch.events)
         if batch.removal_lost:
             self.demote(owner)
-        removal_lost = batch.removal_lost or _DOUBTFUL_GROUP in faults
+        removal_lost = batch.removal_lost or DOUBTFUL_GROUP in faults
         return Applied(batch.clears, batch.faults + faults, removal_lost)
-
-    def _apply(self, owner: Owner, event: Event) -> str:
-        """Applies one event; under which name it was skipped, "" if it was not."""
-        admission: int = Admission.INDEXED
-        match event:
-            case BlocksStored():
-                holds_prefix = None if event.kind is None else True
-                admission = self._core.admit(owner.number, event.group, holds_prefix)
-                if admission == Admission.INDEXED:
-                    self._store(owner, event)
-            case OtherGroupStored():
-                admission = self._core.admit(owner.number, event.group, False)  # noqa: FBT003
-            case BlocksCopied():
-                admission = self._core.admission(owner.number, event.group)
-                if admission == Admission.INDEXED:
-                    self._core.copy(owner.number, event.hashes, event.medium, event.group)
-            case BlocksRemoved():
-                self._remove_blocks(owner, event)
-            case _:  # everything was cleared
-                self._clear_blocks(owner)
-        return _ADMISSION_FAULTS.get(admission, "")
-
-    def _clear_blocks(self, owner: Owner) -> None:
-        self._core.clear(owner.number)
-        owner.orphans.clear()
-
-    def _store(self, owner: Owner, event: BlocksStored) -> None:
-        owner.note_layout(event)
-        if event.bigrams:
-            self._with_bigrams.add(self._models[owner.model])
-        extras = [encoded(extra) for extra in event.extras] if event.extras else None
-        result = self._core.store(
-            owner.number,
-            event.hashes,
-            event.parent,
-            event.tokens,
-            event.block_size,
-            event.lora,
-            extras,
-            event.medium,
-            event.group,
-        )
-        if result == StoreResult.UNKNOWN_PARENT:
-            self._park(owner, event)
-        elif owner.orphans:
-            for block in event.hashes:
-                self._attach(owner, block)
-
-    def _park(self, owner: Owner, event: BlocksStored) -> None:
-        for orphan in orphans_of(event):
-            owner.count("orphaned")
-            if self._is_full(owner.orphans):
-                owner.count("orphans_over_limit")
-                return
-            owner.orphans.park(orphan)
-
-    def _is_full(self, orphans: Orphanage) -> bool:
-        return len(orphans) >= self._limits.orphans or orphans.bytes >= self._limits.orphan_bytes
-
-    def _attach(self, owner: Owner, block: BlockHash) -> None:
-        """Gives the orphans of a block that turned up their keys, and theirs in turn."""
-        turned_up = [block]
-        while turned_up:
-            parent = turned_up.pop()
-            for orphan in owner.orphans.take(parent):
-                for _ in range(orphan.copies):
-                    self._store_orphan(owner, parent, orphan)
-                turned_up.append(orphan.block)
-
-    def _store_orphan(self, owner: Owner, parent: BlockHash, orphan: Orphan) -> None:
-        self._core.store(
-            owner.number,
-            [orphan.block],
-            parent,
-            memoryview(orphan.tokens).cast("I"),
-            orphan.pool.block_size,
-            None,  # the adapter is in the parent's key
-            None if orphan.extra is None else [orphan.extra],
-            orphan.pool.medium,
-            orphan.pool.group,
-        )
-
-    def _remove_blocks(self, owner: Owner, event: BlocksRemoved) -> None:
-        for block in event.hashes:
-            held = self._core.remove(owner.number, block, event.medium, event.group)
-            if held or owner.orphans.remove(event.medium, event.group, block):
-                continue
-            if self._core.admission(owner.number, event.group) == Admission.INDEXED:
-                owner.count("removed_unknown")

@@ -63,7 +63,7 @@ def test_the_simulator_knows_neither_side_and_only_commands_know_it() -> None:
         importers_of("extproc") | importers_of("kvstate")
     )
     outside = {name for name in importers_of("simulator") if not name.startswith("simulator")}
-    assert outside == {"extproc.cli", "extproc.demo"}
+    assert outside == {"extproc.cli", "extproc.demo_configuration"}
 
 
 @pytest.mark.parametrize("module", PURE)
@@ -83,7 +83,8 @@ def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
     assert not ours  # feeds speak ZMTP themselves: libzmq aborts the process
     served = {"extproc.serving.grpc_server", "extproc.health", "kvstate.bridge.server"}
-    assert importers_of("grpc") == {*served, "kvstate.feeds.grpc_transport"}
+    feeds = {"kvstate.feeds.grpc_channel", "kvstate.feeds.grpc_transport"}
+    assert importers_of("grpc") == {*served, *feeds}
 
 
 def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:

@@ -14,7 +14,7 @@ from kvstate.core_choice import IS_COMPILED
 from tests.purity import PURE
 
 # Modules of declarations only: there is nothing in them to run.
-INTERFACES = {"kvstate.core", "extproc.observing.traces"}
+INTERFACES = {"kvstate.core", "extproc.discovery.sources", "extproc.observing.traces"}
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {

@@ -9,7 +9,7 @@ from typing import Any
 from extproc.checking.evidence import Asked, usable_tokens
 from extproc.checking.self_check import MAX_PROMPT_TOKENS, Result, Watched, WorkerCheck
 from kvstate.events import EventBatch, Tokens
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.sink import Body
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap, Prompt

@@ -1,19 +1,17 @@
 """Bodies that were parsed before, so that of a conversation's next turn only what is new is parsed.
 
-JSON is read from left to right. A body that begins with the bytes of another, up to the end of a
-message there, has the same messages up to that place, and what follows is read in the same state.
-So an empty object stands in for these messages, and the short text that this leaves is parsed. It
-says the same as the whole or is wrong where the whole is wrong; what is wrong, only the whole says.
+`extproc.requests.message_spans` finds where messages stand in a body, and shortens it.
 
 Bounded in bytes; the body asked for least recently goes first.
 """
 
-import re
 import sys
 from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
 import msgspec
+
+from extproc.requests.message_spans import shortened, span_of
 
 # Messages as templates see them, and whether there is media among their parts.
 Shaped = tuple[list[dict[str, Any]], bool]
@@ -39,19 +37,6 @@ _MESSAGE_BYTES = 400
 
 # One body may take so much of the whole.
 _LARGEST_SHARE = 4
-
-# Stands where known messages stood. Nobody writes an empty object so: where one does, nothing is
-# known. No text can end in a part of it and begin in another.
-_STAND_IN = b"{\t \t}"
-
-_COMMA = re.compile(rb"[ \t\r\n]*,[ \t\r\n]*")
-
-
-class _Unread(msgspec.Struct):
-    messages: list[msgspec.Raw]
-
-
-_unread = msgspec.json.Decoder(_Unread)
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -82,14 +67,14 @@ class Known(NamedTuple):
     """A body whose first messages are known.
 
     text: the body with an empty object in their place; it may be none of an API's.
-    shaped: the messages left out; not to be changed: other requests share them.
     end: of the last message, in bytes of the body.
+    shaped: the messages left out; not to be changed: other requests share them.
     like: for `remember`.
     """
 
     text: bytes
-    shaped: Shaped
     end: int
+    shaped: Shaped
     like: _Entry
 
 
@@ -125,7 +110,10 @@ class KnownBodies:
             entry = self._alike(body)
         finally:
             self._free.append(True)
-        return None if entry is None else _shortened(body, entry)
+        if entry is None:
+            return None
+        short = shortened(body, entry.start, entry.end)
+        return None if short is None else Known(short[0], short[1], entry.shaped, entry)
 
     def remember(self, body: bytes, known: Known | None, shaped: Shaped) -> None:
         """Keeps a body that was parsed; it takes the place of the one that it continues.
@@ -192,56 +180,14 @@ def _tail(body: bytes, end: int) -> bytes:
     return body[max(0, end - _SAMPLE_BYTES) : end]
 
 
-def _shortened(body: bytes, entry: _Entry) -> Known | None:
-    rest = body[entry.end :]
-    if _STAND_IN in rest:
-        return None
-    text = b"".join((body[: entry.start], _STAND_IN, rest))
-    messages = _messages(text)
-    # a body may name its messages once more: those count then, and they do not stand here
-    end = _end(text, entry.start, messages) if messages else None
-    if end is None:
-        return None
-    return Known(text, entry.shaped, end + len(body) - len(text), entry)
-
-
 def _entry(body: bytes, known: Known | None, shaped: Shaped) -> _Entry | None:
     messages = shaped[0]
     if known is not None:
         like = known.like
         size_bytes = like.shaped_bytes + _size_bytes(messages[len(known.shaped[0]) :])
         return _Entry(body, like.start, known.end, shaped, size_bytes)
-    span = _span(body)
+    span = span_of(body)
     return None if span is None else _Entry(body, *span, shaped, _size_bytes(messages))
-
-
-def _span(body: bytes) -> tuple[int, int] | None:
-    """Where the first message begins and the last one ends, None where that is not plain."""
-    messages = _messages(body)
-    if not messages:
-        return None
-    start = body.find(memoryview(messages[0])[:_SAMPLE_BYTES])  # the whole would be a slow needle
-    head = body[:start]
-    # what is put there must be the one message: so it is that list, and its beginning
-    if _STAND_IN in head or [*map(bytes, _messages(head + _STAND_IN + b"]}"))] != [_STAND_IN]:
-        return None
-    end = _end(body, start, messages)
-    return None if end is None else (start, end)
-
-
-def _messages(body: bytes) -> list[msgspec.Raw]:
-    """The messages that count, unread; none if it is no such body."""
-    try:
-        return _unread.decode(body).messages
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
-
-
-def _end(body: bytes, start: int, messages: list[msgspec.Raw]) -> int | None:
-    """Where the last of messages ends, if these stand there with the same between any two."""
-    comma = _COMMA.match(body, start + len(memoryview(messages[0])))
-    text = (comma[0] if comma else b"").join(messages)
-    return start + len(text) if body.startswith(text, start) else None
 
 
 def _size_bytes(messages: list[dict[str, Any]]) -> int:

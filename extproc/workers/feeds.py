@@ -10,8 +10,8 @@ from extproc.config import AUTO, Config, Worker, WorkerEvents
 from extproc.workers.asking import Asking
 from extproc.workers.feed_discovery import sources
 from extproc.workers.feed_sources import configured
-from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Transport
 from kvstate.fleet import Fleet
 

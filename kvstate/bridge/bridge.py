@@ -12,7 +12,8 @@ from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BridgedRank
 from kvstate.bridge.status import Ended, Status
 from kvstate.bridge.stream import Subscription, subscribe
-from kvstate.feeds.subscriber import Place, Shared, Subscriber
+from kvstate.feeds.feed_news import Place
+from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.turns import Turns
 

@@ -9,7 +9,9 @@ from kvstate.bridge.history import History
 from kvstate.bridge.mirror import Copy, Mirror
 from kvstate.bridge.status import Standing
 from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Event, OtherGroupStored
-from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_choice import make_feed
+from kvstate.feeds.feed_terms import Recovery, State
 from kvstate.feeds.sink import Body, Taken
 from kvstate.wire.groups import Admission, Groups
 from kvstate.wire.grpc_encoding import (
@@ -59,7 +61,7 @@ class BridgedRank:
         self.history = history
         self.mirror = mirror
         self.standing = Standing()
-        self.feed: Feed[Body] = Feed(Recovery.NONE)
+        self.feed: Feed[Body] = make_feed(Recovery.NONE)
         self.unknown_before = 0
         self._changed = changed
         self._groups = Groups()

@@ -12,7 +12,7 @@ So do SMG's gateway (its kv_event_monitor) and our own subscriber.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_terms import State
 
 
 class Status(StrEnum):

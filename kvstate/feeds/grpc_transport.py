@@ -16,8 +16,14 @@ import grpc
 from kvstate.errors import WireError
 from kvstate.events import BlocksStored, EventBatch
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import GrpcSource
+from kvstate.feeds.feed_terms import Recovery
+from kvstate.feeds.grpc_channel import (
+    KEEPALIVE_INTERVAL_MS,
+    LONG_KEEPALIVE_INTERVAL_MS,
+    Subscribe,
+    subscribing,
+)
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
 from kvstate.feeds.transport import (
     Batch,
@@ -32,14 +38,6 @@ from kvstate.feeds.turns import SLICE_SECONDS
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
 from kvstate.wire.grpc_wire import decoding, load_of, parse_message, rank_of, snapshot_of
 
-# The gRPC service that each engine's server has the method on.
-SERVICES = {
-    "vllm": "vllm.grpc.engine.VllmEngine",
-    "sglang": "sglang.grpc.scheduler.SglangScheduler",
-    "trtllm": "trtllm.TrtllmService",
-    "tokenspeed": "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
-}
-
 # SMG's gateways wait as long for the answer to a subscription.
 SUBSCRIBE_SECONDS = 2.0
 RETRY_SECONDS = (0.1, 5.0)
@@ -47,28 +45,13 @@ RETRY_SECONDS = (0.1, 5.0)
 REFUSED_SECONDS = 60.0
 
 # A server that died without a word is noticed by its silence. Those that send heartbeats (load
-# records, one at least every 5 s) are given little more than that. The others are pinged: the
-# engines' servers allow that every 10 s on an idle stream and hang up on who does it more often;
-# servers with the defaults of gRPC allow it every 5 minutes.
+# records, one at least every 5 s) are given little more than that; the others are pinged.
 HEARTBEAT_TIMEOUT_SECONDS = 7.0
-KEEPALIVE_INTERVAL_MS = 12_000
-LONG_KEEPALIVE_INTERVAL_MS = 330_000
-KEEPALIVE_TIMEOUT_MS = 3_000
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 # The server cannot go on where we were.
 _STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
 _TOO_MANY_PINGS = "oo many pings"
 _MAX_DETAILS = 200
-_OPTIONS = (
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),  # an idle engine sends none
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),  # workers are near; a proxy of the environment is for others
-)
 
 
 class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an error
@@ -103,24 +86,13 @@ class _GrpcFeeds:
 
     async def _follow(self) -> None:
         """Subscribes again and again, over one channel as long as it will do."""
-        method = f"/{SERVICES[self._source.service]}/SubscribeKvEvents"
         keepalive_ms = self._keepalive_ms
-        options = (
-            *_OPTIONS,
-            ("grpc.keepalive_time_ms", keepalive_ms),
-            ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-            ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # what gRPC 1.85 goes by
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        )
-        async with grpc.aio.insecure_channel(self._source.target, options=options) as channel:
-            subscribe = channel.unary_stream(
-                method, request_serializer=SubscribeKvEventsRequest.SerializeToString
-            )
+        async with subscribing(self._source, keepalive_ms) as subscribe:
             while keepalive_ms == self._keepalive_ms:
                 seconds = await self._stream(subscribe)
                 await asyncio.sleep(seconds)
 
-    async def _stream(self, subscribe: Any) -> float:  # noqa: ANN401 - grpc.aio is not typed
+    async def _stream(self, subscribe: Subscribe) -> float:
         """Follows one stream to its end; returns the seconds until the next."""
         start = self._start()
         request = SubscribeKvEventsRequest(

@@ -1,17 +1,21 @@
-"""The loop that runs one feed: transport in, sink out."""
+"""The loop that runs one feed: what the transport says goes in, what the feed asks for is done."""
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvstate.errors import ReplayError, WireError
 from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.effects import Effects
 from kvstate.feeds.engine_load import EngineLoad
-from kvstate.feeds.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Replay, State
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_choice import make_feed
+from kvstate.feeds.feed_news import FeedNews, Place
+from kvstate.feeds.feed_terms import Effect, Numbered, State
+from kvstate.feeds.replays import Replays
 from kvstate.feeds.sink import Body, Sink
 from kvstate.feeds.transport import (
     Batch,
@@ -33,19 +37,7 @@ log = logging.getLogger("kvsteer.feed")
 QUIET_SECONDS = 1.0
 QUIET_FOR_LONG_SECONDS = 30.0
 
-# A whole replay; engines send them from the thread that publishes.
-MAX_REPLAY_SECONDS = 60.0
-# Two publishers on one wire seem to restart all the time; they are not asked all the time.
-REPLAY_SPACING_SECONDS = 0.5
-REPLAYS_AT_ONCE = 20
 RETRY_SECONDS = (1.0, 60.0)
-
-
-class Place(NamedTuple):
-    """Whose feed it is, for messages."""
-
-    worker: str
-    rank: int
 
 
 class Shared(NamedTuple):
@@ -62,36 +54,35 @@ class Shared(NamedTuple):
 
 
 class Subscriber:
-    """Runs one rank's feed until it is cancelled.
-
-    emptied: is called when the publisher restarted, and so holds nothing of what it held.
-    """
+    """Runs one rank's feed until it is cancelled."""
 
     def __init__(self, place: Place, sink: Sink, transport: Transport, shared: Shared) -> None:
         self.place = place
-        self.feed: Feed[Body] = Feed(transport.recovery)
-        self.counts: Counter[str] = Counter()
+        self.feed: Feed[Body] = make_feed(transport.recovery)
+        self.news = FeedNews(place, self.feed)
+        self.counts = self.news.counts
         self.lag_seconds = 0.0
         self.load: EngineLoad | None = None
         self.load_at = -math.inf
-        self.emptied: Callable[[], None] | None = None
         self._sink = sink
         self._transport = transport
         self._shared = shared
-        self._replay: asyncio.Task[None] | None = None
+        self._replays = Replays(
+            place,
+            transport,
+            shared.replay_slots,
+            take=self._take_replayed,
+            end=self._end_replay,
+            fail=self._distrust,
+        )
+        self._effects = Effects(self.feed, sink, shared.turns, self.news, self._replays.start)
         self._retries = Backoff(*RETRY_SECONDS, shared.chance)
         self._retry_at = 0.0
-        self._replay_due = -math.inf
         self._is_connected = False
         self._failures = Backoff(*RETRY_SECONDS, shared.chance)
         self._again_at = math.inf  # when a feed that failed is to go on
         self._signals: deque[Signal] = deque()
-        self._pending: deque[Effect[Body]] = deque()
-        self._healed = False
         self._quiet_since = 0.0
-        self._told = self.feed.state, self.feed.reason
-        self._restarts_told = 0
-        self._replay_fault = ""
 
     async def run(self) -> None:
         """Follows the publisher until it is cancelled.
@@ -111,11 +102,8 @@ class Subscriber:
 
     async def close(self) -> None:
         """Gives up the connection, after `run` was cancelled or even before it began."""
-        replay = self._replay
-        self._stop_replay()
-        self._pending.clear()  # a replay that was replaced may wait for its turn yet
-        if replay is not None:
-            await asyncio.wait([replay])
+        self._effects.drop()  # a replay that was replaced may wait for its turn yet
+        await self._replays.close()
         await self._transport.close()
 
     async def _step(self) -> None:
@@ -123,21 +111,21 @@ class Subscriber:
             async with asyncio.timeout(QUIET_SECONDS):
                 self._signals.extend(await self._transport.receive())
         except TimeoutError:
-            await self._do(self.feed.quiet(for_long=self._is_quiet_for_long()))
+            await self._effects.carry_out(self.feed.quiet(for_long=self._is_quiet_for_long()))
         else:
             self._quiet_since = asyncio.get_running_loop().time()
         await self._go_on()
         if self.feed.wants_everything and asyncio.get_running_loop().time() >= self._retry_at:
-            await self._do(self.feed.ask_everything())
+            await self._effects.carry_out(self.feed.ask_everything())
         while self._signals:
-            await self._do(self._take(self._signals.popleft()))
+            await self._effects.carry_out(self._take(self._signals.popleft()))
 
     async def _go_on(self) -> None:
         """Some time after a failure: as if the connection was a new one."""
         if asyncio.get_running_loop().time() >= self._again_at:
             self._again_at = math.inf
             if self._is_connected:
-                await self._do(self.feed.connected())
+                await self._effects.carry_out(self.feed.connected())
 
     def _is_quiet_for_long(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -155,11 +143,11 @@ class Subscriber:
                 return self.feed.connected()
             case Disconnected(reason):
                 self._is_connected = False
-                self._stop_replay()
+                self._replays.stop()
                 return self.feed.disconnected(reason)
             case Refused(reason):
                 self._is_connected = False
-                self._stop_replay()
+                self._replays.stop()
                 return self.feed.refused(reason)
             case Snapshot(first, last, unknown_before):
                 return self.feed.snapshot(first, last, unknown_before)
@@ -180,7 +168,7 @@ class Subscriber:
             try:
                 stamp = stamp_of(body)
             except WireError as error:
-                self._tell_undecodable(error)
+                self.news.tell_undecodable(error)
                 return Numbered(batch.sequence, -math.inf, None)
         else:
             stamp = body.timestamp
@@ -188,145 +176,30 @@ class Subscriber:
             self.lag_seconds = max(0.0, self._shared.clock() - stamp)
         return Numbered(batch.sequence, stamp, body, size_bytes)
 
-    def _tell_undecodable(self, error: WireError) -> None:
-        """Counts it; tells of the 1st, 2nd, 4th ..., or a broken publisher would fill the log."""
-        self.counts["undecodable_batch"] += 1
-        count = self.counts["undecodable_batch"]
-        if count & (count - 1) == 0:
-            log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
-
-    async def _do(self, effects: Sequence[Effect[Body]]) -> None:
-        """Carries out what the feed asks for, in slices, then lets the sink know what counts.
-
-        Live stream and replay both come here; their effects are carried out in the order in which
-        the feed gave them, whoever does it. What lowers the credit does so before its turn comes.
-        """
-        self._pending.extend(effects)
-        if not self.feed.certain or any(isinstance(each, (Demote, Forget)) for each in effects):
-            self._sink.trust(False)  # noqa: FBT003
-        while self._pending:
-            if self._shared.turns.is_over():
-                await self._shared.turns.next()
-            if self._pending:  # nobody else did it meanwhile
-                self._carry_out(self._pending.popleft())
-        if self._healed:
-            self._healed = False
-            self.feed.healed()
-        self._sink.trust(self.feed.certain)
-        self._tell_change()
-
-    def _carry_out(self, effect: Effect[Body]) -> None:
-        match effect:
-            case Apply(body):
-                self._apply(body)
-            case Forget():
-                self._sink.forget()
-                self._healed = False  # what the feed misses now, it misses since
-                self._tell_restart()
-            case Demote():
-                self._sink.demote()
-                self._healed = False
-            case Replay(start):
-                self._start_replay(start)
-
-    def _apply(self, body: Body) -> None:
-        try:
-            taken = self._sink.apply(body)
-        except WireError as error:
-            self._tell_undecodable(error)
-            self._sink.demote()
-            self._healed = False
-            self.feed.miss("a batch could not be decoded")
-            return
-        self.counts.update(taken.faults)
-        if taken.missed:
-            self._healed = False
-            self.feed.miss(taken.missed)
-        elif taken.healed:
-            self._healed = True
-
-    def _tell_restart(self) -> None:
-        if self.feed.restarts > self._restarts_told:
-            self._restarts_told = self.feed.restarts
-            if self.emptied is not None:
-                self.emptied()
-
-    @property
-    def reason(self) -> str:
-        """Why the feed is in its state; of one in which all is well, what it would lack."""
-        return self.feed.reason or self._replay_fault
-
-    def _tell_change(self) -> None:
-        state, reason = self.feed.state, self.reason
-        if (state, reason) != self._told:
-            self._told = state, reason
-            shown = f" ({reason})" if reason else ""
-            log.info("feed of %s rank %d: %s%s", *self.place, state, shown)
-
     def _distrust(self) -> None:
         """What is held may be wrong: uncertain, until all of it was asked for again."""
         wait_seconds = self._failures.next_seconds()
         self._again_at = asyncio.get_running_loop().time() + wait_seconds
-        self._stop_replay()
-        self._pending.clear()
-        self._healed = False
+        self._replays.stop()
+        self._effects.drop()
         self.feed.failed("an internal error, see the log")
         self._sink.demote()
         self._sink.trust(False)  # noqa: FBT003
-        self._tell_change()
+        self.news.tell_change()
 
-    def _start_replay(self, start: int) -> None:
-        self._stop_replay()
-        now = asyncio.get_running_loop().time()
-        credit_seconds = REPLAYS_AT_ONCE * REPLAY_SPACING_SECONDS
-        self._replay_due = max(self._replay_due + REPLAY_SPACING_SECONDS, now - credit_seconds)
-        self._replay = asyncio.create_task(self._run_replay(start, self._replay_due - now))
+    async def _take_replayed(self, message: Batch | Malformed) -> None:
+        if isinstance(message, Malformed):
+            self.counts["malformed_message"] += 1
+        else:
+            await self._effects.carry_out(self.feed.replayed(self._numbered(message)))
 
-    def _stop_replay(self) -> None:
-        """Ends a replay under way; one that replaces itself sees that it is no longer the one."""
-        replay, self._replay = self._replay, None
-        if replay is not None and replay is not asyncio.current_task():
-            replay.cancel()
-
-    async def _run_replay(self, start: int, wait_seconds: float) -> None:
-        try:
-            await asyncio.sleep(wait_seconds)
-            async with self._shared.replay_slots, _limited(MAX_REPLAY_SECONDS):
-                await self._receive_replay(start)
-            if self._is_current():
-                self._retries.reset()
-                self._replay = None
-                self._replay_fault = ""
-                await self._do(self.feed.replay_ended())
-        except ReplayError as error:
-            self.counts["failed_replay"] += 1
-            self._replay_fault = f"replay failed: {error}"
-            self._retry_at = asyncio.get_running_loop().time() + self._retries.next_seconds()
-            self._replay = None
-            await self._do(self.feed.replay_failed(str(error)))
-        except Exception:
-            log.exception("replay of %s rank %d failed", *self.place)
-            self._distrust()
-
-    async def _receive_replay(self, start: int) -> None:
-        async with contextlib.aclosing(self._transport.replay(start)) as batches:
-            async for batch in batches:
-                if isinstance(batch, Malformed):
-                    self.counts["malformed_message"] += 1
-                else:
-                    await self._do(self.feed.replayed(self._numbered(batch)))
-                if not self._is_current():
-                    return
-
-    def _is_current(self) -> bool:
-        """Whether this replay is still the one that the feed asked for last."""
-        return self._replay is asyncio.current_task()
-
-
-@contextlib.asynccontextmanager
-async def _limited(seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise ReplayError(f"it took longer than {seconds:g} s") from None
+    async def _end_replay(self, error: ReplayError | None) -> None:
+        if error is None:
+            self._retries.reset()
+            self.news.replay_fault = ""
+            await self._effects.carry_out(self.feed.replay_ended())
+            return
+        self.counts["failed_replay"] += 1
+        self.news.replay_fault = f"replay failed: {error}"
+        self._retry_at = asyncio.get_running_loop().time() + self._retries.next_seconds()
+        await self._effects.carry_out(self.feed.replay_failed(str(error)))

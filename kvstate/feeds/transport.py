@@ -8,7 +8,7 @@ from typing import Protocol
 from kvstate.errors import ReplayError
 from kvstate.events import EventBatch
 from kvstate.feeds.engine_load import EngineLoad
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_terms import Recovery
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import msgspec
 
 from kvstate.errors import WireError
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.shared_connection import RankTransport, SharedConnection
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.turns import SLICE_SECONDS
-from kvstate.wire.trtllm_wire import RankDecoder, parse_event
+from kvstate.wire.trtllm_drain import parse_event
+from kvstate.wire.trtllm_wire import RankDecoder
 
 # Between drains: the first while events come, longer and longer while none do.
 DRAIN_SECONDS = (0.01, 0.5)

@@ -14,12 +14,13 @@ from msgspec import Raw
 
 from kvstate.errors import WireError
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import DrainSource
+from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.shared_connection import RankTransport, SharedConnection
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.turns import SLICE_SECONDS
-from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_event
+from kvstate.wire.trtllm_drain import error_of, parse_drain, parse_event
+from kvstate.wire.trtllm_wire import RankDecoder
 
 # Between polls: the first while events come, longer and longer while none do.
 POLL_SECONDS = (0.05, 0.5)

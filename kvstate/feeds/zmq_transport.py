@@ -1,23 +1,20 @@
-"""ZMQ feeds: a subscription that mends itself, and replays as a DEALER asks for them.
+"""ZMQ feeds: a subscription that mends itself; replays are asked for apart from it.
 
-vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket; the request is
-[empty, first number (8 bytes big-endian)], the answers are parsed by `kvstate.wire.zmq_wire`.
+vLLM and SGLang publish on a PUB socket; messages are parsed by `kvstate.wire.zmq_wire`.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable
 
-from kvstate.errors import ReplayError, WireError
+from kvstate.errors import WireError
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Signal
+from kvstate.feeds.zmq_replay import replay_from
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
 from kvstate.wire.zmq_wire import parse_frames
-
-Answer = TypeVar("Answer")
 
 CONNECT_SECONDS = 15.0
 RECONNECT_SECONDS = (0.05, 2.0)
@@ -27,10 +24,6 @@ MAX_ACCEPTED = 16
 
 # Signals handed on at once.
 MAX_SIGNALS = 64
-
-# How long a publisher may take for each message of a replay.
-REPLAY_TIMEOUT_SECONDS = 5.0
-REPLAY_CONNECT_SECONDS = 0.05
 
 
 class ZmqTransport:
@@ -71,29 +64,9 @@ class ZmqTransport:
             await self._wake.wait()
         return signals
 
-    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+    def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
         """Asks for the batches from `start` on; each replay has a connection of its own."""
-        if self._source.replay is None:
-            raise ReplayError("no replay endpoint")
-        wake = asyncio.Event()
-        connection = Connection(b"DEALER", lambda _: wake.set())
-        try:
-            await _in_time(_connected(connection, self._source.replay))
-            connection.send([b"", start.to_bytes(8, "big")])
-            last = -1
-            while True:
-                for message in await _in_time(_answers(connection, wake)):
-                    frames = parse_frames(message)
-                    if frames.ends_replay:
-                        return
-                    if frames.sequence <= last:
-                        raise ReplayError("its numbers do not ascend")
-                    last = frames.sequence
-                    yield Batch(frames.sequence, frames.payload)
-        except WireError as error:
-            raise ReplayError(str(error)) from None
-        finally:
-            connection.give_up("done")
+        return replay_from(self._source.replay, start)
 
     async def close(self) -> None:
         """Closes the subscription."""
@@ -207,36 +180,3 @@ def _signal(message: list[bytes]) -> Signal:
     except WireError:
         return Malformed()
     return Batch(frames.sequence, frames.payload)
-
-
-async def _connected(connection: Connection, endpoint: str) -> None:
-    """Connects for a replay; a publisher that starts may open its sockets one by one."""
-    place = place_of(endpoint)
-    if place is None:
-        raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
-    while not connection.is_ready:
-        try:
-            await connection.open(place)
-        except OSError:
-            await asyncio.sleep(REPLAY_CONNECT_SECONDS)
-        if connection.is_lost:
-            raise ReplayError(connection.fault or "connection lost")
-
-
-async def _answers(connection: Connection, wake: asyncio.Event) -> list[list[bytes]]:
-    """Messages of a replay, at least one."""
-    while not (messages := connection.take(MAX_SIGNALS)):
-        if connection.is_lost:
-            raise ReplayError(connection.fault or "connection lost")
-        wake.clear()
-        await wake.wait()
-    return messages
-
-
-async def _in_time(step: Awaitable[Answer]) -> Answer:
-    """One step of a replay."""
-    try:
-        async with asyncio.timeout(REPLAY_TIMEOUT_SECONDS):
-            return await step
-    except TimeoutError:
-        raise ReplayError(f"no answer within {REPLAY_TIMEOUT_SECONDS:g} s") from None

@@ -12,26 +12,26 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvstate.events import BlockHash, BlocksRemoved, BlocksStored
+from kvstate.events import BlocksRemoved, BlocksStored
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KV_CACHE_LOCALITY_LOCAL,
-    KV_CACHE_TIER_DEVICE,
-    KV_CACHE_TIER_DISK,
-    KV_CACHE_TIER_EXTERNAL,
-    KV_CACHE_TIER_HOST,
-    KV_CACHE_TIER_UNSPECIFIED,
     KvBlock,
-    KvBlockExtraKey,
     KvBlocksRemoved,
     KvBlocksStored,
     KvCacheCleared,
     KvCacheEvent,
-    KvCacheTier,
     KvEventBatch,
-    KvMultimodalKey,
     KvSnapshotChunk,
 )
-from kvstate.tiers import Tier, tier_of
+from kvstate.wire.grpc_fields import (
+    INT64,
+    cache_level_of,
+    extra_key,
+    proto_tier,
+    signed_hash,
+    uint32_or_none,
+    varint,
+)
 
 # Consumers refuse messages above 4 MiB unless they are told otherwise, so an event is cut up long
 # before: a store of many blocks is several of fewer blocks, each the child of the one before.
@@ -41,13 +41,6 @@ MAX_EVENT_HASHES = 16_384
 # No honest event is longer then; where extra keys make one so, it cannot be carried.
 MAX_ENTRY_BYTES = 1024 * 1024
 
-_TIERS = {
-    Tier.DEVICE: KV_CACHE_TIER_DEVICE,
-    Tier.HOST: KV_CACHE_TIER_HOST,
-    Tier.DISK: KV_CACHE_TIER_DISK,
-    Tier.REMOTE: KV_CACHE_TIER_EXTERNAL,
-}
-
 # Field number and wire type, as they stand before a field: KvEventBatch.events,
 # KvCacheEvent.event_id and .stored, KvBlocksStored.parent_block_hash.
 _EVENT_TAG = b"\x1a"
@@ -55,10 +48,6 @@ _EVENT_ID_TAG = b"\x08"
 _STORED_TAG = b"\x12"
 _PARENT_TAG = b"\x10"
 _UINT64_MAX = (1 << 64) - 1
-
-_SIGN_BIT = 1 << 63
-_INT64 = range(-_SIGN_BIT, _SIGN_BIT)
-_HASH_BYTES = 8
 
 
 class Namespace(NamedTuple):
@@ -76,22 +65,6 @@ class Head(NamedTuple):
     rank: int
 
 
-def signed_hash(block_hash: BlockHash) -> int:
-    """A block hash as the proto's int64: the same bits, or the last eight bytes of a digest."""
-    if isinstance(block_hash, bytes):
-        block_hash = int.from_bytes(block_hash[-_HASH_BYTES:], "big")
-    return ((block_hash + _SIGN_BIT) & (2 * _SIGN_BIT - 1)) - _SIGN_BIT
-
-
-def is_text(item: str) -> bool:
-    """Whether it can be a protobuf string: JSON lets halves of surrogate pairs pass."""
-    try:
-        item.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def encode_head(head: Head, chunk: KvSnapshotChunk | None = None) -> bytes:
     """The first piece of a batch; entries follow."""
     batch = KvEventBatch(
@@ -107,15 +80,15 @@ def encode_cleared(event_id: int) -> bytes:
 
 def encode_removed(removed: BlocksRemoved, event_id: int) -> Iterator[bytes]:
     """The entries of a removal."""
-    level = _cache_level(removed.medium)
+    level = cache_level_of(removed.medium)
     for start in range(0, len(removed.hashes), MAX_EVENT_HASHES):
         hashes = removed.hashes[start : start + MAX_EVENT_HASHES]
         data = KvBlocksRemoved(
             block_hashes=[signed_hash(block_hash) for block_hash in hashes],
             cache_level=level,
-            tier=_tier(removed.medium),
+            tier=proto_tier(removed.medium),
             medium=removed.medium,
-            group_idx=_uint32(removed.group),
+            group_idx=uint32_or_none(removed.group),
             locality=KV_CACHE_LOCALITY_LOCAL,
         )
         yield _entry(KvCacheEvent(event_id=event_id, removed=data))
@@ -142,8 +115,8 @@ def encode_store(stored: BlocksStored, namespace: Namespace) -> EncodedStore:
         origin.lora_name = lora
     if namespace.salt is not None:
         origin.cache_salt = namespace.salt
-    level = _cache_level(stored.medium)
-    lora_id = lora if isinstance(lora, int) and lora in _INT64 else None
+    level = cache_level_of(stored.medium)
+    lora_id = lora if isinstance(lora, int) and lora in INT64 else None
     size = stored.block_size
     tokens = stored.tokens
     blocks = []
@@ -156,7 +129,7 @@ def encode_store(stored: BlocksStored, namespace: Namespace) -> EncodedStore:
             cache_level=level,
         )
         if stored.extras is not None:
-            block.extra_keys.extend(map(_extra_key, stored.extras[position]))
+            block.extra_keys.extend(map(extra_key, stored.extras[position]))
         blocks.append(KvBlocksStored(blocks=[block]).SerializeToString())
     return EncodedStore(namespace, origin.SerializeToString(), blocks)
 
@@ -177,11 +150,11 @@ def stored_entry(
     """The entry of consecutive blocks, the first one the child of `parent`."""
     parts = [origin, *blocks]
     if parent is not None:
-        parts.append(_PARENT_TAG + _varint(parent & _UINT64_MAX))
+        parts.append(_PARENT_TAG + varint(parent & _UINT64_MAX))
     stored = b"".join(parts)
-    number = _EVENT_ID_TAG + _varint(event_id) if event_id else b""
-    event = b"".join((number, _STORED_TAG, _varint(len(stored)), stored))
-    return b"".join((_EVENT_TAG, _varint(len(event)), event))
+    number = _EVENT_ID_TAG + varint(event_id) if event_id else b""
+    event = b"".join((number, _STORED_TAG, varint(len(stored)), stored))
+    return b"".join((_EVENT_TAG, varint(len(event)), event))
 
 
 def copied_origin(origin: bytes, medium: str, group: int | None) -> bytes:
@@ -198,7 +171,7 @@ def copied_origin(origin: bytes, medium: str, group: int | None) -> bytes:
 def copied_block(block: bytes, medium: str) -> bytes:
     """A block, as one that lies on this medium."""
     stored = KvBlocksStored.FromString(block)
-    level = _cache_level(medium)
+    level = cache_level_of(medium)
     stored.blocks[0].ClearField("cache_level")
     if level is not None:
         stored.blocks[0].cache_level = level
@@ -211,49 +184,8 @@ def _entry(event: KvCacheEvent) -> bytes:
 
 def _origin(medium: str, group: int | None) -> KvBlocksStored:
     return KvBlocksStored(
-        tier=_tier(medium),
+        tier=proto_tier(medium),
         medium=medium,
-        group_idx=_uint32(group),
+        group_idx=uint32_or_none(group),
         locality=KV_CACHE_LOCALITY_LOCAL,
     )
-
-
-def _varint(number: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the lowest first."""
-    written = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - what seven bits hold
-        written.append(number & 0x7F | 0x80)
-        number >>= 7
-    written.append(number)
-    return bytes(written)
-
-
-def _extra_key(item: object) -> KvBlockExtraKey:
-    """What the proto has no form for is spelled out, so that it stays apart from all others."""
-    match item:
-        case str() if is_text(item):
-            return KvBlockExtraKey(text=item)
-        case bytes():
-            return KvBlockExtraKey(blob=item)
-        case int() if item in _INT64 and not isinstance(item, bool):
-            return KvBlockExtraKey(number=item)
-        case [str() as name, int() as offset] if is_text(name) and offset in _INT64:
-            key = KvMultimodalKey(identifier=name, offset=offset)
-            return KvBlockExtraKey(multimodal=key)
-        case _:
-            return KvBlockExtraKey(blob=ascii(item).encode())
-
-
-def _tier(medium: str) -> KvCacheTier:
-    tier = tier_of(medium)
-    return KV_CACHE_TIER_UNSPECIFIED if tier is None else _TIERS[tier]
-
-
-def _cache_level(medium: str) -> int | None:
-    """As the first generation has it: nothing for the device."""
-    tier = tier_of(medium)
-    return None if tier is None or tier is Tier.DEVICE else int(tier)
-
-
-def _uint32(number: int | None) -> int | None:
-    return number if number is not None and 0 <= number < 1 << 32 else None

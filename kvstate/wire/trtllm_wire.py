@@ -1,22 +1,19 @@
-"""Decoding of what TensorRT-LLM's `POST /kv_cache_events` answers: a JSON list of events.
+"""Decoding of TensorRT-LLM's events, taken apart by `kvstate.wire.trtllm_drain`, rank by rank.
 
-Every event has a number of its own, `event_id`, counted by each rank from 0 in each life of the
-server, and becomes a batch of its own. Names are those of `KVCacheEventSerializer`
+Every event becomes a batch of its own. Names are those of `KVCacheEventSerializer`
 (tensorrt_llm/_utils.py): created, stored, removed and updated, of the pool with some `window_size`
 (the attention window in tokens).
 """
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from kvstate.errors import WireError
 from kvstate.events import BlockHash, BlocksCopied, BlocksRemoved, Event, EventBatch
 from kvstate.tiers import DEFAULT_MEDIUM
 from kvstate.wire.admission import HARMLESS, Skipped
 from kvstate.wire.trtllm_blocks import StoredData, chains, fold, full, largest, medium_of
-
-MAX_SEQUENCE = 0xFFFF_FFFF_FFFF_FFFF
+from kvstate.wire.trtllm_drain import BAD_JSON, DrainedEvent
 
 # Blocks of one rank that lie elsewhere than on the device.
 MAX_ELSEWHERE = 1_048_576
@@ -26,30 +23,6 @@ _HARMLESS = HARMLESS | {"other_attention_group"}
 _KINDS = ("stored", "removed", "updated")
 
 _Data = TypeVar("_Data")
-
-
-class DrainedEvent(NamedTuple):
-    """One event, taken apart as far as it concerns everybody.
-
-    sequence: its event_id. window_tokens: of its pool, None where the server has only one.
-    data: the rest, JSON.
-    """
-
-    rank: int
-    sequence: int
-    window_tokens: int | None
-    data: msgspec.Raw
-
-
-class _Envelope(msgspec.Struct):
-    event_id: int
-    data: msgspec.Raw = msgspec.Raw(b"")
-    window_size: int | None = None
-    attention_dp_rank: int | None = None
-
-
-class _Error(msgspec.Struct):
-    error: object
 
 
 class _Kind(msgspec.Struct):
@@ -70,52 +43,10 @@ class _UpdatedData(msgspec.Struct):
     cache_level: _Change | None = None
 
 
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-_envelope_decoder = msgspec.json.Decoder(_Envelope)
-_error_decoder = msgspec.json.Decoder(_Error)
 _kind_decoder = msgspec.json.Decoder(_Kind)
 _stored_decoder = msgspec.json.Decoder(StoredData)
 _removed_decoder = msgspec.json.Decoder(_RemovedData)
 _updated_decoder = msgspec.json.Decoder(_UpdatedData)
-
-# What msgspec raises on bytes that are not what they should be.
-_BAD_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-
-
-def parse_drain(body: bytes) -> list[msgspec.Raw]:
-    """The events of an answer, undecoded.
-
-    Raises:
-        WireError: it is no JSON list.
-    """
-    try:
-        return _list_decoder.decode(body)
-    except _BAD_JSON:
-        raise WireError("answer is no JSON list of events") from None
-
-
-def error_of(body: bytes) -> str | None:
-    """What the server says instead, if it answers {"error": ...}; None if it does not."""
-    try:
-        error = _error_decoder.decode(body).error
-    except _BAD_JSON:
-        return None
-    return error if isinstance(error, str) else "an error"
-
-
-def parse_event(raw: msgspec.Raw) -> DrainedEvent:
-    """One event of it.
-
-    Raises:
-        WireError: it has no number.
-    """
-    try:
-        event = _envelope_decoder.decode(raw)
-    except _BAD_JSON:
-        raise WireError("event has no number") from None
-    if not 0 <= event.event_id <= MAX_SEQUENCE:
-        raise WireError("event has no number")
-    return DrainedEvent(event.attention_dp_rank or 0, event.event_id, event.window_size, event.data)
 
 
 class RankDecoder:
@@ -227,12 +158,12 @@ class RankDecoder:
 def _kind_of(data: msgspec.Raw) -> str | None:
     try:
         return _kind_decoder.decode(data).type
-    except _BAD_JSON:
+    except BAD_JSON:
         return None
 
 
 def _decoded(decoder: msgspec.json.Decoder[_Data], data: msgspec.Raw) -> _Data:
     try:
         return decoder.decode(data)
-    except _BAD_JSON:
+    except BAD_JSON:
         raise Skipped("malformed_event") from None

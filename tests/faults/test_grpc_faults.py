@@ -13,9 +13,10 @@ from kvstate.bridge.server import BridgeServer
 from kvstate.events import EventBatch
 from kvstate.feeds import grpc_transport
 from kvstate.feeds import subscriber as subscriber_module
-from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
-from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
+from kvstate.feeds.feed_terms import State
+from kvstate.feeds.grpc_channel import SERVICES
+from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
@@ -107,6 +108,13 @@ async def following(fault: str, engine: Engine, server: Beside) -> AsyncIterator
         await server.stop()
 
 
+async def subscribed(engine: Engine) -> None:
+    """Until what the engine publishes reaches the server beside it."""
+    async with asyncio.timeout(10):
+        while not engine.is_subscribed:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.001)
+
+
 @asynccontextmanager
 async def warm(
     fault: str, engine: Engine, beside: Callable[[Engine], Beside]
@@ -116,7 +124,7 @@ async def warm(
     await server.start()
     async with following(fault, engine, server) as watch:
         await in_state(watch, State.LIVE, State.DEGRADED)
-        await asyncio.sleep(0.3)  # the relay's own subscription tells nobody when it is in place
+        await subscribed(engine)
         engine.publish(engine.store(A))
         engine.publish(engine.store(B, known=2))
         await watch.settled(State.LIVE, State.DEGRADED)
@@ -193,7 +201,7 @@ async def test_restarted_engine_is_found_behind_a_server(
         engine = watch.engine
         watch.happens(a_clear if beside is BridgeBeside else the_end)
         await engine.restart()
-        await asyncio.sleep(0.3)  # the relay sees a restart by the first number only
+        await subscribed(engine)  # the relay sees a restart by the first number only
         engine.publish(engine.store(C))
         await asyncio.wait_for(watch.transport.handled.wait(), 10)
         await in_state(watch, State.LIVE, State.DEGRADED)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kvstate.feeds import subscriber as subscriber_module
-from kvstate.feeds import zmq_transport, zmtp_connection
-from kvstate.feeds.feed import State
+from kvstate.feeds import zmq_replay, zmtp_connection
 from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
@@ -199,7 +199,7 @@ async def test_late_join_is_certain_of_what_it_saw(table: list[Row]) -> None:
 async def test_silent_replay_socket_is_asked_again(
     table: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(zmq_replay, "REPLAY_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(subscriber_module, "RETRY_SECONDS", (0.05, 0.2))
     monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.02)
     async with warm("replay socket never answers", Engine()) as watch:

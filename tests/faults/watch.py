@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.feed_terms import Recovery, State
 from kvstate.feeds.transport import Batch, Malformed, Signal, Transport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
@@ -160,7 +160,7 @@ class Watch:
 
     def _has_all(self) -> bool:
         (followed,) = self.fleet._followed[WORKER]
-        if followed.subscriber._pending:
+        if followed.subscriber._effects:
             return False
         if self.renumbered:
             return self.state is not State.LIVE or self.is_exact()
@@ -198,7 +198,7 @@ class Watch:
         taken = self.fleet.feeds(WORKER)[0].last_sequence
         last = -1 if taken is None else taken
         (followed,) = self.fleet._followed[WORKER]
-        numbers = range(last - len(followed.subscriber._pending), last + 1)
+        numbers = range(last - len(followed.subscriber._effects), last + 1)
         moments = (Moment(self.engine.life, number) for number in numbers)
         return [self.engine.truth.get(moment, Cache()) for moment in moments]
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstate.feeds import held as held_module
-from kvstate.feeds.feed import Apply, Demote, Effect, Feed, Forget, Numbered, Recovery, Replay
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_choice import make_feed
+from kvstate.feeds.feed_terms import Apply, Demote, Effect, Forget, Numbered, Recovery, Replay
 
 BUFFER_BATCHES = 6
 
@@ -38,7 +40,7 @@ class PublisherMachine(RuleBasedStateMachine):
     def start(self, *, recovery: Recovery) -> None:
         self.recovery = recovery
         with patch.object(held_module, "MAX_HELD_BATCHES", 4):
-            self.feed: Feed[Published] = Feed(recovery)
+            self.feed: Feed[Published] = make_feed(recovery)
 
     @rule(count=st.integers(1, 4))
     def publish(self, count: int) -> None:

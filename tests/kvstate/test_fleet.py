@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Batch, Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 
 from extproc.checking import watch as self_check_watch
 from extproc.checking.self_check import GRACE_SECONDS, MAX_WATCH_SECONDS
@@ -25,8 +26,8 @@ from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.events import Tokens
-from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.sink import Body, IndexSink, Taken
 from kvstate.feeds.transport import Connected, MemoryTransport, Transport
 from kvstate.feeds.zmq_transport import ZmqTransport
@@ -101,7 +102,9 @@ class Checked:
     def sample(self, name: str, **labels: str) -> float | None:
         metrics = Metrics()
         metrics.add_workers(lambda: self.workers.status(self.router.in_flight), lambda: 0)
-        return metrics.registry.get_sample_value(name, labels)
+        registry = CollectorRegistry()
+        registry.register(metrics)
+        return registry.get_sample_value(name, labels)
 
     def is_listened_to(self) -> bool:
         return self.fleet._followed[self.worker.endpoint][0].sink.listener is not None

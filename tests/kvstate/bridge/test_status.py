@@ -1,7 +1,7 @@
 import pytest
 
 from kvstate.bridge.status import Standing, Status
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_terms import State
 
 
 def status(standing: Standing) -> Status | None:

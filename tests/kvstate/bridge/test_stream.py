@@ -6,7 +6,7 @@ from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank
 from kvstate.bridge.status import Ended, Status
 from kvstate.bridge.stream import Subscription, subscribe
 from kvstate.events import BlocksStored, EventBatch, Tokens
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_terms import State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import EventBatch
-from kvstate.feeds import grpc_transport, shared_connection
+from kvstate.feeds import grpc_channel, grpc_transport, shared_connection
 from kvstate.feeds.engine_load import EngineLoad
-from kvstate.feeds.feed import Recovery, State
 from kvstate.feeds.feed_sources import GrpcSource
-from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
+from kvstate.feeds.feed_terms import Recovery, State
+from kvstate.feeds.grpc_channel import SERVICES
+from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.shared_connection import RankTransport
 from kvstate.feeds.transport import (
     Batch,
@@ -237,7 +238,7 @@ async def test_peer_that_dies_without_a_word_is_noticed(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_transport, "KEEPALIVE_INTERVAL_MS", 200)
-    monkeypatch.setattr(grpc_transport, "KEEPALIVE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(grpc_channel, "KEEPALIVE_TIMEOUT_MS", 200)
     monkeypatch.setattr(grpc_transport, "SUBSCRIBE_SECONDS", IMPATIENT_SECONDS)
     patient = (("grpc.http2.max_ping_strikes", 0),)
     target: list[int | None] = []
@@ -270,7 +271,7 @@ async def test_message_that_is_none_is_told(publisher: GrpcPublisher) -> None:
 async def test_message_beyond_the_limit_ends_the_stream(
     publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_transport, "MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr(grpc_channel, "MAX_MESSAGE_BYTES", 1000)
     publisher.publish(batch(0, *(store(number) for number in range(1000))))
     async with serving(publisher) as port, following(port) as transport:
         signals = await received(transport, 2)

@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.errors import ReplayError
+from kvstate.feeds import replays as replays_module
 from kvstate.feeds import subscriber as subscriber_module
 from kvstate.feeds import turns as turns_module
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_news import Place
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.sink import Body, IndexSink
-from kvstate.feeds.subscriber import Place, Shared, Subscriber
+from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import (
     Batch,
     Connected,
@@ -126,7 +128,7 @@ async def test_failed_replay_leaves_what_was_before_uncertain() -> None:
         followed.transport.replay_error = "silent"
         followed.publish(2, block(3, 1))
         await followed.state(State.DEGRADED)
-        assert followed.feed.reason == "batches 1 to 1 are lost: silent"
+        assert followed.feed.reason == "batches 1 to 1 are lost: replay failed: silent"
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
@@ -135,7 +137,7 @@ async def test_a_live_feed_whose_replay_no_longer_works_says_so() -> None:
         await connected(followed)
         followed.transport.replay_error = "silent"
         followed.subscriber._quiet_since = -1e6
-        await until(lambda: followed.subscriber.reason == "replay failed: silent")
+        await until(lambda: followed.subscriber.news.reason == "replay failed: silent")
         assert followed.subscriber.counts["failed_replay"] == 1
         assert followed.feed.state is State.LIVE
 
@@ -169,7 +171,7 @@ async def test_hole_after_a_clearing_in_one_go_is_not_healed() -> None:
             )
         await followed.state(State.DEGRADED)
         await until(lambda: followed.feed.last_sequence == 4)
-        assert followed.feed.reason == "batches 3 to 3 are lost: silent"
+        assert followed.feed.reason == "batches 3 to 3 are lost: replay failed: silent"
 
 
 async def test_lost_removal_leaves_what_was_before_uncertain() -> None:
@@ -385,8 +387,8 @@ async def test_unforeseen_error_in_a_replay_is_seen(caplog: pytest.LogCaptureFix
 async def test_publisher_that_seems_to_restart_all_the_time_is_not_asked_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subscriber_module, "REPLAYS_AT_ONCE", 4)
-    monkeypatch.setattr(subscriber_module, "REPLAY_SPACING_SECONDS", 100.0)
+    monkeypatch.setattr(replays_module, "REPLAYS_AT_ONCE", 4)
+    monkeypatch.setattr(replays_module, "REPLAY_SPACING_SECONDS", 100.0)
     async with following() as followed:
         await connected(followed)
         for number in range(50):

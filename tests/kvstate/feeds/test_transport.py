@@ -1,7 +1,7 @@
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.transport import Batch, Connected, MemoryTransport
 
 

@@ -8,8 +8,8 @@ from aiohttp import web
 
 from kvstate.events import EventBatch
 from kvstate.feeds import shared_connection, trtllm_transport
-from kvstate.feeds.feed import Recovery, State
 from kvstate.feeds.feed_sources import DrainSource
+from kvstate.feeds.feed_terms import Recovery, State
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import Fleet

@@ -7,41 +7,14 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvstate.errors import ReplayError
 from kvstate.feeds import zmq_transport
-from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from tests.kvstate.publishing import frames, payload
+from tests.kvstate.zmq_publisher import Publisher
 from tests.ports import free_port
-
-END = [b"", b"", b"\xff" * 8, b""]
-
-
-class Publisher:
-    """The engine's side: sockets bound to 127.0.0.1, closed with the test."""
-
-    def __init__(self) -> None:
-        self.context = zmq.asyncio.Context()
-        self._sockets: list[zmq.asyncio.Socket] = []
-
-    def bind(self, kind: int, address: str = "tcp://127.0.0.1:0") -> tuple[zmq.asyncio.Socket, str]:
-        socket = self.context.socket(kind)
-        self._sockets.append(socket)
-        socket.bind(address)
-        return socket, socket.get_string(zmq.LAST_ENDPOINT)
-
-    def connect(self, kind: int, address: str) -> zmq.asyncio.Socket:
-        socket = self.context.socket(kind)
-        self._sockets.append(socket)
-        socket.connect(address)
-        return socket
-
-    def close(self) -> None:
-        for each in self._sockets:
-            each.close(linger=0)
-        self.context.destroy(linger=0)  # where a test failed, what it left open would be waited for
 
 
 @pytest.fixture
@@ -118,67 +91,6 @@ async def test_timeout_while_waiting_loses_nothing(engine: Publisher) -> None:
                 await transport.receive()
         await published(publisher, frames(0))
         assert await transport.receive() == [Batch(0, payload(0))]
-
-
-async def answer(router: zmq.asyncio.Socket, *messages: list[bytes]) -> list[bytes]:
-    """Answers one replay; the request less its sender."""
-    sender, *request = await router.recv_multipart()
-    for message in messages:
-        await router.send_multipart([sender, *message])
-    return request
-
-
-async def replayed(transport: ZmqTransport, start: int = 0) -> list[Batch | Malformed]:
-    return [batch async for batch in transport.replay(start)]
-
-
-@pytest.mark.parametrize("end", [END, END[1:]])
-async def test_replay_is_asked_from_a_number_and_ends(engine: Publisher, end: list[bytes]) -> None:
-    router, address = engine.bind(zmq.ROUTER)
-    messages = [[b"", *frames(number)] for number in (5, 6)]
-    batches = [Batch(number, payload(number)) for number in (5, 6)]
-    async with subscribed("tcp://127.0.0.1:1", address) as transport:
-        replay = asyncio.create_task(replayed(transport, 5))
-        assert await answer(router, *messages, end) == [b"", (5).to_bytes(8, "big")]
-        assert await replay == batches
-
-
-async def test_replay_that_nobody_answers_fails(
-    engine: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.02)
-    _, address = engine.bind(zmq.ROUTER)
-    async with subscribed("tcp://127.0.0.1:1", address) as transport:
-        with pytest.raises(ReplayError, match=r"no answer within 0\.02 s"):
-            await replayed(transport)
-
-
-@pytest.mark.parametrize(
-    ("messages", "reason"),
-    [
-        ([[b"", *frames(5)], [b"", *frames(5)]], "its numbers do not ascend"),
-        ([[b"", b"junk"]], "message of 2 frames has no sequence number"),
-    ],
-)
-async def test_answer_that_is_no_replay_fails(
-    engine: Publisher, messages: list[list[bytes]], reason: str
-) -> None:
-    router, address = engine.bind(zmq.ROUTER)
-    async with subscribed("tcp://127.0.0.1:1", address) as transport:
-        replay = asyncio.create_task(replayed(transport))
-        await answer(router, *messages)
-        with pytest.raises(ReplayError, match=reason):
-            await replay
-
-
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [(None, "no replay endpoint"), ("tcp://nowhere", "neither tcp://host:port nor")],
-)
-async def test_replay_that_cannot_be_asked_for_fails(address: str | None, reason: str) -> None:
-    async with subscribed("tcp://127.0.0.1:1", address) as transport:
-        with pytest.raises(ReplayError, match=reason):
-            await replayed(transport)
 
 
 @asynccontextmanager

@@ -1,0 +1,177 @@
+"""A feed whose publisher can be asked for what was missed, apart from the live stream.
+
+To the rules of `kvstate.feeds.feed` it adds (n is the number expected next):
+
+    connected, for whatever time replay from n - 1
+    live batch in a replay       hold it
+    live batch > n               hold it; ask for a replay from n - 1
+    live batch, of a restart     hold it; replay from 0
+    replayed batch n             apply; unless one with a known stamp came before it, behind a hole
+    replayed batch > n           the publisher's buffer no longer has n: a hole
+    replayed batch < n, other    the publisher restarted: forget everything, replay from 0
+    replay ends before n - 1     the publisher counts from 0 again: it restarted, likewise
+    replay ends short of a held  ask on from there if it brought anything
+    replay ends or fails         what is held and does not follow n is behind a hole
+    replay failed, later         ask for everything again; its first answer replaces what is held
+    silence                      ask once from n - 1, then seldom: a last batch may be lost
+
+A replay starts at n - 1 and not at n so that its first batch proves that the publisher is still the
+same one: vLLM and SGLang send nothing when they start or stop.
+"""
+
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_terms import Body, Effect, Forget, Numbered, Replay, State
+from kvstate.feeds.held import Held
+
+
+class AskingFeed(Feed[Body]):
+    """One rank's feed, of a publisher with a replay endpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: Held[Body] = Held()
+        self._asked_at: int | None = None
+        self._overtaken: int | None = None  # where the live stream was when it was started over
+        self._asks_everything = False
+        self._heard = False
+
+    def connected(self) -> list[Effect[Body]]:
+        """The subscription is in place, for the first time or again."""
+        self._heard = True  # it may reach the publisher after the replay and one batch more
+        return self._ask("connected")
+
+    def failed(self, reason: str) -> list[Effect[Body]]:
+        """Something went wrong on this side: everything is to be asked for."""
+        effects = super().failed(reason)
+        self.wants_everything = True
+        return effects
+
+    def replayed(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+        """A batch of the replay that was asked for."""
+        effects: list[Effect[Body]] = []
+        if self._asks_everything:
+            effects += self._start_over()
+        expected = self._next
+        if expected is not None and batch.sequence < expected:
+            return self._overlap(batch)
+        if expected is None:
+            if batch.sequence > 0:
+                self._incomplete = f"batches before {batch.sequence} are no longer to be had"
+        elif batch.sequence > expected:
+            effects += self._lose(
+                expected, batch.sequence - 1, "no longer in the publisher's buffer"
+            )
+        elif self._unproven is not None:
+            effects += self._hole(f"batch {self._unproven} is gone: no proof of the same publisher")
+        self._unproven = None
+        return effects + self._take(batch)
+
+    def replay_ended(self) -> list[Effect[Body]]:
+        """The replay is complete."""
+        if self._unproven is not None or self._asks_everything:
+            return self._restart("the publisher counts from 0 again")
+        if self._next is None and not self._held:
+            self._next = 0
+        first = self._overtaken if self._held.first_sequence is None else self._held.first_sequence
+        if first is not None and self._next != self._asked_at and first > (self._next or 0):
+            return self._ask("more was missed meanwhile")
+        return self._catch_up("missing in the replay")
+
+    def replay_failed(self, reason: str) -> list[Effect[Body]]:
+        """The replay was not answered, or broke off."""
+        self._asks_everything = False
+        if self.state is not State.REPLAYING:
+            return []  # what it was to mend or to prove is as it was
+        self.wants_everything = True
+        failed = f"replay failed: {reason}"
+        if self._next is not None:
+            return [*self._hole(failed), *self._catch_up(failed)]
+        self._incomplete = f"{failed}; earlier blocks are unknown"
+        return self._catch_up(failed)
+
+    def ask_everything(self) -> list[Effect[Body]]:
+        """Some time after a replay failed: asks for all that the publisher still has."""
+        if not (self.wants_everything and self.certain) or self._asks_everything:
+            return []
+        self._asks_everything = True
+        self.replays += 1
+        self._unproven = None
+        self._asked_at = None
+        return [Replay(0)]
+
+    def quiet(self, *, for_long: bool = False) -> list[Effect[Body]]:
+        """Asks, once, whether a last batch was lost; and now and then."""
+        heard, self._heard = self._heard, False
+        can_ask = self.certain and not self._asks_everything
+        return self._request() if can_ask and (heard or for_long) else []
+
+    def _receive(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+        self._heard = True
+        if self.state is State.REPLAYING:
+            self._held.append(batch)
+            return []
+        return self._live(batch)
+
+    def _missed(self, batch: Numbered[Body], expected: int) -> list[Effect[Body]]:
+        self._held.append(batch)
+        return self._ask(f"batches {expected} to {batch.sequence - 1} were missed")
+
+    def _start_anew(self, reason: str, first: Numbered[Body]) -> list[Effect[Body]]:
+        effects = self._restart(reason)
+        self._held.append(first)
+        return effects
+
+    def _restart(self, reason: str) -> list[Effect[Body]]:
+        self._forget_publisher()
+        self._incomplete = ""
+        return [Forget(), *self._ask(f"publisher restarted: {reason}")]
+
+    def _overlap(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+        known = self._stamps.get(batch.sequence)
+        if known is not None and known != batch.stamp:
+            return self._restart(f"batch {batch.sequence} was replayed with other contents")
+        if known is not None:
+            self._unproven = None
+        return []
+
+    def _ask(self, reason: str) -> list[Effect[Body]]:
+        self.state, self.reason = State.REPLAYING, reason
+        return self._request()
+
+    def _request(self) -> list[Effect[Body]]:
+        self.replays += 1
+        self._asks_everything = False
+        self._asked_at, self._overtaken = self._next, None
+        start = max(0, (self._next or 0) - 1)
+        self._unproven = start if start in self._stamps else None
+        return [Replay(start)]
+
+    def _start_over(self) -> list[Effect[Body]]:
+        """The first answer to the question for everything: it replaces what was held."""
+        self._asks_everything = self.wants_everything = False
+        self._overtaken, self._next = self._next, None
+        self._incomplete = ""
+        self._stamps.clear()
+        self.state, self.reason = State.REPLAYING, "catching up with all batches again"
+        return [Forget()]
+
+    def _catch_up(self, why: str) -> list[Effect[Body]]:
+        """Takes what was held back during a replay."""
+        self._settle()
+        held = self._held.take_all()
+        effects: list[Effect[Body]] = []
+        for position, batch in enumerate(held):
+            if self._next is not None and batch.sequence > self._next:
+                effects += self._lose(self._next, batch.sequence - 1, why)
+                effects += self._take(batch)
+                continue
+            effects += self._live(batch)
+            if self.state is State.REPLAYING:  # it restarted once more
+                self._held.extend(held[position + 1 :])
+                break
+        return effects
+
+    def _drop_pending(self) -> None:
+        super()._drop_pending()
+        self._held.clear()
+        self._asks_everything = False

@@ -1,0 +1,128 @@
+import asyncio
+
+import pytest
+
+from kvstate.errors import WireError
+from kvstate.feeds import turns as turns_module
+from kvstate.feeds.effects import Effects
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_choice import make_feed
+from kvstate.feeds.feed_news import FeedNews, Place
+from kvstate.feeds.feed_terms import Apply, Demote, Forget, Recovery, Replay, State
+from kvstate.feeds.sink import Body, Taken
+from kvstate.feeds.turns import Turns
+
+
+class Written:
+    """A sink that writes down what was done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.taken = Taken()
+
+    def apply(self, body: Body) -> Taken:
+        if body == b"broken":
+            raise WireError("payload is not msgpack")
+        self.done.append(body)
+        return self.taken
+
+    def forget(self) -> None:
+        self.done.append("forget")
+
+    def demote(self) -> None:
+        self.done.append("demote")
+
+    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as `Sink` has it
+        self.done.append(trusted)
+
+
+class Carrying:
+    """Effects of a live feed, and where they go."""
+
+    def __init__(self) -> None:
+        self.feed: Feed[Body] = make_feed(Recovery.REPLAY)
+        self.feed.connected()
+        self.feed.replay_ended()
+        self.sink = Written()
+        self.replays: list[int] = []
+        self.news = FeedNews(Place("w", 0), self.feed)
+        self.effects = Effects(self.feed, self.sink, Turns(), self.news, self.replays.append)
+
+
+@pytest.fixture
+def carrying() -> Carrying:
+    return Carrying()
+
+
+async def test_effects_are_carried_out_in_order(carrying: Carrying) -> None:
+    await carrying.effects.carry_out([Apply(b"1"), Demote(), Forget(), Replay(3), Apply(b"2")])
+    assert carrying.sink.done == [False, b"1", "demote", "forget", b"2", True]
+    assert (carrying.replays, len(carrying.effects)) == ([3], 0)
+
+
+async def test_credit_is_lowered_before_its_turn_comes(carrying: Carrying) -> None:
+    waiting = asyncio.create_task(carrying.effects.carry_out([Apply(b"1"), Demote()]))
+    await asyncio.sleep(0)
+    assert carrying.sink.done == [False]
+    await waiting
+    assert carrying.sink.done == [False, b"1", "demote", True]
+
+
+async def test_what_nothing_lowers_stays_trusted(carrying: Carrying) -> None:
+    await carrying.effects.carry_out([Apply(b"1")])
+    assert carrying.sink.done == [b"1", True]
+
+
+@pytest.fixture
+def one_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("one_a_slice")
+async def test_order_holds_whoever_carries_them_out(carrying: Carrying) -> None:
+    bodies = [str(number).encode() for number in range(6)]
+    await asyncio.gather(
+        carrying.effects.carry_out([Apply(body) for body in bodies[:3]]),
+        carrying.effects.carry_out([Apply(body) for body in bodies[3:]]),
+    )
+    assert [each for each in carrying.sink.done if isinstance(each, bytes)] == bodies
+
+
+@pytest.mark.usefixtures("one_a_slice")
+async def test_what_is_dropped_is_not_done(carrying: Carrying) -> None:
+    waiting = asyncio.create_task(carrying.effects.carry_out([Apply(b"1"), Apply(b"2")]))
+    await asyncio.sleep(0)
+    assert len(carrying.effects) == 2
+    carrying.effects.drop()
+    await waiting
+    assert b"1" not in carrying.sink.done
+
+
+async def test_a_body_that_heals_heals_the_feed(carrying: Carrying) -> None:
+    carrying.feed.miss("something")
+    carrying.sink.taken = Taken(healed=True)
+    await carrying.effects.carry_out([Apply(b"1")])
+    assert carrying.feed.state is State.LIVE
+
+
+@pytest.mark.parametrize("later", [Demote(), Forget(), Apply(b"broken")])
+async def test_what_is_lost_after_a_healing_is_not_healed(
+    carrying: Carrying, later: Demote | Forget | Apply[Body]
+) -> None:
+    carrying.feed.miss("something")
+    carrying.sink.taken = Taken(healed=True)
+    await carrying.effects.carry_out([Apply(b"1"), later])
+    assert carrying.feed.state is State.DEGRADED
+
+
+async def test_what_a_body_misses_or_skips_is_told(carrying: Carrying) -> None:
+    carrying.sink.taken = Taken(missed="no room", faults=("bad_hash", "bad_hash"))
+    await carrying.effects.carry_out([Apply(b"1")])
+    assert (carrying.feed.reason, carrying.news.counts["bad_hash"]) == ("no room", 2)
+
+
+async def test_a_body_that_cannot_be_decoded_is_a_hole(carrying: Carrying) -> None:
+    await carrying.effects.carry_out([Apply(b"broken")])
+    assert carrying.sink.done == ["demote", True]
+    assert carrying.feed.reason == "a batch could not be decoded"
+    assert carrying.news.counts["undecodable_batch"] == 1

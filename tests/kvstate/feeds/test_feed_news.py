@@ -1,0 +1,73 @@
+import logging
+
+import pytest
+
+from kvstate.errors import WireError
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_choice import make_feed
+from kvstate.feeds.feed_news import FeedNews, Place
+from kvstate.feeds.feed_terms import Numbered, Recovery, State
+from kvstate.feeds.sink import Body
+
+
+@pytest.fixture
+def feed() -> Feed[Body]:
+    feed: Feed[Body] = make_feed(Recovery.REPLAY)
+    feed.connected()
+    feed.replay_ended()
+    assert feed.state is State.LIVE
+    return feed
+
+
+@pytest.fixture
+def news(feed: Feed[Body]) -> FeedNews:
+    return FeedNews(Place("w", 2), feed)
+
+
+def restart(feed: Feed[Body]) -> None:
+    feed.received(Numbered(0, 1.0 + feed.restarts, b""))
+    feed.received(Numbered(0, 2.0 + feed.restarts, b""))
+
+
+def test_a_change_is_told_once_and_with_its_reason(
+    feed: Feed[Body], news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.feed")
+    news.tell_change()
+    assert caplog.messages == []
+    feed.disconnected("hung up")
+    news.tell_change()
+    news.tell_change()
+    assert caplog.messages == ["feed of w rank 2: stale (hung up)"]
+
+
+def test_a_live_feed_says_what_it_would_lack(feed: Feed[Body], news: FeedNews) -> None:
+    news.replay_fault = "replay failed: silent"
+    assert news.reason == "replay failed: silent"
+    feed.disconnected("hung up")
+    assert news.reason == "hung up"
+
+
+def test_each_restart_is_told_once(feed: Feed[Body], news: FeedNews) -> None:
+    told: list[int] = []
+    restart(feed)
+    news.tell_restart()  # to nobody
+    news.emptied = lambda: told.append(feed.restarts)
+    news.tell_restart()
+    assert told == []
+    feed.replay_ended()
+    restart(feed)
+    news.tell_restart()
+    news.tell_restart()
+    assert told == [2]
+
+
+def test_a_publisher_whose_batches_are_all_broken_does_not_fill_the_log(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        news.tell_undecodable(WireError("payload is not msgpack"))
+    assert news.counts["undecodable_batch"] == 5
+    assert caplog.messages == [
+        f"w rank 2: payload is not msgpack ({count} so far)" for count in (1, 2, 4)
+    ]

@@ -1,0 +1,147 @@
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstate.errors import ReplayError
+from kvstate.feeds import replays as replays_module
+from kvstate.feeds.feed_news import Place
+from kvstate.feeds.replays import Replays
+from kvstate.feeds.transport import Batch, Malformed, MemoryTransport
+from tests.kvstate.publishing import until
+
+
+class Asked:
+    """Replays, and what became of them."""
+
+    def __init__(self, transport: MemoryTransport, slots: asyncio.Semaphore) -> None:
+        self.taken: list[Batch | Malformed] = []
+        self.ended: list[str | None] = []
+        self.failed = 0
+        self.restarts_at: Batch | None = None
+        self.replays = Replays(
+            Place("w", 0), transport, slots, take=self.take, end=self.end, fail=self.fail
+        )
+
+    async def take(self, message: Batch | Malformed) -> None:
+        self.taken.append(message)
+        if message == self.restarts_at:
+            self.restarts_at = None
+            self.replays.start(0)
+
+    async def end(self, error: ReplayError | None) -> None:
+        self.ended.append(None if error is None else str(error))
+
+    def fail(self) -> None:
+        self.failed += 1
+
+
+@asynccontextmanager
+async def asked(
+    transport: MemoryTransport, slots: asyncio.Semaphore | None = None
+) -> AsyncIterator[Asked]:
+    asked = Asked(transport, slots or asyncio.Semaphore(1))
+    yield asked
+    await asked.replays.close()
+
+
+BATCHES = [Batch(0, b"a"), Batch(1, b"b"), Batch(2, b"c")]
+
+
+def publisher() -> MemoryTransport:
+    return MemoryTransport({0: b"a", 1: b"b", 2: b"c"})
+
+
+async def test_batches_are_taken_from_a_number_on_and_then_it_ends() -> None:
+    async with asked(publisher()) as one:
+        one.replays.start(1)
+        await until(lambda: one.ended == [None])
+        assert one.taken == BATCHES[1:]
+
+
+async def test_a_replay_that_fails_says_why() -> None:
+    transport = publisher()
+    transport.replay_error = "silent"
+    async with asked(transport) as one:
+        one.replays.start(0)
+        await until(lambda: one.ended == ["silent"])
+
+
+class Unending(MemoryTransport):
+    """Its replays never come to an end."""
+
+    ended = 0
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        self.replays.append(start)
+        try:
+            yield Malformed()
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
+async def test_a_replay_takes_the_place_of_the_one_under_way() -> None:
+    transport = Unending()
+    async with asked(transport) as one:
+        one.replays.start(0)
+        await until(lambda: transport.replays == [0])
+        one.replays.start(7)
+        await until(lambda: transport.replays == [0, 7])
+        assert transport.ended == 1
+    assert (transport.ended, one.ended) == (2, [])
+
+
+async def test_a_replay_that_asks_for_another_one_takes_nothing_more() -> None:
+    async with asked(publisher()) as one:
+        one.restarts_at = BATCHES[1]
+        one.replays.start(0)
+        await until(lambda: one.ended == [None])
+        assert one.taken == BATCHES[:2] + BATCHES
+
+
+async def test_a_replay_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays_module, "MAX_REPLAY_SECONDS", 0.02)
+    async with asked(Unending()) as one:
+        one.replays.start(0)
+        await until(lambda: one.ended == ["it took longer than 0.02 s"])
+
+
+async def test_a_replay_waits_for_a_slot_of_the_process() -> None:
+    slots = asyncio.Semaphore(1)
+    transport = publisher()
+    async with asked(transport, slots) as one:
+        async with slots:
+            one.replays.start(0)
+            await until(lambda: bool(slots._waiters))
+            assert transport.replays == []
+        await until(lambda: one.ended == [None])
+
+
+class Broken(MemoryTransport):
+    """Fails in a way that nobody foresaw."""
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        yield Batch(start, b"")
+        raise RuntimeError("nobody foresaw this")
+
+
+async def test_an_unforeseen_error_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with asked(Broken()) as one:
+        one.replays.start(0)
+        await until(lambda: one.failed == 1)
+        assert (one.ended, caplog.messages) == ([], ["replay of w rank 0 failed"])
+
+
+async def test_replays_are_spaced_after_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays_module, "REPLAYS_AT_ONCE", 3)
+    monkeypatch.setattr(replays_module, "REPLAY_SPACING_SECONDS", 100.0)
+    transport = publisher()
+    async with asked(transport) as one:
+        for count in range(1, 5):
+            one.replays.start(0)
+            await until(lambda count=count: len(one.ended) == count)  # type: ignore[misc]
+        one.replays.start(0)
+        await asyncio.sleep(0.05)  # that it is not asked can only be waited for
+        assert len(transport.replays) == 4

@@ -1,0 +1,32 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvstate.errors import WireError
+from kvstate.wire.trtllm_drain import error_of, parse_drain, parse_event
+
+
+def test_answer_is_a_list_of_events() -> None:
+    assert parse_drain(b"[]") == []
+    (one,) = parse_drain(b'[{"event_id": 3, "data": {"type": "created"}, "attention_dp_rank": 2}]')
+    event = parse_event(one)
+    assert (event.rank, event.sequence, event.window_tokens) == (2, 3, None)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[", b"[" * 5000, b"\xff", b'{"error": "x"}'])
+def test_answer_that_is_no_list_is_refused(body: bytes) -> None:
+    with pytest.raises(WireError, match="answer is no JSON list of events"):
+        parse_drain(body)
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, None, "7", 1.5])
+def test_event_without_a_number_is_refused(number: Any) -> None:
+    with pytest.raises(WireError, match="event has no number"):
+        parse_event(msgspec.Raw(msgspec.json.encode({"event_id": number})))
+
+
+def test_server_may_say_that_it_has_none() -> None:
+    assert error_of(b'{"error": "not enabled"}') == "not enabled"
+    assert error_of(b'{"error": {"code": 1}}') == "an error"
+    assert error_of(b"[]") is None
