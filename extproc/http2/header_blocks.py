@@ -1,21 +1,23 @@
 """Header blocks (RFC 7541) of requests and answers.
 
 We announce a dynamic table of size 0. Once the peer has acknowledged that and said so in a block,
-blocks have no state: equal bytes are equal headers, and what was decoded once is looked up.
+blocks have no state: equal bytes are equal headers, and what was decoded once is looked up: a whole
+block, and of one that holds an id of the request (a traced stream's) all fields but that.
 Until then it may use a table of the default size, and every block is decoded.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
 from extproc.errors import Http2Error
 from extproc.http2.frames import ErrorCode
+from extproc.http2.header_fields import cut_at_fields
 from extproc.http2.request_head import RequestHead, head_of
 
-# Blocks of one proxy differ in little; those with an id of the request in them would never be met
-# again, so that the cache starts anew when it is full.
+# Blocks of one proxy differ in little; those with an id of the request in them, and such fields,
+# would never be met again, so that the cache starts anew when it is full.
 _MAX_CACHED = 256
 _MAX_CACHED_BLOCK_BYTES = 1024
 
@@ -32,17 +34,26 @@ _UNKNOWN = RequestHead(
 )
 
 _DEFAULT_TABLE_BYTES = 4096
+# What a field counts besides its bytes (RFC 9113, section 6.5.2).
+_FIELD_BYTES = 32
 # RFC 7541, section 4.2: the least size there was meanwhile, and the last. 001xxxxx, section 6.3.
 _MAX_SIZE_UPDATES = 2
 _SIZE_UPDATE, _SIZE_UPDATE_MASK, _SIZE_PREFIX_MAX = 0x20, 0xE0, 0x1F
 _LENGTH_PREFIX_MAX = 127
+_TOO_LARGE = "header list too large"
+
+Field = tuple[bytes, bytes]
 
 
 class BlockCache:
-    """Heads by their blocks, for all connections of a server; None: decoded, and malformed."""
+    """What was decoded without state, for all connections of a server.
+
+    heads: by their blocks; None: decoded, and malformed. fields: by their part of a block.
+    """
 
     def __init__(self) -> None:
         self.heads: dict[bytes, RequestHead | None] = {}
+        self.fields: dict[bytes, Field] = {}
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -57,6 +68,13 @@ class BlockCache:
                 self.heads.clear()
             self.heads[block] = head
 
+    def keep_field(self, part: bytes, field: Field) -> None:
+        """Remembers a field likewise."""
+        if len(part) <= _MAX_CACHED_BLOCK_BYTES:
+            if len(self.fields) >= _MAX_CACHED:
+                self.fields.clear()
+            self.fields[part] = field
+
 
 class HeaderBlocks:
     """Decodes the blocks of one connection, in the order in which they came."""
@@ -64,6 +82,7 @@ class HeaderBlocks:
     def __init__(self, cache: BlockCache, max_list_bytes: int) -> None:
         self._cache = cache
         self._heads = cache.heads
+        self._max_list_bytes = max_list_bytes
         self._decoder = Decoder(max_list_bytes)
         self._decoder.max_allowed_table_size = _DEFAULT_TABLE_BYTES
         self._is_stateless = False
@@ -82,21 +101,45 @@ class HeaderBlocks:
             known = self._heads.get(block, _UNKNOWN)
             if known is not _UNKNOWN:
                 return known
+            parts = cut_at_fields(block)
+            if parts is not None:
+                head = head_of(self._looked_up(parts))
+                self._cache.keep(block, head)
+                return head
         if _size_updates(block) > _MAX_SIZE_UPDATES:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, "too many table sizes")
-        try:
-            decoded = self._decoder.decode(block, raw=True)
-        except OversizedHeaderListError:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "header list too large") from None
-        except (HPACKError, IndexError):  # hpack lets the latter out at the end of a cut block
-            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "undecodable header block") from None
-        head = head_of([(bytes(name), bytes(value)) for name, value in decoded])
+        head = head_of(self._decoded(block))
         was_stateless = self._is_stateless
         # a block that brought the size down to 0 emptied the table, too
         self._is_stateless = self._decoder.header_table_size == 0
         if was_stateless and self._is_stateless:
             self._cache.keep(block, head)
         return head
+
+    def _looked_up(self, parts: Sequence[bytes]) -> list[Field]:
+        """The fields of a block without state, decoded as far as they were not met before."""
+        fields = []
+        room = self._max_list_bytes
+        known = self._cache.fields
+        for part in parts:
+            field = known.get(part)
+            if field is None:
+                (field,) = self._decoded(part)
+                self._cache.keep_field(part, field)
+            room -= len(field[0]) + len(field[1]) + _FIELD_BYTES
+            if room < 0:
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE)
+            fields.append(field)
+        return fields
+
+    def _decoded(self, block: bytes) -> list[Field]:
+        try:
+            decoded = self._decoder.decode(block, raw=True)
+        except OversizedHeaderListError:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE) from None
+        except (HPACKError, IndexError):  # hpack lets the latter out at the end of a cut block
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, "undecodable header block") from None
+        return [(bytes(name), bytes(value)) for name, value in decoded]
 
 
 def _size_updates(block: bytes) -> int:

@@ -58,13 +58,14 @@ def head_of(message: ProcessingRequest, policy_header: str | None) -> Head:
     length: int | None = None
     policy: str | None = None
     for header in message.request_headers.headers.headers:
-        if header.key == ":method":
+        key = header.key  # made anew each time it is read
+        if key == ":method":
             method = _text(header)
-        elif header.key == ":path":
+        elif key == ":path":
             path = path_of(_text(header))
-        elif header.key == "content-length":
+        elif key == "content-length":
             length = _number(_text(header), _LENGTH_DIGITS)
-        elif header.key == policy_header:
+        elif key == policy_header:
             policy = _text(header)
     return Head(method, path, length, policy, _subset(message))
 
@@ -83,11 +84,12 @@ def response_head_of(message: ProcessingRequest) -> ResponseHead:
     media_type = ""
     is_plain = True
     for header in message.response_headers.headers.headers:
-        if header.key == ":status":
+        key = header.key
+        if key == ":status":
             status = _number(_text(header), _STATUS_DIGITS)
-        elif header.key == "content-type":
+        elif key == "content-type":
             media_type = _text(header).partition(";")[0].strip().lower()
-        elif header.key == "content-encoding":
+        elif key == "content-encoding":
             is_plain = _text(header).strip().lower() in ("", "identity")
     return ResponseHead(status, is_plain and media_type in (JSON, EVENTS), _served(message))
 

@@ -45,6 +45,67 @@ def test_equal_blocks_are_decoded_once_when_there_is_no_table() -> None:
     assert other.decode(block) is first
 
 
+def traced(number: int) -> bytes:
+    return encode([*REQUEST, (b"traceparent", f"00-{number:032x}-{1:016x}-01".encode())])
+
+
+def test_of_a_block_with_an_id_in_it_only_that_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = BlockCache()
+    one = blocks(cache)
+    one.decode(NO_TABLE)
+    one.decode(traced(1))
+    sizes: list[int] = []
+    decode = one._decoder.decode
+
+    def counting(block: bytes, raw: bool) -> object:  # noqa: FBT001 - as hpack has it
+        sizes.append(len(block))
+        return decode(block, raw)
+
+    monkeypatch.setattr(one._decoder, "decode", counting)
+    head = one.decode(traced(2))
+    assert head is not None
+    assert head.fields[:3] == REQUEST
+    assert head.fields[3] == (
+        b"traceparent",
+        b"00-" + b"2".zfill(32) + b"-" + b"1".zfill(16) + b"-01",
+    )
+    assert sizes == [len(traced(2)) - len(encode(REQUEST))]
+
+
+def test_a_list_that_is_too_large_is_so_even_if_its_fields_are_known() -> None:
+    one = blocks()
+    one.decode(NO_TABLE)
+    fields = [(b"x", b"y" * 900)]
+    assert one.decode(encode(fields * 4)) is not None
+    assert code_of(one, encode(fields * 5)) == ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_known_fields_are_bounded() -> None:
+    cache = BlockCache()
+    one = blocks(cache)
+    one.decode(NO_TABLE)
+    one.decode(encode([(b"x", b"y" * 1100)]))
+    assert len(cache.fields) == 0
+    for number in range(1000):
+        one.decode(traced(number))
+        assert len(cache.fields) <= 256
+
+
+def test_a_field_that_breaks_compression_ends_the_connection_later_too() -> None:
+    one = blocks()
+    one.decode(NO_TABLE)
+    assert code_of(one, b"\xbe") == ErrorCode.COMPRESSION_ERROR
+
+
+def test_a_block_that_repeats_the_table_size_is_looked_up_as_a_whole() -> None:
+    cache = BlockCache()
+    one, block = blocks(cache), NO_TABLE + encode(REQUEST)
+    one.decode(block)
+    first = one.decode(block)
+    assert block in cache
+    assert one.decode(block) is first
+
+
 def test_a_malformed_head_is_remembered_as_such() -> None:
     cache = BlockCache()
     one, block = blocks(cache), encode([(b"UPPER", b"x")])
