@@ -29,6 +29,10 @@ class StartError(KVSteerError):
     """This machine refuses something needed to start: a port, a file, a permission."""
 
 
+class DiscoveryError(KVSteerError):
+    """A source of workers cannot be asked now; the text says why."""
+
+
 class ProtocolError(KVSteerError):
     """The proxy sent an ext_proc message that does not belong there, or speaks another dialect."""
 

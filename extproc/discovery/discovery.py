@@ -1,6 +1,7 @@
 """Follows all sources, keeps the last good view of each, and applies the fleet made of them."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -89,23 +90,26 @@ class Discovery:
     async def _keep_running(self, source: Source) -> None:
         seen = self._seen[source.name]
         report = Report(
-            view=lambda view, note: self._take(source.name, seen, view, note),
+            view=functools.partial(self._take, source.name, seen),
             confirm=lambda: self._confirm(source.name, seen),
             fault=lambda fault: self._note(source.name, seen, fault),
         )
         while True:
             try:
                 await source.run(report)
-            except Exception as error:
-                log.exception("discovery: %s", source.name)
-                report.fault(f"ended with {type(error).__name__}")
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+                self._note(source.name, seen, f"ended with {type(error).__name__}", error)
             await asyncio.sleep(BEGIN_AGAIN_SECONDS)
 
-    def _take(self, name: str, seen: _Seen, view: View, note: str) -> None:
+    def _take(self, name: str, seen: _Seen, view: View, note: str, fault: str = "") -> None:
         if len(view) > MAX_FOUND:
             self._note(name, seen, f"names {len(view)} workers; {MAX_FOUND} are the most")
             return
-        self._confirm(name, seen)
+        if fault:
+            seen.confirmed_at = self._monotonic()
+            self._note(name, seen, fault)
+        else:
+            self._confirm(name, seen)
         if note != seen.note:
             seen.note = note
             if note:
@@ -121,10 +125,10 @@ class Discovery:
             log.info("discovery: %s is well again", name)
             seen.fault = ""
 
-    def _note(self, name: str, seen: _Seen, fault: str) -> None:
+    def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:
         seen.faults += 1
         if fault != seen.fault:  # once, however often it is tried
-            log.warning("discovery: %s: %s; its last view stays", name, fault)
+            log.warning("discovery: %s: %s; its last view stays", name, fault, exc_info=ours)
             seen.fault = fault
 
     async def _keep_applying(self) -> None:

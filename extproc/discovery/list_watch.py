@@ -23,6 +23,7 @@ from extproc.discovery.kubernetes_wire import (
     read_version,
 )
 from extproc.discovery.sources import Report
+from extproc.errors import DiscoveryError
 from kvstate.feeds.backoff import Backoff
 
 T = TypeVar("T", bound=Thing)
@@ -44,7 +45,8 @@ LAST_WAIT_SECONDS = 30.0
 
 _OK, _GONE = 200, 410
 
-# Asks for the objects with these query parameters; the keywords are the client's.
+# Asks for the objects with these query parameters; the keywords are the client's. May raise a
+# DiscoveryError.
 Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
 
@@ -90,7 +92,7 @@ class ListWatch(Generic[T]):
                     continue
             except _GoneError:
                 self._version = ""
-            except _RefusedError as error:
+            except (_RefusedError, DiscoveryError) as error:
                 self._report.fault(str(error))
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 self._report.fault(f"the API server does not answer: {_words(error)}")

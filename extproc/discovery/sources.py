@@ -6,15 +6,21 @@ from typing import NamedTuple, Protocol
 from extproc.discovery.view import View
 
 
+class TakeView(Protocol):
+    """Takes all workers that there are now."""
+
+    def __call__(self, view: View, note: str, fault: str = "") -> None:
+        """Note: what is wrong with some of them; fault: as Report's; each "" if there is none."""
+
+
 class Report(NamedTuple):
     """Where a source tells what it sees; each may be called at any time.
 
-    view: all workers that there are now, and what is wrong with some of them, "" if nothing.
     confirm: the last view still holds. fault: it cannot be known now, and why in words; the last
     view stays.
     """
 
-    view: Callable[[View, str], None]
+    view: TakeView
     confirm: Callable[[], None]
     fault: Callable[[str], None]
 

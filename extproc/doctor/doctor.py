@@ -7,7 +7,14 @@ from typing import TypeVar
 
 from extproc.config import Config, Worker
 from extproc.discovery.view import Found
-from extproc.doctor import envoy_visit, feed_visit, http_visit, sources_visit, token_visit
+from extproc.doctor import (
+    envoy_visit,
+    feed_visit,
+    http_visit,
+    sources_visit,
+    tls_visit,
+    token_visit,
+)
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.means import Means
 from extproc.doctor.web_client import WebClient
@@ -30,6 +37,7 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
     probes: whether completions are asked for to provoke events, and queues are drained.
     """
     tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
+    findings += await asyncio.to_thread(tls_visit.visit, config)
     async with contextlib.AsyncExitStack() as stack:
         web = await stack.enter_async_context(WebClient(seconds))
         means = Means(config, web, tokenizers, seconds, probes)

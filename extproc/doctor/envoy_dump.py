@@ -5,15 +5,14 @@ left out. What each setting is for is told in envoy/envoy.yaml.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 
 from extproc.config import Config
+from extproc.doctor.dump_tree import Node, listing, mapping, nodes, number, seconds, type_of, typed
+from extproc.doctor.envoy_dump_tls import judge_tls
 from extproc.doctor.findings import About, Finding
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
-
-Node = Mapping[str, Any]
 
 _MANAGER = ".HttpConnectionManager"
 _EXT_PROC = ".ext_proc.v3.ExternalProcessor"
@@ -24,7 +23,6 @@ DEFAULT_TIMEOUT_SECONDS = 0.2
 DEFAULT_BUFFER_BYTES = 1024 * 1024
 
 _DUPLEX = "FULL_DUPLEX_STREAMED"
-_MAX_DIGITS = 19
 
 
 def judge_envoy(about: About, config: Config, dump: bytes) -> Iterator[Finding]:
@@ -40,32 +38,33 @@ def judge_envoy(about: About, config: Config, dump: bytes) -> Iterator[Finding]:
         yield about.wrong("envoy-unreadable", "its /config_dump makes no sense")
         return
     # the bootstrap holds the static part a second time
-    parts = [one for one in raw["configs"] if not _type_of(one).endswith(".BootstrapConfigDump")]
-    listeners = [one for one in _nodes(parts) if "filter_chains" in one]
-    found = [(one, manager) for one in listeners for manager in _typed(one, _MANAGER)]
-    routes = [one for one in _nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
+    parts = [one for one in raw["configs"] if not type_of(one).endswith(".BootstrapConfigDump")]
+    listeners = [one for one in nodes(parts) if "filter_chains" in one]
+    found = [(one, manager) for one in listeners for manager in typed(one, _MANAGER)]
+    routes = [one for one in nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
     filtered = [
         finding
         for listener, manager in found
-        for ext_proc in _typed(manager, _EXT_PROC)
+        for ext_proc in typed(manager, _EXT_PROC)
         for finding in (
             *_ext_proc(about, config, ext_proc),
+            *judge_tls(about, config, ext_proc, parts),
             *_manager(about, manager),
             *_buffers(about, config, ext_proc, (listener, manager, routes)),
         )
     ]
-    has_filter = any(True for _, manager in found for _ in _typed(manager, _EXT_PROC))
+    has_filter = any(True for _, manager in found for _ in typed(manager, _EXT_PROC))
     faults = list(dict.fromkeys(filtered))
     if not has_filter:
         faults = [about.wrong("envoy-no-ext-proc", "no listener has the filter ext_proc")]
-    elif not any(map(_overrides, _nodes(parts))):
+    elif not any(map(_overrides, nodes(parts))):
         says = f"no cluster has override_host by {DESTINATION_NAMESPACE} {DESTINATION}"
         faults.append(about.wrong("envoy-no-override", says))
     yield from faults or [about.right("envoy", "ext_proc, routes and clusters are as they should")]
 
 
 def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]:
-    timeout = _seconds(ext_proc.get("message_timeout"), DEFAULT_TIMEOUT_SECONDS)
+    timeout = seconds(ext_proc.get("message_timeout"), DEFAULT_TIMEOUT_SECONDS)
     if timeout * 1000 <= config.extproc.deadline_ms:
         says = f"message_timeout is {timeout * 1000:g} ms"
         says += f", and a decision may take {config.extproc.deadline_ms} ms (extproc.deadline_ms)"
@@ -82,15 +81,15 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
             "allow_mode_override is false: what the router need not read is buffered all the same"
         )
         yield about.wrong("envoy-mode-override", says)
-    options = _mapping(_mapping(ext_proc.get("metadata_options")).get("receiving_namespaces"))
-    if DESTINATION_NAMESPACE not in _list(options.get("untyped")):
+    options = mapping(mapping(ext_proc.get("metadata_options")).get("receiving_namespaces"))
+    if DESTINATION_NAMESPACE not in listing(options.get("untyped")):
         says = f"receiving_namespaces lacks {DESTINATION_NAMESPACE}: the pick is dropped"
         yield about.wrong("envoy-namespaces", says)
 
 
 def _manager(about: About, manager: Node) -> Iterator[Finding]:
     early = manager.get("early_header_mutation_extensions")
-    removed = {str(one["remove"]).lower() for one in _nodes(early) if "remove" in one}
+    removed = {str(one["remove"]).lower() for one in nodes(early) if "remove" in one}
     if DESTINATION not in removed:
         says = f"a client's own {DESTINATION} is not removed: while the router is away it steers"
         yield about.wrong("envoy-client-header", says)
@@ -103,16 +102,16 @@ def _buffers(
     if _mode(ext_proc) == _DUPLEX:
         return
     listener, manager, routes = around
-    default = _number(listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
-    name = _mapping(manager.get("rds")).get("route_config_name")
-    own = [_mapping(manager.get("route_config"))]
+    default = number(listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
+    name = mapping(manager.get("rds")).get("route_config_name")
+    own = [mapping(manager.get("route_config"))]
     used = own if own[0] else [one for one in routes if one.get("name") == name]
-    hosts = [host for one in used for host in _list(one.get("virtual_hosts"))]
-    for host in map(_mapping, hosts):
-        limit = _number(host.get("request_body_buffer_limit"), default)
-        each = [_mapping(one) for one in _list(host.get("routes"))]
+    hosts = [host for one in used for host in listing(one.get("virtual_hosts"))]
+    for host in map(mapping, hosts):
+        limit = number(host.get("request_body_buffer_limit"), default)
+        each = [mapping(one) for one in listing(host.get("routes"))]
         least = min(
-            (_number(one.get("request_body_buffer_limit"), limit) for one in each), default=limit
+            (number(one.get("request_body_buffer_limit"), limit) for one in each), default=limit
         )
         if least < config.extproc.max_body_bytes:
             says = f"virtual host {host.get('name')}: bodies above {least} bytes get 413"
@@ -124,55 +123,15 @@ def _overrides(node: Node) -> bool:
     """Whether a node is what sends a request to the address that the router named."""
     if node.get("type") == "ORIGINAL_DST":
         return True
-    if not _type_of(node).endswith(_OVERRIDE):
+    if not type_of(node).endswith(_OVERRIDE):
         return False
-    sources = [_mapping(one) for one in _list(node.get("override_host_sources"))]
+    sources = [mapping(one) for one in listing(node.get("override_host_sources"))]
     return any(
         str(one.get("header", "")).lower() == DESTINATION
-        or _mapping(one.get("metadata")).get("key") == DESTINATION_NAMESPACE
+        or mapping(one.get("metadata")).get("key") == DESTINATION_NAMESPACE
         for one in sources
     )
 
 
 def _mode(ext_proc: Node) -> str:
-    return str(_mapping(ext_proc.get("processing_mode")).get("request_body_mode", "NONE"))
-
-
-def _typed(tree: object, suffix: str) -> Iterator[Node]:
-    return (one for one in _nodes(tree) if _type_of(one).endswith(suffix))
-
-
-def _nodes(tree: object) -> Iterator[Node]:
-    """All mappings in a tree, itself included."""
-    waiting = [tree]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Mapping):
-            yield one
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-
-
-def _type_of(node: object) -> str:
-    return str(_mapping(node).get("@type", ""))
-
-
-def _mapping(value: object) -> Node:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _number(value: object, default: int) -> int:
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else default
-
-
-def _seconds(value: object, default: float) -> float:
-    try:
-        return float(str(value).removesuffix("s"))
-    except ValueError:
-        return default
+    return str(mapping(ext_proc.get("processing_mode")).get("request_body_mode", "NONE"))

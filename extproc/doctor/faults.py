@@ -103,9 +103,24 @@ FAULTS = {
     # discovery
     "discovery-fault": Fault("discovery", "correct the source, or what it needs to be reached"),
     "no-workers": Fault("discovery", "correct the selector, name or file, or start workers"),
+    # TLS of the router itself
+    "tls-certificate": Fault(
+        "tls", "correct `extproc.tls`: PEM files that may be read, and the certificate's own key"
+    ),
+    "tls-expired": Fault("tls", "renew the certificate: new files are taken without a restart"),
+    "tls-client-ca": Fault("tls", "correct `extproc.tls.client_ca`: PEM with certificates in it"),
     # Envoy
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault("envoy", "add the filter: docs/ingress.md, or `kvsteer envoy`"),
+    "envoy-plain-to-tls": Fault(
+        "envoy", "give the router's cluster a TLS `transport_socket` (`envoy.router_tls`)"
+    ),
+    "envoy-tls-to-plain": Fault(
+        "envoy", "set `extproc.tls`, or take `transport_socket` from the router's cluster"
+    ),
+    "envoy-no-client-certificate": Fault(
+        "envoy", "set `envoy.router_tls.certificate` and `key`: the router's cluster shows them"
+    ),
     "envoy-message-timeout": Fault(
         "envoy", "raise ext_proc's `message_timeout` above `extproc.deadline_ms`"
     ),

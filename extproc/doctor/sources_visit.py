@@ -36,8 +36,8 @@ async def _ask(source: Source, seconds: float) -> tuple[View, list[Finding]]:
     faults: list[str] = []
     answered = asyncio.Event()
 
-    def take(view: View, note: str) -> None:
-        seen.append((view, note))
+    def take(view: View, note: str, fault: str = "") -> None:
+        seen.append((view, fault or note))
         answered.set()
 
     def fail(fault: str) -> None:

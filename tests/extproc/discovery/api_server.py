@@ -18,7 +18,9 @@ TOKEN = "a-token"  # noqa: S105 - of this server only
 class ApiServer:
     """What it serves, and how it misbehaves.
 
-    asked: the query of every request. refuses: a status that it answers instead.
+    asked: the query of every request. refuses: a status that it answers instead; refuses_kind: and
+    only to questions for pods, or for pools. lets_in: the one token. unauthorized:
+    how many came with another.
     """
 
     def __init__(self) -> None:
@@ -27,6 +29,9 @@ class ApiServer:
         self.version = 100
         self.asked: list[dict[str, str]] = []
         self.refuses: int | None = None
+        self.refuses_kind = ""
+        self.lets_in = TOKEN
+        self.unauthorized = 0
         self.gone_below = 0
         self.is_silent = False
         self.page = 500
@@ -117,11 +122,13 @@ class ApiServer:
         self.asked.append(query)
         if self.is_silent:
             await asyncio.sleep(3600)
-        if self.refuses is not None:
+        if self.refuses is not None and kind.startswith(self.refuses_kind):
             return web.json_response(
                 {"kind": "Status", "code": self.refuses, "message": "not now"}, status=self.refuses
             )
-        assert request.headers["Authorization"] == f"Bearer {TOKEN}"
+        if request.headers.get("Authorization") != f"Bearer {self.lets_in}":
+            self.unauthorized += 1
+            return web.json_response({"kind": "Status", "code": 401}, status=401)
         if query.get("watch") in ("True", "true"):
             return await self._watch(request, kind, int(query["resourceVersion"]))
         return self._list(kind, query)
@@ -159,8 +166,10 @@ class ApiServer:
 
 
 @contextlib.asynccontextmanager
-async def api_server(directory: Path) -> AsyncIterator[tuple[ApiServer, str]]:
-    """A server that runs, and the kubeconfig by which it is reached."""
+async def api_server(
+    directory: Path, user: Body | None = None
+) -> AsyncIterator[tuple[ApiServer, str]]:
+    """A server that runs, and the kubeconfig by which it is reached; user: as it stands there."""
     server = ApiServer()
     await server.start()
     kubeconfig = directory / "kubeconfig"
@@ -172,13 +181,15 @@ async def api_server(directory: Path) -> AsyncIterator[tuple[ApiServer, str]]:
                 "kind": "Config",
                 "current-context": "here",
                 "clusters": [name | {"cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
-                "users": [name | {"user": {"token": TOKEN}}],
+                "users": [name | {"user": {"token": TOKEN} if user is None else user}],
                 "contexts": [name | {"context": {"cluster": "here", "user": "here"}}],
             }
         )
     )
-    yield server, str(kubeconfig)
-    await server.stop()
+    try:
+        yield server, str(kubeconfig)
+    finally:
+        await server.stop()
 
 
 def pod(name: str, ip: str = "10.0.0.1", **more: Any) -> Body:

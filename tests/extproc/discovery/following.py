@@ -21,9 +21,12 @@ class Seen:
         self.faults: list[str] = []
         self.confirmed = 0
 
-    def take(self, view: View, note: str) -> None:
+    def take(self, view: View, note: str, fault: str = "") -> None:
         self.view, self.note, self.views = view, note, self.views + 1
-        self.confirm()
+        if fault:
+            self.fail(fault)
+        else:
+            self.confirm()
 
     def confirm(self) -> None:
         self.confirmed += 1
@@ -45,9 +48,11 @@ class Seen:
 async def following(source: Source) -> AsyncIterator[Seen]:
     seen = Seen()
     task = asyncio.create_task(source.run(Report(seen.take, seen.confirm, seen.fail)))
-    yield seen
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:

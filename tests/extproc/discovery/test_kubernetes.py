@@ -1,6 +1,9 @@
 """Discovery against an API server that lists, watches, times out, forgets and goes away."""
 
 import builtins
+import contextlib
+import functools
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ import pytest
 from extproc.config import Config
 from extproc.config.reader import parse
 from extproc.discovery import list_watch
+from extproc.discovery.discovery import Discovery
 from extproc.discovery.kubernetes import KubernetesPods
+from extproc.discovery.view import Fleet
 from extproc.errors import StartError
 from tests.extproc.discovery.api_server import NAMESPACE, ApiServer, api_server, pod
 from tests.extproc.discovery.following import following, until
@@ -35,6 +40,31 @@ def pods(kubeconfig: str, which: str = "selector: app=vllm") -> KubernetesPods:
     made = config(kubeconfig, which)
     assert made.discovery.kubernetes is not None
     return KubernetesPods(made.discovery.kubernetes, made)
+
+
+@contextlib.asynccontextmanager
+async def discovered(source: KubernetesPods) -> AsyncIterator[Discovery]:
+    async def apply(_: Fleet) -> None:
+        pass
+
+    one = Discovery((), [source], apply)
+    await one.start()
+    yield one
+    await one.close()
+
+
+def workers_of(one: Discovery) -> int | None:
+    (shown,) = (source for source in one.status() if source["source"] == "kubernetes")
+    number: int | None = shown["workers"]
+    return number
+
+
+def names(one: Discovery, number: int) -> bool:
+    return workers_of(one) == number
+
+
+def logged(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in record.getMessage() for record in caplog.records)
 
 
 def pool(name: str = "llm", app: str = "vllm", ports: tuple[int, ...] = (8000,)) -> dict[str, Any]:
@@ -263,6 +293,64 @@ async def test_the_pods_of_a_pool_stay_when_it_goes_or_breaks(
         assert seen.fault == "InferencePool llm does not exist"
         api.put("pools", pool())
         await until(lambda: seen.fault == "")
+
+
+async def test_what_is_wrong_with_a_pool_is_logged_once(
+    server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer")
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    api.put("pools", pool())
+    async with discovered(pods(kubeconfig, "inference_pool: llm")) as one:
+        await until(lambda: workers_of(one) == 1 and api.watches == 2)
+        api.delete("pools", "llm")
+        await until(lambda: bool(one.fault("kubernetes")))
+        for number in range(2, 5):  # the pods are well
+            api.put("pods", pod(f"p{number}", f"10.0.0.{number}"))
+            await until(functools.partial(names, one, number))
+        assert one.fault("kubernetes") == "InferencePool llm does not exist"
+        api.put("pools", pool())
+        await until(lambda: not one.fault("kubernetes"))
+    assert logged(caplog, "does not exist") == logged(caplog, "is well again") == 1
+
+
+async def test_a_refusal_of_pools_is_logged_once_though_the_pods_are_well(
+    server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer")
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    api.put("pools", pool())
+    async with discovered(pods(kubeconfig, "inference_pool: llm")) as one:
+        await until(lambda: workers_of(one) == 1 and api.watches == 2)
+        api.refuses, api.refuses_kind = 403, "pools"
+        api.end_watches()
+        asked = len(api.asked)
+        await until(lambda: len(api.asked) > asked + 5 and api.watches == 1)
+        api.bookmark("pods")
+        assert one.fault("kubernetes") == "the API server: 403 not now"
+        api.refuses = None
+        await until(lambda: not one.fault("kubernetes"))
+    assert logged(caplog, "403 not now") == logged(caplog, "is well again") == 1
+
+
+async def test_a_server_that_refuses_pods_and_pools_is_logged_once(
+    server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer")
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    api.put("pools", pool())
+    async with discovered(pods(kubeconfig, "inference_pool: llm")) as one:
+        await until(lambda: workers_of(one) == 1 and api.watches == 2)
+        api.refuses = 503
+        api.end_watches()
+        asked = len(api.asked)
+        await until(lambda: len(api.asked) > asked + 5)
+        api.refuses = None
+        await until(lambda: not one.fault("kubernetes"))
+    assert logged(caplog, "503 not now") == logged(caplog, "is well again") == 1
 
 
 async def test_a_kubeconfig_that_is_not_there_is_a_fault(tmp_path: Path) -> None:

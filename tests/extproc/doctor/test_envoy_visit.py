@@ -1,15 +1,18 @@
 """A real Envoy, as `kvsteer envoy` has it, and with what is easily forgotten."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from extproc.config import Config, Envoy, ExtProc, Worker
+from extproc.config import Config, Envoy, ExtProc, RouterTls, Worker
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Verdict
 from extproc.envoy_config import render
 from tests.e2e.envoy_process import running_envoy
 from tests.extproc.doctor.fleet import MODEL, SECONDS
+from tests.extproc.serving.identities import Identities
 from tests.ports import free_port
 
 
@@ -44,6 +47,35 @@ def spoil(tree: Any) -> None:
 async def test_the_envoy_that_we_print_is_right() -> None:
     config = configuration()
     assert await found_in(config, render(config)) == [(Verdict.RIGHT, "")]
+
+
+def with_tls(config: Config, files: Identities, *, is_mutual: bool = False) -> Config:
+    """The same, with TLS from Envoy to the router."""
+    certificate, key = files.tls_files() if is_mutual else (None, None)
+    router_tls = RouterTls(ca=str(files.ca_file), certificate=certificate, key=key)
+    return replace(
+        config,
+        extproc=replace(config.extproc, tls=files.tls(is_mutual=is_mutual)),
+        envoy=replace(config.envoy, router_tls=router_tls),
+    )
+
+
+async def test_tls_that_only_one_side_speaks_is_found(tmp_path: Path) -> None:
+    plain = configuration()
+    encrypted = with_tls(plain, Identities(tmp_path))
+    assert await found_in(encrypted, render(encrypted)) == [(Verdict.RIGHT, "")]
+    found = await found_in(encrypted, render(plain))
+    assert found == [(Verdict.WRONG, "envoy-plain-to-tls")]
+    found = await found_in(plain, render(encrypted))
+    assert found == [(Verdict.WRONG, "envoy-tls-to-plain")]
+
+
+async def test_an_envoy_that_shows_no_certificate_is_found(tmp_path: Path) -> None:
+    files = Identities(tmp_path)
+    mutual = with_tls(configuration(), files, is_mutual=True)
+    assert await found_in(mutual, render(mutual)) == [(Verdict.RIGHT, "")]
+    found = await found_in(mutual, render(with_tls(mutual, files)))
+    assert found == [(Verdict.WRONG, "envoy-no-client-certificate")]
 
 
 async def test_what_is_forgotten_in_an_envoy_is_found() -> None:
