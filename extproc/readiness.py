@@ -2,27 +2,34 @@
 
 from collections.abc import Callable
 
+STOPPING = "stopping: streams under way are ended, no new ones are taken"
+
 
 class Readiness:
     """Ready once the workers have told what they hold, or had their time to; never when stopping.
 
     is_stopping: set when the router is about to end.
-    is_caught_up: whether they have told. deadline_seconds: from now on. monotonic: seconds.
+    awaited: what is still to come before the workers have told, in words; "" if nothing.
+    deadline_seconds: from now on. monotonic: seconds.
     """
 
     def __init__(
         self,
-        is_caught_up: Callable[[], bool],
+        awaited: Callable[[], str],
         deadline_seconds: float,
         monotonic: Callable[[], float],
     ) -> None:
         self.is_stopping = False
-        self._is_caught_up = is_caught_up
+        self._awaited = awaited
         self._monotonic = monotonic
         self._deadline = monotonic() + deadline_seconds
 
     def __call__(self) -> bool:
         """Whether it is ready now."""
+        return not self.hindrance()
+
+    def hindrance(self) -> str:
+        """Why it is not ready now, in words; "" if it is."""
         if self.is_stopping:
-            return False
-        return self._is_caught_up() or self._monotonic() >= self._deadline
+            return STOPPING
+        return "" if self._monotonic() >= self._deadline else self._awaited()

@@ -12,6 +12,7 @@ Kept apart from the index, and bounded: two generations, the older one dropped w
 is full or old.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -80,6 +81,8 @@ class Sent:
         # of prompts without a salt: as many as there are models and adapters
         self._roots: dict[tuple[str, str | int | None], int] = {}
         self._forgotten_at: dict[str, float] = {}
+        # each of these workers once, in about the order in which they are to be let go
+        self._losses: deque[tuple[float, str]] = deque()
 
     def __len__(self) -> int:
         """Marks that are kept."""
@@ -130,11 +133,18 @@ class Sent:
 
     def forget(self, worker: str, now: float) -> None:
         """A worker lost all that it held."""
+        forgotten, losses = self._forgotten_at, self._losses
+        if worker not in forgotten:
+            losses.append((now, worker))
+        forgotten[worker] = now
         oldest = now - self._lifetimes.approximate
-        self._forgotten_at = {
-            **{other: at for other, at in self._forgotten_at.items() if at > oldest},
-            worker: now,
-        }
+        while losses and losses[0][0] <= oldest:
+            _, other = losses.popleft()
+            last = forgotten[other]
+            if last > oldest:
+                losses.append((last, other))
+            else:
+                del forgotten[other]
 
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
         """What each worker probably holds of a prompt, of those that hold its first mark."""

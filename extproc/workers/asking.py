@@ -20,7 +20,8 @@ class Asking:
         self._client = aiohttp.ClientSession(
             timeout=timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
-            connector=aiohttp.TCPConnector(limit=MAX_QUESTIONS),
+            # without a cache: a worker that moved must not be asked where it was
+            connector=aiohttp.TCPConnector(limit=MAX_QUESTIONS, use_dns_cache=False),
         )
 
     async def __aenter__(self) -> Self:

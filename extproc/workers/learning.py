@@ -1,6 +1,7 @@
 """Asks workers what they serve, again and again, where the configuration leaves it to them."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,26 +10,36 @@ import aiohttp
 from extproc.config import Model, Worker
 from extproc.workers.asking import Asking
 from extproc.workers.learned import MODELS, SERVER_INFO, Learned, block_size_in, from_models
+from kvstate.feeds.backoff import Backoff
 
 log = logging.getLogger("kvsteer.workers")
 
 # Adapters are loaded and unloaded while an engine runs.
 ASK_AGAIN_SECONDS = 30.0
-ASK_SOON_SECONDS = 1.0
+# A worker that does not tell is asked so soon at first, and at last so seldom; with jitter, 30 s.
+RETRY_SECONDS = (1.0, 20.0)
 NOTHING = Learned()
 
 
 class Learning:
     """What the workers told, kept while they do not answer.
 
-    changed: is told the name of a worker of which something else is known now.
+    changed: is told the name of a worker of which something else is known now. chance: 0 to 1, for
+    jitter.
     """
 
-    def __init__(self, models: Sequence[Model], changed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        changed: Callable[[str], None],
+        chance: Callable[[], float],
+    ) -> None:
         self._models = models
         self._changed = changed
+        self._chance = chance
         self._learned: dict[str, Learned] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wakes: dict[str, asyncio.Event] = {}
         self._asking: Asking | None = None
 
     def of(self, name: str) -> Learned:
@@ -38,16 +49,20 @@ class Learning:
     async def ask(self, workers: Mapping[str, Worker]) -> None:
         """Asks those of these workers that are to be asked, and no others any more."""
         wanted = {name for name, worker in workers.items() if worker.learn}
-        gone = [self._tasks.pop(name) for name in self._tasks.keys() - wanted]
-        for task in gone:
-            task.cancel()
+        gone = [self._end(name) for name in self._tasks.keys() - wanted]
         await asyncio.gather(*gone, return_exceptions=True)
         for name in self._learned.keys() - wanted:
             del self._learned[name]
         if wanted and self._asking is None:
             self._asking = Asking()
         for name in wanted - self._tasks.keys():
-            self._tasks[name] = asyncio.create_task(self._keep_asking(name))
+            wake = self._wakes[name] = asyncio.Event()
+            self._tasks[name] = asyncio.create_task(self._keep_asking(name, wake))
+
+    def ask_now(self, name: str) -> None:
+        """A worker is not as it was: it is elsewhere, or ready; if it is asked, then now."""
+        if name in self._wakes:
+            self._wakes[name].set()
 
     def forget(self, name: str) -> None:
         """Another engine has a worker's name: what the one before told is not known of it.
@@ -55,9 +70,8 @@ class Learning:
         It is asked anew with the next `ask`.
         """
         self._learned.pop(name, None)
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            task.cancel()
+        if name in self._tasks:
+            self._end(name)
 
     async def close(self) -> None:
         """Asks nobody any more."""
@@ -66,20 +80,42 @@ class Learning:
             await self._asking.__aexit__(None, None, None)
             self._asking = None
 
-    async def _keep_asking(self, name: str) -> None:
+    def _end(self, name: str) -> asyncio.Task[None]:
+        del self._wakes[name]
+        task = self._tasks.pop(name)
+        task.cancel()
+        return task
+
+    async def _keep_asking(self, name: str, wake: asyncio.Event) -> None:
+        retries = Backoff(*RETRY_SECONDS, self._chance)
+        did_answer = False
         while True:
-            try:
-                learned = await self._ask(name)
-                if learned != self.of(name) and learned != NOTHING:
-                    self._learned[name] = learned
-                    log.info("worker %s tells: %s", name, _shown(learned))
-                    self._changed(name)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                log.debug("worker %s does not tell what it serves: %s", name, type(error).__name__)
-            except Exception:  # one worker's answer must not end its asking
-                log.exception("worker %s: what it tells cannot be taken", name)
+            answers = await self._learn(name)
+            if answers and not did_answer:
+                retries.reset()
+            did_answer = answers
             is_known = self.of(name).model is not None
-            await asyncio.sleep(ASK_AGAIN_SECONDS if is_known else ASK_SOON_SECONDS)
+            seconds = ASK_AGAIN_SECONDS if is_known else retries.next_seconds()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await wake.wait()
+                    retries.reset()
+            wake.clear()
+
+    async def _learn(self, name: str) -> bool:
+        """Asks a worker once; whether it answers."""
+        try:
+            learned = await self._ask(name)
+            if learned not in (self.of(name), NOTHING):
+                self._learned[name] = learned
+                log.info("worker %s tells: %s", name, _shown(learned))
+                self._changed(name)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.debug("worker %s does not tell what it serves: %s", name, type(error).__name__)
+            return False
+        except Exception:  # one worker's answer must not end its asking
+            log.exception("worker %s: what it tells cannot be taken", name)
+        return True
 
     async def _ask(self, name: str) -> Learned:
         if self._asking is None:

@@ -1,5 +1,6 @@
 """Who the workers are: what the configuration, their source, and they themselves say."""
 
+import random
 from collections.abc import Callable
 
 from extproc.config import Config, Worker
@@ -27,8 +28,9 @@ class Roster:
         self._config = config
         self._members: Members = merged({STATIC: listed(config.workers)})
         self._drained: set[str] = set()
-        self._resolving = Resolving(self._members, moved)
-        self._learning = Learning(config.models, lambda _: learned())
+        self._moved = moved
+        self._resolving = Resolving(self._members, self._note_moved)
+        self._learning = Learning(config.models, lambda _: learned(), random.random)
 
     async def start(self) -> None:
         """Resolves names once, then keeps them resolved; asks workers what they serve."""
@@ -57,12 +59,19 @@ class Roster:
         Gone is a worker too whose address another engine has now.
         """
         gone = [(name, self.endpoint(name)) for name in self._members if self._left(name, members)]
+        for name, before in self._members.items():
+            if name in members and members[name].found != before.found:
+                self._learning.ask_now(name)
         self._members = members
         self._resolving.replace(members)
         for name, _ in gone:
             self._drained.discard(name)
             self._learning.forget(name)
         return gone
+
+    def _note_moved(self, name: str, before: str | None) -> None:
+        self._learning.ask_now(name)
+        self._moved(name, before)
 
     def _left(self, name: str, members: Members) -> bool:
         now = members.get(name)

@@ -15,7 +15,7 @@ from extproc.workers.feed_status import feed_shown
 from extproc.workers.feeds import Feeds, OpenTransports, Wanted
 from extproc.workers.roster import Roster
 from kvstate.feeds.engine_load import EngineLoad
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed_terms import State
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap, Prompt
 from kvstate.tiers import Tier
@@ -42,6 +42,7 @@ class Workers:
         self._following: asyncio.Task[None] | None = None
         self._candidates: dict[str, list[Worker]] = {}  # by model, until anything changes
         self._fault_of: Callable[[str], str] = lambda _: ""
+        self._down_of: Callable[[str], str] = lambda _: ""
         self._predictions_of: Callable[[str], dict[str, Any]] = lambda _: {}
 
     async def start(self) -> None:
@@ -74,6 +75,10 @@ class Workers:
     def show_faults(self, fault_of: Callable[[str], str]) -> None:
         """Shows with each worker what is wrong with the source that named it."""
         self._fault_of = fault_of
+
+    def show_down(self, down_of: Callable[[str], str]) -> None:
+        """Shows with each worker, by its endpoint, why it is taken for down; "" while it is not."""
+        self._down_of = down_of
 
     def show_predictions(self, predictions_of: Callable[[str], dict[str, Any]]) -> None:
         """Shows with each worker what became of the predictions for it."""
@@ -166,9 +171,18 @@ class Workers:
         return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
     def status(self, in_flight: Callable[[str], int]) -> list[dict[str, Any]]:
-        """The answer of GET /workers."""
-        members = self._roster.members.items()
-        return [self._status(name, member, in_flight) for name, member in members]
+        """The answer of GET /workers, at one moment."""
+        return list(self.statuses(in_flight))
+
+    def statuses(self, in_flight: Callable[[str], int]) -> Iterator[dict[str, Any]]:
+        """The same, of one worker after the other: each is looked at when it is asked for.
+
+        A worker that goes meanwhile is left out, and so is one that comes.
+        """
+        for name in list(self._roster.members):
+            member = self._roster.members.get(name)
+            if member is not None:
+                yield self._status(name, member, in_flight)
 
     def fills(self, in_flight: Callable[[str], int]) -> Iterator[tuple[str, int, int]]:
         """Name, requests in flight and blocks, of one worker after the other."""
@@ -197,6 +211,7 @@ class Workers:
             "predictions": self._predictions_of(name),
             "lora": None if adapters is None else sorted(adapters),
             "draining": roster.is_draining(name),
+            "down": self._down_of(endpoint),
             "excluded": member.found.excluded,
             "source": member.source,
             "source_fault": self._fault_of(member.source),

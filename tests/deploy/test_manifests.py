@@ -30,6 +30,7 @@ OLDEST_KUBERNETES = "1.30"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in ROOT.glob("tests/deploy/schemas/*")}
 
 overlays = pytest.mark.parametrize("overlay", OVERLAYS)
+dial_tls = pytest.mark.parametrize("overlay", ["agentgateway", "nginx-gateway-fabric"])
 
 
 def validate(manifest: Manifest) -> None:
@@ -185,10 +186,11 @@ def test_the_service_says_whether_the_router_speaks_tls(overlay: str) -> None:
     assert port["appProtocol"] == ("https" if speaks_tls else "kubernetes.io/h2c")
 
 
-def test_agentgateway_is_served_tls_from_a_mounted_secret() -> None:
-    tls = configuration("agentgateway").extproc.tls
+@dial_tls
+def test_gateways_that_dial_tls_are_served_it_from_a_mounted_secret(overlay: str) -> None:
+    tls = configuration(overlay).extproc.tls
     assert tls is not None
-    (template,) = [one for one in pod_templates("agentgateway") if is_router(one)]
+    (template,) = [one for one in pod_templates(overlay) if is_router(one)]
     (container,) = containers(template)
     (volume,) = [one for one in template["spec"]["volumes"] if "secret" in one]
     (mount,) = [one for one in container["volumeMounts"] if one["name"] == volume["name"]]
@@ -201,9 +203,10 @@ def test_agentgateway_is_served_tls_from_a_mounted_secret() -> None:
     assert {ports[probe["httpGet"]["port"]] for probe in probes} == {9091}
 
 
-def test_with_tls_nothing_else_of_an_inference_pools_router_is_different() -> None:
-    plain = configuration("nginx-gateway-fabric")
-    over_tls = configuration("agentgateway")
+@dial_tls
+def test_with_tls_nothing_else_of_an_inference_pools_router_is_different(overlay: str) -> None:
+    plain = configuration("istio-inferencepool")
+    over_tls = configuration(overlay)
     extproc = dataclasses.replace(over_tls.extproc, tls=None)
     assert dataclasses.replace(over_tls, extproc=extproc) == plain
 

@@ -43,14 +43,21 @@ class Router:
 
     async def ready(self) -> int:
         """The status of GET /readyz, 0 where nobody answers."""
+        return (await self._readyz())[0]
+
+    async def readiness_words(self) -> str:
+        """What GET /readyz says, "" where nobody answers."""
+        return (await self._readyz())[1]
+
+    async def _readyz(self) -> tuple[int, str]:
         try:
             async with (
                 aiohttp.ClientSession() as session,
                 session.get(f"http://{self.metrics}/readyz") as response,
             ):
-                return response.status
+                return response.status, await response.text()
         except aiohttp.ClientError:
-            return 0
+            return 0, ""
 
     async def answers(self, status: int) -> bool:
         """Whether GET /readyz does so."""

@@ -27,6 +27,7 @@ async def test_streams_under_way_end_before_the_router_does(kind: str, tmp_path:
         call = await one.placed()
         one.process.send_signal(signal.SIGTERM)
         await until(lambda: one.answers(503), "it says that it is not ready")
+        assert (await one.readiness_words()).startswith("stopping: ")
         late = grpc.aio.insecure_channel(listen, [("grpc.use_local_subchannel_pool", 1)])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await late.unary_unary("/grpc.health.v1.Health/Check")(b"")
@@ -112,3 +113,4 @@ async def test_a_worker_that_is_away_is_waited_for_so_long(
     listen = listen_at("tcp", tmp_path)
     async with router(tmp_path, listen, sections=changes, status=expected) as one:
         assert await one.ready() == expected
+        assert await one.readiness_words() == ("replays under way\n" if deadline_ms else "ready\n")

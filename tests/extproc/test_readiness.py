@@ -1,4 +1,4 @@
-from extproc.readiness import Readiness
+from extproc.readiness import STOPPING, Readiness
 
 
 class Clock:
@@ -8,20 +8,21 @@ class Clock:
         return self.now
 
 
-def test_ready_is_who_has_caught_up_or_had_the_time_to() -> None:
-    caught_up, clock = [False], Clock()
-    ready = Readiness(lambda: caught_up[0], 10.0, clock)
-    assert not ready()
-    caught_up[0] = True
-    assert ready()
-    caught_up[0] = False
+def test_ready_is_who_awaits_nothing_or_had_the_time_to() -> None:
+    awaited, clock = ["replays"], Clock()
+    ready = Readiness(lambda: awaited[0], 10.0, clock)
+    assert (ready(), ready.hindrance()) == (False, "replays")
+    awaited[0] = ""
+    assert (ready(), ready.hindrance()) == (True, "")
+    awaited[0] = "replays"
     clock.now = 109.9
     assert not ready()
     clock.now = 110.0
+    assert (ready(), ready.hindrance()) == (True, "")
+
+
+def test_who_stops_is_not_ready_and_says_so() -> None:
+    ready = Readiness(lambda: "replays", 0.0, Clock())
     assert ready()
-
-
-def test_who_stops_is_not_ready() -> None:
-    ready = Readiness(lambda: True, 0.0, Clock())
     ready.is_stopping = True
-    assert not ready()
+    assert (ready(), ready.hindrance()) == (False, STOPPING)

@@ -109,6 +109,33 @@ def test_that_a_worker_lost_everything_is_forgotten_with_what_it_lost() -> None:
     assert len(table._forgotten_at) == 10
 
 
+def test_a_worker_that_lost_everything_again_is_forgotten_by_its_last_loss() -> None:
+    table = Sent(1, lifetimes=Lifetimes(approximate=10.0))
+    for worker, now in (("a", 0.0), ("b", 1.0), ("a", 9.0), ("c", 12.0)):
+        table.forget(worker, now)
+    assert dict(table._forgotten_at) == {"a": 9.0, "c": 12.0}
+
+
+class CountedName(str):
+    """A name that counts how often a table looked at it."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __hash__(self) -> int:
+        CountedName.looks += 1
+        return super().__hash__()
+
+
+def test_forgetting_a_worker_costs_the_same_in_a_large_fleet() -> None:
+    table = Sent(1, lifetimes=Lifetimes(approximate=1000.0))
+    before = CountedName.looks
+    for number in range(3000):
+        table.forget(CountedName(f"w{number}"), float(number))
+    assert len(table._forgotten_at) == 1000
+    assert CountedName.looks - before < 10 * 3000
+
+
 def test_the_oldest_half_gives_way_when_the_table_is_full() -> None:
     sent = table(2 * 16 * BYTES_PER_MARK)
     for number in range(50):

@@ -8,10 +8,15 @@ from aiohttp import web
 
 
 @asynccontextmanager
-async def worker(**answers: Any) -> AsyncIterator[str]:
-    """A worker that answers some paths with JSON, and others with 404; its host:port."""
+async def worker(asked: list[str] | None = None, /, **answers: Any) -> AsyncIterator[str]:
+    """A worker that answers some paths with JSON, and others with 404; its host:port.
+
+    asked: gets the paths that it is asked for.
+    """
 
     async def answer(request: web.Request) -> web.Response:
+        if asked is not None:
+            asked.append(request.path)
         name = request.path.removeprefix("/")
         return web.json_response(answers[name]) if name in answers else web.Response(status=404)
 

@@ -11,8 +11,8 @@ from extproc.config.reader import parse
 from extproc.workers import asking, feed_discovery
 from extproc.workers.asking import Asking
 from extproc.workers.feeds import Feeds
-from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from tests.extproc.workers.answering import worker
@@ -148,10 +148,15 @@ async def test_feed_is_kept_while_its_worker_does_not_answer(
 ) -> None:
     monkeypatch.setattr("extproc.workers.feeds.ASK_SELDOM_SECONDS", 0.01)
     answer = dict(VLLM)
-    async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (made, fleet, _):
+    asked: list[str] = []
+    async with (
+        worker(asked, kv_event_sources=answer) as endpoint,
+        feeds(endpoint) as (made, fleet, _),
+    ):
         await until(lambda: fleet.state(endpoint) is State.LIVE)
         answer.clear()
-        await asyncio.sleep(0.1)  # that nothing happens can only be waited for
+        before = asked.count("/kv_event_sources")
+        await until(lambda: asked.count("/kv_event_sources") >= before + 4)
         assert (fleet.state(endpoint), made.reason(endpoint)) == (State.LIVE, "")
 
 

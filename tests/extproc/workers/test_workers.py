@@ -74,6 +74,7 @@ async def test_the_status_has_every_field_of_the_contract() -> None:
         },
         "lora": None,
         "draining": False,
+        "down": "",
         "excluded": "",
         "source": "workers",
         "source_fault": "",
@@ -88,6 +89,26 @@ async def test_a_worker_without_events_is_unsupported_and_eligible() -> None:
     (candidate,) = one.candidates("a")
     assert (one.state(candidate.name), candidate.excluded) == ("unsupported", "")
     assert one.status(lambda _: 3)[0]["in_flight"] == 3
+    await one.close()
+
+
+async def test_one_after_the_other_is_looked_at_but_for_those_that_went_meanwhile() -> None:
+    one = workers(", ".join(f'{{endpoint: "127.0.0.1:{port}", model: a}}' for port in (1, 2, 3)))
+    await one.start()
+    flying = {"127.0.0.1:3": 0}
+    looks = one.statuses(lambda endpoint: flying.get(endpoint, 0))
+    assert next(looks)["name"] == "127.0.0.1:1"
+    await one.replace(members(*(following(f"127.0.0.1:{port}") for port in (1, 3, 4))))
+    flying["127.0.0.1:3"] = 5
+    assert [(two["name"], two["in_flight"]) for two in looks] == [("127.0.0.1:3", 5)]
+    await one.close()
+
+
+async def test_a_worker_that_is_down_says_why() -> None:
+    one = workers('{endpoint: "127.0.0.1:1", model: a}')
+    await one.start()
+    one.show_down(lambda endpoint: f"{endpoint} is gone")
+    assert one.status(lambda _: 0)[0]["down"] == "127.0.0.1:1 is gone"
     await one.close()
 
 
