@@ -85,9 +85,10 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         _join(fleet, workers, router.placing)
         discovery = Discovery(listed(config.workers), sources_of(config), workers.replace)
         workers.show_faults(discovery.fault)
+        workers.show_down(router.placing.down)
         metrics.registry.register(DiscoveryCollector(discovery.status))
         is_ready = Readiness(
-            lambda: discovery.is_complete and workers.replays_done(),
+            lambda: _awaited(discovery, workers),
             config.events.ready_deadline_ms / 1000,
             time.monotonic,
         )
@@ -108,7 +109,7 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         admin.add_routes(discovery_routes(workers, discovery))
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
-        scraped = metrics_application(metrics, is_ready)
+        scraped = metrics_application(metrics, is_ready.hindrance)
         stack.push_async_callback((await listen(scraped, metrics_at, "metrics")).cleanup)
 
         stack.push_async_callback(workers.close)
@@ -124,6 +125,13 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         await server.start()
         stack.push_async_callback(server.stop)
         yield Parts(workers, is_ready, certificates)
+
+
+def _awaited(discovery: Discovery, workers: Workers) -> str:
+    """What is to come before all workers have told what they hold, "" if they have."""
+    if not discovery.is_complete:
+        return "sources of workers have not told yet"
+    return "" if workers.replays_done() else "replays under way"
 
 
 @contextlib.asynccontextmanager
@@ -187,7 +195,7 @@ async def _asking(config: Config, placing: Placing, workers: Workers) -> AsyncIt
 def _show(workers: Workers, router: Router, metrics: Metrics) -> None:
     """Has the workers seen in the metrics, and what came of predictions with the workers."""
     metrics.add_workers(
-        lambda: workers.status(router.in_flight), workers.index_bytes, router.load, workers.names
+        lambda: workers.statuses(router.in_flight), workers.index_bytes, router.load, workers.names
     )
     metrics.drifts.circumstances = workers.circumstances
     workers.show_predictions(metrics.drifts.of)

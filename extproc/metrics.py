@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
@@ -16,7 +16,8 @@ from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
 from extproc.observing.decision_counts import DecisionCounts
 from extproc.observing.decision_families import DecisionCollector
-from extproc.observing.fleet_families import FleetCollector, Status
+from extproc.observing.drift_families import DriftCollector
+from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.outcome_families import OutcomeCollector
 from extproc.picking.decision import Decision
 from extproc.picking.load import Load
@@ -24,13 +25,18 @@ from extproc.serving.certificates import Certificates
 
 OPENMETRICS = "application/openmetrics-text"
 
+# Workers that are read in one go, on the loop that picks: under a millisecond.
+AT_ONCE = 32
+
 
 def _idle(_: str) -> Load:
     return Load()
 
 
-class Metrics:
+class Metrics(Collector):
     """The counters of one router, all counted in its event loop.
+
+    registry: of all but those of the workers and their feeds.
 
     drifts: predictions against what came of them, by worker.
     clock: seconds since 1970, for the times of exemplars.
@@ -45,6 +51,7 @@ class Metrics:
         self.registry.register(DecisionCollector(self._decisions))
         self._outcomes = OutcomeCounts()
         self.drifts = Drifts()
+        self._fleet: Callable[[], Iterable[tuple[Shown, Load]]] = lambda: ()
         self._outcome_collector = OutcomeCollector(self._outcomes)
         self.registry.register(self._outcome_collector)
         self._questions = Counter(
@@ -117,18 +124,20 @@ class Metrics:
 
     def add_workers(
         self,
-        status: Callable[[], Status],
+        statuses: Callable[[], Iterable[Shown]],
         index_bytes: Callable[[], int],
         load: Callable[[str], Load] = _idle,
         names: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """Shows the workers' state at every scrape.
 
-        status: as GET /workers gives it. load: of an endpoint, now. names: of the workers, where
-        they are to be had for less than their status.
+        statuses: of each worker, as GET /workers has it. load: of an endpoint, now. names: of the
+        workers, where they are to be had for less than their status.
         """
-        self.registry.register(FleetCollector(status, load, self.drifts))
-        self._outcome_collector.names = names or (lambda: {one["name"] for one in status()})
+        named = names or (lambda: {one["name"] for one in statuses()})
+        self._fleet = lambda: ((one, load(one["endpoint"])) for one in statuses())
+        self._outcome_collector.names = named
+        self.registry.register(DriftCollector(self.drifts, named))
         self._index_bytes.set_function(index_bytes)
 
     def add_readiness(self, is_ready: Callable[[], bool]) -> None:
@@ -142,19 +151,34 @@ class Metrics:
         fault = self._certificate_fault.labels("extproc")
         fault.set_function(lambda: certificates.fault is not None)
 
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        yield from self.registry.collect()
+        yield from fleet_families(list(self._fleet()))
+
     def exposition(self) -> bytes:
         """All metrics as text."""
-        return generate_latest(self.registry)
+        return generate_latest(self)
+
+    async def read(self) -> Collector:
+        """All metrics as they are now; what is collected from them may be made in a thread.
+
+        Workers are read in turns: picks are made between them.
+        """
+        fleet: list[tuple[Shown, Load]] = []
+        for one in self._fleet():
+            fleet.append(one)
+            if len(fleet) % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return _Read(list(self.registry.collect()), fleet)
 
     async def exposed(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that a scraper accepts, and its content type.
 
-        They are read at once; their text, which takes most of the time, is made in a thread.
-
         accept: the scraper's Accept header; only OpenMetrics shows exemplars.
         """
         kinds = [one.partition(";")[0].strip() for one in accept.split(",")]
-        read = _Read(list(self.registry.collect()))
+        read = await self.read()
         if OPENMETRICS in kinds:
             text: bytes = await asyncio.to_thread(openmetrics.generate_latest, read)
             return text, openmetrics.CONTENT_TYPE_LATEST
@@ -162,11 +186,13 @@ class Metrics:
 
 
 class _Read(Collector):
-    """Metrics that were read already."""
+    """Metrics that were read already; families of the workers are made when they are collected."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
+    def __init__(self, families: Sequence[Metric], fleet: Sequence[tuple[Shown, Load]]) -> None:
         self._families = families
+        self._fleet = fleet
 
-    def collect(self) -> Sequence[Metric]:
+    def collect(self) -> Iterator[Metric]:
         """As they were read."""
-        return self._families
+        yield from self._families
+        yield from fleet_families(self._fleet)

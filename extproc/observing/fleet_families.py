@@ -1,49 +1,39 @@
 """The workers and their feeds, as Prometheus has them: read at every scrape, so that the series of
 a worker go with it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from extproc.accounting.drifts import Drifts
-from extproc.observing.drift_families import drift_families
 from extproc.picking.load import Load
 
-Status = list[dict[str, Any]]
+Shown = Mapping[str, Any]
 
 
-class FleetCollector(Collector):
-    """Shows the workers' state.
+def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
+    """All families of workers and feeds.
 
-    status: as GET /workers gives it. load: of an endpoint, now. drifts: of predictions.
+    fleet: each worker, as GET /workers shows it, and its load.
     """
-
-    def __init__(
-        self, status: Callable[[], Status], load: Callable[[str], Load], drifts: Drifts
-    ) -> None:
-        self._status = status
-        self._load = load
-        self._drifts = drifts
-
-    def collect(self) -> Iterator[Metric]:
-        """All families of workers and feeds."""
-        workers = self._status()
-        yield from _worker_families(workers)
-        yield from _load_families([(one["name"], self._load(one["endpoint"])) for one in workers])
-        yield from _check_families(workers)
-        yield from _feed_states(workers)
-        yield from _feed_counts(workers)
-        self._drifts.keep([worker["name"] for worker in workers])
-        yield from drift_families(self._drifts)
+    workers = [shown for shown, _ in fleet]
+    yield from _worker_families(workers)
+    yield from _load_families([(shown["name"], load) for shown, load in fleet])
+    yield from _check_families(workers)
+    yield from _feed_states(workers)
+    yield from _feed_counts(workers)
 
 
-def _worker_families(workers: Status) -> Iterator[Metric]:
+def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "kvsteer_worker_state",
         "1 for the state that a worker's feeds are in, which is that of the worst",
         labels=["worker", "model", "state"],
+    )
+    down = GaugeMetricFamily(
+        "kvsteer_worker_down",
+        "1 while a worker fails its probe, its scrapes or its requests, so that it gets none",
+        labels=["worker"],
     )
     in_flight = GaugeMetricFamily(
         "kvsteer_worker_in_flight", "Requests under way on a worker", labels=["worker"]
@@ -56,11 +46,12 @@ def _worker_families(workers: Status) -> Iterator[Metric]:
     )
     for worker in workers:
         state.add_metric([worker["name"], worker["model"], worker["state"]], 1)
+        down.add_metric([worker["name"]], int(bool(worker["down"])))
         in_flight.add_metric([worker["name"]], worker["in_flight"])
         block_size.add_metric([worker["name"]], worker["block_size"])
         for tier, count in worker["blocks_by_tier"].items():
             blocks.add_metric([worker["name"], tier], count)
-    yield from (state, in_flight, block_size, blocks)
+    yield from (state, down, in_flight, block_size, blocks)
 
 
 def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:
@@ -93,7 +84,7 @@ def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:
     yield from (backlog, others, utilization, age)
 
 
-def _check_families(workers: Status) -> Iterator[Metric]:
+def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     checks = CounterMetricFamily(
         "kvsteer_token_checks",
         "Requests whose tokens were compared with the engine's, by what came of it",
@@ -112,7 +103,7 @@ def _check_families(workers: Status) -> Iterator[Metric]:
     yield from (checks, differ)
 
 
-def _feed_states(workers: Status) -> Iterator[Metric]:
+def _feed_states(workers: Sequence[Shown]) -> Iterator[Metric]:
     labels = ["worker", "rank"]
     state = GaugeMetricFamily(
         "kvsteer_feed_state", "1 for the state that a feed is in", labels=[*labels, "state"]
@@ -134,7 +125,7 @@ def _feed_states(workers: Status) -> Iterator[Metric]:
     yield from (state, lag, uncertain, orphans)
 
 
-def _feed_counts(workers: Status) -> Iterator[Metric]:
+def _feed_counts(workers: Sequence[Shown]) -> Iterator[Metric]:
     labels = ["worker", "rank"]
     gaps = CounterMetricFamily("kvsteer_feed_gaps", "Gaps in the numbers of a feed", labels=labels)
     replays = CounterMetricFamily("kvsteer_feed_replays", "Replays asked for", labels=labels)
@@ -151,7 +142,7 @@ def _feed_counts(workers: Status) -> Iterator[Metric]:
     yield from (gaps, replays, restarts, counts)
 
 
-def _feeds(workers: Status) -> Iterator[tuple[list[str], dict[str, Any]]]:
+def _feeds(workers: Sequence[Shown]) -> Iterator[tuple[list[str], Shown]]:
     """Each feed, with the values of its labels."""
     for worker in workers:
         for feed in worker["feeds"]:

@@ -71,6 +71,11 @@ class Outliers:
             del self._records[endpoint]
         return [one for one, record in self._records.items() if now < record.until]
 
+    def is_failing(self, endpoint: str) -> bool:
+        """Whether it was left out and has not answered anything else since."""
+        record = self._records.get(endpoint)
+        return record is not None and record.left_out > 0
+
     def remove(self, endpoint: str) -> None:
         """A worker is gone, and all that is known of it."""
         self._records.pop(endpoint, None)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from extproc.config import Config
-from extproc.picking.decision import Decision, Query, Snapshot, decide
+from extproc.picking.decision import FAILING, Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Booking, Loads
 from extproc.picking.outliers import Outliers
@@ -93,6 +93,11 @@ class Placing:
             ranks=self._ranks,
         )
         return decide(query, snapshot, now, rng)
+
+    def down(self, endpoint: str) -> str:
+        """Why an endpoint is taken for down, "" while it is not."""
+        known = self.unhealthy.get(endpoint) or self.unfit.get(endpoint)
+        return known or (FAILING if self.outliers.is_failing(endpoint) else "")
 
     def _against(self) -> Mapping[str, str]:
         """What is known against endpoints now."""

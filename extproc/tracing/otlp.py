@@ -5,7 +5,7 @@ import contextlib
 import importlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib.metadata import version
 from types import ModuleType
 
@@ -14,7 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from extproc.tracing.metrics_data import Origin, metrics_data
 from extproc.tracing.spans import SpanRecorder
@@ -43,34 +43,38 @@ async def exporting_spans(protocol: str) -> AsyncIterator[SpanRecorder]:
 
 @contextlib.asynccontextmanager
 async def exporting_metrics(
-    registry: CollectorRegistry, protocol: str, interval_ms: int
+    read: Callable[[], Awaitable[Collector]], protocol: str, interval_ms: int
 ) -> AsyncIterator[None]:
-    """Sends a registry's metrics at an interval, and once more at the end."""
+    """Sends all metrics at an interval, and once more at the end.
+
+    read: reads them in its own loop; what is collected from them then, in a thread.
+    """
     exporter = _metric_exporter(protocol)
     scope = InstrumentationScope(_SCOPE, version(_SCOPE))
     origin = Origin(_resource(), scope, time.time_ns())
 
-    def read() -> Callable[[], object]:
-        """Reads the registry, in its own loop; what sends it then, in a thread."""
-        families = list(registry.collect())
-        return lambda: exporter.export(metrics_data(families, origin, time.time_ns()))
+    async def sender() -> Callable[[], object]:
+        metrics = await read()
+        return lambda: exporter.export(metrics_data(metrics.collect(), origin, time.time_ns()))
 
-    task = asyncio.create_task(_keep_sending(read, interval_ms / 1000))
+    task = asyncio.create_task(_keep_sending(sender, interval_ms / 1000))
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         with _faults_told():
-            await _end(read(), exporter)
+            await _end(await sender(), exporter)
         await asyncio.to_thread(exporter.shutdown)
 
 
-async def _keep_sending(read: Callable[[], Callable[[], object]], interval_seconds: float) -> None:
+async def _keep_sending(
+    sender: Callable[[], Awaitable[Callable[[], object]]], interval_seconds: float
+) -> None:
     while True:
         await asyncio.sleep(interval_seconds)
         with _faults_told():  # the next figures are to be sent all the same
-            await asyncio.to_thread(read())
+            await asyncio.to_thread(await sender())
 
 
 @contextlib.contextmanager

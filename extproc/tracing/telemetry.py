@@ -35,6 +35,6 @@ async def telemetry(
             traces = await stack.enter_async_context(otlp.exporting_spans(asked.traces))
         if asked.metrics:
             await stack.enter_async_context(
-                otlp.exporting_metrics(metrics.registry, asked.metrics, asked.interval_ms)
+                otlp.exporting_metrics(metrics.read, asked.metrics, asked.interval_ms)
             )
         yield traces

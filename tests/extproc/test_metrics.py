@@ -1,3 +1,4 @@
+import asyncio
 from array import array
 from collections.abc import Iterator
 from random import Random
@@ -9,7 +10,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.metrics import Metrics
+from extproc.metrics import AT_ONCE, Metrics
 from extproc.observing.course import Course, Trace
 from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
 from extproc.picking.load import Load, Report
@@ -44,6 +45,7 @@ def worker(name: str) -> dict[str, Any]:
         "block_size": 16,
         "blocks_by_tier": {"device": 4},
         "in_flight": 5,
+        "down": "",
         "tokens": {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False},
         "feeds": [feed],
     }
@@ -112,6 +114,24 @@ def test_the_terms_of_a_workers_cost_are_shown() -> None:
     assert shown["kvsteer_worker_other_requests"] == 2
     assert shown["kvsteer_worker_utilization"] == 0.25
     assert shown["kvsteer_worker_report_age_seconds"] == 1.5
+
+
+async def test_workers_are_read_in_turns_and_shown_whole() -> None:
+    metrics, names = Metrics(), [f"w{number}" for number in range(3 * AT_ONCE)]
+    looked: list[str] = []
+
+    def statuses() -> Iterator[dict[str, Any]]:
+        for name in names:
+            looked.append(name)
+            yield worker(name)
+
+    metrics.add_workers(statuses, lambda: 7, names=lambda: names)
+    reading = asyncio.create_task(metrics.read())
+    await asyncio.sleep(0)
+    assert len(looked) == AT_ONCE
+    families = {one.name: one for one in (await reading).collect()}
+    assert [one.labels["worker"] for one in families["kvsteer_worker_in_flight"].samples] == names
+    assert families["kvsteer_index_bytes"].samples[0].value == 7
 
 
 def test_readiness_is_shown() -> None:

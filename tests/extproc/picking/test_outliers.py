@@ -53,7 +53,9 @@ def test_failures_of_what_was_sent_before_it_was_left_out_change_nothing() -> No
 
 def test_one_that_comes_back_and_answers_begins_anew() -> None:
     one = failing()
+    assert one.is_failing(WORKER)
     one.answered(WORKER, 200, LEFT_OUT_SECONDS)
+    assert not one.is_failing(WORKER)
     assert one.answered(WORKER, 503, LEFT_OUT_SECONDS) == 0.0
 
 

@@ -170,9 +170,19 @@ def test_a_worker_that_fails_again_and_again_is_left_out_for_a_while(
         assert booking is not None
         one.answered(booking, 503, served, 0.0)
     assert len(decided(one).pick) == picks
+    assert bool(one.down("a:1")) is (picks == 2)
     assert len(decided(one, now=LEFT_OUT_SECONDS).pick) == 3
     one.remove("a", "a:1", 0.0)
     assert len(decided(one).pick) == 3
+
+
+def test_a_request_that_its_worker_answers_keeps_its_claim() -> None:
+    one = placing()
+    made = decided(one)
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    one.answered(booking, 200, made.pick[0], 0.0)
+    assert decided(one).claims[made.worker].speculative == 960
 
 
 def test_requests_name_the_rank_that_holds_their_prompt_if_that_is_configured() -> None:
