@@ -39,6 +39,8 @@ def screen(
 def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> str:
     states = [str(worker["state"]) for worker in workers]
     told = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    down = sum(bool(worker["down"]) for worker in workers)
+    told += f"; {down} down" if down else ""
     in_flight = sum(worker["in_flight"] for worker in workers)
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
@@ -46,17 +48,23 @@ def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> s
 
 
 def _workers(workers: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
-    by_need = sorted(workers, key=lambda worker: worker["state"] == "live")
+    by_need = sorted(workers, key=_is_well)
     rows = [_worker(worker, columns) for worker in by_need]
     if columns < NARROW:
         return _table(["WORKER", "FEED", "RUN"], [[row[0], row[1], row[3]] for row in rows], "<<>")
     return _table(["WORKER", "FEED", "BLOCKS", "RUN", "TIERS, REASON"], rows, "<<>><")
 
 
+def _is_well(worker: Mapping[str, Any]) -> bool:
+    lacks = any(feed["reason"] for feed in worker["feeds"])
+    return worker["state"] == "live" and not worker["down"] and not lacks
+
+
 def _worker(worker: Mapping[str, Any], columns: int) -> Row:
     tiers = worker["blocks_by_tier"]
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
-    reasons = [worker["reason"], *(feed["reason"] for feed in worker["feeds"])]
+    reasons = [f"DOWN: {worker['down']}" if worker["down"] else "", worker["reason"]]
+    reasons += [feed["reason"] for feed in worker["feeds"]]
     reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
     reasons += [worker["source_fault"]]
     notes += [reason for reason in reasons if reason]

@@ -56,6 +56,13 @@ class Faults:
             if one.publisher is not None:
                 one.publisher.show_replay_fault(fault)
 
+    def hide_events(self, *, hidden: bool, rank: int | None = None) -> None:
+        """The socket of events is closed, or opened again; the worker serves on, and what it would
+        have published is numbered and kept for replays."""
+        for one in self._of(rank):
+            if one.publisher is not None:
+                one.publisher.show_events(hidden=hidden)
+
     def restart(self, *, rank: int | None = None) -> None:
         """A new incarnation: an empty cache, numbers from 0, an empty replay buffer, and the
         sockets closed and bound again on the same ports. Nothing is announced, but for the clear

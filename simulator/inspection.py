@@ -36,6 +36,8 @@ class Inspection:
             faults.restart(rank=rank)
         if body.hide_replay is not msgspec.UNSET:
             faults.hide_replay(body.hide_replay, rank=rank)
+        if body.hide_events is not None:
+            faults.hide_events(hidden=body.hide_events, rank=rank)
         for batches, method in (
             (body.drop, faults.drop),
             (body.lose, faults.lose),

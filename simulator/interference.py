@@ -42,6 +42,8 @@ class Interference:
     """The next two messages are sent in the opposite order."""
     replay: ReplayFault | None = None
     """What is wrong with the replay socket until told otherwise."""
+    is_silent: bool = False
+    """The socket of events is closed until told otherwise."""
     _held_back: list[Message] = field(default_factory=list)
 
     def fate(self) -> Fate:

@@ -77,27 +77,49 @@ class Publisher:
         elif self._replay is None:
             self._open_replay()
 
+    def show_events(self, *, hidden: bool) -> None:
+        """Close the socket of events, or open it again on the same port.
+
+        Meanwhile batches are numbered and kept for the replay socket, which stays as it is.
+        """
+        self._interference.is_silent = hidden
+        if hidden:
+            self._close_events()
+        elif self._pub is None:
+            self._open_events()
+
     def close(self) -> None:
         """Close all sockets at once; what is not sent yet is lost, as when an engine stops."""
         self._close_replay()
-        self._pub.close(linger=0)
-        self._context.term()
+        self._close_events()
 
     def _open(self) -> None:
         self.next_sequence = 0
         self._kept: Kept = deque(maxlen=self._options.buffer_batches)
-        self._context = zmq.Context()
-        # Sending on PUB never waits, so this socket needs no event loop.
-        self._pub = self._context.socket(zmq.PUB)
+        self._pub: zmq.Socket[bytes] | None = None
         self._replay: ReplaySocket | None = None
         try:
-            self._pub.sndhwm = HIGH_WATER_MARK_BATCHES
-            attach = connect if self._options.connects else bind
-            self.endpoint = attach(self._pub, self.endpoint)
+            self._open_events()
             self._open_replay()
         except BaseException:
             self.close()
             raise
+
+    def _open_events(self) -> None:
+        if self._interference.is_silent:
+            return
+        # Sending on PUB never waits, so this socket needs no event loop. Its context is its own, so
+        # that closing it can wait until the port is really free.
+        self._pub = zmq.Context().socket(zmq.PUB)
+        self._pub.sndhwm = HIGH_WATER_MARK_BATCHES
+        attach = connect if self._options.connects else bind
+        self.endpoint = attach(self._pub, self.endpoint)
+
+    def _close_events(self) -> None:
+        if self._pub is not None:
+            self._pub.close(linger=0)
+            self._pub.context.term()
+            self._pub = None
 
     def _open_replay(self) -> None:
         if self.replay_endpoint is None or self._interference.replay == "absent":
@@ -123,4 +145,5 @@ class Publisher:
             self._kept.append((sequence, payload))
         message = frames.published(self._topic, sequence, payload)
         for ready in self._interference.ordered([message] * fate.sent):
-            self._pub.send_multipart(ready)
+            if self._pub is not None:
+                self._pub.send_multipart(ready)

@@ -88,6 +88,7 @@ class Misbehave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     corrupt: Corruption | None = None
     garbage: Count | None = None
     hide_replay: ReplayFault | msgspec.UnsetType | None = msgspec.UNSET
+    hide_events: bool | None = None
     restart: bool = False
 
 

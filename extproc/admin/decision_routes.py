@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from extproc.admin.bodies import answered, number_of
+from extproc.admin.bodies import answered, listed, number_of
 from extproc.admin.observed import Observed
 from extproc.admin.recent import Kept
 from extproc.admin.summary import summary
-from extproc.picking.explain import explanation
+from extproc.picking.explain import candidates, explanation_with
 from extproc.workers.workers import Workers
 
 # A stream looks for news this often instead of being told, so that those who watch cost a decision
@@ -49,7 +49,8 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
                 text=json.dumps({"error": "this decision is not kept any more"}),
                 content_type="application/json",
             )
-        return answered({**summary(kept), **explanation(kept.decision, workers.state)})
+        shown = await listed(candidates(kept.decision, workers.state))
+        return answered({**summary(kept), **explanation_with(kept.decision, shown)})
 
     return [
         web.get("/decisions", get_decisions),

@@ -3,7 +3,7 @@
 import msgspec
 from aiohttp import web
 
-from extproc.admin.bodies import answered, bad_request, json_of
+from extproc.admin.bodies import answered, bad_request, json_of, listed
 from extproc.requests.request import path_of
 from extproc.router import Router
 from extproc.serving.stream import Head
@@ -27,7 +27,7 @@ def fleet_routes(
     """
 
     async def get_workers(_: web.Request) -> web.Response:
-        return answered(workers.status(router.in_flight))
+        return answered(await listed(workers.statuses(router.in_flight)))
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = _envelope_of(await request.read())

@@ -7,8 +7,11 @@ from aiohttp import web
 from extproc.metrics import Metrics
 
 
-def metrics_application(metrics: Metrics, is_ready: Callable[[], bool]) -> web.Application:
-    """GET /metrics, /healthz, /readyz."""
+def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.Application:
+    """GET /metrics, /healthz, /readyz.
+
+    hindrance: why the router is not ready, in words, "" if it is.
+    """
 
     async def get_metrics(request: web.Request) -> web.Response:
         body, content_type = await metrics.exposed(request.headers.get("Accept", ""))
@@ -18,9 +21,8 @@ def metrics_application(metrics: Metrics, is_ready: Callable[[], bool]) -> web.A
         return web.Response(text="ok\n")
 
     async def get_readyz(_: web.Request) -> web.Response:
-        if is_ready():
-            return web.Response(text="ready\n")
-        return web.Response(text="replays under way\n", status=503)
+        reason = hindrance()
+        return web.Response(text=f"{reason or 'ready'}\n", status=503 if reason else 200)
 
     application = web.Application()
     application.add_routes(

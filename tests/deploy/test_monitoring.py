@@ -1,13 +1,16 @@
 """The dashboard and the alerts, run by a real Prometheus on what a real system shows."""
 
+import contextlib
 import json
 import re
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator.worker import Worker
 from tests.deploy.prometheus_process import Prometheus, needs_prometheus, running_prometheus
 from tests.e2e.system import System, chat, long_text, running, until
 
@@ -132,17 +135,98 @@ async def test_every_panel_shows_something_of_a_running_system() -> None:
             assert firing == []
 
 
-@pytest.mark.slow
-@needs_prometheus
-async def test_a_worker_that_dies_is_named_by_its_alert() -> None:
-    impatient = re.sub(r"for: \d+m", "for: 1s", RULES.read_text())
-    async with running() as system:
+def impatient(rules: str) -> str:
+    """The same rules, which wait for seconds where they wait for minutes."""
+    return re.sub(r"\b\d+m\b", "10s", rules)
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[tuple[System, Prometheus]]:
+    """A system whose workers are probed, and a Prometheus with our alerts that scrapes it."""
+    probed = {"policy": {"probe_interval_ms": 1000}}
+    async with running(workers=2, changes=probed) as system:
         scraped = system.metrics.removeprefix("http://")
-        async with running_prometheus(scraped, impatient) as prometheus:
+        async with running_prometheus(scraped, impatient(RULES.read_text())) as prometheus:
             await until(prometheus.is_up, "Prometheus answers")
             await shows(prometheus, "kvsteer_ready == 1")
-            dead = system.workers[0].endpoint
-            await system.stop_worker(dead)
-            name = "KvsteerFeedNotLive"
-            firing = f'ALERTS{{alertname="{name}", alertstate="firing", worker="{dead}"}}'
-            await shows(prometheus, firing)
+            yield system, prometheus
+
+
+async def fires(prometheus: Prometheus, alert: str, worker: str) -> None:
+    named = f'alertname="{alert}", worker="{worker}"'
+    await shows(prometheus, f'ALERTS{{alertstate="firing", {named}}}')
+
+
+async def all_ended(prometheus: Prometheus) -> None:
+    async def nothing_fires() -> bool:
+        return not await prometheus.query('ALERTS{alertstate="firing"}')
+
+    await until(nothing_fires, "no alert fires any more")
+
+
+async def fired(prometheus: Prometheus) -> set[tuple[str, str]]:
+    """Every alert that ever fired, and the worker that it named."""
+    found = await prometheus.query('max_over_time(ALERTS{alertstate="firing"}[1h])')
+    return {(one["metric"]["alertname"], one["metric"].get("worker", "")) for one in found}
+
+
+async def feed_of(system: System, worker: Worker) -> dict[str, Any]:
+    told = {one["name"]: one for one in await system.status()}
+    feed: dict[str, Any] = told[worker.endpoint]["feeds"][0]
+    return feed
+
+
+async def heals(system: System, worker: Worker) -> None:
+    async def is_live() -> bool:
+        feed = await feed_of(system, worker)
+        return (feed["state"], feed["reason"]) == ("live", "")
+
+    await until(is_live, f"the feed of {worker.endpoint} is live again")
+
+
+@pytest.mark.slow
+@needs_prometheus
+async def test_a_worker_that_dies_is_named_by_its_alert_until_it_is_back() -> None:
+    async with watched() as (system, prometheus):
+        dead = system.workers[0].endpoint
+        await system.stop_worker(dead)
+        await fires(prometheus, "KvsteerWorkerDown", dead)
+        await system.start_worker(dead)
+        await heals(system, system.workers[0])
+        await all_ended(prometheus)
+        assert await fired(prometheus) == {("KvsteerWorkerDown", dead)}
+
+
+@pytest.mark.slow
+@needs_prometheus
+async def test_a_feed_that_dies_alone_is_named_by_its_alert_until_it_is_back() -> None:
+    async with watched() as (system, prometheus):
+        worker = system.workers[0]
+        worker.faults.hide_events(hidden=True)
+        await fires(prometheus, "KvsteerFeedNotLive", worker.endpoint)
+        await system.serve(worker, long_text("while nobody is told"))
+        worker.faults.hide_events(hidden=False)
+        await heals(system, worker)
+        await all_ended(prometheus)
+        assert await fired(prometheus) == {("KvsteerFeedNotLive", worker.endpoint)}
+
+
+@pytest.mark.slow
+@needs_prometheus
+async def test_a_replay_socket_that_dies_is_named_by_its_alert_until_it_is_back() -> None:
+    async with watched() as (system, prometheus):
+        worker = system.workers[0]
+        worker.faults.hide_replay("absent")
+        worker.faults.drop(1)
+        for seed in ("a batch that is lost", "the batch that tells"):
+            await system.serve(worker, long_text(seed))
+        await fires(prometheus, "KvsteerReplayMissing", worker.endpoint)
+        feed = await feed_of(system, worker)
+        assert feed["last_sequence"] == worker.next_sequence() - 1  # the live stream goes on
+        assert "replay failed" in feed["reason"]
+        worker.faults.hide_replay(None)
+        await heals(system, worker)
+        await all_ended(prometheus)
+        named = {name for name, _ in await fired(prometheus)}
+        assert named <= {"KvsteerReplayMissing", "KvsteerFeedDegraded"}  # both are true
+        assert {where for _, where in await fired(prometheus)} == {worker.endpoint}

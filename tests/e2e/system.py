@@ -46,12 +46,13 @@ class System:
         config = load(str(config_file))
         self.session = session
         self.config_file = config_file
-        self.workers = workers
+        self.workers = list(workers)
         self.envoy = f"http://{config.envoy.listen}"
         self.admin = f"http://{config.admin.listen}"
         self.metrics = f"http://{config.metrics.listen}"
         self.router: Process | None = None
         self._stops: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._again = contextlib.AsyncExitStack()
         self.log = config_file.with_name("router.log")
 
     async def start_router(self) -> None:
@@ -76,6 +77,19 @@ class System:
     async def stop_worker(self, endpoint: str) -> None:
         """Takes a worker away: its port refuses connections from now on."""
         await self._stops[endpoint]()
+
+    async def start_worker(self, endpoint: str) -> None:
+        """Brings back a worker of one rank that was taken away: same ports, nothing cached."""
+        at = [one.endpoint for one in self.workers].index(endpoint)
+        again = await self._again.enter_async_context(contextlib.AsyncExitStack())
+        running_again = running_worker(self.workers[at].settings)
+        self.workers[at] = await again.enter_async_context(running_again)
+        self.add_stop(endpoint, again.aclose)
+
+    async def end(self) -> None:
+        """Ends the router, and the workers that were brought back."""
+        await self.stop_router()
+        await self._again.aclose()
 
     async def _feeds_live(self) -> bool:
         assert self.router is not None
@@ -110,6 +124,11 @@ class System:
             is_json = response.content_type == "application/json"
             answer = await response.json() if is_json else {"text": await response.text()}
             return response.status, response.headers.get("x-worker", ""), answer
+
+    async def serve(self, worker: Worker, text: str) -> None:
+        """Has this worker compute, and so publish, something: past Envoy."""
+        async with self.session.post(f"{worker.url}{CHAT}", json=chat(text)) as response:
+            assert response.status == 200, await response.text()
 
     async def learned(self, body: dict[str, Any], worker: str) -> None:
         """Waits until the router knows that a worker holds this prompt as far as it can be held."""
@@ -160,7 +179,8 @@ async def running(
         stops: list[Callable[[], Awaitable[None]]] = []
         for position in range(workers):
             one = await stack.enter_async_context(contextlib.AsyncExitStack())
-            worker = Settings(model=models[position % len(models)], **settings)
+            own = {} if "ranks" in settings else _ports()
+            worker = Settings(model=models[position % len(models)], **{**own, **settings})
             fleet.append(await one.enter_async_context(running_worker(worker)))
             stops.append(one.aclose)
         config_file = directory / "kvsteer.yaml"
@@ -171,12 +191,22 @@ async def running(
         system = System(await stack.enter_async_context(session), config_file, fleet)
         for one_worker, stop in zip(fleet, stops, strict=True):
             system.add_stop(one_worker.endpoint, stop)
-        stack.push_async_callback(system.stop_router)
+        stack.push_async_callback(system.end)
         config = load(str(config_file))
         admin_port = int(config.envoy.admin.rpartition(":")[2])
         await stack.enter_async_context(running_envoy(render(config), admin_port))
         await system.start_router()
         yield system
+
+
+def _ports() -> dict[str, str]:
+    """Ports of a worker of one rank that nobody takes while it is away."""
+    listen, events, replay = (free_port() for _ in range(3))
+    return {
+        "listen": f"127.0.0.1:{listen}",
+        "events_endpoint": f"tcp://127.0.0.1:{events}",
+        "replay_endpoint": f"tcp://127.0.0.1:{replay}",
+    }
 
 
 def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str, Any]:

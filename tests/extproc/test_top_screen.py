@@ -16,6 +16,7 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
         "blocks_by_tier": tiers,
         "in_flight": 2,
         "draining": False,
+        "down": "",
         "excluded": "",
         "source_fault": "",
     }
@@ -67,6 +68,15 @@ def test_what_is_not_live_comes_first_with_its_reason() -> None:
     assert shown[3].split("  ")[0] == "b:1"
     assert shown[3].endswith("connection lost")
     assert shown[-1] == "no request yet"
+
+
+def test_a_worker_that_is_down_is_counted_and_comes_first_and_so_does_one_without_replay() -> None:
+    down = worker("b:1") | {"down": "fails its health probe"}
+    shown = shown_of([worker("a:1"), down, worker("c:1", "live", "replay failed")], [], WIDE)
+    assert shown[0] == "3 workers: 3 live; 1 down; 6 in flight"
+    assert [line.split("  ")[0] for line in shown[3:6]] == ["b:1", "c:1", "a:1"]
+    assert shown[3].endswith("DOWN: fails its health probe")
+    assert shown[4].endswith("replay failed")
 
 
 def test_the_kill_switch_is_not_overlooked() -> None:

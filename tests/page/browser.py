@@ -51,6 +51,14 @@ class Browser:
 
         self.until(shown, "workers are shown")
 
+    @contextlib.contextmanager
+    def visiting(self) -> Iterator[None]:
+        """Leaves the page when the block ends, so that nothing is asked of a server that ends."""
+        try:
+            yield
+        finally:
+            self.driver.get("about:blank")
+
     def until(self, condition: Callable[[], Any], what: str) -> None:
         """Awaits what the page is to show; the failure says what it was."""
 

@@ -1,6 +1,8 @@
 """What the live page shows when something is wrong, or somebody means harm."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,10 +11,11 @@ from extproc.accounting.outcome import Outcome, Usage
 from extproc.discovery.sources import Report
 from extproc.serving.stream import Ask, Head
 from kvstate.overlap import Overlap
-from tests.e2e.system import running
+from simulator.worker import Worker
+from tests.e2e.system import System, chat, long_text, running
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served, serving
-from tests.page.background import in_background
+from tests.page.background import Background, in_background
 from tests.page.browser import Browser
 
 pytestmark = pytest.mark.slow
@@ -41,9 +44,82 @@ def test_a_dead_worker_and_a_router_that_is_away_are_shown_under_their_names(
         assert all("ERR_" in one for one in browser.complaints())  # of requests that failed
 
 
+@contextlib.contextmanager
+def watched(browser: Browser) -> Iterator[Background[System]]:
+    """The page of two workers that are probed."""
+    probed = {"policy": {"probe_interval_ms": 1000}}
+    with in_background(running(workers=2, changes=probed)) as system, browser.visiting():
+        browser.open(f"{system.it.admin}/")
+        yield system
+
+
+def test_a_worker_that_is_killed_is_down_and_gets_nothing(browser: Browser) -> None:
+    with watched(browser) as system:
+        dead = system.it.workers[1].endpoint
+        system.do(system.it.stop_worker(dead))
+        browser.until(lambda: browser.texts("#workers th .pill") == ["worker down"], "it is down")
+        row = browser.texts("#workers tr")[0]
+        assert row.startswith(dead)
+        assert "the worker fails its health probe" in row
+        assert "Is its process alive" in row
+        browser.until(lambda: browser.texts("#announcer") == [f"{dead} is down"], "it is told")
+        assert "; 1 down" in browser.texts("#fleet-summary")[0]
+        system.do(system.it.send(chat("to the other one")))
+        told = "not possible: fails its health probe"
+        browser.until(lambda: told in browser.texts("#last tbody")[0], "it cannot be picked")
+
+
+def test_a_feed_that_dies_alone_is_no_worker_that_is_down(browser: Browser) -> None:
+    with watched(browser) as system:
+        worker = system.it.workers[1]
+        system.do(hidden(worker, events=True))
+        browser.until(lambda: "stale" in browser.texts("#workers .pill"), "a feed is stale")
+        row = browser.texts("#workers tr")[0]
+        assert row.startswith(worker.endpoint)
+        assert "Its events do not arrive any more" in row
+        system.do(hidden(worker, events=False))
+        browser.until(lambda: browser.texts("#workers .pill") == ["live"] * 2, "it is back")
+        assert "Its events" not in browser.texts("#workers")[0]
+
+
+def test_a_replay_socket_that_dies_is_shown_on_a_feed_that_lives(browser: Browser) -> None:
+    with watched(browser) as system:
+        worker = system.it.workers[1]
+        system.do(hidden(worker, replay=True))
+        system.do(
+            system.it.serve(worker, long_text("one"))
+        )  # then it is quiet, and a replay is tried
+        browser.until(lambda: "no replay" in browser.texts("#workers .pill"), "no replay")
+        row = browser.texts("#workers tr")[0]
+        assert row.startswith(worker.endpoint)
+        assert "live" in row
+        assert "replay failed" in row
+        assert "Is its replay port right" in row
+        system.do(lost(worker))
+        for seed in ("two", "three"):
+            system.do(system.it.serve(worker, long_text(seed)))
+        browser.until(lambda: "degraded" in browser.texts("#workers .pill"), "a gap stays")
+        assert "are lost: replay failed" in browser.texts("#workers tr")[0]
+        system.do(hidden(worker, replay=False))
+        browser.until(lambda: browser.texts("#workers .pill") == ["live"] * 2, "it is back")
+
+
+async def hidden(worker: Worker, *, events: bool | None = None, replay: bool | None = None) -> None:
+    """Takes sockets of a worker away, or gives them back."""
+    if events is not None:
+        worker.faults.hide_events(hidden=events)
+    if replay is not None:
+        worker.faults.hide_replay("absent" if replay else None)
+
+
+async def lost(worker: Worker) -> None:
+    """The next batch reaches nobody."""
+    worker.faults.drop(1)
+
+
 def test_hostile_names_are_text(browser: Browser) -> None:
     config = f'models: [{{name: "{EVIL}"}}]\nworkers: [{{endpoint: "127.0.0.1:1"}}]'
-    with in_background(serving(config)) as served:
+    with in_background(serving(config)) as served, browser.visiting():
         served.do(served.it.route(40, EVIL))
         browser.open(f"{served.it.url}/")
         browser.until(lambda: browser.all("#last tbody tr"), "the last request")
@@ -62,7 +138,7 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
         f"- {{endpoint: '{one}'}}\n" for one in names
     )
     browser.size(360, 800)
-    with in_background(serving(config)) as served:
+    with in_background(serving(config)) as served, browser.visiting():
         steps = dict.fromkeys(names, (1, 2))
         served.do(_routed(served.it, names[-1], steps))
         browser.open(f"{served.it.url}/")
@@ -93,7 +169,7 @@ def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser
         is_comparable=True,
     )
     drifts.count(outcome)
-    with in_background(serving()) as served:
+    with in_background(serving()) as served, browser.visiting():
         served.it.workers.show_predictions(drifts.of)
         browser.open(f"{served.it.url}/")
         assert browser.texts("#workers .outcome") == [
@@ -102,7 +178,7 @@ def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser
 
 
 def test_a_worker_that_drains_and_a_source_that_is_away_are_shown(browser: Browser) -> None:
-    with in_background(serving(sources=[Away()])) as served:
+    with in_background(serving(sources=[Away()])) as served, browser.visiting():
         served.do(_drained(served.it))
         browser.open(f"{served.it.url}/")
         assert "draining: takes no new requests" in browser.texts("#workers tr")[0]
@@ -132,7 +208,7 @@ def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser
     config = "models: [{name: m}]\nworkers:\n" + "".join(
         f"- {{endpoint: '127.0.0.1:{port}'}}\n" for port in range(1, 31)
     )
-    with in_background(serving(config)) as served:
+    with in_background(serving(config)) as served, browser.visiting():
         served.do(served.it.route(40))
         browser.open(f"{served.it.url}/")
         browser.until(lambda: len(browser.all("#last tbody tr")) == 8, "a few")
@@ -142,7 +218,7 @@ def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser
 
 
 def test_a_request_without_known_tokens_is_told_by_what_it_was_taken_for(browser: Browser) -> None:
-    with in_background(serving()) as served:
+    with in_background(serving()) as served, browser.visiting():
         served.do(_chatted(served.it))
         browser.open(f"{served.it.url}/")
         browser.until(lambda: browser.texts("#last .verdict"), "the last request")
@@ -157,7 +233,7 @@ async def _chatted(served: Served) -> None:
 
 
 def test_a_router_without_workers_says_so(browser: Browser) -> None:
-    with in_background(serving(FOUND_NONE, sources=[Away()])) as served:
+    with in_background(serving(FOUND_NONE, sources=[Away()])) as served, browser.visiting():
         browser.driver.get(f"{served.it.url}/")
         browser.until(
             lambda: browser.texts("#fleet-summary")[0].startswith("0 workers: none known ·"),
@@ -167,7 +243,7 @@ def test_a_router_without_workers_says_so(browser: Browser) -> None:
 
 
 def test_an_empty_router_says_what_to_do(browser: Browser) -> None:
-    with in_background(serving()) as served:
+    with in_background(serving()) as served, browser.visiting():
         browser.open(f"{served.it.url}/")
         assert browser.texts("#last-body")[0].startswith("No request yet.")
         browser.until(

@@ -213,6 +213,24 @@ async def test_an_absent_replay_socket_refuses_until_it_is_back(
     assert sequences(await replay(worker, 0)) == [0]
 
 
+async def test_hidden_events_refuse_and_are_kept_while_the_worker_serves_on(
+    worker: Worker, client: Client
+) -> None:
+    assert worker.events_endpoint is not None
+    port = int(worker.events_endpoint.rpartition(":")[2])
+    await post(client, "/misbehave", {"hide_events": True})
+    worker.faults.restart()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await store(client, 2)
+    assert sequences(await replay(worker, 0)) == [0, 1]
+    await post(client, "/misbehave", {"hide_events": False})
+    async with subscribed(worker, client) as sub:
+        start = worker.next_sequence()
+        await store_block(client)
+        assert sequences(await received(sub, 1)) == [start]
+
+
 async def test_faults_of_one_rank_leave_the_others_alone() -> None:
     async with running(Settings(ranks=2, misbehave=True)) as worker, Client(worker.url) as own:
         await post(own, "/misbehave", {"lose": 1, "rank": 1})
@@ -229,6 +247,7 @@ async def test_a_worker_without_events_has_nothing_to_break() -> None:
         await complete(own, PROMPT)
         worker.faults.garbage(3)
         worker.faults.hide_replay("absent")
+        worker.faults.hide_events(hidden=True)
         worker.faults.restart()
         assert worker.next_sequence() == worker.held_prefix_tokens(PROMPT) == 0
 

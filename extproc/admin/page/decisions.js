@@ -1,7 +1,7 @@
 // The last decisions, as they come, and the newest one in full at the top of the page.
 
 import { ask, clock, find, make, plural } from "./dom.js";
-import { candidates, sentence, shortly } from "./explanation.js";
+import { candidates, inWords, sentence, shortly } from "./explanation.js";
 
 const MAX_SHOWN = 50;
 const LAST_EVERY_MS = 1500;
@@ -33,7 +33,7 @@ function line(told) {
   const details = make("details", { "data-id": told.id },
     make("summary", {},
       make("time", { datetime: new Date(told.at * 1000).toISOString() }, clock(told.at)),
-      make("span", { class: "said" }, make("strong", {}, where), ` ${told.reason.replaceAll("_", " ")}`, told.model ? ` · ${told.model}` : ""),
+      make("span", { class: "said" }, make("strong", {}, where), ` ${inWords(told.reason)}`, told.model ? ` · ${told.model}` : ""),
       make("span", { class: "share" }, shortly(told))),
     make("div", {}));
   details.addEventListener("toggle", () => { open(details, told.id); release(); });

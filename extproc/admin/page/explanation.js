@@ -19,6 +19,17 @@ const WITHOUT_PROMPT = {
   internal_error: "there was a fault of the router, which its log tells",
 };
 
+// In the list, after the worker's name.
+const SHORTLY = {
+  overlap: "holds its beginning",
+  uncertain_overlap: "probably holds its beginning",
+  speculative_overlap: "will hold its beginning",
+  approximate_overlap: "was sent its beginning before",
+  nothing_cached: "had least to do, nobody holds its beginning",
+};
+
+export const inWords = (reason) => SHORTLY[reason] ?? reason.replaceAll("_", " ");
+
 const WITHOUT_PICK = {
   no_override: "The proxy chooses; in dialect B it answers 503.",
   unavailable: "It is answered 503.",
@@ -57,6 +68,7 @@ function others(told, first) {
   }
   const next = able.find((one) => one.endpoint === told.pick[1]);
   if (!next) return " No other worker could take it.";
+  if (told.policy === "cost" && next.cost === first.cost) return ` ${next.endpoint} would have been as good (cost ${count(first.cost)}): chance decided.`;
   return ` Next best was ${next.endpoint}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 

@@ -12,10 +12,31 @@ let before = null;
 const total = (tiers) => Object.values(tiers).reduce((sum, blocks) => sum + blocks, 0);
 const sum = (numbers) => (numbers ?? []).reduce((all, one) => all + (one ?? 0), 0);
 
+// What a state means to whoever never heard of it, and where to look.
+const ADVICE = {
+  connecting: "Nothing is known of its cache: no connection was made yet. Is the address of its events right, and does it publish any?",
+  replaying: "It catches up with what was missed.",
+  degraded: "Something was missed and could not be had again, so some of what it holds is uncertain. That heals as blocks are stored anew. Where it has a replay port: does that answer?",
+  stale: "Its events do not arrive any more, so what it holds is uncertain. Is the worker alive, and the port of its events reachable?",
+};
+const DOWN = "Nothing is sent there until it answers. Is its process alive, and what does its log say?";
+const LACKING = "Nothing is missing yet, but the next gap could not be filled. Is its replay port right, and does it answer?";
+
+const lacks = (worker) => worker.feeds.some((feed) => feed.reason);
+const isWell = (worker) => worker.state === "live" && !worker.down && !lacks(worker);
+const shownState = (worker) => (worker.down ? "down" : worker.state);
+
+function advice(worker) {
+  if (worker.down) return DOWN;
+  if (worker.state === "live") return lacks(worker) ? LACKING : null;
+  return ADVICE[worker.state] ?? null;
+}
+
 // In words, whatever there is to say about a worker's feeds.
 function reasons(worker) {
   const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
   if (worker.reason) said.unshift(worker.reason);
+  if (worker.down) said.unshift(`the worker ${worker.down}`);
   if (worker.excluded) said.unshift(`takes no requests: ${worker.excluded}`);
   else if (worker.draining) said.unshift("draining: takes no new requests");
   if (worker.source_fault) said.push(`${worker.source}: ${worker.source_fault}`);
@@ -77,9 +98,12 @@ function spark(series) {
 
 function row(worker, most, series) {
   const named = worker.endpoint === worker.name ? null : make("small", {}, worker.endpoint);
+  const down = worker.down ? pill("down", "worker down") : null;
+  const told = advice(worker);
   return [
-    make("th", { role: "rowheader", scope: "row" }, worker.name, make("small", {}, worker.model), named),
-    cell("Feed", { wide: true }, pill(worker.state), make("small", {}, reasons(worker))),
+    make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, worker.model), named),
+    cell("Feed", { wide: true }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", "no replay") : null,
+      make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
     cell("Blocks held", { wide: true }, ...tiers(worker, most).filter(Boolean)),
     cell("In flight", { number: true }, count(worker.in_flight)),
     cell("Hit rate, 15 minutes", {}, ...spark(series), outcome(worker)),
@@ -88,10 +112,10 @@ function row(worker, most, series) {
 
 // States that changed are told to a screen reader; nothing else on the page speaks by itself.
 function announce(workers) {
-  const states = new Map(workers.map((worker) => [worker.name, worker.state]));
-  const changed = before === null ? [] : workers.filter((one) => before.has(one.name) && before.get(one.name) !== one.state);
+  const states = new Map(workers.map((worker) => [worker.name, shownState(worker)]));
+  const changed = before === null ? [] : workers.filter((one) => before.has(one.name) && before.get(one.name) !== states.get(one.name));
   before = states;
-  const said = changed.slice(0, 3).map((one) => `${one.name} is ${one.state}`);
+  const said = changed.slice(0, 3).map((one) => `${one.name} is ${shownState(one)}`);
   if (changed.length > 3) said.push(`and ${plural(changed.length - 3, "other worker")} changed`);
   if (said.length) show(find("announcer"), said.join(", "));
 }
@@ -100,8 +124,9 @@ function summarize(workers, fleet) {
   const states = new Map();
   for (const worker of workers) states.set(worker.state, (states.get(worker.state) ?? 0) + 1);
   const draining = workers.filter((one) => one.draining).length;
+  const down = workers.filter((one) => one.down).length;
   const parts = [...states].map(([state, number]) => `${count(number)} ${state}`);
-  const told = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : [])].join("; ");
+  const told = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : []), ...(down ? [`${count(down)} down`] : [])].join("; ");
   const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
   const rate = percent(sum(fleet?.predicted_tokens), sum(fleet?.prompt_tokens));
   show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight · ` +
@@ -136,7 +161,7 @@ async function histories(names) {
 
 export async function drawFleet() {
   const workers = await ask("/workers");
-  const shown = [...workers].sort((a, b) => (a.state === "live") - (b.state === "live")).slice(0, MAX_WORKERS);
+  const shown = [...workers].sort((a, b) => isWell(a) - isWell(b)).slice(0, MAX_WORKERS);
   const history = await histories(shown.map((one) => one.name));
   const most = Math.max(1, ...workers.map((worker) => total(worker.blocks_by_tier)));
   const parent = find("workers");

@@ -8,14 +8,16 @@ from extproc.metrics import Metrics
 from tests.ports import free_port
 
 
-@pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
+@pytest.mark.parametrize(
+    ("hindrance", "answer"), [("", (200, "ready\n")), ("stopping", (503, "stopping\n"))]
+)
 async def test_scrapers_see_metrics_health_and_readiness(
-    client: aiohttp.ClientSession, *, ready: bool, status: int
+    client: aiohttp.ClientSession, hindrance: str, answer: tuple[int, str]
 ) -> None:
     place = Address("127.0.0.1", free_port())
-    runner = await listen(metrics_application(Metrics(), lambda: ready), place, "metrics")
+    runner = await listen(metrics_application(Metrics(), lambda: hindrance), place, "metrics")
     async with client.get(f"http://{place}/readyz") as response:
-        assert response.status == status
+        assert (response.status, await response.text()) == answer
     async with client.get(f"http://{place}/healthz") as response:
         assert response.status == 200
     async with client.get(f"http://{place}/metrics") as response:
