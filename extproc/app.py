@@ -85,7 +85,7 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         _join(fleet, workers, router.placing)
         discovery = Discovery(listed(config.workers), sources_of(config), workers.replace)
         workers.show_faults(discovery.fault)
-        workers.show_down(router.placing.down)
+        workers.show_down(router.down)
         metrics.registry.register(DiscoveryCollector(discovery.status))
         is_ready = Readiness(
             lambda: _awaited(discovery, workers),

@@ -7,6 +7,7 @@ envoy/envoy.yaml is the same, for one example, with the reasons beside each sett
 import typing
 from datetime import timedelta
 
+import betterproto2
 import yaml
 from envoy_data_plane.envoy.config.bootstrap import v3 as bootstrap
 from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_rules
@@ -14,6 +15,7 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.listener import v3 as listener
 from envoy_data_plane.envoy.config.route import v3 as route
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
+from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import (
     v3 as connection_manager,
@@ -43,6 +45,23 @@ HEADING = """\
 """
 
 NO_LIMIT = timedelta(0)
+
+_MODEL_FINDER = """\
+local known = {{{table}}}
+function envoy_on_request(handle)
+  if handle:headers():get("{header}") then return end
+  local body = handle:body()
+  if not body then return end
+  local text = body:getBytes(0, body:length())
+  for name in text:gmatch('"model"%s*:%s*"([^"]*)"') do
+    if known[name] then
+      handle:headers():replace("{header}", known[name])
+      handle:clearRouteCache()
+      return
+    end
+  end
+end
+"""
 
 
 def render(config: Config) -> str:
@@ -86,10 +105,10 @@ def _listener(config: Config) -> listener.Listener:
 
 
 def _connection_manager(config: Config) -> connection_manager.HttpConnectionManager:
-    filters = {
-        "envoy.filters.http.ext_proc": _ext_proc(config),
-        "envoy.filters.http.router": router.Router(),
-    }
+    filters: dict[str, betterproto2.Message] = {"envoy.filters.http.ext_proc": _ext_proc(config)}
+    if len(config.models) > 1:
+        filters["envoy.filters.http.lua"] = _model_finder(config)
+    filters["envoy.filters.http.router"] = router.Router()
     return connection_manager.HttpConnectionManager(
         stat_prefix="clients",
         # An engine may think for minutes before its first token; its own limits apply.
@@ -140,6 +159,31 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     )
 
 
+def _model_finder(config: Config) -> lua.Lua:
+    """Names the model where the router did not: it is away, or has not read the body.
+
+    Without it all would go to the first model's workers, which refuse another model's name. A
+    string within a string has its quotes escaped, so only keys are found.
+    """
+    known = {
+        name: model.name
+        for model in config.models
+        for name in (model.name, *model.aliases, *model.lora)
+    }
+    table = ", ".join(f"[{_lua(name)}] = {_lua(model)}" for name, model in known.items())
+    code = _MODEL_FINDER.format(table=table, header=MODEL)
+    return lua.Lua(default_source_code=core.DataSource(inline_string=code))
+
+
+def _lua(text: str) -> str:
+    """A string of Lua 5.1, byte by byte where it is not plain."""
+    plain = "".join(
+        chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"\\{byte:03d}"
+        for byte in text.encode()
+    )
+    return f'"{plain}"'
+
+
 def _virtual_host(config: Config) -> route.VirtualHost:
     return route.VirtualHost(
         name="inference",
@@ -186,7 +230,8 @@ def _retry_policy() -> route.RetryPolicy:
         retry_on="connect-failure,refused-stream,reset-before-request",
         num_retries=3,
         retry_host_predicate=[other_host],
-        host_selection_retry_max_attempts=5,
+        # A dead host has nothing in flight, so the fallback draws it again and again.
+        host_selection_retry_max_attempts=16,
         retry_back_off=route.RetryPolicyRetryBackOff(
             base_interval=timedelta(milliseconds=1), max_interval=timedelta(milliseconds=10)
         ),

@@ -17,14 +17,20 @@ from extproc.metrics import Metrics
 from extproc.models import Models, Served
 from extproc.observing.course import Course
 from extproc.observing.traces import Traces
-from extproc.picking.decision import Decision, Query
+from extproc.picking.decision import MAX_TEXT_BYTES, Decision, Query
 from extproc.picking.decision_log import DecisionLog
 from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import explanation
 from extproc.picking.load import Booking, Load
 from extproc.picking.placing import Placing
-from extproc.requests.request import InferenceRequest, is_inference, model_of, parse
-from extproc.serving.stream import Ask, Head
+from extproc.requests.request import (
+    ENGINES_REFUSE,
+    InferenceRequest,
+    is_inference,
+    model_of,
+    parse,
+)
+from extproc.serving.stream import UNREAD, Ask, Head
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
 from kvstate.events import Tokens
@@ -148,9 +154,15 @@ class Router:
         seconds = self.placing.answered(booking, status, served, self._monotonic())
         if seconds:
             log.warning(
-                "worker at %s keeps failing, last with status %d: left out for %.0f s",
+                "worker at %s keeps failing, last with %d: left out for %.0f s where others do not",
                 *(booking.endpoint, status, seconds),
             )
+        elif seconds is not None:
+            log.info("worker at %s does not fail any more", booking.endpoint)
+
+    def down(self, endpoint: str) -> str:
+        """Why an endpoint is taken for down, "" while it is not."""
+        return self.placing.down(endpoint, self._monotonic())
 
     def in_flight(self, endpoint: str) -> int:
         """Requests under way on an endpoint."""
@@ -182,12 +194,13 @@ class Router:
 
     def _asked(self, ask: Ask, course: Course) -> _Asked | Awaitable[_Asked]:
         if ask.body is None:
-            return _Asked(Query(None, reason=ask.reason))
+            return _Asked(_unread(ask))
         try:
             request = parse(ask.head.path, ask.body)
         except RequestError as error:
             served = self._models.find(model_of(ask.body))
-            return _Asked(Query(served.model if served else None, reason=error.reason))
+            text = b"" if error.reason in ENGINES_REFUSE else ask.body
+            return _Asked(Query(served.model if served else None, reason=error.reason, text=text))
         except Exception as error:  # noqa: BLE001 - as in _decide
             return self._broken(error)
         finally:
@@ -284,6 +297,19 @@ class Router:
             decision.reason,
             extra={"trace_id": course.trace.trace_id},
         )
+
+
+def _unread(ask: Ask) -> Query:
+    """A request whose body is not known; it is a prompt where that would have been read."""
+    if ask.reason not in UNREAD:
+        return Query(None, reason=ask.reason)
+    length = ask.head.content_length
+    return Query(
+        None,
+        reason=ask.reason,
+        unread_bytes=MAX_TEXT_BYTES if length is None else length,
+        is_left_to_proxy=ask.proxy_finds_model,
+    )
 
 
 def _timed(asked: _Asked | Awaitable[_Asked], course: Course) -> _Asked | Awaitable[_Asked]:

@@ -27,6 +27,7 @@ MAX_TEXT_BYTES = 128 * 1024
 Value = TypeVar("Value")
 
 OVER_LIMIT = "over its limit of requests"
+LEFT_TO_PROXY = "the proxy finds out the model, which is not known here"
 FAILING = "answers request after request with failures"
 
 
@@ -37,14 +38,15 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     """
     prompts, workers, rules = query.prompts, snapshot.workers, snapshot.rules
     prompt_tokens = sum([len(prompt.tokens) for prompt in prompts])
-    text_tokens = min(len(query.text), MAX_TEXT_BYTES) / TEXT_BYTES_PER_TOKEN
+    text_bytes = len(query.text) or query.unread_bytes
+    text_tokens = min(text_bytes, MAX_TEXT_BYTES) / TEXT_BYTES_PER_TOKEN
     weighed = float(prompt_tokens) if prompts else text_tokens
     held = [snapshot.overlaps(prompt) for prompt in prompts]
     marks = _marks(query, snapshot.sent)
     claims = _claims(held, marks, snapshot, now)
     excluded = _excluded(query, snapshot)
     survey = _survey(excluded, snapshot, claims, weighed, now)
-    verdict, candidates = _candidates(survey, excluded, snapshot)
+    verdict, candidates = _candidates(query, survey, excluded, snapshot)
     order = _order(candidates, survey, claims, weighed, (snapshot, rng))
     first = order[0].name if order else ""
     claimed = claims.get(first, NO_CLAIMS)
@@ -118,6 +120,8 @@ def _claims(
 
 def _excluded(query: Query, snapshot: Snapshot) -> list[str]:
     demand, unfit = query.demand, snapshot.unfit
+    if query.is_left_to_proxy:
+        return [LEFT_TO_PROXY] * len(snapshot.workers)
     if demand == ANY and not unfit:
         return [worker.excluded for worker in snapshot.workers]
     return [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
@@ -151,7 +155,7 @@ def _survey(
 
 
 def _candidates(
-    survey: _Survey, excluded: list[str], snapshot: Snapshot
+    query: Query, survey: _Survey, excluded: list[str], snapshot: Snapshot
 ) -> tuple[Verdict, Sequence[int]]:
     """What is to be done, and among which of the workers that may answer.
 
@@ -159,6 +163,8 @@ def _candidates(
     """
     rules, left_out = snapshot.rules, snapshot.left_out
     candidates: Sequence[int] = range(len(survey.places))
+    if query.is_left_to_proxy:
+        return Verdict.NO_OVERRIDE, ()
     if not candidates:
         return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), ()
     if left_out:
@@ -237,7 +243,7 @@ def _rank(
 def _reason(
     query: Query, policy: str, verdict: Verdict, held: tuple[int, int], claimed: Claims
 ) -> str:
-    if verdict is not Verdict.STEER:
+    if verdict is not Verdict.STEER and not query.is_left_to_proxy:
         return "shed" if verdict is Verdict.SHED else "no_worker"
     if query.reason:
         return query.reason

@@ -33,14 +33,18 @@ class Query(msgspec.Struct, frozen=True):
 
     model: the configured model; None where the request names none that is known.
     prompts: what could be keyed. reason: why nothing could be, "" if something was. text: what was
-    read where nothing could be keyed; it is compared with what was sent before. demand: which
-    workers it may go to. policy: what it asks for in its header, if that is configured.
+    read where nothing could be keyed; it is compared with what was sent before. unread_bytes: of a
+    body that was not read. is_left_to_proxy: the proxy finds out the model, which is not known
+    here. demand: which workers it may go to. policy: what it asks for in its header, if that is
+    configured.
     """
 
     model: str | None
     prompts: Sequence[Prompt] = ()
     reason: str = ""
     text: bytes = b""
+    unread_bytes: int = 0
+    is_left_to_proxy: bool = False
     demand: Demand = ANY
     policy: str | None = None
 

@@ -45,19 +45,20 @@ class Outliers:
         self._requests += 1
         return bool(self._records) or self._requests % REQUESTS_A_LOOK == 0
 
-    def answered(self, endpoint: str, status: int, now: float) -> float:
-        """Takes the status of a response; for how long its endpoint is left out from now on, or 0.
+    def answered(self, endpoint: str, status: int, now: float) -> float | None:
+        """Takes a response's status: 429 and 5xx are failures, any other comes of a sound worker.
 
-        429 and 5xx are failures; any other answer, a refused request too, comes of a sound worker.
+        For how many seconds its endpoint is left out from now on; 0 if it was, and is no more; None
+        if nothing changed.
         """
         if status < _FIRST_SERVER_ERROR and status != _TOO_MANY_REQUESTS:
-            self._records.pop(endpoint, None)
-            return 0.0
+            known = self._records.pop(endpoint, None)
+            return 0.0 if known is not None and known.left_out else None
         record = self._records.setdefault(endpoint, _Record())
         record.failures += 1
         record.last_at = now
         if record.failures < FAILURES_UNTIL_LEFT_OUT or now < record.until:
-            return 0.0
+            return None
         seconds = min(MAX_LEFT_OUT_SECONDS, LEFT_OUT_SECONDS * 2.0**record.left_out)
         record.left_out += 1
         record.until = now + seconds
@@ -71,10 +72,10 @@ class Outliers:
             del self._records[endpoint]
         return [one for one, record in self._records.items() if now < record.until]
 
-    def is_failing(self, endpoint: str) -> bool:
-        """Whether it was left out and has not answered anything else since."""
+    def is_left_out(self, endpoint: str, now: float) -> bool:
+        """Whether this one is."""
         record = self._records.get(endpoint)
-        return record is not None and record.left_out > 0
+        return record is not None and now < record.until
 
     def remove(self, endpoint: str) -> None:
         """A worker is gone, and all that is known of it."""

@@ -94,10 +94,10 @@ class Placing:
         )
         return decide(query, snapshot, now, rng)
 
-    def down(self, endpoint: str) -> str:
+    def down(self, endpoint: str, now: float) -> str:
         """Why an endpoint is taken for down, "" while it is not."""
         known = self.unhealthy.get(endpoint) or self.unfit.get(endpoint)
-        return known or (FAILING if self.outliers.is_failing(endpoint) else "")
+        return known or (FAILING if self.outliers.is_left_out(endpoint, now) else "")
 
     def _against(self) -> Mapping[str, str]:
         """What is known against endpoints now."""
@@ -129,8 +129,8 @@ class Placing:
             self.sent.withdraw(claim)
         claims[:] = [self.sent.record(worker, claim.marks, now) for claim in claims]
 
-    def answered(self, booking: Booking, status: int, served: str, now: float) -> float:
-        """A response began; for how long its endpoint is left out from now on, in seconds, or 0.
+    def answered(self, booking: Booking, status: int, served: str, now: float) -> float | None:
+        """A response began; what that says of its endpoint, as `Outliers.answered` has it.
 
         Who answers with an error stores nothing; the request is in flight until it is released.
         served: the endpoint that answered, "" where the proxy does not tell.
@@ -138,7 +138,7 @@ class Placing:
         if status >= FIRST_FAILURE:
             self.disclaim(booking)
         if served not in ("", booking.endpoint):
-            return 0.0  # none of ours, or it would have been moved there
+            return None  # none of ours, or it would have been moved there
         return self.outliers.answered(booking.endpoint, status, now)
 
     def disclaim(self, booking: Booking) -> None:

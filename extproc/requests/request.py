@@ -58,6 +58,9 @@ class _AnyBody(msgspec.Struct):
     model: str | None = None
 
 
+# Why a body is not parsed that no engine would accept either.
+ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
+
 _any_body = msgspec.json.Decoder(_AnyBody)
 
 

@@ -72,12 +72,14 @@ class State(StrEnum):
 class Ask:
     """The request is to be placed: decide, then call `Stream.place` or `Stream.refuse`.
 
-    body: None where the pick is made without it; reason then says why.
+    body: None where the pick is made without it; reason then says why. proxy_finds_model: whether
+    the proxy's routes choose by the model, and find it themselves where we do not name it.
     """
 
     head: Head
     body: bytes | None
     reason: str = ""
+    proxy_finds_model: bool = False
 
 
 Step = Answers | Ask
@@ -85,6 +87,9 @@ _Row = Callable[["Stream", ProcessingRequest], Step]
 
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 _GRPC = ProcessingMode.GRPC
+
+# Why the body of an inference request was not read.
+UNREAD = frozenset({"body_too_large", "body_not_buffered"})
 
 _NO_HEAD = Head("", "", None)
 
@@ -186,7 +191,7 @@ class Stream:
     def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
         self.state = State.ASKED
         self._asked_with = kind
-        return Ask(self._head, body, reason)
+        return Ask(self._head, body, reason, self._names_model and not self.is_duplex)
 
     def _request_headers(self, message: ProcessingRequest) -> Step:
         self._head = head = head_of(message, self._policy_header)

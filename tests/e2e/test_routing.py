@@ -105,6 +105,33 @@ async def test_each_of_two_models_is_answered_by_its_own_workers() -> None:
             assert {worker for _, worker, _ in answers} <= serving[model]
 
 
+@pytest.mark.parametrize("position", ["first", "last"])
+async def test_without_a_router_each_model_is_answered_by_its_own_workers(position: str) -> None:
+    async with running(workers=2, models=("tiny", "other")) as system:
+        await system.stop_router()
+        for model, own in zip(("tiny", "other"), system.workers, strict=True):
+            quoted = 'the "model": "tiny" is not "model": "other"'
+            body = chat(quoted, model)
+            if position == "last":
+                body["model"] = body.pop("model")
+            answers = [await system.send(body) for _ in range(4)]
+            assert {(status, worker) for status, worker, _ in answers} == {(200, own.endpoint)}
+
+
+async def test_a_body_that_is_not_read_goes_to_a_worker_of_its_model() -> None:
+    async with running(workers=2, models=("tiny", "other")) as system:
+        config = system.config_file
+        text = config.read_text().replace("extproc:\n", "extproc:\n  max_body_bytes: 4096\n")
+        config.write_text(text)
+        await system.stop_router()
+        await system.start_router()
+        body = chat("word " * 1_000, "other")
+        for _ in range(4):
+            status, worker, _ = await system.send(body)
+            assert (status, worker) == (200, system.workers[1].endpoint)
+        assert await system.metric('kvsteer_decisions_total{model="",reason="body_too_large"}') == 4
+
+
 @pytest.mark.parametrize(
     ("body", "reason", "status"),
     [

@@ -290,6 +290,22 @@ def test_a_request_without_a_known_model_goes_to_the_first_model() -> None:
     assert last["route"]["cluster"] == "workers-tiny"
 
 
+def test_with_several_models_envoy_finds_the_model_where_the_router_did_not() -> None:
+    models = (Model('a"]\n'), Model("b", aliases=("ü",), lora=("c",)))
+    config = Config(models=models, workers=(Worker("127.0.0.1:1", "b"),))
+    *_, finder, _ = connection_manager(parsed(config))["http_filters"]
+    code = finder["typed_config"]["default_source_code"]["inline_string"]
+    table = code.splitlines()[0].encode()
+    plain = re.sub(rb"\\(\d{3})", lambda found: bytes([int(found[1])]), table)
+    known = '["a"]\n"] = "a"]\n", ["b"] = "b", ["ü"] = "b", ["c"] = "b"'
+    assert plain.decode() == f"local known = {{{known}}}"
+
+
+def test_with_one_model_there_is_none_to_be_found() -> None:
+    names = [one["name"] for one in connection_manager(parsed(configuration()))["http_filters"]]
+    assert names == ["envoy.filters.http.ext_proc", "envoy.filters.http.router"]
+
+
 def test_models_whose_names_differ_in_punctuation_have_clusters_of_their_own() -> None:
     assert list(clusters(parsed(two_models("a/b", "a.b"))))[:2] == ["workers-a-b", "workers-a-b-2"]
 

@@ -99,6 +99,32 @@ async def test_what_cannot_be_keyed_is_placed_by_load(
     assert booking is not None
 
 
+async def test_what_an_engine_takes_and_we_do_not_is_known_by_its_text(router: Router) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9_000}}
+    ask = chat(messages=[{"role": "user", "content": [image]}])
+    first, _ = await settled(router.route(ask))
+    assert (first.reason, first.weighed_tokens > 2_000) == ("unsupported_media", True)
+    second, _ = await settled(router.route(ask))
+    assert second.claims[second.worker].approximate > 2_000
+
+
+async def test_what_engines_refuse_is_known_by_nothing(router: Router) -> None:
+    decision, _ = await settled(router.route(chat(messages=[], padding="A" * 9_000)))
+    assert (decision.reason, decision.weighed_tokens, decision.marks) == ("empty_prompt", 0, [])
+
+
+@pytest.mark.parametrize(("finds_model", "picks"), [(True, 0), (False, 1)])
+async def test_a_proxy_that_finds_the_model_places_what_we_have_not_read(
+    router: Router,
+    finds_model: bool,  # noqa: FBT001
+    picks: int,
+) -> None:
+    ask = Ask(CHAT, None, "body_too_large", proxy_finds_model=finds_model)
+    decision, booking = await settled(router.route(ask))
+    assert (decision.reason, len(decision.pick)) == ("body_too_large", picks)
+    assert (booking is None) is finds_model
+
+
 async def test_token_ids_need_no_tokenizer(router: Router) -> None:
     body = json.dumps({"model": "bare", "prompt": [1, 2, 3]}).encode()
     decision, _ = await settled(router.route(Ask(Head("POST", "/v1/completions", None), body)))

@@ -159,6 +159,26 @@ def test_a_worker_that_keeps_failing_is_picked_only_where_all_do(
     assert (set(made.pick), made.excluded) == (picked, excluded)
 
 
+@pytest.mark.parametrize(
+    ("query", "tokens"),
+    [
+        (Query("m", reason="body_too_large", unread_bytes=4_000), 1_000),
+        (Query("m", reason="body_too_large", unread_bytes=1 << 30), 32_768),
+        (Query("m", reason="too_many_bytes", text=b"x" * 400), 100),
+        (Query(None, reason="not_inference"), 0),
+    ],
+)
+def test_what_is_not_read_weighs_by_its_length(query: Query, tokens: int) -> None:
+    assert decision(query).weighed_tokens == tokens
+
+
+def test_a_request_whose_model_the_proxy_finds_is_left_to_it() -> None:
+    query = Query(None, reason="body_too_large", is_left_to_proxy=True)
+    made = decision(query, workers="ab", rules=Rules(refuses=True))
+    assert (made.pick, made.verdict, made.reason) == ((), Verdict.NO_OVERRIDE, "body_too_large")
+    assert set(made.excluded) == {"the proxy finds out the model, which is not known here"}
+
+
 def test_where_it_is_asked_for_a_request_over_all_limits_is_shed() -> None:
     rules = Rules(max_in_flight=2, sheds=True)
     made = decision(Query("m", [PROMPT]), workers="a", loads={"a": Load(2)}, rules=rules)

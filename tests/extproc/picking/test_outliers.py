@@ -30,16 +30,16 @@ def test_an_endpoint_that_fails_again_and_again_is_left_out(status: int) -> None
 def test_any_other_answer_between_shows_that_it_is_sound(status: int) -> None:
     one = Outliers()
     for _ in range(FAILURES_UNTIL_LEFT_OUT - 1):
-        assert one.answered(WORKER, 503, 0.0) == 0.0
-    assert one.answered(WORKER, status, 0.0) == 0.0
-    assert one.answered(WORKER, 503, 0.0) == 0.0
+        assert one.answered(WORKER, 503, 0.0) is None
+    assert one.answered(WORKER, status, 0.0) is None
+    assert one.answered(WORKER, 503, 0.0) is None
     assert not one.left_out(0.0)
 
 
 def test_each_failure_of_one_that_comes_back_leaves_it_out_for_longer() -> None:
-    one, now, lasted = failing(), LEFT_OUT_SECONDS, []
+    one, now, lasted = failing(), LEFT_OUT_SECONDS, list[float]()
     for _ in range(8):
-        lasted.append(one.answered(WORKER, 500, now))
+        lasted.append(one.answered(WORKER, 500, now) or 0.0)
         now += lasted[-1]
     assert lasted[:3] == [2 * LEFT_OUT_SECONDS, 4 * LEFT_OUT_SECONDS, 8 * LEFT_OUT_SECONDS]
     assert lasted[-1] == MAX_LEFT_OUT_SECONDS
@@ -47,22 +47,27 @@ def test_each_failure_of_one_that_comes_back_leaves_it_out_for_longer() -> None:
 
 def test_failures_of_what_was_sent_before_it_was_left_out_change_nothing() -> None:
     one = failing()
-    assert one.answered(WORKER, 503, 0.5 * LEFT_OUT_SECONDS) == 0.0
+    assert one.answered(WORKER, 503, 0.5 * LEFT_OUT_SECONDS) is None
     assert not one.left_out(LEFT_OUT_SECONDS)
 
 
 def test_one_that_comes_back_and_answers_begins_anew() -> None:
     one = failing()
-    assert one.is_failing(WORKER)
-    one.answered(WORKER, 200, LEFT_OUT_SECONDS)
-    assert not one.is_failing(WORKER)
-    assert one.answered(WORKER, 503, LEFT_OUT_SECONDS) == 0.0
+    assert one.answered(WORKER, 200, LEFT_OUT_SECONDS) == 0.0
+    assert one.answered(WORKER, 503, LEFT_OUT_SECONDS) is None
+
+
+def test_it_is_told_of_one_endpoint_as_long_as_it_lasts() -> None:
+    one = failing()
+    assert one.is_left_out(WORKER, 0.9 * LEFT_OUT_SECONDS)
+    assert not one.is_left_out(WORKER, LEFT_OUT_SECONDS)
+    assert not one.is_left_out("b:1", 0.0)
 
 
 def test_failures_of_long_ago_are_forgotten() -> None:
     one = failing()
     assert not one.left_out(FORGET_SECONDS + 0.1)
-    assert one.answered(WORKER, 503, FORGET_SECONDS + 0.1) == 0.0
+    assert one.answered(WORKER, 503, FORGET_SECONDS + 0.1) is None
 
 
 def test_a_removed_endpoint_is_forgotten() -> None:

@@ -153,7 +153,7 @@ def test_a_request_that_its_worker_refused_claims_nothing_and_is_in_flight_until
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    assert one.answered(booking, 400, "", 0.0) == 0.0
+    assert one.answered(booking, 400, "", 0.0) is None
     assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (1, {})
     one.release(booking, 1.0)
     assert one.loads.in_flight(made.pick[0]) == 0
@@ -170,7 +170,8 @@ def test_a_worker_that_fails_again_and_again_is_left_out_for_a_while(
         assert booking is not None
         one.answered(booking, 503, served, 0.0)
     assert len(decided(one).pick) == picks
-    assert bool(one.down("a:1")) is (picks == 2)
+    assert bool(one.down("a:1", 0.0)) is (picks == 2)
+    assert not one.down("a:1", LEFT_OUT_SECONDS)
     assert len(decided(one, now=LEFT_OUT_SECONDS).pick) == 3
     one.remove("a", "a:1", 0.0)
     assert len(decided(one).pick) == 3

@@ -141,6 +141,16 @@ def test_what_needs_no_body_is_placed_on_its_headers(
     assert answer.mode_override.response_trailer_mode == ProcessingMode.SEND
 
 
+@pytest.mark.parametrize(
+    ("names_model", "is_duplex"), [(True, False), (False, False), (True, True)]
+)
+def test_it_is_told_whether_the_proxy_finds_the_model(names_model: bool, is_duplex: bool) -> None:  # noqa: FBT001
+    one = stream(names_model=names_model)
+    mode = DUPLEX if is_duplex else ProcessingMode.BUFFERED
+    step = ask(one.receive(head(mode=mode, headers={"content-length": "1001"})))
+    assert step.proxy_finds_model is (names_model and not is_duplex)
+
+
 def test_a_request_without_a_body_needs_no_mode_override() -> None:
     one = stream()
     assert ask(one.receive(head(end_of_stream=True))).reason == "no_body"
