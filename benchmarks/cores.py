@@ -22,14 +22,8 @@ class PlainCore:
     def __init__(self, workers: int) -> None:
         self._index = self._make_index()
         self._owners = [self._owner(str(number)) for number in range(workers)]
-        loads = Loads()
-        self._snapshot = Snapshot(
-            workers=[Worker(str(n), f"10.0.0.{n}:8000") for n in range(workers)],
-            overlaps=self._index.overlaps,
-            load=loads.load,
-            policy="cost",
-            turn=0,
-        )
+        self._load = Loads().load
+        self._workers = [Worker(str(n), f"10.0.0.{n}:8000") for n in range(workers)]
         self._rng = Random(3)  # noqa: S311 - breaks ties
 
     def _make_index(self) -> Index:
@@ -57,7 +51,10 @@ class PlainCore:
 
     def pick(self, tokens: Tokens) -> Decision:
         """The whole decision on a prompt."""
-        return decide(Query(MODEL, [Prompt(MODEL, tokens)]), self._snapshot, 0.0, self._rng)
+        prompt = Prompt(MODEL, tokens)
+        held = [self._index.overlaps(prompt)]
+        snapshot = Snapshot(self._workers, held, self._load, "cost", 0)
+        return decide(Query(MODEL, [prompt]), snapshot, 0.0, self._rng)
 
     def picked_blocks(self, tokens: Tokens) -> int:
         """Blocks of a prompt that the picked worker holds."""

@@ -190,7 +190,7 @@ class _Router:
         state = "live" if self._contestant.sees_events else "unsupported"
         snapshot = Snapshot(
             self._workers,
-            lambda _: held,
+            [held],
             self._loads.load,
             self._contestant.policy,
             self._turn,

@@ -105,7 +105,7 @@ class Router:
 
     def _routed(self, ask: Ask, asked: _Asked, course: Course) -> Routed:
         decision, asked = self._decide(ask, asked, course)
-        course.picked()
+        now = course.picked()
         if self._traces is not None:
             course.trace = self._traces.record(decision, course)
         self._metrics.observe_decision(decision, course)
@@ -113,7 +113,7 @@ class Router:
         self._decisions.tell(decision, course.trace.trace_id)
         self._show(decision, asked.query)
         # last: what fails before it leaves no load behind that nobody would release
-        booking = self.placing.book(decision, self._monotonic())
+        booking = self.placing.book(decision, now)
         if booking is not None and asked.is_tokenized:
             self._watch(decision, asked.query, booking)
         return Routed(decision, booking)
@@ -249,12 +249,14 @@ class Router:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
+        overlaps = workers.checks.overlaps if asked.is_tokenized else workers.overlaps
+        held = [overlaps(prompt) for prompt in query.prompts]
         return self.placing.decide(
             query,
             workers.candidates(query.model or self._models.default),
-            course.timed(workers.checks.overlaps if asked.is_tokenized else workers.overlaps),
+            held,
             workers.state,
-            self._monotonic(),
+            course.looked() if held else self._monotonic(),
             self._rng,
         )
 

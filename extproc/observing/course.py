@@ -1,10 +1,7 @@
 """The course of one request through the router: when each phase of its decision was over."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
-
-Asked = TypeVar("Asked")
-Found = TypeVar("Found")
+from typing import NamedTuple
 
 # In the order in which they follow one another.
 PHASES = ("parse", "tokens", "lookup", "pick")
@@ -25,14 +22,12 @@ class Course:
 
     traceparent: of the trace that the request belongs to, as the proxy or the client wrote it, ""
     if there is none. 0.0 stands for what did not come to pass: a request without a prompt is not
-    parsed.
-    lookup_seconds: how long the index was asked, which is where the pick begins. trace: where the
-    request is traced, its trace.
+    parsed, and nothing is looked up for it. trace: where the request is traced, its trace.
     """
 
     __slots__ = (
         "_clock",
-        "lookup_seconds",
+        "looked_at",
         "parsed_at",
         "picked_at",
         "started_at",
@@ -45,7 +40,7 @@ class Course:
         self._clock = clock
         self.traceparent = traceparent
         self.trace = NO_TRACE
-        self.parsed_at = self.tokenized_at = self.picked_at = self.lookup_seconds = 0.0
+        self.parsed_at = self.tokenized_at = self.looked_at = self.picked_at = 0.0
         self.started_at = clock()
 
     def parsed(self) -> None:
@@ -56,32 +51,21 @@ class Course:
         """The prompt's tokens are known, or will not be."""
         self.tokenized_at = self._clock()
 
+    def looked(self) -> float:
+        """The index told who holds what; the time."""
+        self.looked_at = now = self._clock()
+        return now
+
     def picked(self) -> float:
-        """The decision is made; the seconds it took, of all phases."""
-        self.picked_at = self._clock()
-        return self.picked_at - self.started_at
-
-    def timed(self, look: Callable[[Asked], Found]) -> Callable[[Asked], Found]:
-        """The same look into the index, its time counted."""
-
-        def counted(asked: Asked) -> Found:
-            began = self._clock()
-            found = look(asked)
-            self.lookup_seconds += self._clock() - began
-            return found
-
-        return counted
+        """The decision is made; the time."""
+        self.picked_at = now = self._clock()
+        return now
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
         """Each phase that came to pass: its name, its start, its end."""
+        ends = (self.parsed_at, self.tokenized_at, self.looked_at, self.picked_at)
         last = self.started_at
-        if self.parsed_at:
-            yield "parse", last, self.parsed_at
-            last = self.parsed_at
-        if self.tokenized_at:
-            yield "tokens", last, self.tokenized_at
-            last = self.tokenized_at
-        if self.lookup_seconds:
-            yield "lookup", last, last + self.lookup_seconds
-            last += self.lookup_seconds
-        yield "pick", last, self.picked_at
+        for phase, end in zip(PHASES, ends, strict=True):
+            if end:
+                yield phase, last, end
+                last = end

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from operator import sub
 
 from extproc.observing.buckets import Buckets, Seen
 from extproc.observing.course import PHASES, Course
@@ -24,7 +25,7 @@ MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
 # Decisions that are counted at once: a few hundred microseconds of work.
-BATCH = 256
+BATCH = 512
 
 
 class DecisionCounts:
@@ -44,7 +45,6 @@ class DecisionCounts:
         self.match_percent: defaultdict[str, Buckets] = defaultdict(lambda: Buckets(MATCH_BOUNDS))
         self.seconds = Buckets(DECISION_BOUNDS)
         self.phases = {phase: Buckets(PHASE_BOUNDS) for phase in PHASES}
-        self._parse, self._tokens, self._lookup, self._pick = self.phases.values()
         # plain tuples: named ones, or the decisions themselves, cost a request more than its count
         self._noted: list[tuple[str | None, str, int, int, float, float, float, float, float]] = []
 
@@ -66,7 +66,7 @@ class DecisionCounts:
                 course.started_at,
                 course.parsed_at,
                 course.tokenized_at,
-                course.lookup_seconds,
+                course.looked_at,
                 course.picked_at,
             )
         )
@@ -98,26 +98,23 @@ class DecisionCounts:
         percents = [100.0 * held / prompt_tokens for prompt_tokens, held in keyed]
         self.match_percent[model].observe_all(percents)
 
-    def _count_times(
-        self,
-        started: Sequence[float],
-        parsed: Sequence[float],
-        tokenized: Sequence[float],
-        lookups: Sequence[float],
-        picked: Sequence[float],
-    ) -> None:
-        """Times of phases, as `Course.phases` has them; 0 of what did not come to pass."""
-        keyed = [
-            to or read or start for start, read, to in zip(started, parsed, tokenized, strict=True)
-        ]
-        self.seconds.observe_all([end - start for start, end in zip(started, picked, strict=True)])
-        self._parse.observe_all([to - at for at, to in zip(started, parsed, strict=True) if to])
-        self._tokens.observe_all([to - at for at, to in zip(parsed, tokenized, strict=True) if to])
-        self._lookup.observe_all([seconds for seconds in lookups if seconds])
-        self._pick.observe_all(
-            [end - at - look for at, look, end in zip(keyed, lookups, picked, strict=True)]
-        )
+    def _count_times(self, started: Sequence[float], *ends: Sequence[float]) -> None:
+        """The end of each phase, as `Course.phases` has them; 0 of what did not come to pass."""
+        self.seconds.observe_all(_spans(started, ends[-1]))
+        last = started
+        for phase, end in zip(self.phases.values(), ends, strict=True):
+            if all(end):
+                phase.observe_all(_spans(last, end))
+                last = end
+            else:
+                came = [(at, to) for at, to in zip(last, end, strict=True) if to]
+                phase.observe_all([to - at for at, to in came])
+                last = [to or at for at, to in zip(last, end, strict=True)]
 
     def show(self, seen: Seen) -> None:
         """Has the bucket of a decision's time point at its trace."""
         self.seconds.show(seen)
+
+
+def _spans(starts: Sequence[float], ends: Sequence[float]) -> list[float]:
+    return list(map(sub, ends, starts))

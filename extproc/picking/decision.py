@@ -41,7 +41,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     text_bytes = len(query.text) or query.unread_bytes
     text_tokens = min(text_bytes, MAX_TEXT_BYTES) / TEXT_BYTES_PER_TOKEN
     weighed = float(prompt_tokens) if prompts else text_tokens
-    held = [snapshot.overlaps(prompt) for prompt in prompts]
+    held = snapshot.held
     marks = _marks(query, snapshot.sent)
     claims = _claims(held, marks, snapshot, now)
     excluded = _excluded(query, snapshot)

@@ -16,15 +16,13 @@ from extproc.picking.pick import Chance
 from extproc.picking.ranks import Ranks
 from extproc.picking.rules import policy_of, rules_of
 from extproc.picking.sent import Claim, Lifetimes, Sent
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap
 
 # From this status on, the worker did not compute the prompt, or not to its end.
 FIRST_FAILURE = 400
 
 # Why an endpoint gets no new requests that is to be taken away.
 DRAINING = "draining"
-
-Overlaps = Callable[[Prompt], Mapping[str, Overlap]]
 
 
 class Placing:
@@ -69,19 +67,20 @@ class Placing:
         self,
         query: Query,
         workers: Sequence[Worker],
-        overlaps: Overlaps,
+        held: Sequence[Mapping[str, Overlap]],
         state: Callable[[str], str],
         now: float,
         rng: Chance,
     ) -> Decision:
         """Places a query; nothing is booked.
 
-        state: of a worker's feeds, by its name.
+        held: for each prompt, the overlap of every worker that holds something of it. state: of a
+        worker's feeds, by its name.
         """
         policy = self._policies.get(query.model) if query.policy is None else None
         snapshot = Snapshot(
             workers=workers,
-            overlaps=overlaps,
+            held=held,
             load=self.loads.load,
             policy=policy or policy_of(self._config, query.model, query.policy),
             turn=self._turns[query.model],

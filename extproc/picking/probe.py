@@ -63,7 +63,8 @@ class HealthProbe:
             self._note_failure(name, endpoint, fault)
             return
         self._failures.pop(endpoint, None)
-        if self._placing.unhealthy.pop(endpoint, None) is not None:
+        was_unhealthy = self._placing.unhealthy.pop(endpoint, None) is not None
+        if was_unhealthy and endpoint not in self._placing.unfit:  # else its scrapes tell
             log.info("worker %s is well again", name)
 
     def _note_failure(self, name: str, endpoint: str, fault: str) -> None:
@@ -71,4 +72,5 @@ class HealthProbe:
         if failures >= FAILURES_UNTIL_UNHEALTHY and endpoint not in self._placing.unhealthy:
             self._placing.unhealthy[endpoint] = _UNHEALTHY
             self._placing.sent.forget(name, self._monotonic())
-            log.warning("worker %s %s: %s", name, _UNHEALTHY, fault)
+            if endpoint not in self._placing.unfit:
+                log.warning("worker %s %s: %s", name, _UNHEALTHY, fault)

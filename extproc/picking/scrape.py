@@ -92,7 +92,8 @@ class LoadReports:
             self._note_failure(name, endpoint, error)
             return
         self._failures.pop(endpoint, None)
-        if self._placing.unfit.pop(endpoint, None) is not None:
+        was_unfit = self._placing.unfit.pop(endpoint, None) is not None
+        if was_unfit and endpoint not in self._placing.unhealthy:  # else its health probe tells
             log.info("worker %s answers again", name)
         if text is None or self._feed_loads(name):
             return
@@ -105,7 +106,8 @@ class LoadReports:
         if failures >= FAILURES_UNTIL_UNFIT and endpoint not in self._placing.unfit:
             self._placing.unfit[endpoint] = _UNFIT
             self._placing.sent.forget(name, self._monotonic())
-            log.warning("worker %s %s: %s", name, _UNFIT, type(error).__name__)
+            if endpoint not in self._placing.unhealthy:
+                log.warning("worker %s %s: %s", name, _UNFIT, type(error).__name__)
 
 
 async def _metrics(session: aiohttp.ClientSession, endpoint: str) -> bytes | None:

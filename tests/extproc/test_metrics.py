@@ -21,7 +21,7 @@ OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("w", "w:1")], lambda _: {}, lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Worker("w", "w:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 

@@ -24,7 +24,6 @@ def test_predictions_from_bodies_are_what_the_engine_reports() -> None:
     owner = index.add("w", 0, "tiny")
     owner.trusted = True
     workers = [Worker("w", "10.0.0.1:8000")]
-    snapshot = Snapshot(workers, index.overlaps, lambda *_: Load(), "cost", 0)
     compared = 0
     for entry in map(json.loads, RECORDING.read_text().splitlines()):
         details = ((entry.get("response") or {}).get("usage") or {}).get("prompt_tokens_details")
@@ -32,6 +31,8 @@ def test_predictions_from_bodies_are_what_the_engine_reports() -> None:
             request = parse(entry["path"], json.dumps(entry["body"]).encode())
             salt = request.cache_salt
             prompts = [Prompt("tiny", tokenizer.encode(one), None, salt) for one in request.prompts]
+            held = [index.overlaps(prompt) for prompt in prompts]
+            snapshot = Snapshot(workers, held, lambda *_: Load(), "cost", 0)
             decision = decide(Query("tiny", prompts), snapshot, 0.0, Random(1))
             assert decision.certain_tokens == details["cached_tokens"], entry["scenario"]
             compared += 1

@@ -22,5 +22,5 @@ def decided(
 ) -> Decision:
     """A decision over workers of these names, of which some hold something."""
     workers = [Worker(name, name, "") for name in names]
-    snapshot = Snapshot(workers, lambda _: held or {}, lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot(workers, [held or {}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [prompt(range(tokens))]), snapshot, 0.0, Random(0))

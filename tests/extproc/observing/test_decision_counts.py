@@ -14,7 +14,7 @@ from kvstate.overlap import Overlap, Prompt
 def decision(held: int = 0, reason: str = "") -> Decision:
     """One for a prompt of 33 tokens, of which a worker holds some; or for none, for a reason."""
     overlaps = {"w": Overlap(16, (held // 16, 0, 0, 0))} if held else {}
-    snapshot = Snapshot([Worker("w", "w:1")], lambda _: overlaps, lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Worker("w", "w:1")], [overlaps], lambda *_: Load(), "cost", 0)
     prompts = [] if reason else [Prompt("m", array("I", range(33)))]
     return decide(Query("m", prompts, reason), snapshot, 0.0, Random(0))
 
@@ -34,9 +34,10 @@ def counted(*decisions: Decision) -> DecisionCounts:
     return counts
 
 
-def phases(one: Course) -> DecisionCounts:
+def phases(*courses: Course) -> DecisionCounts:
     counts = DecisionCounts()
-    counts.note(decision(), one)
+    for one in courses:
+        counts.note(decision(), one)
     counts.settle()
     return counts
 
@@ -82,10 +83,10 @@ def test_a_match_is_the_percent_that_is_held() -> None:
 
 
 def test_each_phase_has_its_time() -> None:
-    one = course(1, 2, 4, 4, 5, 8)
+    one = course(1, 2, 4, 5, 8)
     one.parsed()
     one.tokenized()
-    one.timed(len)(())
+    one.looked()
     one.picked()
     assert {phase: own.total for phase, own in phases(one).phases.items()} == {
         "parse": 1,
@@ -104,6 +105,18 @@ def test_a_phase_that_did_not_come_to_pass_is_not_counted(*, reads_body: bool) -
     found = phases(one)
     assert [sum(own.counts) for own in found.phases.values()] == [int(reads_body), 0, 0, 1]
     assert [own.total for own in found.phases.values()] == [float(reads_body), 0, 0, 1]
+
+
+def test_phases_that_only_some_had_are_counted_of_those() -> None:
+    whole, short = course(1, 2, 4, 5, 8), course(10, 13)
+    whole.parsed()
+    whole.tokenized()
+    whole.looked()
+    for one in (whole, short):
+        one.picked()
+    found = phases(whole, short)
+    assert [sum(own.counts) for own in found.phases.values()] == [1, 1, 1, 2]
+    assert [own.total for own in found.phases.values()] == [1, 2, 1, 3 + 3]
 
 
 def test_a_bucket_points_at_a_trace() -> None:

@@ -28,7 +28,7 @@ def decision(
     excluded = fields.get("excluded", {})
     snapshot = Snapshot(
         workers=[Worker(name, f"{name}:1", excluded.get(name, "")) for name in workers],
-        overlaps=lambda _: held or {},
+        held=[held or {} for _ in query.prompts],
         load=lambda endpoint, _: loads.get(endpoint[0], Load()),
         policy=fields.get("policy", "cost"),
         turn=fields.get("turn", 0),
@@ -280,7 +280,7 @@ def test_seed_policies_look_at_overlap_in_their_own_way() -> None:
 def test_without_other_knowledge_feeds_are_taken_to_be_live() -> None:
     sent = sent_to("a", Query("m", [PROMPT]))
     workers = [Worker("a", "a:1")]
-    snapshot = Snapshot(workers, lambda _: {}, lambda *_: Load(), "cost", 0, sent=sent)
+    snapshot = Snapshot(workers, [{}], lambda *_: Load(), "cost", 0, sent=sent)
     assert decide(Query("m", [PROMPT]), snapshot, 0.0, Random(0)).claims["a"].speculative == 64
 
 

@@ -14,7 +14,7 @@ from kvstate.overlap import Prompt
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("a", "a:1")], lambda _: {}, lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Worker("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 

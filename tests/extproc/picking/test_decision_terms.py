@@ -3,5 +3,5 @@ from extproc.picking.load import Load
 
 
 def test_workers_whose_feeds_nobody_told_of_are_taken_for_live() -> None:
-    snapshot = Snapshot([], lambda _: {}, lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([], [{}], lambda *_: Load(), "cost", 0)
     assert snapshot.state("w") == "live"

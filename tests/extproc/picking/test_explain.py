@@ -29,7 +29,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
     }
     snapshot = Snapshot(
         workers=[Worker(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
-        overlaps=lambda _: held,
+        held=[held for _ in query.prompts],
         load=lambda *_: load,
         **(defaults | fields),
     )

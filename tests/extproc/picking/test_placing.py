@@ -20,7 +20,7 @@ def placing(**policy: Any) -> Placing:
 
 
 def decided(one: Placing, query: Query = QUERY, now: float = 0.0, state: str = "live") -> Decision:
-    return one.decide(query, WORKERS, lambda _: {}, lambda _: state, now, Random(0))
+    return one.decide(query, WORKERS, [{} for _ in query.prompts], lambda _: state, now, Random(0))
 
 
 def test_deciding_books_nothing() -> None:
@@ -54,7 +54,7 @@ def test_how_long_prompts_are_expected_is_configured() -> None:
 
 def test_a_decision_without_a_pick_is_not_booked() -> None:
     one = placing()
-    made = one.decide(QUERY, [], lambda _: {}, lambda _: "live", 0.0, Random(0))
+    made = one.decide(QUERY, [], [{}], lambda _: "live", 0.0, Random(0))
     assert one.book(made, 0.0) is None
 
 
@@ -164,7 +164,7 @@ def test_a_worker_that_fails_again_and_again_is_left_out_for_a_while(
     served: str, picks: int
 ) -> None:
     one = placing(max_in_flight=100)
-    made = one.decide(QUERY, WORKERS[:1], lambda _: {}, lambda _: "live", 0.0, Random(0))
+    made = one.decide(QUERY, WORKERS[:1], [{}], lambda _: "live", 0.0, Random(0))
     for _ in range(FAILURES_UNTIL_LEFT_OUT):
         booking = one.book(made, 0.0)
         assert booking is not None
@@ -191,7 +191,7 @@ def test_requests_name_the_rank_that_holds_their_prompt_if_that_is_configured() 
     ranks = []
     for one in (placing(), placing(rank_header="x-rank")):
         one.name_ranks(lambda _: 2)
-        made = one.decide(QUERY, WORKERS, lambda _: held, lambda _: "live", 0.0, Random(0))
+        made = one.decide(QUERY, WORKERS, [held], lambda _: "live", 0.0, Random(0))
         booking = one.book(made, 0.0)
         assert booking is not None
         assert (made.worker, made.rank) == ("b", booking.rank)

@@ -142,3 +142,16 @@ async def test_the_next_worker_at_an_address_that_failed_is_left_out_too(
     books.remove("a", engine.endpoint, time.monotonic())
     await asking.ask(session, ("a", engine.endpoint))
     assert books.unhealthy == {engine.endpoint: "fails its health probe"}
+
+
+async def test_a_death_that_the_scrapes_told_is_not_told_again(
+    session: aiohttp.ClientSession, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvsteer")
+    books = placing()
+    books.unfit[engine.endpoint] = "does not answer on its endpoint"
+    asking = probe(books)
+    for status in (503, 503, 200):
+        engine.status = status
+        await asking.ask(session, ("a", engine.endpoint))
+    assert caplog.messages == []

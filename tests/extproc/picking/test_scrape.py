@@ -119,6 +119,21 @@ async def test_a_worker_that_cannot_be_reached_is_unfit_until_it_can_be(
     assert books.unfit == {}
 
 
+async def test_a_death_that_the_probe_told_is_not_told_again(
+    engine: Engine, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvsteer")
+    books, endpoint = placing(), engine.endpoint
+    books.unhealthy[endpoint] = "fails its health probe"
+    asking = reports(books, ("a", endpoint))
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1e-6)) as hasty:
+        for _ in range(FAILURES_UNTIL_UNFIT):
+            await asking.ask(hasty, ("a", endpoint))
+    assert endpoint in books.unfit
+    await asking.ask(session, ("a", endpoint))
+    assert caplog.messages == []
+
+
 async def test_load_that_a_feed_carries_is_preferred(
     engine: Engine, session: aiohttp.ClientSession
 ) -> None:

@@ -52,7 +52,7 @@ def sdk_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("a", "a:1")], lambda _: {}, lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Worker("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
