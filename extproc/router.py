@@ -38,6 +38,9 @@ from kvstate.overlap import Prompt as Keyed
 
 log = logging.getLogger("kvsteer.decision")
 
+# Of a body with media: they are long here and few tokens there, a thousand or two.
+MEDIA_TEXT_BYTES = 8 * 1024
+
 # What of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
 
@@ -199,8 +202,8 @@ class Router:
             request = parse(ask.head.path, ask.body)
         except RequestError as error:
             served = self._models.find(model_of(ask.body))
-            text = b"" if error.reason in ENGINES_REFUSE else ask.body
-            return _Asked(Query(served.model if served else None, reason=error.reason, text=text))
+            model = served.model if served else None
+            return _Asked(Query(model, reason=error.reason, text=_text_of(ask.body, error.reason)))
         except Exception as error:  # noqa: BLE001 - as in _decide
             return self._broken(error)
         finally:
@@ -238,7 +241,8 @@ class Router:
     def _untokenized(self, served: Served, body: bytes, error: Exception) -> _Asked:
         """A prompt whose tokens are not certain, or not there in time, is known by its text."""
         if isinstance(error, RequestError):
-            return _Asked(Query(served.model, reason=error.reason, text=body))
+            text = _text_of(body, error.reason)
+            return _Asked(Query(served.model, reason=error.reason, text=text))
         if isinstance(error, TimeoutError):
             return _Asked(Query(served.model, reason="deadline", text=body))
         return self._broken(error)
@@ -299,6 +303,13 @@ class Router:
             decision.reason,
             extra={"trace_id": course.trace.trace_id},
         )
+
+
+def _text_of(body: bytes, reason: str) -> bytes:
+    """What a prompt that cannot be keyed is known and weighed by."""
+    if reason in ENGINES_REFUSE:
+        return b""
+    return body[:MEDIA_TEXT_BYTES] if reason == "unsupported_media" else body
 
 
 def _unread(ask: Ask) -> Query:
