@@ -2,8 +2,6 @@
 
 import logging
 import time
-import traceback
-from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
@@ -12,44 +10,27 @@ import msgspec
 
 from extproc.checking.self_check import Watched
 from extproc.config import Config
-from extproc.errors import RequestError
+from extproc.fault_log import tell_fault
 from extproc.metrics import Metrics
-from extproc.models import Models, Served
+from extproc.models import Models
 from extproc.observing.course import Course
 from extproc.observing.traces import Traces
-from extproc.picking.decision import MAX_TEXT_BYTES, Decision, Query
+from extproc.picking.decision import Decision, Query
 from extproc.picking.decision_log import DecisionLog
-from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import explanation
 from extproc.picking.load import Booking, Load
 from extproc.picking.placing import Placing
-from extproc.requests.request import (
-    ENGINES_REFUSE,
-    InferenceRequest,
-    is_inference,
-    model_of,
-    parse,
-)
-from extproc.serving.stream import UNREAD, Ask, Head
+from extproc.queries import Asked, Queries
+from extproc.requests.request import is_inference
+from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
-from kvstate.events import Tokens
-from kvstate.overlap import Prompt as Keyed
+from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.decision")
 
-# Of a body with media: they are long here and few tokens there, a thousand or two.
-MEDIA_TEXT_BYTES = 8 * 1024
-
 # What of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
-
-
-class _Asked(NamedTuple):
-    """What is to be placed; is_tokenized: here, and not by the client, who sent token ids."""
-
-    query: Query
-    is_tokenized: bool = False
 
 
 class Routed(NamedTuple):
@@ -81,6 +62,7 @@ class Router:
         self._models = Models(config.models)
         self._workers = workers
         self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
+        self._queries = Queries(self._models, self._tokens)
         self._metrics = metrics
         self._rng = rng
         self._monotonic = monotonic
@@ -88,7 +70,7 @@ class Router:
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
         self.placing = Placing(config, rng.getrandbits(64))
         self._watched: dict[Booking, Watched] = {}
-        self.observers: list[Callable[[Decision, Sequence[Keyed]], None]] = []
+        self.observers: list[Callable[[Decision, Sequence[Prompt]], None]] = []
 
     def route(self, ask: Ask, traceparent: str = "") -> Routed | Awaitable[Routed]:
         """Decides and books, at once where that is cheap; never fails, whatever the request is.
@@ -98,15 +80,15 @@ class Router:
         course = Course(self._monotonic, traceparent)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        asked = self._asked(ask, course)
-        if isinstance(asked, _Asked):
+        asked = self._queries.of(ask, course)
+        if isinstance(asked, Asked):
             return self._routed(ask, asked, course)
         return self._route_later(ask, asked, course)
 
-    async def _route_later(self, ask: Ask, asked: Awaitable[_Asked], course: Course) -> Routed:
+    async def _route_later(self, ask: Ask, asked: Awaitable[Asked], course: Course) -> Routed:
         return self._routed(ask, await asked, course)
 
-    def _routed(self, ask: Ask, asked: _Asked, course: Course) -> Routed:
+    def _routed(self, ask: Ask, asked: Asked, course: Course) -> Routed:
         decision, asked = self._decide(ask, asked, course)
         now = course.picked()
         if self._traces is not None:
@@ -127,8 +109,8 @@ class Router:
         if not is_inference(head.method, head.path):
             ask = Ask(head, None, "not_inference")
         course = Course(self._monotonic)
-        asked = self._asked(ask, course)
-        decision, _ = self._decide(ask, asked if isinstance(asked, _Asked) else await asked, course)
+        asked = self._queries.of(ask, course)
+        decision, _ = self._decide(ask, asked if isinstance(asked, Asked) else await asked, course)
         return explanation(decision, self._workers.state)
 
     def release(self, booking: Booking) -> None:
@@ -184,70 +166,14 @@ class Router:
         """Stops the tokenizer threads."""
         self._tokens.close()
 
-    def _decide(self, ask: Ask, asked: _Asked, course: Course) -> tuple[Decision, _Asked]:
+    def _decide(self, ask: Ask, asked: Asked, course: Course) -> tuple[Decision, Asked]:
         try:
             return self._place(asked, ask.head, course), asked
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            asked = self._broken(error)
+            asked = self._queries.broken(error)
             return self._place(asked, ask.head, course), asked
 
-    def _broken(self, error: Exception) -> _Asked:
-        _tell_fault("decision failed with %s; the request is routed by load", error)
-        return _Asked(Query(self._models.default, reason="internal_error"))
-
-    def _asked(self, ask: Ask, course: Course) -> _Asked | Awaitable[_Asked]:
-        if ask.body is None:
-            return _Asked(_unread(ask))
-        try:
-            request = parse(ask.head.path, ask.body)
-        except RequestError as error:
-            served = self._models.find(model_of(ask.body))
-            model = served.model if served else None
-            return _Asked(Query(model, reason=error.reason, text=_text_of(ask.body, error.reason)))
-        except Exception as error:  # noqa: BLE001 - as in _decide
-            return self._broken(error)
-        finally:
-            course.parsed()
-        served = self._models.find(request.model)
-        if served is None:
-            return _Asked(Query(None, reason="unknown_model"))
-        if not request.reads_cache:
-            return _Asked(Query(served.model, reason="reads_no_cache"))
-        return _timed(self._tokenized(request, served, ask.body), course)
-
-    def _tokenized(
-        self, request: InferenceRequest, served: Served, body: bytes
-    ) -> _Asked | Awaitable[_Asked]:
-        try:
-            tokens = self._tokens.of(request, served.model, len(body))
-        except Exception as error:  # noqa: BLE001 - as in _decide
-            return self._untokenized(served, body, error)
-        if isinstance(tokens, list):
-            return _keyed(request, served, tokens)
-        return self._tokenized_later(request, served, body, tokens)
-
-    async def _tokenized_later(
-        self,
-        request: InferenceRequest,
-        served: Served,
-        body: bytes,
-        tokens: Awaitable[list[Tokens]],
-    ) -> _Asked:
-        try:
-            return _keyed(request, served, await tokens)
-        except Exception as error:  # noqa: BLE001 - as in _decide
-            return self._untokenized(served, body, error)
-
-    def _untokenized(self, served: Served, body: bytes, error: Exception) -> _Asked:
-        """A prompt whose tokens are not certain, or not there in time, is known by its text."""
-        if isinstance(error, RequestError):
-            text = _text_of(body, error.reason)
-            return _Asked(Query(served.model, reason=error.reason, text=text))
-        if isinstance(error, TimeoutError):
-            return _Asked(Query(served.model, reason="deadline", text=body))
-        return self._broken(error)
-
-    def _place(self, asked: _Asked, head: Head, course: Course) -> Decision:
+    def _place(self, asked: Asked, head: Head, course: Course) -> Decision:
         workers, query = self._workers, asked.query
         if head.policy is not None or head.subset is not None:
             query = msgspec.structs.replace(
@@ -277,7 +203,7 @@ class Router:
             overlap = decision.held[0].get(decision.worker)
             watched = self._workers.checks.watch(decision.worker, query.prompts[0], overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already
-            _tell_fault("self-check failed with %s", error)
+            tell_fault("self-check failed with %s", error)
             return
         if watched is not None:
             self._watched[booking] = watched
@@ -288,7 +214,7 @@ class Router:
             for observe in self.observers:
                 observe(decision, query.prompts)
         except Exception as error:  # noqa: BLE001 - as in _decide
-            _tell_fault("an observer failed with %s", error)
+            tell_fault("an observer failed with %s", error)
 
     def _tell(self, decision: Decision, course: Course) -> None:
         if not log.isEnabledFor(logging.DEBUG):
@@ -303,50 +229,3 @@ class Router:
             decision.reason,
             extra={"trace_id": course.trace.trace_id},
         )
-
-
-def _text_of(body: bytes, reason: str) -> bytes:
-    """What a prompt that cannot be keyed is known and weighed by."""
-    if reason in ENGINES_REFUSE:
-        return b""
-    return body[:MEDIA_TEXT_BYTES] if reason == "unsupported_media" else body
-
-
-def _unread(ask: Ask) -> Query:
-    """A request whose body is not known; it is a prompt where that would have been read."""
-    if ask.reason not in UNREAD:
-        return Query(None, reason=ask.reason)
-    length = ask.head.content_length
-    return Query(
-        None,
-        reason=ask.reason,
-        unread_bytes=MAX_TEXT_BYTES if length is None else length,
-        is_left_to_proxy=ask.proxy_finds_model,
-    )
-
-
-def _timed(asked: _Asked | Awaitable[_Asked], course: Course) -> _Asked | Awaitable[_Asked]:
-    if isinstance(asked, _Asked):
-        course.tokenized()
-        return asked
-    return _timed_later(asked, course)
-
-
-async def _timed_later(asked: Awaitable[_Asked], course: Course) -> _Asked:
-    answer = await asked
-    course.tokenized()
-    return answer
-
-
-def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> _Asked:
-    model, lora = served
-    prompts = [Keyed(model, one, lora, request.cache_salt) for one in tokens]
-    is_tokenized = {type(prompt) for prompt in request.prompts} != {array}
-    demand = ANY if lora is None else Demand(lora)
-    return _Asked(Query(model, prompts, demand=demand), is_tokenized)
-
-
-def _tell_fault(what: str, error: Exception) -> None:
-    """Where it happened, never what the exception says: that may quote a prompt."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant
