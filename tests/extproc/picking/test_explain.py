@@ -109,6 +109,12 @@ def test_other_policies_have_no_cost() -> None:
     )
 
 
+def test_the_words_say_that_the_proxy_chooses() -> None:
+    query = Query(None, reason="body_too_large", is_left_to_proxy=True)
+    words = "the proxy finds out the model, which is not known here: body_too_large"
+    assert why(decision(query)) == words
+
+
 def test_the_words_say_why_there_are_no_tokens() -> None:
     made = decision(Query("m", reason="no_body"), workers="a")
     assert why(made) == (
