@@ -57,10 +57,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     """All that a decision looks at besides the query and the time.
 
     held: for each prompt, the overlap of every worker that holds something of it. load: of an
-    endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of a worker's
-    feeds, by name. unfit: what is known against endpoints now. left_out: endpoints that fail
-    request after request, to be picked only where no other one is left. ranks: what is known of
-    ranks, where requests may name one.
+    endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
+    a worker's feeds, by name. unfit: what is known against endpoints now. left_out: endpoints that
+    fail request after request, to be picked only where no other one is left. ranks: what is known
+    of ranks, where requests may name one.
     """
 
     workers: Sequence[Worker]
