@@ -32,6 +32,9 @@ def parse(text: str) -> Address:
     Raises:
         ValueError: with what is wrong, in words.
     """
+    scheme, is_url, _ = text.partition("://")
+    if is_url:
+        raise ValueError(f"must be host:port, without {scheme}://, is {text!r}")
     host, separator, port = text.rpartition(":")
     if not separator or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
         raise ValueError(f"must be host:port, is {text!r}")
@@ -39,8 +42,10 @@ def parse(text: str) -> Address:
         host = host[1:-1]
         if not _is_ipv6(host):
             raise ValueError(f"has no IPv6 address in its brackets: {text!r}")
-    elif ":" in host:
+    elif _is_ipv6(host):
         raise ValueError(f"needs brackets around its IPv6 address: {text!r}")
+    elif ":" in host:
+        raise ValueError(f"must be host:port, is {text!r}")
     if not host or any(character.isspace() or character in "/@," for character in host):
         raise ValueError(f"must be host:port, is {text!r}")
     return Address(_canonical(host), int(port))

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     faults = list(_faults(arguments))
     if faults:
-        raise ConfigError([f"kvsteer bridge: {fault}" for fault in faults])
+        raise ConfigError([f"kvsteer: bridge: {fault}" for fault in faults])
     logs.configure("info", "text")
     return asyncio.run(_serve(arguments))
 
@@ -157,7 +157,8 @@ def _port_faults(arguments: argparse.Namespace) -> Iterator[str]:
     hosts = {place.host for place in places}
     ports = {place.port for place in places}
     if len(places) > 1 and len(hosts) == 1 and max(ports) - min(ports) < ranks:
-        yield f"--ranks: with {ranks} ranks the ports of --zmq and --replay overlap"
+        overlap = f"with {ranks} ranks the ports of --zmq and --replay overlap"
+        yield f"--ranks: {overlap}" if ranks > 1 else "--replay: has the port of --zmq"
 
 
 def _positive(text: str) -> int:

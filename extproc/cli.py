@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -11,13 +12,17 @@ from extproc.errors import ConfigError, StartError
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
 
+# As a shell has it of what ended by SIGPIPE.
+_BROKEN_PIPE = 141
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; the exit status is 0, 1 for what failed, 2 for what was asked wrongly."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser(given[0] if given else "").parse_args(given)
     try:
-        return int(parsed.run(parsed))
+        status = int(parsed.run(parsed))
+        sys.stdout.flush()
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -26,6 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads our output, as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return status
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -122,9 +131,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from extproc.config.doubts import doubts  # noqa: PLC0415
     from extproc.config.reader import load  # noqa: PLC0415
 
-    load(arguments.config)
+    for doubt in doubts(load(arguments.config)):
+        print(f"{arguments.config}: note: {doubt}")
     print(f"{arguments.config}: ok")
     return 0
 
@@ -149,7 +160,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     try:
         body = json.load(sys.stdin)
     except (ValueError, RecursionError) as error:
-        print(f"kvsteer explain: standard input is not JSON: {error}", file=sys.stderr)
+        print(f"kvsteer: explain: standard input is not JSON: {error}", file=sys.stderr)
         return 2
     # a whole envelope is taken as it is, so that recorded ones can be piped in
     envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
@@ -168,14 +179,14 @@ def _health(arguments: argparse.Namespace) -> int:
 
     given = (arguments.name, arguments.certificate, arguments.key)
     if (arguments.certificate is None) != (arguments.key is None):
-        print("kvsteer health: --certificate and --key belong together", file=sys.stderr)
+        print("kvsteer: health: --certificate and --key belong together", file=sys.stderr)
         return 2
     if arguments.ca is None and any(given):
-        print("kvsteer health: TLS needs --ca", file=sys.stderr)
+        print("kvsteer: health: TLS needs --ca", file=sys.stderr)
         return 2
     fault = fault_of(arguments.at, ClientTls(arguments.ca, *given) if arguments.ca else None)
     if fault:
-        print(f"kvsteer health: {fault}", file=sys.stderr)
+        print(f"kvsteer: health: {fault}", file=sys.stderr)
     return 1 if fault else 0
 
 

@@ -63,6 +63,7 @@ PURE = (
     "extproc.requests.chat_tools",
     "extproc.picking.claims",
     "extproc.requests.completion_request",
+    "extproc.changed_keys",
     "extproc.config",
     "extproc.config.accounting",
     "extproc.observing.buckets",
@@ -72,14 +73,18 @@ PURE = (
     "extproc.tracing.traceparent",
     "extproc.tracing.wanted",
     "extproc.config.discovery",
+    "extproc.config.doubts",
     "extproc.config.envoy",
     "extproc.config.fleet_rules",
     "extproc.config.key",
+    "extproc.config.listener_rules",
     "extproc.config.listeners",
     "extproc.config.models",
     "extproc.config.policy",
+    "extproc.config.shared_sources",
     "extproc.config.whole",
     "extproc.config.workers",
+    "extproc.config.yaml_text",
     "extproc.requests.continuation",
     "extproc.tokenizing.cuts",
     "extproc.picking.decision",
@@ -170,7 +175,7 @@ PURE = (
 COMPILED = "kvstate._core"
 
 # What a pure module may import besides pure modules and the standard library.
-LIBRARIES = {"hpack", "msgspec", "numpy", "xxhash", "google"}
+LIBRARIES = {"hpack", "msgspec", "numpy", "xxhash", "google", "yaml"}
 
 # Parts of the standard library that bring in a clock, a socket, an event loop or chance.
 IMPURE_STANDARD_LIBRARY = {"asyncio", "socket", "time", "random", "threading", "subprocess", "os"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from extproc.config.key import key
-from extproc.config.workers import SERVICES
+from extproc.config.workers import MAX_RANKS, SERVICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,10 @@ class EventPorts:
     replay_port: int | None = key("the ZMQ replay port of rank 0", None, minimum=1)
     topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
     ranks: int = key(
-        "publishers inside each worker (data parallel); rank r uses both ports + r", 1, minimum=1
+        "publishers inside each worker (data parallel); rank r uses both ports + r",
+        1,
+        minimum=1,
+        maximum=MAX_RANKS,
     )
     grpc_port: int | None = key(
         "the port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
@@ -38,15 +41,15 @@ class FoundWorker:
     block_size: int | None = key(
         "tokens in one of their cache blocks, until their events tell", None, minimum=1
     )
-    lora: tuple[str, ...] = key(
-        "the adapters they serve; where it is left out, what the worker tells", ()
+    lora: tuple[str, ...] | None = key(
+        "the adapters they serve, [] for none; where it is left out, what the worker tells", None
     )
     learn: bool = key(
         "whether they are asked for what is left out here (/v1/models, /server_info)", default=True
     )
     events: EventPorts | Literal["auto"] | None = key(
-        "their event feeds; without it they are routed by load; auto asks each worker itself"
-        " (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "their event feeds; without it they are routed by load and by what was sent there; auto"
+        " asks each worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
 

@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from extproc import address
 from extproc.config.discovery import EventPorts, FoundWorker
+from extproc.config.shared_sources import shared_endpoints, shared_feeds
 from extproc.config.whole import Config
 from extproc.config.workers import Worker, WorkerEvents
+
+AT_LEAST_ONE = "at least one is needed"
 
 
 def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
@@ -21,7 +24,7 @@ def fleet_faults(config: Config) -> Iterator[str]:
     """What is wrong with the workers and where they are found."""
     found = config.discovery
     if not (config.workers or found.file or found.dns or found.kubernetes):
-        yield "workers: at least one is needed"
+        yield f"workers: {AT_LEAST_ONE}"
     yield from worker_faults("workers", config.workers, config)
     names = Counter(name.name for name in found.dns)
     yield from (
@@ -37,7 +40,7 @@ def fleet_faults(config: Config) -> Iterator[str]:
     if found.kubernetes is not None:
         pods = found.kubernetes
         if (pods.selector is None) is (pods.inference_pool is None):
-            yield "discovery.kubernetes: needs one of selector and inference_pool"
+            yield "discovery.kubernetes: needs exactly one of selector and inference_pool"
         yield from _found("discovery.kubernetes.worker", pods.worker, config)
 
 
@@ -46,12 +49,8 @@ def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterat
 
     key: of the list.
     """
-    uses = Counter(worker.endpoint for worker in workers)
-    yield from (
-        f"{key}: the endpoint {endpoint} is given {count} times"
-        for endpoint, count in uses.items()
-        if count > 1
-    )
+    yield from shared_endpoints(key, workers)
+    yield from shared_feeds(key, workers)
     for position, worker in enumerate(workers):
         yield from _worker(f"{key}[{position}]", worker, config)
 
@@ -61,8 +60,18 @@ def _parse_ip(text: str) -> None:
         raise ValueError(f"must be ip:port, is {text!r}")
 
 
+def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None]:
+    """For addresses that are connected to."""
+
+    def parsed(text: str) -> None:
+        if not parse(text).port:
+            raise ValueError(f"must have a port above 0, is {text!r}")
+
+    return parsed
+
+
 def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
-    yield from address_fault(f"{key}.endpoint", worker.endpoint, address.parse)
+    yield from address_fault(f"{key}.endpoint", worker.endpoint, _parse_port(address.parse))
     yield from _model(key, worker.model, learn=worker.learn, config=config)
     if isinstance(worker.events, WorkerEvents):
         yield from _events(f"{key}.events", worker.events)
@@ -87,7 +96,7 @@ def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
 def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
     """What is wrong with the ports of a feed."""
     if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
-        yield f"{key}: needs one of zmq_port, grpc_port and drain"
+        yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
     if events.zmq_port is None and events.replay_port is not None:
         yield f"{key}.replay_port: needs zmq_port"
     first, second = events.zmq_port, events.replay_port
@@ -100,19 +109,22 @@ def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
         if last > address.MAX_PORT:
             yield f"{key}.{name}: with its ranks it is above 65535"
     if first is not None and second is not None and abs(first - second) < events.ranks:
-        yield (
-            f"{key}: with {events.ranks} ranks the ports of zmq and replay overlap"
-            " (rank r uses both ports + r)"
-        )
+        yield f"{key}: {_overlap(events.ranks)}"
+
+
+def _overlap(ranks: int) -> str:
+    if ranks == 1:
+        return "zmq and replay have the same port"
+    return f"with {ranks} ranks the ports of zmq and replay overlap (rank r uses both ports + r)"
 
 
 def _events(key: str, events: WorkerEvents) -> Iterator[str]:
     if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
-        yield f"{key}: needs one of zmq, grpc and drain"
+        yield f"{key}: needs exactly one of zmq, grpc and drain"
     if events.grpc is not None:
-        yield from address_fault(f"{key}.grpc", events.grpc, address.parse)
+        yield from address_fault(f"{key}.grpc", events.grpc, _parse_port(address.parse))
     if events.drain is not None:
-        yield from address_fault(f"{key}.drain", events.drain, address.parse_http)
+        yield from address_fault(f"{key}.drain", events.drain, _parse_port(address.parse_http))
     if events.zmq is None:
         yield from (
             f"{key}.{name}: needs zmq"
@@ -129,6 +141,8 @@ def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
             continue
         try:
             place = address.parse_tcp(text)
+            if not place.port:
+                raise ValueError(f"must have a port above 0, is {text!r}")
         except ValueError as error:
             yield f"{key}.{name}: {error}"
             continue
@@ -136,8 +150,5 @@ def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
             yield f"{key}.{name}: port {place.port} + {events.ranks} ranks is above 65535"
         ports = {(place.host, place.port + rank) for rank in range(events.ranks)}
         if ports & taken:
-            yield (
-                f"{key}: with {events.ranks} ranks the ports of zmq and replay overlap"
-                " (rank r uses both ports + r)"
-            )
+            yield f"{key}: {_overlap(events.ranks)}"
         taken |= ports

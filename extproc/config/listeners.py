@@ -91,7 +91,9 @@ class Log:
     level: str = key("least severity that is logged", "info", choices=LOG_LEVELS)
     format: str = key("one line of text, or one JSON object, a record", "text", choices=LOG_FORMATS)
     decisions_percent: int = key(
-        "of a hundred decisions, how many are logged with all candidates and costs, as JSON", 0
+        "of a hundred decisions, how many are logged with all candidates and costs, as JSON",
+        0,
+        maximum=100,
     )
 
 

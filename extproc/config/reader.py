@@ -12,15 +12,18 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from extproc.config import Config, Worker
-from extproc.config.fleet_rules import worker_faults
+from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
+from extproc.config.key import most
 from extproc.config.rules import broken_rules
+from extproc.config.yaml_text import values_in
 from extproc.errors import ConfigError
 
 # A configuration names a few thousand workers at most; a larger file is a mistake.
 MAX_FILE_BYTES = 4 * 1024 * 1024
+
+# Python refuses to write very long numbers out.
+_SHOWN_BITS = 128
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
@@ -49,11 +52,7 @@ def parse(text: str | bytes, name: str) -> Config:
     Raises:
         ConfigError: with all its faults.
     """
-    try:
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([f"{name}: not YAML: {' '.join(str(error).split())}"]) from None
-    faults: list[str] = []
+    raw, faults = _values(text, name)
     config = _section(Config, raw, "", faults)
     if config is not None:
         faults += [rule for rule in broken_rules(config) if not _follows(rule, faults)]
@@ -70,13 +69,9 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     Raises:
         ConfigError: with all its faults; an empty file is one, an empty list is none.
     """
-    try:
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([f"{name}: not YAML: {' '.join(str(error).split())}"]) from None
+    raw, faults = _values(text, name)
     if not isinstance(raw, list):
         raise ConfigError([f"{name}: must be a list of workers, is {_shown(raw)}"])
-    faults: list[str] = []
     items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
     if not faults:
         faults += worker_faults("", items, config)
@@ -85,10 +80,18 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     return tuple(items)
 
 
+def _values(text: str | bytes, name: str) -> tuple[Any, list[str]]:
+    try:
+        return values_in(text)
+    except ValueError as error:
+        raise ConfigError([f"{name}: not YAML: {error}"]) from None
+
+
 def _follows(rule: str, faults: list[str]) -> bool:
-    """Whether a list is empty only because its items were at fault."""
-    key = rule.partition(": ")[0]
-    return any(fault.startswith(f"{key}[") for fault in faults)
+    """Whether a key was at fault already, or a list is empty only because its items were."""
+    key, _, what = rule.partition(": ")
+    already = (f"{key}: ", f"{key}[") if what == AT_LEAST_ONE else f"{key}: "
+    return any(fault.startswith(already) for fault in faults)
 
 
 def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # noqa: ANN401
@@ -169,15 +172,29 @@ def _items(kind: object, raw: object, path: str, item: "Field[Any]", faults: lis
 
 def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
     if type(raw) is not kind:
-        return f"must be {_KINDS[typing.cast('type', kind)]}, is {_shown(raw)}"
-    choices, minimum = item.metadata["choices"], item.metadata["minimum"]
+        quotes = " to YAML; put it in quotes" if kind is str and _is_plain(raw) else ""
+        return f"must be {_KINDS[typing.cast('type', kind)]}, is {_shown(raw)}{quotes}"
+    choices = item.metadata["choices"]
     if choices and raw not in choices:
         return f"must be one of {', '.join(choices)}, is {raw!r}"
-    if type(raw) is int and raw < minimum:
-        return f"must be at least {minimum}, is {raw}"
+    if type(raw) is int:
+        return _range_fault(raw, item)
     if raw == "" and item.default != "":
         return "must not be empty"
     return None
+
+
+def _range_fault(raw: int, item: "Field[Any]") -> str | None:
+    minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
+    if raw < minimum:
+        return f"must be at least {minimum}, is {_shown(raw)}"
+    if raw > (maximum or most(item.name)):
+        return f"must be at most {maximum or most(item.name)}, is {_shown(raw)}"
+    return None
+
+
+def _is_plain(raw: object) -> bool:
+    return raw is not None and not isinstance(raw, (list, Mapping))
 
 
 def _shown(raw: object) -> str:
@@ -185,6 +202,8 @@ def _shown(raw: object) -> str:
         return "empty"
     if isinstance(raw, Mapping):
         return "a mapping"
+    if isinstance(raw, int) and raw.bit_length() > _SHOWN_BITS:
+        return "a huge number"
     return "a list" if isinstance(raw, list) else repr(raw)[:60]
 
 

@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from extproc import address, headers
+from extproc import headers
 from extproc.config import Config, Model
-from extproc.config.fleet_rules import address_fault, fleet_faults
+from extproc.config.fleet_rules import AT_LEAST_ONE, fleet_faults
+from extproc.config.listener_rules import listener_faults
 from extproc.tokenizing.tokenizer_files import TokenizerFiles
 
 # A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-_MODE = re.compile("0?[0-7]{3}")
 
 # What requests cannot do without, or is ours.
 _TAKEN = frozenset({
@@ -25,48 +24,12 @@ _TAKEN = frozenset({
 def broken_rules(config: Config) -> list[str]:
     """What is wrong, one line each: "key: what"."""
     return [
-        *_listeners(config),
+        *listener_faults(config),
         *_limits(config),
         *_headers(config),
         *_models(config),
         *fleet_faults(config),
     ]
-
-
-def _socket_or_address(key: str, text: str) -> Iterator[str]:
-    if not text.startswith(address.UNIX_PREFIX):
-        yield from address_fault(key, text, address.parse)
-    elif text == address.UNIX_PREFIX:
-        yield f"{key}: unix: needs a path"
-
-
-def _listeners(config: Config) -> Iterator[str]:
-    yield from _socket_or_address("extproc.listen", config.extproc.listen)
-    yield from address_fault("admin.listen", config.admin.listen, address.parse)
-    yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
-    yield from address_fault("envoy.listen", config.envoy.listen, _parse_ip)
-    yield from address_fault("envoy.admin", config.envoy.admin, _parse_ip)
-    if config.envoy.router is not None:
-        yield from _socket_or_address("envoy.router", config.envoy.router)
-    if config.extproc.tls is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
-        yield "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket"
-    if not _MODE.fullmatch(config.extproc.socket_mode):
-        yield f'extproc.socket_mode: must be as "0660", is {config.extproc.socket_mode!r}'
-    router_tls = config.envoy.router_tls
-    if router_tls is not None and (router_tls.certificate is None) != (router_tls.key is None):
-        yield "envoy.router_tls: certificate and key belong together"
-    own = Counter((config.extproc.listen, config.admin.listen, config.metrics.listen))
-    yield from (
-        f"{text}: is given to two listeners"
-        for text, uses in own.items()
-        if uses > 1 and not text.endswith(":0")
-    )
-
-
-def _parse_ip(text: str) -> None:
-    place = address.parse(text)
-    if not place.is_ip and place.host != "localhost":
-        raise ValueError(f"must be an IP address and a port: Envoy listens on no name: {text!r}")
 
 
 def _limits(config: Config) -> Iterator[str]:
@@ -79,6 +42,8 @@ def _limits(config: Config) -> Iterator[str]:
             "extproc.max_body_bytes: must not be above"
             f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 there"
         )
+    if config.policy.shed and config.policy.max_in_flight is None:
+        yield "policy.max_in_flight: missing: policy.shed needs it"
 
 
 def _headers(config: Config) -> Iterator[str]:
@@ -93,7 +58,7 @@ def _headers(config: Config) -> Iterator[str]:
 
 def _models(config: Config) -> Iterator[str]:
     if not config.models:
-        yield "models: at least one is needed"
+        yield f"models: {AT_LEAST_ONE}"
     names = [
         (f"models[{position}]", name)
         for position, model in enumerate(config.models)

@@ -8,6 +8,9 @@ from extproc.config.key import key
 SERVICES = ("vllm", "sglang", "trtllm", "tokenspeed")
 AUTO = "auto"
 
+# More than any engine has; a watched pod or an engine may tell of as many.
+MAX_RANKS = 1_024
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvents:
@@ -29,6 +32,7 @@ class WorkerEvents:
         "publishers inside this worker (data parallel); over ZMQ rank r uses both ports + r",
         1,
         minimum=1,
+        maximum=MAX_RANKS,
     )
     grpc: str | None = key(
         "host:port of a gRPC server with SubscribeKvEvents: an engine's own, or `kvsteer bridge`",
@@ -52,12 +56,14 @@ class Worker:
         "tokens in one of its cache blocks, until its events tell", None, minimum=1
     )
     events: WorkerEvents | Literal["auto"] | None = key(
-        "its event feed; without one it is routed by load; auto asks the worker itself"
-        " (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "its event feed; without one it is routed by load and by what was sent there; auto asks the"
+        " worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
-    lora: tuple[str, ...] = key(
-        "the adapters that it serves; where it is left out, all of its model's", ()
+    lora: tuple[str, ...] | None = key(
+        "the adapters that it serves, [] for none; where it is left out, all of its model's, or"
+        " those that it tells",
+        None,
     )
     learn: bool = key(
         "true: it is asked for its model, adapters and block size where they are left out here"

@@ -67,4 +67,5 @@ def _stamp(path: str) -> _Stamp:
 
 def _shown(error: ConfigError) -> str:
     first, *rest = error.faults
-    return f"{first} (and {len(rest)} more faults)" if rest else first
+    faults = "fault" if len(rest) == 1 else "faults"
+    return f"{first} (and {len(rest)} more {faults})" if rest else first

@@ -60,13 +60,18 @@ def judge_models(about: About, config: Config, worker: Worker, told: Served) -> 
         yield about.wrong("model-not-served", says)
         return
     yield about.right("models", f"it serves {shown}")
+    unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
+    if unlisted:
+        says = f"it does not list {_shown(unlisted)}: requests by such a name may get 404"
+        yield about.note("models", says)
     yield from _adapters(about, worker, model, told.adapters)
 
 
 def _adapters(
     about: About, worker: Worker, model: Model, listed: frozenset[str]
 ) -> Iterator[Finding]:
-    missing = sorted(set(worker.lora or model.lora) - listed)
+    wanted = model.lora if worker.lora is None else worker.lora
+    missing = sorted(set(wanted) - listed)
     if not missing:
         return
     if worker.lora or (listed and not worker.learn):

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from extproc.config import Config, Worker
+from extproc.config.doubts import doubts
 from extproc.discovery.view import Found
 from extproc.doctor import (
     envoy_visit,
@@ -47,7 +48,9 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
             _bounded(About(f"envoy {config.envoy.admin}"), envoy_visit.visit(means), seconds),
             *(_in_turn(means, one, turns) for one in fleet),
         )
-    return [*findings, *discovered, *(finding for part in found for finding in part)]
+    about = About("configuration")
+    doubted = (about.note("configuration", doubt) for doubt in doubts(config))
+    return [*doubted, *findings, *discovered, *(finding for part in found for finding in part)]
 
 
 async def _in_turn(means: Means, found: Found, turns: asyncio.Semaphore) -> Sequence[Finding]:

@@ -14,11 +14,13 @@ from extproc.doctor.probed_feed import judge_probe, judge_sizes
 from extproc.workers.feed_sources import configured
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource
 
+_OFF = "`events.enabled` is false: requests are routed by load and by what was sent where"
+
 
 async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
     """Whether a worker's events come as they are configured."""
     if not means.config.events.enabled:
-        return [about.note("events", "`events.enabled` is false: requests are routed by load")]
+        return [about.note("events", _OFF)]
     if isinstance(worker.events, WorkerEvents):
         return await _configured(means, worker, visited, about)
     sources = visited.told.sources if visited.told else ()

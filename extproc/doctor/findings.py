@@ -81,7 +81,8 @@ def as_text(findings: Sequence[Finding]) -> str:
                 lines.append(f"         fix: {one.fix}")
     counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
     told = (counts[Verdict.WRONG], counts[Verdict.RIGHT], counts[Verdict.NOTE])
-    return "\n".join([*lines, "{} wrong, {} right, {} notes".format(*told)])
+    notes = "note" if counts[Verdict.NOTE] == 1 else "notes"
+    return "\n".join([*lines, "{} wrong, {} right, {} {}".format(*told, notes)])
 
 
 def as_json(findings: Sequence[Finding]) -> str:

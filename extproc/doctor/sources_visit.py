@@ -24,7 +24,7 @@ async def visit(config: Config, seconds: float) -> tuple[list[Found], list[Findi
         views[source.name] = view
         findings += finding
     fleet = [member.found for member in merged(views).values()]
-    if not fleet:
+    if not fleet and not any(one.code == "no-workers" for one in findings):
         findings.append(_about("").wrong("no-workers", "there is no worker at all"))
     return fleet, findings
 
@@ -65,7 +65,8 @@ def _judged(
         return view, [about.wrong("discovery-fault", note)]
     if not view:
         return view, [about.wrong("no-workers", "it names no worker")]
-    return view, [about.right("discovery", f"names {len(view)} workers")]
+    names = "1 worker" if len(view) == 1 else f"{len(view)} workers"
+    return view, [about.right("discovery", f"names {names}")]
 
 
 def _about(name: str) -> About:

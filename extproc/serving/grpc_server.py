@@ -6,13 +6,20 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from extproc.config.listeners import ExtProc
 from extproc.errors import ProtocolError, StartError
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.certificates import Certificates, Material
 from extproc.serving.exchange import Service
 from extproc.serving.health_service import EXT_PROC, HEALTH, WATCH_SECONDS, Health
-from extproc.serving.listening import max_message_bytes, place_for, socket_path
+from extproc.serving.listening import (
+    cannot_listen,
+    max_message_bytes,
+    place_for,
+    socket_path,
+    try_address,
+)
 from extproc.tracing import traceparent
 
 log = logging.getLogger("kvsteer.extproc")
@@ -61,9 +68,8 @@ class GrpcServer:
                 self._server.add_secure_port(options.listen, _credentials(self._certificates))
             else:
                 self._server.add_insecure_port(options.listen)
-        except RuntimeError:
-            told = f"extproc.listen: cannot listen on {options.listen}: is it taken?"
-            raise StartError(told) from None
+        except RuntimeError as error:
+            raise _why(options, error) from None
         await self._server.start()
 
     async def stop(self) -> None:
@@ -138,6 +144,15 @@ class GrpcServer:
             if self._health.is_stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "stopping")
             await asyncio.sleep(WATCH_SECONDS)
+
+
+def _why(options: ExtProc, error: RuntimeError) -> StartError:
+    """grpc does not say why it cannot listen, so the system is asked."""
+    try:
+        try_address(options)
+    except OSError as refusal:
+        return cannot_listen(options, refusal)
+    return StartError(f"extproc.listen: cannot listen on {options.listen}: {error}")
 
 
 def _credentials(certificates: Certificates) -> grpc.ServerCredentials:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from extproc import address
-from extproc.errors import StartError
 from extproc.http2.header_blocks import BlockCache
 from extproc.http2.limits import MIB, Budget, Limits
 from extproc.http2.request_head import RequestHead
@@ -19,7 +18,12 @@ from extproc.serving.health_call import HealthCall, WatchCall
 from extproc.serving.health_service import EXT_PROC, HEALTH, Health
 from extproc.serving.lean_call import Call
 from extproc.serving.lean_connection import LINGER_SECONDS, Host, LeanConnection
-from extproc.serving.listening import bound_socket, max_message_bytes, socket_path
+from extproc.serving.listening import (
+    bound_socket,
+    cannot_listen,
+    max_message_bytes,
+    socket_path,
+)
 from extproc.tracing import traceparent
 
 log = logging.getLogger("kvsteer.extproc")
@@ -79,12 +83,10 @@ class LeanServer:
         Raises:
             StartError: the address cannot be bound.
         """
-        options = self._service.config.extproc
         try:
             self._server = await self._listen()
-        except OSError:
-            told = f"extproc.listen: cannot listen on {options.listen}: is it taken?"
-            raise StartError(told) from None
+        except OSError as error:
+            raise cannot_listen(self._service.config.extproc, error) from None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def stop(self) -> None:
@@ -107,7 +109,10 @@ class LeanServer:
 
     def figures(self) -> ServerFigures:
         """For metrics."""
-        return ServerFigures(len(self._connections), self._faults, self._host.budget.held)
+        faults = dict(self._faults)
+        if self._certificates is not None and self._certificates.failed_handshakes:
+            faults["TLS_HANDSHAKE"] = self._certificates.failed_handshakes
+        return ServerFigures(len(self._connections), faults, self._host.budget.held)
 
     async def _listen(self) -> asyncio.Server:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()

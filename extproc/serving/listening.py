@@ -78,6 +78,36 @@ def bound_socket(path: Path, options: ExtProc) -> socket.socket:
     return made
 
 
+def cannot_listen(options: ExtProc, error: OSError) -> StartError:
+    """Why the address cannot be had, in the system's words."""
+    # asyncio puts words of its own around them; a name that is not found has a negative number
+    number = error.errno or 0
+    why = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return StartError(f"extproc.listen: cannot listen on {options.listen}: {why}")
+
+
+def try_address(options: ExtProc) -> None:
+    """Listens for a moment, to learn why somebody else cannot.
+
+    Raises:
+        OSError: why.
+        StartError: the path is taken.
+    """
+    path = socket_path(options)
+    if path is not None:
+        bound_socket(path, options).close()
+        path.unlink()
+        return
+    host, port = address.parse(options.listen)
+    for family, kind, proto, _, place in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with socket.socket(family, kind, proto) as made:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(place)
+            made.listen()
+
+
 def remove_stale_socket(path: Path) -> None:
     """Removes a socket that a killed router left behind; never one that is served, nor a file.
 

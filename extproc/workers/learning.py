@@ -130,6 +130,7 @@ class Learning:
 
 
 def _shown(learned: Learned) -> str:
-    adapters = "unknown" if learned.adapters is None else len(learned.adapters)
+    count = "unknown" if learned.adapters is None else len(learned.adapters)
+    adapters = "adapter" if count == 1 else "adapters"
     size = learned.block_size or "unknown"
-    return f"model {learned.model or 'unknown'}, {adapters} adapters, block size {size}"
+    return f"model {learned.model or 'unknown'}, {count} {adapters}, block size {size}"

@@ -102,7 +102,7 @@ class Roster:
         adapters says nothing: some engines list models only.
         """
         given = self.found(name).worker.lora
-        if given:
+        if given is not None:
             return frozenset(given)
         told = self._learning.of(name).adapters
         return told if told or is_listed else None

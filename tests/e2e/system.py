@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from extproc.config import Config
 from extproc.config.reader import load
 from extproc.envoy_config import render
 from simulator.server import running as running_worker
@@ -167,11 +168,13 @@ async def running(
     workers: int = 3,
     models: Sequence[str] = ("tiny",),
     changes: dict[str, Any] | None = None,
+    envoy_config: Callable[[Config], str] = render,
     **settings: Any,
 ) -> AsyncIterator[System]:
     """Workers for each model (in turn), a router that is ready, and Envoy.
 
-    changes: sections of the configuration to replace. settings: of the simulated workers.
+    changes: sections of the configuration to replace. envoy_config: makes Envoy's of it. settings:
+    of the simulated workers.
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
@@ -194,7 +197,7 @@ async def running(
         stack.push_async_callback(system.end)
         config = load(str(config_file))
         admin_port = int(config.envoy.admin.rpartition(":")[2])
-        await stack.enter_async_context(running_envoy(render(config), admin_port))
+        await stack.enter_async_context(running_envoy(envoy_config(config), admin_port))
         await system.start_router()
         yield system
 

@@ -1,12 +1,14 @@
 """A real Envoy that reaches the router by TLS."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from extproc.config import Config
+from extproc.envoy_config import render
 from tests.e2e.system import System, chat, long_text, running, until
 from tests.extproc.serving.identities import NAME, Identities
 from tests.ports import free_port
@@ -15,28 +17,41 @@ both = pytest.mark.parametrize("kind", ["grpcio", "lean"])
 
 
 @contextlib.asynccontextmanager
-async def system(kind: str, identities: Identities, **router_tls: Any) -> AsyncIterator[System]:
+async def system(
+    kind: str,
+    identities: Identities,
+    router_tls: dict[str, str],
+    envoy_config: Callable[[Config], str] = render,
+) -> AsyncIterator[System]:
     """Workers, a router that wants a client's certificate, and Envoy with that of `router_tls`."""
     tls = identities.tls(is_mutual=True)
     files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
     extproc = {"listen": f"127.0.0.1:{free_port()}", "server": kind, "tls": files}
     listeners = {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")}
     envoy = {**listeners, "router_tls": {"ca": str(identities.ca_file), **router_tls}}
-    async with running(2, changes={"extproc": extproc, "envoy": envoy}) as one:
+    changes = {"extproc": extproc, "envoy": envoy}
+    async with running(2, changes=changes, envoy_config=envoy_config) as one:
         yield one
 
 
-def own(identities: Identities) -> dict[str, str]:
-    """Envoy's certificate."""
+def own(identities: Identities, name: str = NAME) -> dict[str, str]:
+    """The router's name, and Envoy's certificate."""
     certificate, key = identities.tls_files()
-    return {"certificate": certificate, "key": key}
+    return {"name": name, "certificate": certificate, "key": key}
+
+
+def without_certificate(config: Config) -> str:
+    """The configuration of an Envoy that shows none."""
+    assert config.envoy.router_tls is not None
+    router_tls = replace(config.envoy.router_tls, certificate=None, key=None)
+    return render(replace(config, envoy=replace(config.envoy, router_tls=router_tls)))
 
 
 @both
 @pytest.mark.slow
 async def test_a_prefix_is_met_again_over_mutual_tls(kind: str, tmp_path: Path) -> None:
     identities = Identities(tmp_path)
-    async with system(kind, identities, name=NAME, **own(identities)) as one:
+    async with system(kind, identities, own(identities)) as one:
         body = chat(long_text(kind))
         _, worker, _ = await one.send(body)
         await one.learned(body, worker)
@@ -52,8 +67,9 @@ async def test_an_envoy_that_does_not_fit_is_not_steered_and_loses_nothing(
     kind: str, fault: str, tmp_path: Path
 ) -> None:
     identities = Identities(tmp_path)
-    wrong = {} if fault == "no certificate" else {"name": "other.test", **own(identities)}
-    async with system(kind, identities, **wrong) as one:
+    shows_none = fault == "no certificate"
+    name, envoy_config = (NAME, without_certificate) if shows_none else ("other.test", render)
+    async with system(kind, identities, own(identities, name), envoy_config) as one:
         body = chat(long_text(kind))
         assert [(await one.send(body))[0] for _ in range(3)] == [200] * 3
         assert await one.metric("kvsteer_decision_seconds_count") == 0
@@ -63,7 +79,7 @@ async def test_an_envoy_that_does_not_fit_is_not_steered_and_loses_nothing(
 @pytest.mark.slow
 async def test_a_certificate_is_renewed_while_envoy_asks(kind: str, tmp_path: Path) -> None:
     identities = Identities(tmp_path)
-    async with system(kind, identities, name=NAME, **own(identities)) as one:
+    async with system(kind, identities, own(identities)) as one:
         expiry = 'kvsteer_tls_certificate_expiry_seconds{listener="extproc"}'
         before = await one.metric(expiry)
         assert before > 1.7e9

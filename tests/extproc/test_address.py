@@ -37,6 +37,15 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         parse(text)
 
 
+def test_a_message_says_what_is_wrong_with_an_address() -> None:
+    with pytest.raises(ValueError, match="must be host:port, without http://, is "):
+        parse("http://1.2.3.4:80")
+    with pytest.raises(ValueError, match="needs brackets around its IPv6 address"):
+        parse("fe80::1:80")
+    with pytest.raises(ValueError, match="must be host:port, is 'a:b:1'"):
+        parse("a:b:1")
+
+
 def test_addresses_are_written_as_they_are_read() -> None:
     assert str(parse("[::1]:80")) == "[::1]:80"
     assert str(parse("a:1")) == "a:1"

@@ -179,6 +179,7 @@ ZMQ = ["--zmq", "tcp://127.0.0.1:5557"]
         (["--trtllm", "https://x:1"], "--trtllm: must be http://host:port, is 'https://x:1'"),
         ([*ZMQ, "--listen", "x"], "--listen: must be host:port, is 'x'"),
         (["--trtllm", "http://x:1", "--replay", "tcp://x:1"], "--replay: needs --zmq"),
+        ([*ZMQ, "--replay", ZMQ[1]], "--replay: has the port of --zmq"),
         (
             [*ZMQ, "--replay", "tcp://127.0.0.1:5558", "--ranks", "2"],
             "--ranks: with 2 ranks the ports of --zmq and --replay overlap",
@@ -193,7 +194,7 @@ def test_options_that_cannot_be_used_are_told(
     options: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bridge", *options]) == 2
-    assert capsys.readouterr().err == f"kvsteer bridge: {told}\n"
+    assert capsys.readouterr().err == f"kvsteer: bridge: {told}\n"
 
 
 def test_all_faults_are_told_in_one_run(capsys: pytest.CaptureFixture[str]) -> None:

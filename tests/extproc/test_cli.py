@@ -36,6 +36,14 @@ def test_a_good_configuration_is_ok(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{file}: ok\n"
 
 
+def test_what_may_be_a_slip_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workers = [{"endpoint": "127.0.0.1:9", "lora": ["x"]}]
+    file = config(tmp_path, workers=workers)
+    assert main(["check", "--config", file]) == 0
+    note = f"{file}: note: workers[0].lora: 'x' is under no model's lora"
+    assert capsys.readouterr().out == f"{note}\n{file}: ok\n"
+
+
 def test_a_broken_one_is_told_line_by_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,7 +130,23 @@ def test_explaining_by_what_is_no_url_is_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}"))
     assert main(["explain", "--admin", admin]) == 1
-    assert capsys.readouterr().err.startswith(f"kvsteer: explain: {admin}/explain: ")
+    url = admin if "://" in admin else f"http://{admin}"
+    assert capsys.readouterr().err.startswith(f"kvsteer: explain: {url}/explain: ")
+
+
+@pytest.mark.parametrize("command", ["envoy", "check"])
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path, command: str) -> None:
+    printing = subprocess.Popen(
+        [*KVSTEER, command, "--config", config(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert printing.stdout is not None
+    assert printing.stderr is not None
+    printing.stdout.close()
+    told = printing.stderr.read()
+    printing.stderr.close()
+    assert (printing.wait(), told) == (141, b"")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

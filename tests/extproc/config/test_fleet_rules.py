@@ -45,6 +45,19 @@ def test_an_endpoint_is_an_address_given_once() -> None:
     assert list(worker_faults("w", twice, ONE)) == ["w: the endpoint a:1 is given 2 times"]
 
 
+def test_a_worker_cannot_be_at_port_0() -> None:
+    for key, bad in (("zmq", "tcp://a:0"), ("grpc", "a:0"), ("drain", "http://a:0")):
+        assert events(**{key: bad}) == [f".{key}: must have a port above 0, is {bad!r}"]
+    assert faults(endpoint="a:0") == ["workers[0].endpoint: must have a port above 0, is 'a:0'"]
+
+
+def test_two_workers_cannot_have_one_feed() -> None:
+    one = WorkerEvents("tcp://a:5557")
+    assert list(
+        worker_faults("w", [Worker("a:1", events=one), Worker("a:2", events=one)], ONE)
+    ) == ["w[1].events.zmq: a:5557 is that of w[0] too"]
+
+
 def test_a_worker_names_its_model_unless_it_is_the_only_one_or_is_learned() -> None:
     assert faults(TWO) == ["workers[0].model: missing; there are 2 models: m, n"]
     assert faults(TWO, learn=True) == []
@@ -53,8 +66,8 @@ def test_a_worker_names_its_model_unless_it_is_the_only_one_or_is_learned() -> N
 
 
 def test_a_feed_has_one_kind_of_source() -> None:
-    assert events() == [": needs one of zmq, grpc and drain"]
-    assert events(zmq="tcp://a:1", grpc="a:1") == [": needs one of zmq, grpc and drain"]
+    assert events() == [": needs exactly one of zmq, grpc and drain"]
+    assert events(zmq="tcp://a:1", grpc="a:1") == [": needs exactly one of zmq, grpc and drain"]
     assert events(grpc="a") == [".grpc: must be host:port, is 'a'"]
     assert events(drain="a:1") == [".drain: must be http://host:port, is 'a:1'"]
     assert events(grpc="a:1", replay="tcp://a:1") == [".replay: needs zmq"]
@@ -68,13 +81,14 @@ def test_the_ports_of_ranks_are_ports_and_do_not_overlap() -> None:
         ": with 2 ranks the ports of zmq and replay overlap (rank r uses both ports + r)"
     ]
     assert events(zmq="tcp://a:1", replay="tcp://a:3", ranks=2) == []
+    assert events(zmq="tcp://a:1", replay="tcp://a:1") == [": zmq and replay have the same port"]
 
 
 @pytest.mark.parametrize(
     ("ports", "fault"),
     [
-        (EventPorts(), "e: needs one of zmq_port, grpc_port and drain"),
-        (EventPorts(1, drain=True), "e: needs one of zmq_port, grpc_port and drain"),
+        (EventPorts(), "e: needs exactly one of zmq_port, grpc_port and drain"),
+        (EventPorts(1, drain=True), "e: needs exactly one of zmq_port, grpc_port and drain"),
         (EventPorts(grpc_port=1, replay_port=2), "e.replay_port: needs zmq_port"),
         (EventPorts(65535, ranks=2), "e.zmq_port: with its ranks it is above 65535"),
         (EventPorts(grpc_port=70000), "e.grpc_port: with its ranks it is above 65535"),
@@ -102,7 +116,7 @@ def test_a_name_to_look_up_has_a_sound_server_and_port_and_comes_once() -> None:
 
 
 def test_pods_are_selected_in_one_way() -> None:
-    needed = ["discovery.kubernetes: needs one of selector and inference_pool"]
+    needed = ["discovery.kubernetes: needs exactly one of selector and inference_pool"]
     assert found(Discovery(kubernetes=Kubernetes())) == needed
     assert found(Discovery(kubernetes=Kubernetes(selector="a", inference_pool="b"))) == needed
     assert found(Discovery(kubernetes=Kubernetes(selector="a"))) == []

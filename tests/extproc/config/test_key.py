@@ -1,6 +1,6 @@
 from dataclasses import dataclass, fields
 
-from extproc.config.key import key
+from extproc.config.key import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
 
 
 @dataclass(frozen=True)
@@ -15,3 +15,9 @@ def test_a_key_has_its_default_and_what_is_allowed() -> None:
     assert (section.size_bytes, section.parts) == (3, [])
     assert [item.metadata["minimum"] for item in fields(Section)] == [0, 1, 0]
     assert fields(Section)[0].metadata["doc"] == "must be given"
+
+
+def test_a_number_has_room_in_timers_and_bytes_in_memory() -> None:
+    assert most("ranks") == MAX_NUMBER
+    assert most("drain_ms") == MAX_MS
+    assert most("sent_bytes") == MAX_BYTES

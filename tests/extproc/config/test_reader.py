@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from extproc.config import Config, Model, RemoteTokenizer, Worker, WorkerEvents
-from extproc.config.reader import MAX_FILE_BYTES, load, parse
+from extproc.config.reader import MAX_FILE_BYTES, load, parse, parse_workers
 from extproc.errors import ConfigError
 from simulator.settings import TINY_MODEL
 
@@ -89,6 +89,25 @@ def test_null_stands_for_what_may_be_absent() -> None:
         ),
         ("models: [{name: m, lora: [5]}]", "models[0].lora[0]: must be text, is 5"),
         ("workers: [{endpoint: 5}]", "workers[0].endpoint: must be text, is 5"),
+        (
+            "extproc: {socket_mode: 0660}",
+            "extproc.socket_mode: must be text, is 432 to YAML; put it in quotes",
+        ),
+        ("log: {decisions_percent: 200}", "log.decisions_percent: must be at most 100, is 200"),
+        (
+            "extproc: {drain_ms: 99999999999999999999}",
+            "extproc.drain_ms: must be at most 31622400000, is 99999999999999999999",
+        ),
+        (
+            "policy: {sent_bytes: 0x%s}" % ("f" * 5000),
+            "policy.sent_bytes: must be at most 1099511627776, is a huge number",
+        ),
+        (
+            'workers: [{endpoint: "a:1", events: {zmq: "tcp://a:1", ranks: 100000}}]',
+            "workers[0].events.ranks: must be at most 1024, is 100000",
+        ),
+        (b"a: [", "not YAML: line 1, column 5: "),
+        ("a: 1\na: 2", "a: given in line 1 and again in line 2"),
     ],
 )
 def test_each_fault_names_its_key(text: str | bytes, fault: str) -> None:
@@ -113,6 +132,43 @@ def test_all_faults_are_told_in_one_run() -> None:
     ):
         assert key in told
     assert "at least one is needed" not in told
+
+
+def test_a_key_that_is_given_twice_is_told_with_what_else_is_wrong() -> None:
+    assert faults(f"{MINIMAL}log: {{level: loud, level: info}}\nworkers: []") == [
+        "c.yaml: log.level: given in line 4 and again in line 4",
+        "c.yaml: workers: given in line 3 and again in line 5",
+    ]
+
+
+def test_a_watched_file_of_workers_is_read_as_the_configuration_is() -> None:
+    config = parse(MINIMAL, "c.yaml")
+    with pytest.raises(ConfigError) as caught:
+        parse_workers('- {endpoint: "a:1", endpoint: "a:2"}', "w", config)
+    assert caught.value.faults == ["w: [0].endpoint: given in line 1 and again in line 1"]
+    events = "{zmq: 'tcp://a:5557'}"
+    text = f"[{{endpoint: 'a:1', events: {events}}}, {{endpoint: 'a:2', events: {events}}}]"
+    with pytest.raises(ConfigError) as caught:
+        parse_workers(text, "w", config)
+    assert caught.value.faults == ["w: [1].events.zmq: a:5557 is that of [0] too"]
+
+
+def test_what_is_empty_is_told_once() -> None:
+    assert faults("models: [{name: m}]\nworkers:") == ["c.yaml: workers: must be a list, is empty"]
+
+
+def test_a_rule_of_a_list_is_told_beside_faults_of_its_items() -> None:
+    workers = "[{endpoint: 'localhost:1'}, {endpoint: '127.0.0.1:1'}, {endpoint: 'a:1', x: 1}]"
+    assert faults(f"models: [{{name: m}}]\nworkers: {workers}") == [
+        "c.yaml: workers[2].x: unknown key",
+        "c.yaml: workers: the endpoints localhost:1 and 127.0.0.1:1 are the same",
+    ]
+
+
+def test_a_worker_may_have_no_adapters() -> None:
+    text = "models: [{name: m, lora: [a]}]\nworkers: [{endpoint: 'a:1'%s}]"
+    given = [parse(text % rest, "c").workers[0].lora for rest in ("", ", lora: []", ", lora: [a]")]
+    assert given == [None, (), ("a",)]
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:

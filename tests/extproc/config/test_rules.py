@@ -55,7 +55,15 @@ def events(rest: str) -> str:
         ),
         (
             [MODEL, WORKER, "admin: {listen: '127.0.0.1:9091'}"],
-            "127.0.0.1:9091: is given to two listeners",
+            "metrics.listen: 127.0.0.1:9091 is taken: admin.listen is 127.0.0.1:9091",
+        ),
+        (
+            [MODEL, WORKER, "policy: {shed: true}"],
+            "policy.max_in_flight: missing: policy.shed needs it",
+        ),
+        (
+            [MODEL, WORKER, "policy: {shed: true, max_in_flight: 0}"],
+            "policy.max_in_flight: must be at least 1, is 0",
         ),
         (
             [MODEL, WORKER, "policy: {rank_header: 'a b'}"],
@@ -88,10 +96,13 @@ def events(rest: str) -> str:
             [MODEL, events("zmq: 'a:1'")],
             "workers[0].events.zmq: must be tcp://host:port, is 'a:1'",
         ),
-        ([MODEL, events("topic: t")], "workers[0].events: needs one of zmq, grpc and drain"),
+        (
+            [MODEL, events("topic: t")],
+            "workers[0].events: needs exactly one of zmq, grpc and drain",
+        ),
         (
             [MODEL, events("zmq: 'tcp://a:1', grpc: 'a:2'")],
-            "workers[0].events: needs one of zmq, grpc and drain",
+            "workers[0].events: needs exactly one of zmq, grpc and drain",
         ),
         (
             [MODEL, events("drain: 'a:1'")],

@@ -139,13 +139,15 @@ async def test_a_fault_is_logged_once_and_shown_until_it_is_over(
         file.fail("gone")
         assert source_of(one, "file") == {
             "source": "file", "workers": 1, "age_seconds": 3600.0, "fault": "gone", "note": "",
-            "faults": 2,
+            "faults": 1,
         }  # fmt: skip
         assert caplog.text.count("gone") == 1
         assert (one.fault("file"), one.fault("workers")) == ("gone", "")
         assert file.report is not None
         file.report.confirm()
         assert (one.fault("file"), len(applied.fleets)) == ("", 1)
+        file.fail("gone")
+        assert source_of(one, "file")["faults"] == 2
 
 
 async def test_a_double_and_a_note_are_shown() -> None:

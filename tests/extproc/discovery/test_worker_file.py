@@ -63,7 +63,7 @@ async def test_a_file_that_stays_confirms_its_view_and_is_not_read_again(seen: S
         ),
         (
             "- {endpoint: a, model: c}",
-            "[0].endpoint: must be host:port, is 'a' (and 1 more faults)",
+            "[0].endpoint: must be host:port, is 'a' (and 1 more fault)",
         ),
     ],
 )

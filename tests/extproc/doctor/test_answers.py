@@ -63,7 +63,20 @@ def test_adapters_that_are_not_listed_are_missing_where_any_are() -> None:
     assert judged(ONE, of("a"))[-1].verdict is Verdict.NOTE
     assert judged(ONE, of("a", adapters=("y",)))[-1].code == "adapter-not-served"
     assert judged(ONE, of("a"), lora=("y",))[-1].code == "adapter-not-served"
-    assert len(judged(ONE, of("a", adapters=("y",)), learn=True)) == 1
+    assert len(judged(ONE, of("a", "org/a", adapters=("y",)), learn=True)) == 1
+
+
+def test_a_worker_without_adapters_misses_none() -> None:
+    assert [one.verdict for one in judged(ONE, of("a", "org/a"), lora=())] == [Verdict.RIGHT]
+
+
+@pytest.mark.parametrize(("listed", "missing"), [("a", "org/a"), ("org/a", "a")])
+def test_a_name_of_a_model_that_its_worker_does_not_list_is_noted(
+    listed: str, missing: str
+) -> None:
+    right, note = judged(ONE, of(listed), lora=())
+    assert (right.verdict, note.verdict) == (Verdict.RIGHT, Verdict.NOTE)
+    assert note.says.startswith(f"it does not list {missing}: ")
 
 
 def test_a_clock_may_differ_by_some_seconds() -> None:

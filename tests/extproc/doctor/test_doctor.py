@@ -306,6 +306,13 @@ async def test_a_source_that_has_nothing_is_found(tmp_path: Path) -> None:
         assert await codes_of(worker, **options) == {"no-workers"}
 
 
+async def test_a_fleet_that_is_empty_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "workers.yaml"
+    file.write_text("[]")
+    found = await findings_of(discovery=Discovery(file=str(file)))
+    assert [one.says for one in found if one.verdict is Verdict.WRONG] == ["it names no worker"]
+
+
 @pytest.mark.slow
 async def test_workers_that_a_source_names_are_looked_at(tmp_path: Path) -> None:
     file = tmp_path / "workers.yaml"

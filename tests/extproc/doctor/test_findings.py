@@ -25,7 +25,7 @@ worker 10.0.0.1:8000
   right  http: /health answers 200
 worker 10.0.0.2:8000
   note   feed: nothing was published
-1 wrong, 1 right, 1 notes"""
+1 wrong, 1 right, 1 note"""
 
 
 def test_the_text_has_a_part_for_each_subject_with_its_faults_first() -> None:
