@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 
@@ -14,12 +15,12 @@ TIMEOUT_SECONDS = 10.0
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
     """The answer to a GET, or to a POST of a body as JSON where there is one.
 
-    command: that asks, as faults begin with it.
+    command: that asks, as faults begin with it. admin: its URL, or host:port.
 
     Raises:
         StartError: the router cannot be asked, or says that the question makes no sense.
     """
-    url = f"{admin.rstrip('/')}{path}"
+    url = f"{'' if '://' in admin else 'http://'}{admin.rstrip('/')}{path}"
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(  # noqa: S310 - the operator names the URL
@@ -29,6 +30,10 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noq
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise StartError(f"{command}: {url}: {_reason_in(error)}") from None
+    except urllib.error.URLError as error:
+        why = error.reason
+        said = why.strerror if isinstance(why, OSError) else None
+        raise StartError(f"{command}: {url}: {said or why}") from None
     except (OSError, ValueError, HTTPException) as error:
         raise StartError(f"{command}: {url}: {error}") from None
 
@@ -40,4 +45,11 @@ def _reason_in(refused: urllib.error.HTTPError) -> str:
     except (OSError, ValueError, HTTPException):
         told = None
     reason = told.get("error") if isinstance(told, dict) else None
-    return str(reason or refused)
+    if reason:
+        return str(reason)
+    hint = (
+        "; is it a router's admin server (admin.listen)?"
+        if refused.code == HTTPStatus.NOT_FOUND
+        else ""
+    )
+    return f"{refused}{hint}"

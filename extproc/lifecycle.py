@@ -7,6 +7,9 @@ import signal
 
 from extproc import logs
 from extproc.app import Parts, running
+from extproc.changed_keys import changed_keys
+from extproc.config import Config
+from extproc.config.doubts import doubts
 from extproc.config.reader import load
 from extproc.errors import ConfigError
 from kvstate.core_choice import default_core_name
@@ -14,6 +17,9 @@ from kvstate.core_choice import default_core_name
 log = logging.getLogger("kvsteer")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# What SIGHUP changes.
+_RELOADED = "events.enabled"
 
 # Besides `extproc.drain_ms`: what hangs after that is not waited for.
 STOP_SECONDS = 10.0
@@ -30,6 +36,8 @@ async def serve(path: str) -> None:
     """
     config = load(path)
     logs.configure(config.log.level, config.log.format)
+    for doubt in doubts(config):
+        log.warning("%s", doubt)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -45,7 +53,7 @@ async def serve(path: str) -> None:
         reloads: set[asyncio.Task[None]] = set()
 
         def reload() -> None:
-            task = loop.create_task(_reload(path, parts))
+            task = loop.create_task(_reload(path, config, parts))
             reloads.add(task)
             task.add_done_callback(reloads.discard)
 
@@ -72,13 +80,19 @@ def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-async def _reload(path: str, parts: Parts) -> None:
+async def _reload(path: str, before: Config, parts: Parts) -> None:
     if parts.certificates is not None:
         await parts.certificates.look(anyway=True)
     try:
-        config = await asyncio.to_thread(load, path)  # thousands of workers take a second
+        read = await asyncio.to_thread(load, path)  # thousands of workers take a second
     except ConfigError as error:
         for fault in error.faults:
             log.error("not reloaded: %s", fault)
         return
-    await parts.workers.enable_events(enabled=config.events.enabled)
+    is_switched = read.events.enabled != parts.workers.events_enabled
+    await parts.workers.enable_events(enabled=read.events.enabled)
+    changed = [key for key in changed_keys(before, read) if key != _RELOADED]
+    if changed:
+        log.warning("read again: these changed, and take a restart: %s", ", ".join(changed))
+    elif not is_switched:
+        log.info("read again: nothing changed")

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import textwrap
 import time
 from typing import TextIO
 
@@ -51,7 +52,7 @@ def _draw(admin: str, out: TextIO) -> None:
     try:
         lines = _asked(admin, (size.columns, size.lines))
     except StartError as error:
-        lines = [str(error)[: size.columns], "trying again; Ctrl-C ends"]
+        lines = [*textwrap.wrap(str(error), size.columns), "trying again; Ctrl-C ends"]
     shown = f"{_END_OF_LINE}\n".join(lines[: size.lines - 1])
     out.write(f"{_HOME}{shown}{_END_OF_LINE}\n{_END_OF_SCREEN}")
     out.flush()

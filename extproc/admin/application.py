@@ -4,6 +4,7 @@ from aiohttp import web
 
 from extproc.admin.decision_routes import decision_routes
 from extproc.admin.fleet_routes import fleet_routes
+from extproc.admin.json_errors import errors_as_json
 from extproc.admin.map_routes import map_routes
 from extproc.admin.observed import Observed
 from extproc.admin.page_routes import page_routes
@@ -27,7 +28,8 @@ def admin_application(
     """
     # /explain wraps the body in an envelope, whose text escapes it once more at the worst
     application = web.Application(
-        client_max_size=2 * max_body_bytes, middlewares=[same_host_only(host)]
+        client_max_size=2 * max_body_bytes,
+        middlewares=[errors_as_json(), same_host_only(host)],
     )
     application.add_routes(page_routes(workers))
     application.add_routes(fleet_routes(router, workers, policy_header and policy_header.lower()))

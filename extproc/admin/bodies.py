@@ -58,3 +58,10 @@ def number_of(text: str, what: str) -> int:
 def bad_request(message: str) -> web.HTTPBadRequest:
     """400, with the reason as JSON."""
     return web.HTTPBadRequest(text=json.dumps({"error": message}), content_type="application/json")
+
+
+def no_such_worker() -> web.HTTPNotFound:
+    """404, with the reason as JSON."""
+    return web.HTTPNotFound(
+        text='{"error": "there is no such worker"}', content_type="application/json"
+    )

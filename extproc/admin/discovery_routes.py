@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from extproc.admin.bodies import bad_request, json_of
+from extproc.admin.bodies import bad_request, json_of, no_such_worker
 from extproc.discovery.discovery import Discovery
 from extproc.workers.workers import Workers
 
@@ -25,9 +25,7 @@ def discovery_routes(workers: Workers, discovery: Discovery) -> list[web.RouteDe
         if not isinstance(endpoint, str) or not isinstance(draining, bool):
             raise bad_request(_WANTED)
         if not workers.drain(endpoint, draining=draining):
-            raise web.HTTPNotFound(
-                text='{"error": "there is no such worker"}', content_type="application/json"
-            )
+            raise no_such_worker()
         return web.json_response({"draining": sorted(workers.draining())})
 
     return [

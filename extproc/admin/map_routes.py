@@ -6,7 +6,7 @@ import secrets
 import msgspec
 from aiohttp import web
 
-from extproc.admin.bodies import answered
+from extproc.admin.bodies import answered, no_such_worker
 from extproc.admin.history import FLEET, STEP_SECONDS
 from extproc.admin.observed import Observed
 from extproc.admin.prefixes import prefixes
@@ -33,7 +33,11 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
 
     async def get_history(request: web.Request) -> web.Response:
         history = observed.history
-        names = request.query.getall("worker", []) or history.names()
+        asked, kept = request.query.getall("worker", []), history.names()
+        # of several one may have gone since they were listed
+        if asked and not workers.names().union(kept).intersection(asked):
+            raise no_such_worker()
+        names = asked or kept
         told = {}
         for name in names[:MAX_HISTORIES]:
             told[name] = msgspec.Raw(msgspec.json.encode(history.series(name)))

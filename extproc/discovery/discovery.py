@@ -126,8 +126,8 @@ class Discovery:
             seen.fault = ""
 
     def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:
-        seen.faults += 1
         if fault != seen.fault:  # once, however often it is tried
+            seen.faults += 1
             log.warning("discovery: %s: %s; its last view stays", name, fault, exc_info=ours)
             seen.fault = fault
 

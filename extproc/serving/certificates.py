@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -40,12 +41,15 @@ class Material:
 class Certificates:
     """current: the last good content of the files; what is wrong with them now is `fault`.
 
+    failed_handshakes: with those who connected, as far as the server can tell.
+
     Raises:
         StartError: the files cannot be used.
     """
 
     def __init__(self, options: Tls) -> None:
         self.fault: str | None = None
+        self.failed_handshakes = 0
         self._options = options
         self._looking = asyncio.Lock()
         self._stamps = _stamps(options)
@@ -56,6 +60,15 @@ class Certificates:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
+
+    def note_failed(self, error: ssl.SSLError) -> None:
+        """Counts a handshake; tells of the 1st, 2nd, 4th ...: a proxy tries again and again."""
+        self.failed_handshakes += 1
+        if self.failed_handshakes & (self.failed_handshakes - 1) == 0:
+            why = error.reason or type(error).__name__
+            if isinstance(error, ssl.SSLCertVerificationError):
+                why = f"the client's certificate: {error.verify_message}"
+            log.warning("TLS handshake failed: %s (%d so far)", why, self.failed_handshakes)
 
     async def look(self, *, anyway: bool = False) -> None:
         """Takes over what is new in the files, if it is whole; else what was there stays.
@@ -75,6 +88,22 @@ class Certificates:
                 return
             self.fault = None
             log.info("TLS files read anew")
+
+
+class _Handshaking(ssl.SSLObject):
+    """One connection; failed is told why its handshake did."""
+
+    failed: Callable[[ssl.SSLError], None]
+
+    def do_handshake(self) -> None:
+        """asyncio: goes on with it."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.failed(error)
+            raise
 
 
 class ChangingContext(ssl.SSLContext):
@@ -104,7 +133,10 @@ class ChangingContext(ssl.SSLContext):
     ) -> ssl.SSLObject:
         """asyncio: somebody connected."""
         context = self._certificates.current.context
-        return context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        made = context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if isinstance(made, _Handshaking):
+            made.failed = self._certificates.note_failed
+        return made
 
 
 def _stamps(options: Tls) -> list[tuple[int, int, int] | None]:
@@ -156,6 +188,7 @@ def _content(key: str, path: str) -> bytes:
 
 def _context(options: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sslobject_class = _Handshaking
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_ciphers(_CIPHERS)

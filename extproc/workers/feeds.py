@@ -22,6 +22,8 @@ log = logging.getLogger("kvsteer.workers")
 ASK_SOON_SECONDS = 5.0
 ASK_SELDOM_SECONDS = 60.0
 
+_DISABLED = "disabled: requests are routed by load and by what was sent where"
+
 # Feeds that are begun or ended in one go, on the loop that picks.
 AT_ONCE = 8
 
@@ -67,7 +69,7 @@ class Feeds:
             if enabled == self.enabled:
                 return
             self.enabled = enabled
-            log.info("events %s", "enabled" if enabled else "disabled: requests are routed by load")
+            log.info("events %s", "enabled" if enabled else _DISABLED)
             await self._follow_wanted()
 
     async def follow(self, wanted: Mapping[str, Wanted]) -> None:
@@ -88,7 +90,13 @@ class Feeds:
 
     def reason(self, worker: str) -> str:
         """Why a worker has no feed, "" if it has."""
-        return self._reasons.get(worker, "")
+        if worker in self._reasons:
+            return self._reasons[worker]
+        if not self.enabled:
+            return "events are switched off"
+        if worker not in self._wanted:
+            return "no events are configured for it"
+        return "" if self._fleet.ranks(worker) else "it was not asked yet where its feed is"
 
     async def _follow_wanted(self) -> None:
         target = self._wanted if self.enabled else {}

@@ -200,7 +200,7 @@ class Workers:
             "name": name,
             "model": self.model_of(name) or "",
             "state": self.state(name),
-            "reason": self._feeds.reason(name),
+            "reason": self._reason(name),
             "block_size": self._block_size(name),
             "feeds": [feed_shown(status) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
@@ -216,6 +216,12 @@ class Workers:
             "source": member.source,
             "source_fault": self._fault_of(member.source),
         }
+
+    def _reason(self, name: str) -> str:
+        """Why a worker has no feed, "" if it has."""
+        if self.events_enabled and self.model_of(name) is None:
+            return "its model is not known yet"
+        return self._feeds.reason(name)
 
     def _block_size(self, name: str) -> int:
         return self._fleet.block_size(name) or self._roster.block_size(name)

@@ -78,8 +78,10 @@ class Feed(ABC, Generic[Body]):
         """The subscription is in place, for the first time or again."""
 
     def disconnected(self, reason: str = "connection lost") -> list[Effect[Body]]:
-        """The connection is lost; what happens meanwhile is not seen."""
-        self.state, self.reason = State.STALE, reason
+        """The connection is lost, or cannot be made; what happens meanwhile is not seen."""
+        self.reason = reason
+        if self.state is not State.CONNECTING:  # else there never was one
+            self.state = State.STALE
         self._drop_pending()
         return []
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvstate.errors import WireError
 from kvstate.feeds.feed import Feed
+from kvstate.feeds.feed_terms import State
 from kvstate.feeds.sink import Body
 
 log = logging.getLogger("kvsteer.feed")
@@ -34,6 +35,7 @@ class FeedNews:
         self._feed = feed
         self._told = feed.state, feed.reason
         self._restarts_told = 0
+        self._is_unreached_told = False
 
     @property
     def reason(self) -> str:
@@ -41,12 +43,23 @@ class FeedNews:
         return self._feed.reason or self.replay_fault
 
     def tell_change(self) -> None:
-        """Tells of another state, or of another reason for it, if it is one."""
-        state, reason = self._feed.state, self.reason
-        if (state, reason) != self._told:
-            self._told = state, reason
-            shown = f" ({reason})" if reason else ""
-            log.info("feed of %s rank %d: %s%s", *self.place, state, shown)
+        """Tells of another state, or of another reason for it, if it is one.
+
+        A connection that is lost, or cannot be made, is a warning, once: why it cannot be made may
+        change with every try.
+        """
+        state, reason, before = self._feed.state, self.reason, self._told[0]
+        if (state, reason) == self._told:
+            return
+        self._told = state, reason
+        shown = f" ({reason})" if reason else ""
+        if state is State.CONNECTING:
+            level = logging.DEBUG if self._is_unreached_told else logging.WARNING
+            self._is_unreached_told = True
+        else:
+            is_lost = state is State.STALE and before is not State.STALE
+            level = logging.WARNING if is_lost else logging.INFO
+        log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
 
     def tell_restart(self) -> None:
         """Tells of a restart of the publisher, if there was one."""

@@ -8,6 +8,7 @@ the other. OUT_OF_RANGE and DATA_LOSS both mean: subscribe anew from 0.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from kvstate.feeds.grpc_channel import (
 )
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
 from kvstate.feeds.transport import (
+    UNREACHED_SECONDS,
     Batch,
     Connected,
     Disconnected,
@@ -53,6 +55,12 @@ _STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
 _TOO_MANY_PINGS = "oo many pings"
 _MAX_DETAILS = 200
 
+# What gRPC says where it cannot connect, up to what the system or the peer said.
+_NOT_CONNECTED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: (?:ipv4|ipv6|unix):\S+: "
+    r"(?:Failed to connect to remote host: )?"
+)
+
 
 class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an error
     """The stream is worth nothing any more, for this reason.
@@ -78,6 +86,8 @@ class _GrpcFeeds:
         self._had: dict[int, Mark] = {}  # by rank: the last batch before a stream that resumes
         self._has_heartbeats = False
         self._full_block_size = 0
+        self._was_connected = False
+        self._began_at: float | None = None
 
     @property
     def transports(self) -> list[RankTransport]:
@@ -87,6 +97,7 @@ class _GrpcFeeds:
     async def _follow(self) -> None:
         """Subscribes again and again, over one channel as long as it will do."""
         keepalive_ms = self._keepalive_ms
+        self._began_at = self._began_at or asyncio.get_running_loop().time()
         async with subscribing(self._source, keepalive_ms) as subscribe:
             while keepalive_ms == self._keepalive_ms:
                 seconds = await self._stream(subscribe)
@@ -106,7 +117,7 @@ class _GrpcFeeds:
             return self._refused_or_lost(error.code(), error.details() or "", start)
         except _Lost as lost:
             self._from_zero = lost.starts_over
-            self._shared.tell(Disconnected(str(lost)))
+            self._tell_lost(str(lost))
             return 0.0 if lost.starts_over else self._retries.next_seconds()
         finally:
             call.cancel()
@@ -131,6 +142,7 @@ class _GrpcFeeds:
             raise _Lost(f"no answer to the subscription in {SUBSCRIBE_SECONDS:g} s") from None
         self._from_zero = False
         self._has_heartbeats = False
+        self._was_connected = True
         self._shared.tell(Connected())
 
     async def _read(self, call: Any) -> NoReturn:  # noqa: ANN401 - grpc.aio is not typed
@@ -209,10 +221,20 @@ class _GrpcFeeds:
             self._from_zero = True
         if _TOO_MANY_PINGS in words:
             self._keepalive_ms = LONG_KEEPALIVE_INTERVAL_MS
-        self._shared.tell(Disconnected(f"{code.name}: {words}"))
+        not_connected = _NOT_CONNECTED.match(words)
+        if not_connected is None:
+            self._tell_lost(f"{code.name}: {words}")
+        else:
+            self._tell_lost(f"cannot connect: {words[not_connected.end() :]}")
         return (
             0.0 if start and code is grpc.StatusCode.OUT_OF_RANGE else self._retries.next_seconds()
         )
+
+    def _tell_lost(self, reason: str) -> None:
+        """That there is no connection; where there never was one, not at once."""
+        since = asyncio.get_running_loop().time() - (self._began_at or 0.0)
+        if self._was_connected or since >= UNREACHED_SECONDS:
+            self._shared.tell(Disconnected(reason))
 
 
 def grpc_transports(source: GrpcSource, chance: Callable[[], float]) -> list[RankTransport]:

@@ -10,6 +10,9 @@ from kvstate.events import EventBatch
 from kvstate.feeds.engine_load import EngineLoad
 from kvstate.feeds.feed_terms import Recovery
 
+# A publisher that was never reached is told after so long: it may start together with the router.
+UNREACHED_SECONDS = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Connected:
@@ -18,7 +21,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is lost; the transport goes on trying."""
+    """The connection is lost, or cannot be made at first; the transport goes on trying."""
 
     reason: str = "connection lost"
 

@@ -5,13 +5,21 @@ vLLM and SGLang publish on a PUB socket; messages are parsed by `kvstate.wire.zm
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncGenerator, Callable
 
 from kvstate.errors import WireError
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.feed_terms import Recovery
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Signal
+from kvstate.feeds.transport import (
+    UNREACHED_SECONDS,
+    Batch,
+    Connected,
+    Disconnected,
+    Malformed,
+    Signal,
+)
 from kvstate.feeds.zmq_replay import replay_from
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
 from kvstate.wire.zmq_wire import parse_frames
@@ -24,6 +32,8 @@ MAX_ACCEPTED = 16
 
 # Signals handed on at once.
 MAX_SIGNALS = 64
+
+_HANGS_UP = "it ends the connection during the handshake"
 
 
 class ZmqTransport:
@@ -124,16 +134,24 @@ class ZmqTransport:
 
     async def _keep_connected(self, place: Place) -> None:
         retries = Backoff(*RECONNECT_SECONDS, self._chance)
+        time = asyncio.get_running_loop().time
+        began_at, told, was_ready = time(), "", False
         while True:
             connection = self._connection()
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await connection.open(place)
-            except OSError:  # a time-out is one, too
+                fault = f"what answers there is no ZMQ publisher: {connection.fault or _HANGS_UP}"
+            except OSError as error:  # a time-out is one, too
+                fault = f"cannot connect: {_reason(error)}"
                 connection.give_up("no connection")
             if connection.is_ready:
                 retries.reset()
                 await connection.lost.wait()
+            was_ready = was_ready or connection.was_ready
+            if not was_ready and fault != told and time() - began_at >= UNREACHED_SECONDS:
+                told = fault
+                self._tell(fault)
             self._accepted.discard(connection)
             await asyncio.sleep(retries.next_seconds())
 
@@ -172,6 +190,15 @@ class ZmqTransport:
     def _tell(self, fault: str) -> None:
         self._changes.append(Disconnected(fault))
         self._wake.set()
+
+
+def _reason(error: OSError) -> str:
+    """Why a connection could not be opened, without the address."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or "its name is not known"
+    if error.errno:
+        return os.strerror(error.errno)
+    return str(error) or f"no answer in {CONNECT_SECONDS:g} s"
 
 
 def _signal(message: list[bytes]) -> Signal:

@@ -75,6 +75,11 @@ class Connection(asyncio.Protocol):
         """Whether messages may be sent and taken."""
         return self._session.is_ready and not self.is_lost
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the handshake was done, be it lost now."""
+        return self._session.is_ready
+
     async def open(self, place: Place) -> None:
         """Connects and waits for the handshake, whose end may be that it is lost.
 

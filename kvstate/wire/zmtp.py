@@ -110,7 +110,7 @@ class Session:
 
     def _greeted(self, greeting: bytes) -> None:
         if greeting[0] != _SIGNATURE[0] or not greeting[9] & 1:
-            raise WireError("no ZMQ")
+            raise WireError("it does not speak ZMTP")
         if greeting[10] < _LEAST_VERSION:
             raise WireError(f"ZMTP {greeting[10]}, which is too old")
         if greeting[12:32] != _MECHANISM:

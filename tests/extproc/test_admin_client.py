@@ -8,6 +8,7 @@ import pytest
 
 from extproc.admin_client import ask
 from extproc.errors import StartError
+from tests.ports import free_port
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -63,12 +64,24 @@ def test_what_is_answered_is_told(answers: str) -> None:
         (400, json.dumps({"error": "nonsense"}, separators=(",", ":")), "nonsense"),
         (400, "[]", "HTTP Error 400: Bad Request"),
         (403, "none", "HTTP Error 403: Forbidden"),
+        (404, "none", r"HTTP Error 404: Not Found; is it a router's admin server .admin.listen.."),
+        (404, '{"error":"gone"}', "gone"),
     ],
 )
 def test_a_refusal_is_told_with_its_reason(answers: str, status: int, body: str, told: str) -> None:
     path = f"/{status}/{body}"
     with pytest.raises(StartError, match=rf"^explain: http://.*: {told}$"):
         ask("explain", answers, path)
+
+
+def test_an_address_is_as_good_as_a_url(answers: str) -> None:
+    assert ask("top", answers.removeprefix("http://"), "/200/[1]") == [1]
+
+
+def test_a_router_that_is_not_there_is_told_in_few_words() -> None:
+    admin = f"127.0.0.1:{free_port()}"
+    with pytest.raises(StartError, match=rf"^top: http://{admin}/workers: Connection refused$"):
+        ask("top", admin, "/workers")
 
 
 def test_what_is_no_http_is_a_fault(nonsense: str) -> None:

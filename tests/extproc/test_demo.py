@@ -11,6 +11,7 @@ import pytest
 
 from extproc.demo import run
 from extproc.demo_check import Row, report
+from extproc.demo_processes import Part, keep_running, ready, started
 from extproc.errors import StartError
 from tests.ports import free_port
 
@@ -86,11 +87,48 @@ def _left_in(folder: Path) -> bool:
     return bool(list(folder.glob("kvsteer-demo-*")))
 
 
-def test_a_part_that_dies_is_told_with_its_last_words() -> None:
+def test_a_port_on_which_another_envoy_listens_is_refused() -> None:
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(StartError, match="demo: envoy ended with 1") as caught:
+        with pytest.raises(StartError, match=rf"127\.0\.0\.1:{port}: Address already in use"):
             run(workers=1, port=port, check=False)
-    assert "Address already in use" in str(caught.value)
+
+
+async def test_a_part_that_dies_as_it_starts_is_told_with_its_last_words() -> None:
+    part = Part("envoy", [sys.executable, "-c", "exit('no room')"], decisions=False)
+    async with started(part):
+        with pytest.raises(StartError, match="demo: envoy ended with 1"):
+            await ready([f"http://127.0.0.1:{free_port()}/"], [part])
+        assert await part.ended() == "envoy ended with 1\n  no room"
+
+
+async def test_a_worker_that_ends_is_told_and_started_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    once = f"import os; os.mkdir('{tmp_path}/' + str(os.getpid())); exit('killed')"
+    worker = Part("worker a", [sys.executable, "-c", once], decisions=False, comes_back=True)
+    async with started(worker):
+        keeping = asyncio.create_task(keep_running([worker], again_seconds=0.01))
+        while _count_in(tmp_path) < 3:
+            await asyncio.sleep(0.02)
+            assert not keeping.done()
+        keeping.cancel()
+        await asyncio.wait([keeping])
+    told = capsys.readouterr().out
+    assert "worker a ended with 1\n  killed\n  it is started again in 0.01 s\n" in told
+    assert "worker a is started again" in told
+
+
+async def test_the_demo_ends_with_the_router_or_envoy() -> None:
+    forever = Part("worker a", ["sleep", "1000"], decisions=False, comes_back=True)
+    router = Part("router", [sys.executable, "-c", "exit('lost')"], decisions=False)
+    async with started(forever), started(router):
+        with pytest.raises(StartError, match="demo: router ended with 1\n  lost"):
+            await keep_running([forever, router])
+
+
+def _count_in(folder: Path) -> int:
+    return len(list(folder.iterdir()))

@@ -42,7 +42,9 @@ def test_a_router_that_is_not_ready_is_unhealthy() -> None:
 
 def test_a_router_that_does_not_listen_is_unhealthy() -> None:
     target = f"127.0.0.1:{free_port()}"
-    assert fault_of(target) == f"{target}: UNAVAILABLE"
+    fault = fault_of(target) or ""
+    assert fault.startswith(f"{target}: UNAVAILABLE: ")
+    assert fault.endswith("Connection refused")
 
 
 def test_a_proxy_in_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +59,9 @@ def test_the_command_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> N
         assert main(["health", "--at", target]) == 0
     target = f"127.0.0.1:{free_port()}"
     assert main(["health", "--at", target]) == 1
-    assert capsys.readouterr().err == f"kvsteer health: {target}: UNAVAILABLE\n"
+    told = capsys.readouterr().err
+    assert told.startswith(f"kvsteer: health: {target}: UNAVAILABLE: ")
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["grpcio", "lean"])
@@ -66,7 +70,9 @@ async def test_a_router_on_a_socket_is_asked(kind: str, tmp_path: Path) -> None:
     await one.server.start()
     assert await asyncio.to_thread(fault_of, one.listen) is None
     await one.stop()
-    assert await asyncio.to_thread(fault_of, one.listen) == f"{one.listen}: UNAVAILABLE"
+    fault = await asyncio.to_thread(fault_of, one.listen)
+    assert fault is not None
+    assert fault.startswith(f"{one.listen}: UNAVAILABLE: ")
 
 
 @pytest.mark.parametrize("kind", ["grpcio", "lean"])
@@ -79,7 +85,8 @@ async def test_a_router_that_serves_tls_is_asked_with_it(kind: str, tmp_path: Pa
     assert await asyncio.to_thread(fault_of, one.listen, ClientTls(ca, None, *pair)) is None
     for wrong in (None, ClientTls(ca), ClientTls(ca, "other.test", *pair)):
         fault = await asyncio.to_thread(fault_of, one.listen, wrong)
-        assert fault == f"{one.listen}: UNAVAILABLE"
+        assert fault is not None
+        assert fault.startswith(f"{one.listen}: UNAVAILABLE: ")
     await one.stop()
 
 

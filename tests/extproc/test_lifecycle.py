@@ -102,6 +102,28 @@ async def test_a_hangup_reads_the_tls_files_anew(tmp_path: Path) -> None:
         assert await one.answers(200)
 
 
+@pytest.mark.slow
+async def test_a_hangup_says_which_keys_take_a_restart(tmp_path: Path) -> None:
+    async with router(tmp_path, listen_at("tcp", tmp_path)) as one:
+        file = tmp_path / "kvsteer.yaml"
+        text = file.read_text()
+
+        async def says(words: str, after: str = "") -> None:
+            file.write_text(text + after)
+            one.process.send_signal(signal.SIGHUP)
+
+            async def is_said() -> bool:
+                return words in one.log.read_text()
+
+            await until(is_said, words)
+
+        await says("read again: nothing changed")
+        changed = "\nevents: {enabled: false}\nlog: {level: error}\npolicy: {name: random}\n"
+        await says("and take a restart: log.level, policy.name\n", changed)
+        assert "events disabled: requests are routed by load and by what" in one.log.read_text()
+        await says("not reloaded: ", "\nlog: {level: loud}\n")
+
+
 @pytest.mark.parametrize("deadline_ms", [0, 600_000])
 @pytest.mark.slow
 async def test_a_worker_that_is_away_is_waited_for_so_long(

@@ -2,6 +2,7 @@ import io
 
 import pytest
 
+from extproc.admin_client import ask
 from extproc.errors import StartError
 from extproc.top import run
 from tests.extproc.admin.serving import serving
@@ -59,3 +60,22 @@ def test_without_a_terminal_it_is_shown_once() -> None:
 def test_a_router_that_cannot_be_asked_is_told_in_one_line(url: str) -> None:
     with pytest.raises(StartError, match=r"^top: .*/decisions: "):
         run(url.format(port=free_port()), once=True, out=io.StringIO())
+
+
+def test_a_router_that_goes_away_is_told_in_as_many_lines_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("extproc.top.REFRESH_SECONDS", 0.0)
+    terminal = Terminal(draws=2)
+    with in_background(serving()) as served:
+        admin = served.it.url
+        asked = ask
+
+        def gone(command: str, admin: str, path: str) -> object:
+            return asked(command, f"{admin}{'/gone' if terminal.getvalue() else ''}", path)
+
+        monkeypatch.setattr("extproc.top.ask", gone)
+        assert run(admin, once=False, out=terminal) == 0
+    shown = terminal.getvalue().replace("\x1b[K\n", " ")
+    assert "/gone/decisions: there is no such path trying again" in shown

@@ -30,3 +30,15 @@ async def test_history_is_told_of_all_workers_or_of_those_named(
         "b": [3],
         "gone": [None],
     }
+
+
+async def test_the_history_of_no_worker_of_ours_is_not_found(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
+    async with client.get(f"{served.url}/history?worker=zzz") as response:
+        assert (response.status, await response.json()) == (
+            404,
+            {"error": "there is no such worker"},
+        )
+    async with client.get(f"{served.url}/history?worker=127.0.0.1:1") as response:
+        assert response.status == 200  # one that is there, and nothing noted of it yet

@@ -19,6 +19,7 @@ async def test_requests_of_other_sites_are_refused(
 ) -> None:
     async with client.get(f"{served.url}/workers", headers=headers) as response:
         assert response.status == 403
+        assert "served here" in str(told := await response.json()) or "origins" in str(told)
 
 
 @pytest.mark.parametrize("host", ["localhost:1234", "[::1]:9", "127.0.0.1"])

@@ -116,6 +116,27 @@ async def test_who_shows_no_certificate_or_another_ones_is_refused(
         assert await one.health("liveness") == SERVING
 
 
+async def test_failed_handshakes_are_counted_and_told_seldom(
+    identities: Identities, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other").mkdir()
+    certificate, key = Identities(tmp_path / "other").issue("envoy.test")
+    stranger = grpc.ssl_channel_credentials(identities.ca_pem, key, certificate)
+    async with running("lean", identities, tmp_path, is_mutual=True) as one:
+        assert one.certificates is not None
+        assert isinstance(one.server, LeanServer)
+        await refused(one, identities.anybody())
+        assert "handshake failed: PEER_DID_NOT_RETURN_A_CERTIFICATE (1 so far)" in caplog.text
+        await refused(one, stranger)
+        await refused(one, None)
+        count = one.certificates.failed_handshakes
+        assert count >= 3
+        assert await one.health("liveness") == SERVING
+        assert one.server.figures().faults["TLS_HANDSHAKE"] == count
+    told = [each for each in caplog.messages if "TLS handshake failed" in each]
+    assert len(told) == count.bit_length()
+
+
 @both
 async def test_plain_text_gets_no_answer(kind: str, identities: Identities, tmp_path: Path) -> None:
     async with running(kind, identities, tmp_path) as one:

@@ -166,5 +166,6 @@ async def test_switched_off_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: fleet.state(endpoint) is State.LIVE)
         await made.enable(enabled=False)
         assert fleet.state(endpoint) is State.UNSUPPORTED
+        assert made.reason(endpoint) == "events are switched off"
         await made.enable(enabled=True)
         await until(lambda: len(opened) == 2)

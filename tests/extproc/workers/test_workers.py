@@ -88,7 +88,8 @@ async def test_a_worker_without_events_is_unsupported_and_eligible() -> None:
     await one.start()
     (candidate,) = one.candidates("a")
     assert (one.state(candidate.name), candidate.excluded) == ("unsupported", "")
-    assert one.status(lambda _: 3)[0]["in_flight"] == 3
+    status = one.status(lambda _: 3)[0]
+    assert (status["in_flight"], status["reason"]) == (3, "no events are configured for it")
     await one.close()
 
 
@@ -185,7 +186,8 @@ async def test_the_kill_switch_stops_and_starts_the_feeds() -> None:
 
 
 async def test_feeds_switched_off_and_on_at_once_are_all_followed() -> None:
-    listed = [f'{{endpoint: "127.0.0.1:{n}", model: a, events: {EVENTS}}}' for n in (1, 2)]
+    zmq = '{{endpoint: "127.0.0.1:{0}", model: a, events: {{zmq: "tcp://127.0.0.1:555{0}"}}}}'
+    listed = [zmq.format(n) for n in (1, 2)]
     one = workers(", ".join(listed))
     await one.start()
     off, on = one.enable_events(enabled=False), one.enable_events(enabled=True)
@@ -300,6 +302,23 @@ async def test_adapters_are_served_where_they_are_said_to_be() -> None:
         '{endpoint: "127.0.0.1:1", model: a, lora: [x]}, {endpoint: "127.0.0.1:2", model: a}'
     )
     assert [each.loras for each in one.candidates("a")] == [frozenset({"x"}), None]
+
+
+async def test_a_worker_may_have_no_adapters_whatever_it_tells(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "kvsteer.workers")
+    listed = {"data": [{"id": "a"}, {"id": "x", "parent": "a"}]}
+    async with worker(**{"v1/models": listed}) as endpoint:
+        one = workers(
+            f"{{endpoint: '{endpoint}', learn: true}},"
+            f" {{endpoint: '127.0.0.1:1', model: a, learn: true, lora: []}}"
+        )
+        await one.start()
+        await until_true(lambda: one.candidates("a")[0].loras == frozenset({"x"}))
+        assert one.candidates("a")[1].loras == frozenset()
+        assert "model a, 1 adapter, block size unknown" in caplog.text
+        await one.close()
 
 
 async def test_what_an_engine_told_is_not_believed_of_the_next_one() -> None:

@@ -153,3 +153,12 @@ def test_undecodable_batch_of_a_snapshot_is_a_hole_when_that_is_complete() -> No
     assert feed.state is State.REPLAYING
     assert feed.received(batch(7)) == applied(7)
     assert (feed.state, feed.reason) == (State.DEGRADED, "batch 6 could not be decoded")
+
+
+def test_a_feed_that_was_never_connected_is_not_stale() -> None:
+    feed: Feed[str] = make_feed(Recovery.RESUME)
+    feed.disconnected("cannot connect: Connection refused")
+    assert (feed.state, feed.reason) == (State.CONNECTING, "cannot connect: Connection refused")
+    feed.connected()
+    feed.disconnected()
+    assert feed.state is State.STALE

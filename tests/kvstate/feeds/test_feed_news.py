@@ -41,6 +41,34 @@ def test_a_change_is_told_once_and_with_its_reason(
     assert caplog.messages == ["feed of w rank 2: stale (hung up)"]
 
 
+def test_a_feed_that_is_lost_is_a_warning_once_and_its_return_is_none(
+    feed: Feed[Body], news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.feed")
+    for reason in ("hung up", "connection lost"):
+        feed.disconnected(reason)
+        news.tell_change()
+    feed.connected()
+    feed.replay_ended()
+    news.tell_change()
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("WARNING", "feed of w rank 2: stale (hung up)"),
+        ("INFO", "feed of w rank 2: stale (connection lost)"),
+        ("INFO", "feed of w rank 2: live"),
+    ]
+
+
+def test_a_publisher_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    feed: Feed[Body] = make_feed(Recovery.REPLAY)
+    news = FeedNews(Place("w", 0), feed)
+    caplog.set_level(logging.INFO, "kvsteer.feed")
+    for reason in ("Connection refused", "Connection refused", "No route to host"):
+        feed.disconnected(f"cannot connect: {reason}")
+        news.tell_change()
+    told = "feed of w rank 0: connecting (cannot connect: Connection refused)"
+    assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", told)]
+
+
 def test_a_live_feed_says_what_it_would_lack(feed: Feed[Body], news: FeedNews) -> None:
     news.replay_fault = "replay failed: silent"
     assert news.reason == "replay failed: silent"

@@ -40,6 +40,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
 from kvstate.wire.grpc_wire import batch_of
 from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
 from tests.kvstate.publishing import chain, until
+from tests.ports import free_port
 
 IMPATIENT_SECONDS = 0.05
 
@@ -47,6 +48,7 @@ IMPATIENT_SECONDS = 0.05
 @pytest.fixture(autouse=True)
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.001, 0.01))
+    monkeypatch.setattr(grpc_transport, "UNREACHED_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -415,3 +417,25 @@ async def relaying(target: Callable[[], int | None]) -> AsyncIterator[int]:
         for writer in writers:
             writer.close()
         await asyncio.gather(*(each.wait_closed() for each in writers), return_exceptions=True)
+
+
+async def test_a_server_that_was_never_reached_is_connecting_with_a_short_reason() -> None:
+    fleet = Fleet(1, lambda: 0.0)
+    source = GrpcSource(f"127.0.0.1:{free_port()}", "vllm", 1)
+    fleet.add("w", "m", grpc_transports(source, lambda: 0.5))
+    await until(lambda: fleet.feeds("w")[0].reason == "cannot connect: Connection refused")
+    assert fleet.state("w") is State.CONNECTING
+    await fleet.close()
+
+
+async def test_a_server_that_starts_with_the_router_is_not_complained_about(
+    publisher: GrpcPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_transport, "UNREACHED_SECONDS", 1000.0)
+    port = free_port()
+    async with following(port) as transport:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await transport.receive()
+        async with serving(publisher, port):
+            assert await received(transport, 1) == [Connected()]

@@ -197,3 +197,69 @@ async def test_message_without_a_number_is_told(engine: Publisher) -> None:
     async with subscribed(address) as transport:
         await published(publisher, [b"kv", b"no number", b"x"])
         assert await received(transport, 2) == [Connected(), Malformed()]
+
+
+class Answering(asyncio.Protocol):
+    """What says something to whoever speaks to it, and hangs up."""
+
+    def __init__(self, said: bytes) -> None:
+        self._said = said
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:  # noqa: ARG002 - the protocol's
+        if not self._transport.is_closing():
+            self._transport.write(self._said)
+            self._transport.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n".ljust(200), "it does not speak ZMTP"),
+        (b"SSH-2.0\r\n", "it ends the connection during the handshake"),
+    ],
+)
+async def test_what_answers_and_is_no_publisher_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, why: str
+) -> None:
+    monkeypatch.setattr(zmq_transport, "UNREACHED_SECONDS", 0.2)
+    monkeypatch.setattr(zmq_transport, "RECONNECT_SECONDS", (0.01, 0.01))
+    port, loop = free_port(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Answering(said), "127.0.0.1", port)
+    async with subscribed(f"tcp://127.0.0.1:{port}") as transport:
+        expected = [Disconnected(f"what answers there is no ZMQ publisher: {why}")]
+        assert await transport.receive() == expected
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await transport.receive()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("tcp://127.0.0.1:{port}", "Connection refused"),
+        ("ipc:///nowhere/at/all", "No such file or directory"),
+    ],
+)
+async def test_why_a_publisher_cannot_be_reached_is_told_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, place: str, why: str
+) -> None:
+    monkeypatch.setattr(zmq_transport, "UNREACHED_SECONDS", 0.05)
+    async with subscribed(place.format(port=free_port())) as transport:
+        assert await transport.receive() == [Disconnected(f"cannot connect: {why}")]
+
+
+async def test_a_publisher_that_starts_with_the_router_is_not_complained_about(
+    engine: Publisher,
+) -> None:
+    address = f"tcp://127.0.0.1:{free_port()}"
+    async with subscribed(address) as transport:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await transport.receive()
+        engine.bind(zmq.XPUB, address)
+        assert await transport.receive() == [Connected()]

@@ -99,7 +99,7 @@ def test_any_bytes_are_messages_or_an_error(wire: bytes) -> None:
 @pytest.mark.parametrize(
     ("wire", "fault"),
     [
-        (b"GET / HTTP/1.1\r\n".ljust(64), "no ZMQ"),
+        (b"GET / HTTP/1.1\r\n".ljust(64), "it does not speak ZMTP"),
         (GREETING[:10] + b"\x02" + GREETING[11:], "ZMTP 2, which is too old"),
         (GREETING.replace(b"NULL\0", b"CURVE"), "a security mechanism"),
         (GREETING + ready(b"ROUTER"), "its socket is ROUTER, not PUB"),
