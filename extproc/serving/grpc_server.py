@@ -45,6 +45,9 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes(service.config)),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                # what waits for its turn longer than usual is cancelled at random otherwise
+                ("grpc.server.max_pending_requests", _MAX_STREAMS),
+                ("grpc.server.max_pending_requests_hard_limit", _MAX_STREAMS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_ping_strikes", 0),
