@@ -27,6 +27,10 @@ log = logging.getLogger("kvsteer.extproc")
 # One open stream for every request in flight; grpc's own limit is as good as none.
 _MAX_STREAMS = 100_000
 
+# Calls that wait to be taken. Beyond that grpc core cancels some, at random; by its own limit from
+# a thousand on, which a proxy on a busy machine reaches. Each keeps some 30 KB, and floods come.
+_MAX_PENDING = 2_000
+
 
 class GrpcServer:
     """Serves ext_proc and gRPC health."""
@@ -45,9 +49,8 @@ class GrpcServer:
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes(service.config)),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
-                # what waits for its turn longer than usual is cancelled at random otherwise
-                ("grpc.server.max_pending_requests", _MAX_STREAMS),
-                ("grpc.server.max_pending_requests_hard_limit", _MAX_STREAMS),
+                ("grpc.server.max_pending_requests", _MAX_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_ping_strikes", 0),

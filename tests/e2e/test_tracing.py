@@ -1,6 +1,7 @@
 """Traces through a real Envoy, as a collector receives them."""
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,8 +26,8 @@ def export_to(sink: OtlpSink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
 
 
-def trace_envoy(sink: OtlpSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has an Envoy that starts from now on send its spans too."""
+def traced_envoy(sink: OtlpSink) -> Callable[[Config], str]:
+    """An Envoy's configuration that has it send its spans too."""
     host, _, port = sink.url.removeprefix("http://").rpartition(":")
     place = {"socket_address": {"address": host, "port_value": int(port)}}
     collector = {
@@ -50,7 +51,7 @@ def trace_envoy(sink: OtlpSink, monkeypatch: pytest.MonkeyPatch) -> None:
         filters[0]["typed_config"]["tracing"] = {"provider": provider}
         return yaml.safe_dump(tree)
 
-    monkeypatch.setattr("tests.e2e.system.render", traced)
+    return traced
 
 
 async def ours(system: System, sink: OtlpSink) -> Span:
@@ -72,8 +73,7 @@ async def test_a_decision_is_part_of_the_trace_that_envoy_carries_on(
     changes = {"extproc": {"listen": f"127.0.0.1:{free_port()}", "server": server}}
     async with running_sink() as sink:
         export_to(sink, monkeypatch)
-        trace_envoy(sink, monkeypatch)
-        async with running(changes=changes) as system:
+        async with running(changes=changes, envoy_config=traced_envoy(sink)) as system:
             decision = await ours(system, sink)
 
             async def is_called_by_envoy() -> bool:
