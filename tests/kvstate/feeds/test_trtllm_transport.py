@@ -127,6 +127,7 @@ async def test_each_rank_has_its_own_events(
     async with following(server, ranks=2) as (first, second):
         assert await received(first, 2) == [Connected(), Batch(0, EventBatch(7.0, [], 0))]
         assert await received(second, 2) == [Connected(), Batch(0, EventBatch(7.0, [], 1))]
+        await until(lambda: len(caplog.records) == 2)
     told = [record.getMessage() for record in caplog.records]
     assert ["rank 9;" in told[0], "rank -1;" in told[1], len(told)] == [True, True, 2]
 
