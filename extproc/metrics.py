@@ -36,10 +36,8 @@ def _idle(_: str) -> Load:
 class Metrics(Collector):
     """The counters of one router, all counted in its event loop.
 
-    registry: of all but those of the workers and their feeds.
-
-    drifts: predictions against what came of them, by worker.
-    clock: seconds since 1970, for the times of exemplars.
+    registry: of all but those of the workers and their feeds. drifts: predictions against what came
+    of them, by worker. clock: seconds since 1970, for the times of exemplars.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"

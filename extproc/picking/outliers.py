@@ -70,7 +70,7 @@ class Outliers:
             return ()
         for endpoint in [one for one, record in self._records.items() if _is_over(record, now)]:
             del self._records[endpoint]
-        return [one for one, record in self._records.items() if now < record.until]
+        return [one for one in self._records if self.is_left_out(one, now)]
 
     def is_left_out(self, endpoint: str, now: float) -> bool:
         """Whether this one is."""

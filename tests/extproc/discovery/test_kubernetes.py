@@ -295,15 +295,24 @@ async def test_the_pods_of_a_pool_stay_when_it_goes_or_breaks(
         await until(lambda: seen.fault == "")
 
 
-async def test_what_is_wrong_with_a_pool_is_logged_once(
+@contextlib.asynccontextmanager
+async def a_pool_and_its_pod(
     server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
-) -> None:
+) -> AsyncIterator[tuple[ApiServer, Discovery]]:
+    """Both followed, and all that is told of them logged."""
     caplog.set_level(logging.INFO, "kvsteer")
     api, kubeconfig = server
     api.put("pods", pod("one"))
     api.put("pools", pool())
     async with discovered(pods(kubeconfig, "inference_pool: llm")) as one:
         await until(lambda: workers_of(one) == 1 and api.watches == 2)
+        yield api, one
+
+
+async def test_what_is_wrong_with_a_pool_is_logged_once(
+    server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with a_pool_and_its_pod(server, caplog) as (api, one):
         api.delete("pools", "llm")
         await until(lambda: bool(one.fault("kubernetes")))
         for number in range(2, 5):  # the pods are well
@@ -318,12 +327,7 @@ async def test_what_is_wrong_with_a_pool_is_logged_once(
 async def test_a_refusal_of_pools_is_logged_once_though_the_pods_are_well(
     server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "kvsteer")
-    api, kubeconfig = server
-    api.put("pods", pod("one"))
-    api.put("pools", pool())
-    async with discovered(pods(kubeconfig, "inference_pool: llm")) as one:
-        await until(lambda: workers_of(one) == 1 and api.watches == 2)
+    async with a_pool_and_its_pod(server, caplog) as (api, one):
         api.refuses, api.refuses_kind = 403, "pools"
         api.end_watches()
         asked = len(api.asked)
@@ -338,12 +342,7 @@ async def test_a_refusal_of_pools_is_logged_once_though_the_pods_are_well(
 async def test_a_server_that_refuses_pods_and_pools_is_logged_once(
     server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "kvsteer")
-    api, kubeconfig = server
-    api.put("pods", pod("one"))
-    api.put("pools", pool())
-    async with discovered(pods(kubeconfig, "inference_pool: llm")) as one:
-        await until(lambda: workers_of(one) == 1 and api.watches == 2)
+    async with a_pool_and_its_pod(server, caplog) as (api, one):
         api.refuses = 503
         api.end_watches()
         asked = len(api.asked)
