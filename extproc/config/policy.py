@@ -74,6 +74,14 @@ class Policy:
     header: str | None = key(
         "a request header that may name another rule; none is read where this is left out", None
     )
+    endpoints: int | None = key(
+        "how many endpoints are named to the proxy at most, best first: it retries on the next one."
+        " Where it is left out, 3 in the buffered dialect and 1 in the Endpoint Picker Protocol,"
+        " most of whose gateways refuse a list (Istio accepts it)",
+        None,
+        minimum=1,
+        maximum=8,
+    )
     rank_header: str | None = key(
         "a request header that names the data-parallel rank which holds most of the prompt, to"
         " workers whose ranks share one HTTP port: X-data-parallel-rank of vLLM and SGLang; none is"

@@ -216,7 +216,8 @@ def _order(
         rules.cache_aware,
         rules.prefix_cache,
     )
-    return [workers[at] for at in best(POLICIES[snapshot.policy](columns), chance)]
+    ranked = POLICIES[snapshot.policy](columns)
+    return [workers[at] for at in best(ranked, chance, rules.endpoints)]
 
 
 def _rank(

@@ -46,12 +46,12 @@ def why(decision: Decision) -> str:
         return f"{LEFT_TO_PROXY}: {decision.reason}"
     if decision.verdict is not Verdict.STEER:
         return "no worker may answer this request"
+    rows = zip(decision.workers, decision.costs, decision.excluded, strict=True)
     costs = {
-        worker.endpoint: cost
-        for worker, cost in zip(decision.workers, decision.costs, strict=True)
-        if cost is not None
+        worker.endpoint: cost for worker, cost, why_not in rows if cost is not None and not why_not
     }
-    first, *others = decision.pick
+    first = decision.pick[0]
+    others = decision.pick[1:] or sorted(costs.keys() - {first}, key=costs.__getitem__)
     words = f"{decision.policy}: {first} is expected to hold {_held(decision)}"
     if decision.policy == "cost":
         words += f", cost {costs[first]:.0f}"

@@ -16,9 +16,6 @@ from typing import NamedTuple, Protocol
 from kvstate.overlap import Overlap
 from kvstate.tiers import RESTORE_WEIGHT, Tier
 
-# Endpoints named to Envoy: the best one, and where to retry.
-MAX_PICKS = 3
-
 # From this utilization on, the wait of those who come later counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
 

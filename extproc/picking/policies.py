@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from extproc.picking.pick import MAX_PICKS, Chance
+from extproc.picking.pick import Chance
 
 
 class CacheAware(NamedTuple):
@@ -58,14 +58,14 @@ Ranks = Sequence[float] | Sequence[tuple[float, float]]
 Policy = Callable[[Columns], Ranks]
 
 
-def best(ranks: Ranks, chance: Chance) -> list[int]:
-    """The places of the lowest ranks, as many as are named at most; ties at random."""
-    lowest = sorted(ranks)[: MAX_PICKS + 1]
+def best(ranks: Ranks, chance: Chance, count: int) -> list[int]:
+    """The places of the lowest ranks, `count` of them at most; ties at random."""
+    lowest = sorted(ranks)[: count + 1]
     if len(set(lowest)) == len(lowest):
-        return [ranks.index(rank) for rank in lowest[:MAX_PICKS]]
+        return [ranks.index(rank) for rank in lowest[:count]]
     random = chance.random
     drawn = sorted([(rank, random(), place) for place, rank in enumerate(ranks)])
-    return [place for _, _, place in drawn[:MAX_PICKS]]
+    return [place for _, _, place in drawn[:count]]
 
 
 def by_cost(columns: Columns) -> Ranks:

@@ -6,13 +6,19 @@ from extproc import config as configuration
 from extproc.picking.pick import Weights
 from extproc.picking.policies import CacheAware, PrefixCache
 
+# Endpoints that are named where the configuration does not say how many: the best one and two to
+# retry on, to an Envoy that we know to walk a list; the best one alone by the Endpoint Picker
+# Protocol, since most gateways that speak it refuse a list.
+BUFFERED_ENDPOINTS = 3
+EPP_ENDPOINTS = 1
+
 
 class Rules(msgspec.Struct, frozen=True):
     """All knobs of a pick.
 
     max_in_flight: requests of one worker above which it is picked only if all have as many; None
     for no limit. sheds: then the request is refused instead. refuses: also where no worker is
-    eligible at all.
+    eligible at all. endpoints: how many are picked at most, best first.
     """
 
     weights: Weights = Weights()
@@ -21,6 +27,7 @@ class Rules(msgspec.Struct, frozen=True):
     max_in_flight: int | None = None
     sheds: bool = False
     refuses: bool = False
+    endpoints: int = BUFFERED_ENDPOINTS
 
 
 def rules_of(policy: configuration.Policy) -> Rules:
@@ -44,7 +51,16 @@ def rules_of(policy: configuration.Policy) -> Rules:
         max_in_flight=policy.max_in_flight,
         sheds=policy.shed,
         refuses=policy.refuse,
+        endpoints=endpoints_named(policy, is_duplex=False),
     )
+
+
+def endpoints_named(policy: configuration.Policy, *, is_duplex: bool) -> int:
+    """How many endpoints a proxy is told at most.
+
+    is_duplex: whether it speaks the Endpoint Picker Protocol.
+    """
+    return policy.endpoints or (EPP_ENDPOINTS if is_duplex else BUFFERED_ENDPOINTS)
 
 
 def policy_of(config: configuration.Config, model: str | None, asked: str | None) -> str:

@@ -14,6 +14,7 @@ from extproc.picking.decision import Verdict
 from extproc.picking.load import Booking
 from extproc.picking.ranks import rank_header
 from extproc.picking.refusal import refusal_of
+from extproc.picking.rules import endpoints_named
 from extproc.router import Routed, Router
 from extproc.serving.heads import traceparent_of
 from extproc.serving.stream import Ask, Placement, Stream
@@ -131,7 +132,8 @@ class Exchange:
         if self._booking is not None and self._sees_responses and not self._is_closed:
             self._account = Account(decision, self._began_at)
         rank = rank_header(self._service.config.policy.rank_header, decision.rank)
-        destination = ",".join(decision.pick)
+        named = endpoints_named(self._service.config.policy, is_duplex=self._stream.is_duplex)
+        destination = ",".join(decision.pick[:named])
         return self._stream.place(Placement(destination, decision.model or "", rank))
 
     @property

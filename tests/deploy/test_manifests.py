@@ -205,10 +205,18 @@ def test_gateways_that_dial_tls_are_served_it_from_a_mounted_secret(overlay: str
 
 @dial_tls
 def test_with_tls_nothing_else_of_an_inference_pools_router_is_different(overlay: str) -> None:
-    plain = configuration("istio-inferencepool")
+    plain = parse((KUBERNETES / "components/inferencepool/kvsteer.yaml").read_text(), "plain")
     over_tls = configuration(overlay)
     extproc = dataclasses.replace(over_tls.extproc, tls=None)
     assert dataclasses.replace(over_tls, extproc=extproc) == plain
+
+
+def test_only_istio_is_named_a_list_of_endpoints_by_its_inference_pools_router() -> None:
+    named = {one: configuration(one).policy.endpoints for one in OVERLAYS}
+    assert named == {**dict.fromkeys(OVERLAYS), "istio-inferencepool": 3}
+    istio = configuration("istio-inferencepool")
+    plain = parse((KUBERNETES / "components/inferencepool/kvsteer.yaml").read_text(), "plain")
+    assert dataclasses.replace(istio, policy=plain.policy) == plain
 
 
 def configuration(overlay: str) -> Config:

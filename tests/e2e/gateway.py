@@ -220,6 +220,19 @@ def without_retries(tree: Tree) -> None:
     del _virtual_host(tree)["retry_policy"]
 
 
+def with_original_destination(tree: Tree) -> None:
+    """The workers' cluster as Envoy AI Gateway makes it: the header is the one address to use."""
+    (workers, *_) = tree["static_resources"]["clusters"]
+    for key in ("load_assignment", "load_balancing_policy", "outlier_detection"):
+        workers.pop(key, None)
+    workers["type"] = "ORIGINAL_DST"
+    workers["lb_policy"] = "CLUSTER_PROVIDED"
+    workers["original_dst_lb_config"] = {
+        "use_http_header": True,
+        "http_header_name": "x-gateway-destination-endpoint",
+    }
+
+
 def with_second_pool(endpoints: Sequence[str], percent: int, listen: str) -> Edit:
     """So many requests of a hundred go to a second cluster, which has a picker of its own.
 

@@ -26,6 +26,7 @@ from tests.e2e.gateway import (
     picker,
     served,
     with_h2_workers,
+    with_original_destination,
     with_second_pool,
     without_retries,
     worker_app,
@@ -75,6 +76,14 @@ async def test_the_gateway_follows_the_pick_and_tells_who_served(
         for endpoint in endpoints:
             assert one.counted(f'kvsteer_responses_total{{status="2xx",worker="{endpoint}"}}') >= 3
         assert one.counted('kvsteer_answered_elsewhere_total{model="m"}') == 0
+
+
+async def test_a_gateway_that_takes_one_address_alone_is_told_one() -> None:
+    edits = [with_original_destination]
+    async with pool(3) as endpoints, gateway(DUPLEX, endpoints, edits=edits) as one:
+        answers = [await one.post() for _ in range(12)]
+        assert {status for status, _, _ in answers} == {200}
+        assert {worker for _, worker, _ in answers} <= set(endpoints)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -101,6 +101,9 @@ def test_what_is_expected_is_shown_apart() -> None:
 
 def test_the_words_name_the_next_best() -> None:
     assert why(decision()).endswith("cost 71; next is b:1 with 150")
+    alone = decision(rules=Rules(Weights(1.5, 0.0, 64.0), endpoints=1))
+    assert alone.pick == ("a:1",)
+    assert why(alone).endswith("cost 71; next is b:1 with 150")
 
 
 def test_other_policies_have_no_cost() -> None:

@@ -22,7 +22,8 @@ def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
 def order(policy: str, *workers: tuple[float, float, float], **fields: Any) -> Sequence[int]:
     """Positions of the workers, best first."""
     chance = fields.pop("chance", Random(0))
-    return best(POLICIES[policy](columns(*workers, **fields)), chance)
+    count = fields.pop("count", 3)
+    return best(POLICIES[policy](columns(*workers, **fields)), chance, count)
 
 
 def test_each_policy_looks_at_its_own() -> None:
@@ -44,6 +45,8 @@ def test_ties_are_spread_by_chance(policy: str) -> None:
 def test_no_more_are_ordered_than_are_named() -> None:
     workers = [(float(cost), 0.0, 0.0) for cost in (9, 7, 8, 5, 6)]
     assert order("cost", *workers) == [3, 4, 1]
+    assert order("cost", *workers, count=1) == [3]
+    assert order("cost", *workers, count=8) == [3, 4, 1, 2, 0]
 
 
 def test_a_tie_behind_those_that_are_named_has_as_good_a_chance() -> None:

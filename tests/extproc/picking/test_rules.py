@@ -3,7 +3,7 @@ from extproc.config import Policy
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND
 from extproc.picking.pick import Weights
 from extproc.picking.policies import POLICIES, CacheAware, PrefixCache
-from extproc.picking.rules import Rules, policy_of, rules_of
+from extproc.picking.rules import Rules, endpoints_named, policy_of, rules_of
 from extproc.picking.sent import Lifetimes
 
 
@@ -23,6 +23,7 @@ def test_every_knob_arrives_where_it_belongs() -> None:
         max_in_flight=9,
         shed=True,
         refuse=True,
+        endpoints=5,
     )
     assert rules_of(policy) == Rules(
         Weights(1.1, 2.2, 7.0, 0.1, 0.2, 0.3),
@@ -31,7 +32,19 @@ def test_every_knob_arrives_where_it_belongs() -> None:
         max_in_flight=9,
         sheds=True,
         refuses=True,
+        endpoints=5,
     )
+
+
+def test_a_list_is_named_in_the_endpoint_picker_protocol_only_where_that_is_configured() -> None:
+    told = [
+        [
+            endpoints_named(Policy(endpoints=count), is_duplex=is_duplex)
+            for is_duplex in (False, True)
+        ]
+        for count in (None, 1, 8)
+    ]
+    assert told == [[3, 1], [1, 1], [8, 8]]
 
 
 def test_a_model_may_have_a_policy_of_its_own() -> None:

@@ -19,6 +19,7 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckRespons
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.grpc_server import GrpcServer
 from tests.extproc.messages import body, head, response_head
+from tests.extproc.serving.gateway_parsers import GATEWAYS, istio
 from tests.extproc.serving.routers import FIRST, SECOND, service
 from tests.ports import free_port
 
@@ -115,7 +116,26 @@ def test_one_or_more_endpoints_are_told_in_header_and_metadata_and_are_the_same(
 ) -> None:
     answer = asked(one.open())[0]
     assert header_of(answer) == metadata_of(answer)
-    assert set(metadata_of(answer).split(",")) == {FIRST, SECOND}
+    assert metadata_of(answer) in {FIRST, SECOND}
+
+
+@pytest.mark.parametrize("gateway", GATEWAYS)
+@pytest.mark.parametrize("endpoints", [(FIRST, SECOND), ("[::1]:8000", "[2001:db8::1]:8000")])
+def test_every_gateway_can_read_what_it_is_told(gateway: str, endpoints: tuple[str, str]) -> None:
+    one = service("", *endpoints)
+    (named,) = GATEWAYS[gateway](header_of(asked(one.open())[0]))
+    assert named in endpoints
+    one.router.close()
+
+
+def test_only_istio_can_read_a_list() -> None:
+    one = service("policy: {endpoints: 2}")
+    value = header_of(asked(one.open())[0])
+    assert set(istio(value)) == {FIRST, SECOND}
+    for name in GATEWAYS.keys() - {"istio"}:
+        with pytest.raises(ValueError, match=r"port|octets"):
+            GATEWAYS[name](value)
+    one.router.close()
 
 
 def test_without_a_ready_endpoint_the_answer_is_503() -> None:

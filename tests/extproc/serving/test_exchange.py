@@ -235,6 +235,20 @@ def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
     assert released(one) == 0
 
 
+@pytest.mark.parametrize(("extra", "count"), [("", 3), ("policy: {endpoints: 1}", 1)])
+def test_an_envoy_of_ones_own_is_told_as_many_endpoints_as_are_configured(
+    extra: str, count: int, closing: list[Service]
+) -> None:
+    one = service(extra, FIRST, SECOND, "10.0.0.3:1", "10.0.0.4:1")
+    closing.append(one)
+    exchange = one.open()
+    exchange.receive(head("/v1/completions"))
+    (answer,) = answers(exchange, body(PROMPT))
+    value = answer.request_body.response.header_mutation.set_headers[0].header.raw_value
+    assert len(value.split(b",")) == count
+    exchange.close()
+
+
 def test_the_dialect_may_be_configured_for_proxies_that_do_not_say(closing: list[Service]) -> None:
     one = service("extproc: {dialect: epp}")
     closing.append(one)
