@@ -1,4 +1,8 @@
-"""A small Kubernetes API server: pods and InferencePools of one namespace, listed and watched."""
+"""A small Kubernetes API server: pods and InferencePools of one namespace, listed and watched.
+
+As the real one (1.36) does: a watch from a version that is gone is answered with 200, and then with
+an event of type ERROR and code 410; a watch with a time limit ends with a bookmark before it.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +24,8 @@ class ApiServer:
 
     asked: the query of every request. refuses: a status that it answers instead; refuses_kind: and
     only to questions for pods, or for pools. lets_in: the one token. unauthorized:
-    how many came with another.
+    how many came with another. gone_below: versions below this one are gone; gone_as_status: and it
+    says so with the status, as proxies of it may.
     """
 
     def __init__(self) -> None:
@@ -33,11 +38,13 @@ class ApiServer:
         self.lets_in = TOKEN
         self.unauthorized = 0
         self.gone_below = 0
-        self.is_silent = False
+        self.gone_as_status = False
         self.page = 500
         self.runner: web.AppRunner | None = None
         self.port = 0
         self._history: list[tuple[str, int, bytes]] = []
+        self._speaks = asyncio.Event()
+        self._speaks.set()
         self._watchers: set[tuple[str, asyncio.Queue[bytes | None]]] = set()
 
     async def start(self) -> None:
@@ -58,6 +65,14 @@ class ApiServer:
         if self.runner is not None:
             await self.runner.cleanup()
             self.runner = None
+
+    def hang(self) -> None:
+        """Takes connections and says nothing, nor to those that it has."""
+        self._speaks.clear()
+
+    def wake(self) -> None:
+        """Goes on where it hung."""
+        self._speaks.set()
 
     def put(self, kind: str, thing: Body, event: str | None = None) -> None:
         """Adds or changes an object."""
@@ -120,8 +135,7 @@ class ApiServer:
     async def _answer(self, request: web.Request, kind: str) -> web.StreamResponse:
         query = dict(request.query)
         self.asked.append(query)
-        if self.is_silent:
-            await asyncio.sleep(3600)
+        await self._speaks.wait()
         if self.refuses is not None and kind.startswith(self.refuses_kind):
             return web.json_response(
                 {"kind": "Status", "code": self.refuses, "message": "not now"}, status=self.refuses
@@ -147,22 +161,37 @@ class ApiServer:
         return web.json_response({"metadata": metadata, "items": things[start : start + self.page]})
 
     async def _watch(self, request: web.Request, kind: str, version: int) -> web.StreamResponse:
-        if version < self.gone_below:
-            return web.json_response({"kind": "Status", "code": 410}, status=410)
+        gone = {"kind": "Status", "code": 410, "reason": "Expired"}
+        if version < self.gone_below and self.gone_as_status:
+            return web.json_response(gone, status=410)
         assert request.query["allowWatchBookmarks"] in ("True", "true")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
+        if version < self.gone_below:
+            await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+            return response
         watcher = (kind, asyncio.Queue[bytes | None]())
         for watched, at, data in self._history:
             if watched == kind and at > version:
                 watcher[1].put_nowait(data)
         self._watchers.add(watcher)
+        limit = asyncio.get_running_loop().call_later(
+            float(request.query["timeoutSeconds"]), self._end_in_time, watcher
+        )
         try:
             while (more := await watcher[1].get()) is not None:
+                await self._speaks.wait()
                 await response.write(more)
+            await self._speaks.wait()
         finally:
+            limit.cancel()
             self._watchers.discard(watcher)
         return response
+
+    def _end_in_time(self, watcher: tuple[str, asyncio.Queue[bytes | None]]) -> None:
+        last = {"metadata": {"resourceVersion": str(self.version)}}
+        watcher[1].put_nowait(json.dumps({"type": "BOOKMARK", "object": last}).encode() + b"\n")
+        watcher[1].put_nowait(None)
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,7 @@ from extproc.discovery.discovery import Discovery
 from extproc.discovery.kubernetes import KubernetesPods
 from extproc.discovery.view import Fleet
 from extproc.errors import StartError
+from kvstate.feeds.backoff import Backoff
 from tests.extproc.discovery.api_server import NAMESPACE, ApiServer, api_server, pod
 from tests.extproc.discovery.following import following, until
 
@@ -133,9 +134,9 @@ async def test_a_watch_that_times_out_goes_on_from_the_last_bookmark(
         assert (api.lists(), seen.views) == (1, 1)
 
 
-@pytest.mark.parametrize("as_event", [True, False])
+@pytest.mark.parametrize("as_status", [True, False])
 async def test_a_version_that_is_gone_is_listed_anew(
-    server: tuple[ApiServer, str], *, as_event: bool
+    server: tuple[ApiServer, str], *, as_status: bool
 ) -> None:
     api, kubeconfig = server
     api.put("pods", pod("one", "10.0.0.1"))
@@ -143,14 +144,44 @@ async def test_a_version_that_is_gone_is_listed_anew(
         await until(lambda: api.watches == 1)
         del api.pods["one"]  # nobody is told
         api.pods["two"] = pod("two", "10.0.0.2")
-        if as_event:
-            api.emit("pods", "ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
-        else:
-            api.gone_below = api.version + 1
-            api.version += 5
-            api.end_watches()
+        api.gone_as_status = as_status
+        api.version += 5
+        api.gone_below = api.version
+        api.end_watches()
         await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
         assert api.lists() == 2
+
+
+async def test_a_version_that_is_gone_is_listed_anew_at_once(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_watch, "FIRST_WAIT_SECONDS", 3600.0)
+    monkeypatch.setattr(list_watch, "LIST_HELPS_SECONDS", 0.0)
+    api, kubeconfig = server
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        api.pods["two"] = pod("two", "10.0.0.2")
+        gone = {"kind": "Status", "code": 410, "reason": "Expired"}
+        api.emit("pods", "ERROR", gone)
+        await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+
+
+async def test_lists_that_do_not_help_are_made_ever_more_seldom(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    real = Backoff.next_seconds
+
+    def next_seconds(backoff: Backoff) -> float:
+        pauses.append(backoff._nominal_seconds)
+        return real(backoff)
+
+    monkeypatch.setattr(Backoff, "next_seconds", next_seconds)
+    api, kubeconfig = server
+    api.gone_below = 10**9
+    async with following(pods(kubeconfig)):
+        await until(lambda: len(pauses) >= 5)
+    assert pauses[:5] == [0.01, 0.02, 0.04, 0.08, 0.16]
 
 
 async def test_the_last_view_stays_while_the_server_is_away(server: tuple[ApiServer, str]) -> None:
@@ -169,6 +200,47 @@ async def test_the_last_view_stays_while_the_server_is_away(server: tuple[ApiSer
         assert seen.fault == ""
 
 
+async def test_after_an_outage_only_a_true_view_is_confirmed(
+    server: tuple[ApiServer, str],
+) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("gone"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        await api.stop()
+        await until(lambda: bool(seen.fault))
+        api.delete("pods", "gone")
+        api.gone_below = api.version
+        confirmed = seen.confirmed
+        await api.start()
+        await until(lambda: seen.confirmed > confirmed)
+        assert (seen.endpoints, seen.fault) == ([], "")
+
+
+async def test_a_watch_that_stays_quiet_confirms_the_view_before_any_bookmark(
+    server: tuple[ApiServer, str],
+) -> None:
+    api, kubeconfig = server
+    api.put("pods", pod("one"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        await api.stop()
+        await until(lambda: bool(seen.fault))
+        await api.start()
+        await until(lambda: not seen.fault)
+        assert (api.lists(), seen.views, api.watches) == (1, 1, 1)
+
+
+async def test_a_hung_server_and_one_that_is_back_are_noticed_within_seconds(
+    tmp_path: Path,
+) -> None:
+    async with api_server(tmp_path) as (api, kubeconfig), following(pods(kubeconfig)):
+        await until(lambda: api.watches == 1)
+        limit = float(api.asked[-1]["timeoutSeconds"])
+    assert limit + list_watch.PATIENCE_SECONDS <= 15
+    assert 1.5 * list_watch.LAST_WAIT_SECONDS + list_watch.CONNECT_SECONDS <= 15
+
+
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
 async def test_a_refusal_is_a_fault_that_heals(server: tuple[ApiServer, str], status: int) -> None:
     api, kubeconfig = server
@@ -185,21 +257,37 @@ async def test_a_server_that_says_nothing_is_given_up(
 ) -> None:
     api, kubeconfig = server
     monkeypatch.setattr(list_watch, "LIST_SECONDS", 0.2)
-    api.is_silent = True
+    api.hang()
     async with following(pods(kubeconfig)) as seen:
-        await until(lambda: "does not answer" in seen.fault)
+        await until(lambda: "it said nothing in time" in seen.fault)
 
 
-async def test_a_watch_that_fell_silent_is_begun_anew(
+async def test_a_server_that_hangs_is_a_fault_until_it_goes_on(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(list_watch, "WATCH_SECONDS", 0)
-    monkeypatch.setattr(list_watch, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(list_watch, "WATCH_SECONDS", 1)
+    monkeypatch.setattr(list_watch, "PATIENCE_SECONDS", 1.0)
+    api.put("pods", pod("one"))
+    async with following(pods(kubeconfig)) as seen:
+        await until(lambda: api.watches == 1)
+        api.hang()
+        await until(lambda: "it said nothing in time" in seen.fault)
+        assert seen.endpoints == ["10.0.0.1:8000"]
+        api.wake()
+        await until(lambda: not seen.fault)
+        assert api.lists() == 1
+
+
+async def test_a_watch_that_reaches_its_limit_goes_on_without_a_fault_or_a_list(
+    server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, kubeconfig = server
+    monkeypatch.setattr(list_watch, "WATCH_SECONDS", 1)
     api.put("pods", pod("one"))
     async with following(pods(kubeconfig)) as seen:
         await until(lambda: sum("watch" in query for query in api.asked) > 2)
-        assert (api.lists(), seen.endpoints) == (1, ["10.0.0.1:8000"])
+        assert (api.lists(), seen.endpoints, seen.faults) == (1, ["10.0.0.1:8000"], [])
 
 
 @pytest.mark.parametrize(
