@@ -1,4 +1,4 @@
-"""What a pod says of itself in annotations (kvsteer.io/...) and AIBrix's labels.
+"""What a pod says of itself in annotations (kvsteer.io/... and llm-d's) and AIBrix's labels.
 
 What cannot be read is noted and taken for not said.
 """
@@ -14,6 +14,9 @@ T = TypeVar("T")
 
 OURS = "kvsteer.io/"
 AIBRIX = "model.aibrix.ai/"
+
+# Which of a pool's ports the pod serves; the second is what llm-d called it before.
+ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 
 # An InferencePool has so many target ports at the most (its schema).
 MAX_PORTS = 8
@@ -39,6 +42,15 @@ class PodWords:
     def label(self, name: str, read: Callable[[str], T]) -> T | None:
         """One of AIBrix's."""
         return self._read(self._labels, AIBRIX + name, read)
+
+    def active_ports(self) -> frozenset[int] | None:
+        """The ports of llm-d's annotation, None where there is none; what is no port is noted."""
+        key = next((key for key in ACTIVE_PORTS if key in self._annotations), None)
+        if key is None:
+            return None
+        said = (one.strip() for one in self._annotations[key].split(","))
+        ports = (self._read({key: one}, key, port_in) for one in said if one)
+        return frozenset(port for port in ports if port is not None)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -121,11 +121,10 @@ def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
         said.note("its address is none")
         return
     of_all = _described(said, asked)
-    given = said.annotation("port", ports_in) or said.label("port", ports_in)
-    ports = given or asked.ports or (of_all.port,)
+    ports = _ports(said, asked.ports or (of_all.port,))
     is_leaving = pod.metadata.deletion_timestamp is not None
     draining = is_leaving or bool(said.annotation("draining", flag_in))
-    for offset, port in enumerate(ports):
+    for offset, port in ports:
         if not _fits(of_all.events, offset):
             said.note(f"its event ports are above {MAX_PORT}")
             of_all = replace(of_all, events=None)
@@ -135,6 +134,19 @@ def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
             identity=pod.metadata.uid,
             adapters=_adapters(said, of_all, asked.models),
         )
+
+
+def _ports(said: PodWords, of_pool: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each port with its place, which its event ports follow: an inactive one keeps its own."""
+    given = said.annotation("port", ports_in) or said.label("port", ports_in)
+    if given:
+        return list(enumerate(given))
+    active = said.active_ports()
+    if active is None:
+        return list(enumerate(of_pool))
+    if active and active.isdisjoint(of_pool):
+        said.note("none of its active ports is one of the pool's")
+    return [(place, port) for place, port in enumerate(of_pool) if port in active]
 
 
 def _described(said: PodWords, asked: Asked) -> FoundWorker:

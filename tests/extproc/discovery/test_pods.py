@@ -175,6 +175,45 @@ def test_what_cannot_be_read_is_noted_and_left_out(key: str, value: str) -> None
     assert note.startswith(f"pod p: kvsteer.io/{key.replace('_', '-')}: cannot be read: ")
 
 
+NEW, OLD = "llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "ports"),
+    [
+        ({NEW: "8002, 8000"}, [8000, 8002]),
+        ({OLD: "8001"}, [8001]),
+        ({NEW: "8000", OLD: "8001"}, [8000]),
+        ({NEW: ""}, []),
+        ({NEW: "8001,9999"}, [8001]),
+        ({NEW: "8001", "kvsteer.io/port": "7000"}, [7000]),
+    ],
+)
+def test_of_a_pools_ports_a_pod_serves_the_active_ones(
+    annotations: dict[str, str], ports: list[int]
+) -> None:
+    view, notes = found(pod(annotations=annotations), ports=(8000, 8001, 8002))
+    assert [one.worker.endpoint for one in view] == [f"10.0.0.1:{port}" for port in ports]
+    assert notes == []
+
+
+def test_the_event_ports_of_an_active_port_are_those_of_its_place_in_the_pool() -> None:
+    of_all = FoundWorker(model="a", events=EventPorts(5557))
+    (one,), _ = found(pod(annotations={NEW: "8001"}), of_all=of_all, ports=(8000, 8001))
+    assert one.worker.events == WorkerEvents("tcp://10.0.0.1:5558")
+
+
+def test_active_ports_that_are_no_ports_are_noted() -> None:
+    view, notes = found(pod(annotations={NEW: "x,8001"}), ports=(8000, 8001))
+    assert [one.worker.endpoint for one in view] == ["10.0.0.1:8001"]
+    assert notes == [f"pod p: {NEW}: cannot be read: 'x'"]
+
+
+def test_a_pod_none_of_whose_active_ports_is_the_pools_is_noted() -> None:
+    notes = ["pod p: none of its active ports is one of the pool's"]
+    assert found(pod(annotations={NEW: "9000"}), ports=(8000,)) == ([], notes)
+
+
 def test_a_service_that_is_unknown_is_noted() -> None:
     one, note = noted(annotated(grpc_port="1", service="mine"))
     assert one.worker.events == WorkerEvents(grpc="10.0.0.1:1")
