@@ -6,7 +6,7 @@ what is our request's own, runs of tokens that no request before it had, behind 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,13 @@ RUN_TOKENS = 8
 # Our own runs that must be found again.
 MIN_RUNS = 4
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_POWERS = np.array(
+    [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))], np.uint64
+)
+
+# Tokens compared first where two may be equal: most that differ do so at their ends.
+_END_TOKENS = 8
 
 _Runs = NDArray[np.uint64]
 _Places = NDArray[np.intp]
@@ -60,6 +66,11 @@ class Asked:
         places = np.sort(first[counts == 1])
         return places[~np.isin(self.runs[places], np.concatenate(others))]
 
+    @functools.cached_property
+    def own_runs(self) -> frozenset[int]:
+        """The runs there, to look up those of an event at a cost that no prompt's length raises."""
+        return frozenset(self.runs[self.own].tolist())
+
 
 class Difference(NamedTuple):
     """Where our tokens and the engine's part, and the ids there.
@@ -75,11 +86,16 @@ class Difference(NamedTuple):
 
 def is_stored(asked: Asked, chain: Chain) -> bool:
     """Whether a chain has the prompt's own blocks, up to the last one that can be reused."""
-    usable = usable_tokens(asked.tokens, chain.block_size)
+    ours, theirs = asked.tokens, chain.tokens
+    usable = usable_tokens(ours, chain.block_size)
     start = 0 if chain.is_rooted else asked.held_tokens
-    if usable <= start or not _may_be_of(asked, chain):
+    count = usable - start
+    if not 0 < count <= len(theirs) or not _may_be_of(asked, chain):
         return False
-    return chain.tokens[: usable - start] == asked.tokens[start:usable]
+    end = max(0, count - _END_TOKENS)
+    if theirs[end:count] != ours[start + end : usable]:  # before both are copied
+        return False
+    return theirs[:count] == ours[start:usable]
 
 
 def usable_tokens(tokens: Tokens, block_size: int) -> int:
@@ -87,11 +103,18 @@ def usable_tokens(tokens: Tokens, block_size: int) -> int:
     return (len(tokens) - 1) // block_size * block_size
 
 
-def holds_own(asked: Asked, growth: Growth) -> bool:
-    """Whether something of what was stored is this prompt's own: it may be about this prompt."""
-    if not _may_be_of(asked, growth.chain):
-        return False
-    return bool(np.isin(_recent_runs(growth), asked.runs[asked.own]).any())
+def runs_of(growth: Growth) -> list[int]:
+    """The runs of tokens that a store added, for `holds_own`."""
+    runs: list[int] = _recent_runs(growth).tolist()
+    return runs
+
+
+def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
+    """Whether something of what was stored is this prompt's own: it may be about this prompt.
+
+    runs: those that a store added to the chain, found once for all prompts that are watched.
+    """
+    return not asked.own_runs.isdisjoint(runs) and _may_be_of(asked, chain)
 
 
 def difference(asked: Asked, growth: Growth) -> Difference | None:
@@ -175,12 +198,9 @@ def _recent_runs(growth: Growth) -> _Runs:
 
 def _runs(tokens: Tokens) -> _Runs:
     """A number for each run of tokens, in order; equal ones for equal runs."""
-    ids = _ids(tokens).astype(np.uint64)
-    count = max(0, len(ids) - RUN_TOKENS + 1)
-    runs = np.zeros(count, np.uint64)
-    for place in range(RUN_TOKENS):
-        runs = runs * _MULTIPLIER + ids[place : place + count]
-    return runs
+    if len(tokens) < RUN_TOKENS:
+        return np.zeros(0, np.uint64)
+    return np.correlate(_ids(tokens).astype(np.uint64), _POWERS)
 
 
 def _ids(tokens: Tokens) -> NDArray[np.uint32]:

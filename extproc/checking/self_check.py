@@ -17,7 +17,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from extproc.checking.chains import Chains, Growth
-from extproc.checking.evidence import Asked, Difference, difference, holds_own, is_stored
+from extproc.checking.evidence import (
+    Asked,
+    Difference,
+    difference,
+    holds_own,
+    is_stored,
+    runs_of,
+)
 from kvstate.events import AllCleared, BlocksStored, Event
 
 # So many of the last checked requests must differ before a worker is distrusted, and so many must
@@ -156,14 +163,14 @@ class WorkerCheck:
         matching = [one for one in self.pending if is_stored(one.asked, growth.chain)]
         for watched in matching:
             self._matched(watched)
-        for watched in self.pending:
-            if matching:  # it is theirs, however much it is like another's
+        if matching:  # it is theirs, however much it is like another's
+            for watched in self.pending:
                 watched.grown.pop(name, None)
-            elif (
-                name not in watched.grown
-                and len(watched.grown) < MAX_CHAINS
-                and holds_own(watched.asked, growth)
-            ):
+            return
+        runs = runs_of(growth) if self.pending else []
+        for watched in self.pending:
+            may_grow = name not in watched.grown and len(watched.grown) < MAX_CHAINS
+            if may_grow and holds_own(watched.asked, growth.chain, runs):
                 watched.grown[name] = growth
 
     def _matched(self, watched: Watched) -> None:

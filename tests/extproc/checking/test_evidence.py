@@ -11,6 +11,7 @@ from extproc.checking.evidence import (
     difference,
     holds_own,
     is_stored,
+    runs_of,
     usable_tokens,
 )
 from kvstate.events import Extra, Tokens
@@ -39,7 +40,7 @@ def chain(tokens: list[int], *, rooted: bool = True, first: Extra = ()) -> Chain
 
 def found(one: Asked, stored: Chain, begin: int = 0) -> Difference | None:
     growth = Growth(stored, begin)
-    return difference(one, growth) if holds_own(one, growth) else None
+    return difference(one, growth) if holds_own(one, growth.chain, runs_of(growth)) else None
 
 
 def test_whole_blocks_can_be_reused_but_for_the_last_token() -> None:
@@ -70,7 +71,7 @@ def test_behind_an_unknown_parent_what_was_not_held_is_a_match() -> None:
 )
 def test_other_namespaces_tell_nothing(one: Asked, stored: Chain) -> None:
     assert not is_stored(one, stored)
-    assert not holds_own(one, Growth(stored, 0))
+    assert not holds_own(one, stored, runs_of(Growth(stored, 0)))
 
 
 def test_a_salted_prompt_meets_its_own_salt() -> None:

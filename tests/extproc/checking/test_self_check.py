@@ -1,5 +1,7 @@
+import time
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from extproc.checking.self_check import (
 )
 from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, Tokens
 from kvstate.overlap import Prompt
+from kvstate.wire.zmq_wire import decode_batch
 
 SIZE = 4
 REFERENCE = Tokens("I", range(100))
@@ -227,3 +230,20 @@ def test_it_is_distrusted_by_its_last_checked_requests(kinds: list[str]) -> None
             if distrusted and last[-MATCHES_TO_HEAL:] == ["match"] * MATCHES_TO_HEAL:
                 distrusted, last = False, []
         assert one.is_distrusted() == distrusted
+
+
+def test_a_stored_block_costs_little_more_than_its_decoding_however_much_is_watched() -> None:
+    check, random = WorkerCheck(), Random(5)
+    for _ in range(MAX_PENDING):
+        check.watch(asked(random.choices(range(90_000), k=8_192)), 0.0)
+    payloads = [
+        msgspec.msgpack.encode([1.0, [["BlockStored", [n], n and n - 1, [n] * 16, 16, None]]])
+        for n in range(500)
+    ]
+    check.stored(0, decode_batch(payloads[0]).events)  # what each prompt costs, once
+    began = time.thread_time()
+    batches = [decode_batch(payload) for payload in payloads]
+    decoded = time.thread_time()
+    for batch in batches:
+        check.stored(0, batch.events)
+    assert time.thread_time() - decoded < 20 * (decoded - began)
