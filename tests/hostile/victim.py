@@ -7,8 +7,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL, PIPE, Popen
+from typing import Any
 
 import aiohttp
 import grpc
@@ -31,8 +33,44 @@ extproc: {{listen: '127.0.0.1:{extproc}', server: {server}}}
 admin: {{listen: '127.0.0.1:{admin}'}}
 metrics: {{listen: '127.0.0.1:{metrics}'}}
 models: [{{name: m}}]
-workers: [{{endpoint: '127.0.0.1:{worker}'}}]
+workers: [{{endpoint: '127.0.0.1:{worker}', {worker_keys}}}]
 """
+
+MIB = 2**20
+PROBE_SECONDS = 0.1
+
+
+@dataclass
+class Harm:
+    """What others saw while something went on; filled in when it is over.
+
+    latencies: of their decisions, in seconds. held: CPU seconds of the event loop's thread between
+    two looks at it, where they were more than a pause that nobody notices; unlike the latencies
+    they do not depend on what else the machine does. grown_bytes: of memory, at its highest.
+    """
+
+    latencies: list[float] = field(default_factory=list)
+    held: list[float] = field(default_factory=list)
+    grown_bytes: int = 0
+
+    @property
+    def worst_held(self) -> float:
+        """For how many CPU seconds nobody else had a turn, at the worst."""
+        return max(self.held, default=0.0)
+
+    def quantile(self, share: float) -> float:
+        """The latency that this share of the decisions kept to."""
+        return sorted(self.latencies)[
+            min(len(self.latencies) - 1, int(share * len(self.latencies)))
+        ]
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.latencies)} decisions: p50 {self.quantile(0.5) * 1e3:.1f} ms,"
+            f" p99 {self.quantile(0.99) * 1e3:.1f} ms, worst {self.quantile(1.0) * 1e3:.1f} ms;"
+            f" loop held {self.worst_held * 1e3:.1f} ms of CPU at the worst,"
+            f" memory +{self.grown_bytes / MIB:.0f} MiB"
+        )
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -49,12 +87,13 @@ class Victim:
     """A router; is to be left as it was found."""
 
     def __init__(
-        self, server: str, process: Popen[bytes], port: int, metrics: int, log: Path
+        self, server: str, process: Popen[bytes], ports: dict[str, int], log: Path, held: Path
     ) -> None:
         self.server = server
         self._process = process
-        self._port, self._metrics = port, metrics
-        self._log = log
+        self._port, self._metrics = ports["extproc"], ports["metrics"]
+        self._admin = ports["admin"]
+        self._log, self._held = log, held
         self._peers: list[Peer] = []
 
     async def connect(self) -> Peer:
@@ -83,6 +122,42 @@ class Victim:
             text = await response.text()
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
+
+    async def feeds(self) -> list[dict[str, Any]]:
+        """The feeds of its worker, as GET /workers has them."""
+        url = f"http://127.0.0.1:{self._admin}/workers"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            feeds: list[dict[str, Any]] = (await response.json())[0]["feeds"]
+            return feeds
+
+    @contextlib.asynccontextmanager
+    async def probed(self, *, at_least: int = 10) -> AsyncIterator[Harm]:
+        """Whatever is done meanwhile: how long others wait for their decisions, and what it takes.
+
+        They ask from a process of their own, so that nothing of the attack slows them down.
+        at_least: decisions that are awaited before it is over.
+        """
+        harm, before, seen = Harm(), self.resident_bytes, self._held.stat().st_size
+        asked = (str(self._port), str(self._process.pid), str(PROBE_SECONDS))
+        prober = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.hostile.prober", *asked, stdin=PIPE, stdout=PIPE
+        )
+        assert prober.stdin is not None
+        assert prober.stdout is not None
+        first = await prober.stdout.readline()
+        assert first, "the first decision failed"
+        reading = asyncio.create_task(_read(prober.stdout, harm, before))
+        try:
+            yield harm
+            while len(harm.latencies) < at_least and not reading.done():  # noqa: ASYNC110
+                await asyncio.sleep(PROBE_SECONDS)
+        finally:
+            prober.stdin.close()
+            await reading
+            assert await prober.wait() == 0, "a decision failed"
+            with self._held.open() as file:
+                file.seek(seen)
+                harm.held += [float(line) for line in file]
 
     async def is_quiet(self) -> bool:
         """Whether no stream is open, and no request under way."""
@@ -176,16 +251,29 @@ class Victim:
         self._process.wait()
 
 
+async def _read(stream: asyncio.StreamReader, harm: Harm, before: int) -> None:
+    """Notes what the prober says, until it ends."""
+    async for line in stream:
+        latency, resident = line.split()
+        harm.latencies.append(float(latency))
+        harm.grown_bytes = max(harm.grown_bytes, int(resident) - before)
+
+
 @contextlib.contextmanager
-def running_victim(server: str, folder: Path) -> Iterator[Victim]:
-    """A router with that gRPC server, and one worker that nobody asks."""
+def running_victim(server: str, folder: Path, worker_keys: str = "") -> Iterator[Victim]:
+    """A router with that gRPC server, and one worker that nobody asks.
+
+    worker_keys: more of the worker's configuration, in YAML's flow style.
+    """
     ports = {name: free_port() for name in ("extproc", "admin", "metrics", "worker")}
-    file, log = folder / "config.yaml", folder / "router.log"
-    file.write_text(_CONFIG.format(server=server, **ports))
-    command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
+    file, log, held = folder / "config.yaml", folder / "router.log", folder / "held"
+    file.write_text(_CONFIG.format(server=server, worker_keys=worker_keys, **ports))
+    held.touch()
+    router = [sys.executable, "-m", "tests.hostile.held_router", str(held)]
+    command = [*router, "serve", "--config", str(file)]
     with log.open("ab") as stream:
         process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=stream)
-    victim = Victim(server, process, ports["extproc"], ports["metrics"], log)
+    victim = Victim(server, process, ports, log, held)
     try:
         deadline = time.monotonic() + WAIT_SECONDS
         while not victim.is_ready():

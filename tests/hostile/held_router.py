@@ -1,0 +1,51 @@
+"""The router, with a look at its event loop: for how long one holds it up.
+
+`python -m tests.hostile.held_router FILE ...` is `kvsteer ...`. The loop is looked at again and
+again; the CPU seconds that its thread took between two looks are written to the file, where they
+are more than a pause that nobody notices. A machine that is busy elsewhere does not lengthen them.
+"""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from extproc import event_loop
+from extproc.cli import main
+
+LOOK_SECONDS = 0.002
+NOTICED_SECONDS = 0.01
+
+
+class Watch:
+    """Looks at a loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, file: IO[str]) -> None:
+        self._loop, self._file = loop, file
+        self._cpu_seconds = time.thread_time()
+        loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        before, self._cpu_seconds = self._cpu_seconds, time.thread_time()
+        if self._cpu_seconds - before > NOTICED_SECONDS:
+            self._file.write(f"{self._cpu_seconds - before}\n")
+        self._loop.call_later(LOOK_SECONDS, self._look)
+
+
+def watching(path: str) -> None:
+    """Has the loop that the router makes be looked at."""
+    make = event_loop._new_event_loop
+    file = Path(path).open("a", buffering=1)  # noqa: SIM115 - as long as the process
+
+    def made() -> asyncio.AbstractEventLoop:
+        loop = make()
+        Watch(loop, file)
+        return loop
+
+    event_loop._new_event_loop = made
+
+
+if __name__ == "__main__":
+    watching(sys.argv[1])
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,56 @@
+"""Asks a router for decisions, a few times a second, from a process of its own.
+
+`python -m tests.hostile.prober PORT PID SECONDS` prints for each question how long its answer took
+and what memory the router's process has then, in seconds and bytes; it ends when its input does.
+"""
+
+import re
+import select
+import sys
+import time
+from pathlib import Path
+
+import grpc
+
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests.extproc.messages import body, head
+from tests.hostile.peer import PROCESS
+
+PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
+WAIT_SECONDS = 60.0
+
+
+def ask(channel: grpc.Channel) -> None:
+    """One decision, as Envoy asks for it."""
+    call = channel.stream_stream(
+        PROCESS,
+        request_serializer=ProcessingRequest.SerializeToString,
+        response_deserializer=ProcessingResponse.FromString,
+    )
+    answers = list(call(iter([head("/v1/completions"), body(PROMPT)]), timeout=WAIT_SECONDS))
+    mutation = answers[-1].request_body.response.header_mutation
+    assert mutation.set_headers[0].header.key == "x-gateway-destination-endpoint"
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None, "it has ended"
+    return int(found[1]) * 1024
+
+
+def main(port: int, pid: int, interval_seconds: float) -> None:
+    """Asks until the input ends."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        while True:
+            began = time.monotonic()
+            ask(channel)
+            took = time.monotonic() - began
+            print(took, resident_bytes(pid), flush=True)
+            rest = max(0.0, interval_seconds - took)
+            if select.select([sys.stdin], [], [], rest)[0]:
+                return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
