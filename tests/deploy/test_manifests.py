@@ -152,6 +152,59 @@ def test_a_router_and_its_envoy_are_confined(overlay: str) -> None:
         assert "cpu" not in container["resources"].get("limits", {})
 
 
+def peers(overlay: str, policy: str, port: int) -> list[Manifest]:
+    """Who may connect to a port of the pods of a NetworkPolicy."""
+    (one,) = [one for one in of_kind(overlay, "NetworkPolicy") if one["metadata"]["name"] == policy]
+    rules = [
+        rule
+        for rule in one["spec"]["ingress"]
+        if any(
+            ports["port"] <= port <= ports.get("endPort", ports["port"]) for ports in rule["ports"]
+        )
+    ]
+    assert all(rule["from"] for rule in rules)
+    return [peer for rule in rules for peer in rule["from"]]
+
+
+@pytest.mark.parametrize("overlay", [one for one in OVERLAYS if one != "deployment"])
+def test_only_envoy_and_the_router_reach_the_workers(overlay: str) -> None:
+    if overlay == "sidecar":  # the router is in Envoy's pod
+        envoys = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "envoy"}}}]
+        routers = envoys
+    else:
+        envoys = peers(overlay, "kvsteer", 9002)
+        routers = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvsteer"}}}]
+    assert peers(overlay, "vllm", 5557) == peers(overlay, "vllm", 5657) == routers
+    expected = envoys + [one for one in routers if one not in envoys]
+    assert peers(overlay, "vllm", 8000) == expected
+
+
+@overlays
+def test_only_the_router_gets_the_token_of_its_service_account(overlay: str) -> None:
+    for template in pod_templates(overlay):
+        spec, every = template["spec"], containers(template)
+        if spec.get("automountServiceAccountToken") is True:
+            assert [one["name"] for one in every] == ["kvsteer"]
+            continue
+        tokens = [
+            one["name"]
+            for one in spec["volumes"]
+            if any(
+                "serviceAccountToken" in source
+                for source in one.get("projected", {}).get("sources", [])
+            )
+        ]
+        mounted = [
+            (one["name"], mount["mountPath"])
+            for one in every
+            for mount in one["volumeMounts"]
+            if mount["name"] in tokens
+        ]
+        folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+        assert mounted == [("kvsteer", folder)] * len(tokens)
+        assert len(tokens) == any(one["name"] == "kvsteer" for one in every)
+
+
 @overlays
 def test_the_ports_of_events_are_those_that_the_workers_publish_on(overlay: str) -> None:
     (text,) = [
