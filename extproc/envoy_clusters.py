@@ -25,7 +25,8 @@ from extproc.envoy_tls import transport_socket
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, SERVED
 
 WORKERS = "workers"
-EXTPROC = "extproc"
+# The router, by the name that it has in every configuration of this project.
+ROUTER = "kvsteer"
 
 # Envoy listens on IPs only.
 BOUND = {"localhost": "127.0.0.1"}
@@ -92,7 +93,7 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
     return found
 
 
-def extproc_cluster(config: Config) -> cluster.Cluster:
+def router_cluster(config: Config) -> cluster.Cluster:
     """The router, reached where it listens or where envoy.router says."""
     envoy = config.envoy
     http = upstream_http.HttpProtocolOptions(
@@ -100,7 +101,7 @@ def extproc_cluster(config: Config) -> cluster.Cluster:
             http2_protocol_options=core.Http2ProtocolOptions()
         )
     )
-    found = _cluster(EXTPROC, [envoy.router or config.extproc.listen], DIALLED)
+    found = _cluster(ROUTER, [envoy.router or config.extproc.listen], DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)
     found.typed_extension_protocol_options = {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(http)

@@ -30,9 +30,9 @@ from envoy_data_plane.google.protobuf import Any
 from extproc.config import Config
 from extproc.envoy_clusters import (
     BOUND,
-    EXTPROC,
+    ROUTER,
     cluster_names,
-    extproc_cluster,
+    router_cluster,
     socket,
     worker_clusters,
 )
@@ -41,7 +41,13 @@ from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL
 
 HEADING = """\
 # A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
-# envoy/envoy.yaml in KVSteer's sources says why each setting is there.
+# envoy/envoy.yaml in KVSteer's sources says why each setting is there. Needs Envoy 1.35 or newer.
+#
+# If you add routes that do not lead to these workers, switch the filter off for each of them:
+#   typed_per_filter_config:
+#     envoy.filters.http.ext_proc:
+#       "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute
+#       disabled: true
 """
 
 NO_LIMIT = timedelta(0)
@@ -87,7 +93,7 @@ def _bootstrap(config: Config) -> bootstrap.Bootstrap:
         admin=bootstrap.Admin(address=socket(config.envoy.admin, BOUND)),
         static_resources=bootstrap.BootstrapStaticResources(
             listeners=[_listener(config)],
-            clusters=[*worker_clusters(config), extproc_cluster(config)],
+            clusters=[*worker_clusters(config), router_cluster(config)],
         ),
     )
 
@@ -141,7 +147,7 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     if reads_responses:  # the cluster writes there which worker answered
         options.forwarding_namespaces = namespaces
     return ext_proc.ExternalProcessor(
-        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=EXTPROC)),
+        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER)),
         failure_mode_allow=True,
         message_timeout=timedelta(milliseconds=config.envoy.message_timeout_ms),
         processing_mode=ext_proc.ProcessingMode(

@@ -8,9 +8,15 @@ from extproc.errors import RequestError
 from extproc.fault_log import tell_fault
 from extproc.models import Models, Served
 from extproc.observing.course import Course
-from extproc.picking.decision import MAX_TEXT_BYTES, Query
+from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_TEXT_BYTES, Query
 from extproc.picking.eligibility import ANY, Demand
-from extproc.requests.request import ENGINES_REFUSE, InferenceRequest, model_of, parse
+from extproc.requests.request import (
+    ENGINES_REFUSE,
+    NOT_INFERENCE,
+    InferenceRequest,
+    model_of,
+    parse,
+)
 from extproc.serving.stream import UNREAD, Ask
 from extproc.tokenizing.prompt_tokens import PromptTokens
 from kvstate.events import Tokens
@@ -102,14 +108,19 @@ def _text_of(body: bytes, reason: str) -> bytes:
 
 def _unread(ask: Ask) -> Query:
     """A request whose body is not known; it is a prompt where that would have been read."""
-    if ask.reason not in UNREAD:
+    if ask.reason == NOT_INFERENCE and not ask.wants_endpoint:
+        return Query(None, reason=ask.reason, left_to_proxy=CALLS_NO_MODEL)
+    if ask.reason in ("no_body", NOT_INFERENCE):
         return Query(None, reason=ask.reason)
+    finds_model = FINDS_MODEL if ask.proxy_finds_model else ""
+    if ask.reason not in UNREAD:
+        return Query(None, reason=ask.reason, left_to_proxy=finds_model)
     length = ask.head.content_length
     return Query(
         None,
         reason=ask.reason,
         unread_bytes=MAX_TEXT_BYTES if length is None else length,
-        is_left_to_proxy=ask.proxy_finds_model,
+        left_to_proxy=finds_model,
     )
 
 

@@ -21,7 +21,7 @@ from extproc.picking.explain import explanation
 from extproc.picking.load import Booking, Load
 from extproc.picking.placing import Placing
 from extproc.queries import Asked, Queries
-from extproc.requests.request import is_inference
+from extproc.requests.request import NOT_INFERENCE, why_unkeyed
 from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
@@ -34,7 +34,10 @@ LOGGED_BODY_BYTES = 4_096
 
 
 class Routed(NamedTuple):
-    """Where a request goes; booking: if a worker was picked, to be released when it is over."""
+    """Where a request goes.
+
+    booking: if a worker was picked for a call of a model, to be released when it is over.
+    """
 
     decision: Decision
     booking: Booking | None
@@ -75,6 +78,8 @@ class Router:
     def route(self, ask: Ask, traceparent: str = "") -> Routed | Awaitable[Routed]:
         """Decides and books, at once where that is cheap; never fails, whatever the request is.
 
+        What calls no model is counted and no more: it is no worker's load, and nobody is shown it.
+
         traceparent: of the trace that the request belongs to, "" if there is none.
         """
         course = Course(self._monotonic, traceparent)
@@ -91,6 +96,9 @@ class Router:
     def _routed(self, ask: Ask, asked: Asked, course: Course) -> Routed:
         decision, asked = self._decide(ask, asked, course)
         now = course.picked()
+        if decision.reason == NOT_INFERENCE:
+            self._metrics.observe_decision(decision, course)
+            return Routed(decision, None)
         if self._traces is not None:
             course.trace = self._traces.record(decision, course)
         self._metrics.observe_decision(decision, course)
@@ -106,8 +114,9 @@ class Router:
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
         """The answer of POST /explain: the decision for a request, without any effect."""
         ask = Ask(head, body)
-        if not is_inference(head.method, head.path):
-            ask = Ask(head, None, "not_inference")
+        unkeyed = why_unkeyed(head.method, head.path)
+        if unkeyed:
+            ask = Ask(head, None, unkeyed)
         course = Course(self._monotonic)
         asked = self._queries.of(ask, course)
         decision, _ = self._decide(ask, asked if isinstance(asked, Asked) else await asked, course)

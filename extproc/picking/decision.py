@@ -27,7 +27,9 @@ MAX_TEXT_BYTES = 128 * 1024
 Value = TypeVar("Value")
 
 OVER_LIMIT = "over its limit of requests"
-LEFT_TO_PROXY = "the proxy finds out the model, which is not known here"
+# Why a request is left to the proxy.
+FINDS_MODEL = "the proxy finds out the model, which is not known here"
+CALLS_NO_MODEL = "it calls no model, so it is none of ours"
 FAILING = "answers request after request with failures"
 
 
@@ -120,8 +122,8 @@ def _claims(
 
 def _excluded(query: Query, snapshot: Snapshot) -> list[str]:
     demand, unfit = query.demand, snapshot.unfit
-    if query.is_left_to_proxy:
-        return [LEFT_TO_PROXY] * len(snapshot.workers)
+    if query.left_to_proxy:
+        return [query.left_to_proxy] * len(snapshot.workers)
     if demand == ANY and not unfit:
         return [worker.excluded for worker in snapshot.workers]
     return [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
@@ -163,7 +165,7 @@ def _candidates(
     """
     rules, left_out = snapshot.rules, snapshot.left_out
     candidates: Sequence[int] = range(len(survey.places))
-    if query.is_left_to_proxy:
+    if query.left_to_proxy:
         return Verdict.NO_OVERRIDE, ()
     if not candidates:
         return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), ()
@@ -244,7 +246,7 @@ def _rank(
 def _reason(
     query: Query, policy: str, verdict: Verdict, held: tuple[int, int], claimed: Claims
 ) -> str:
-    if verdict is not Verdict.STEER and not query.is_left_to_proxy:
+    if verdict is not Verdict.STEER and not query.left_to_proxy:
         return "shed" if verdict is Verdict.SHED else "no_worker"
     if query.reason:
         return query.reason

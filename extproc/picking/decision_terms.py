@@ -34,9 +34,8 @@ class Query(msgspec.Struct, frozen=True):
     model: the configured model; None where the request names none that is known.
     prompts: what could be keyed. reason: why nothing could be, "" if something was. text: what was
     read where nothing could be keyed; it is compared with what was sent before. unread_bytes: of a
-    body that was not read. is_left_to_proxy: the proxy finds out the model, which is not known
-    here. demand: which workers it may go to. policy: what it asks for in its header, if that is
-    configured.
+    body that was not read. left_to_proxy: why the proxy is to choose, "" if it is not to. demand:
+    which workers it may go to. policy: what it asks for in its header, if that is configured.
     """
 
     model: str | None
@@ -44,7 +43,7 @@ class Query(msgspec.Struct, frozen=True):
     reason: str = ""
     text: bytes = b""
     unread_bytes: int = 0
-    is_left_to_proxy: bool = False
+    left_to_proxy: str = ""
     demand: Demand = ANY
     policy: str | None = None
 

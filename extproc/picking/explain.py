@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from extproc.picking.claims import NO_CLAIMS
-from extproc.picking.decision import LEFT_TO_PROXY, Decision, Verdict
+from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Verdict
 from extproc.picking.load import Load
 from kvstate.tiers import Tier
 
@@ -42,8 +42,9 @@ def why(decision: Decision) -> str:
     """The reason in words."""
     if decision.verdict is Verdict.SHED:
         return "every worker that may answer is over its limit of requests"
-    if LEFT_TO_PROXY in decision.excluded:
-        return f"{LEFT_TO_PROXY}: {decision.reason}"
+    for left in (FINDS_MODEL, CALLS_NO_MODEL):
+        if left in decision.excluded:
+            return f"{left}: {decision.reason}"
     if decision.verdict is not Verdict.STEER:
         return "no worker may answer this request"
     rows = zip(decision.workers, decision.costs, decision.excluded, strict=True)

@@ -26,6 +26,8 @@ __all__ = [
     "MAX_BYTES",
     "MAX_MESSAGES",
     "MAX_PROMPTS",
+    "NOT_INFERENCE",
+    "UNKEYED_PATHS",
     "Chat",
     "InferenceRequest",
     "Prompt",
@@ -34,6 +36,7 @@ __all__ = [
     "model_of",
     "parse",
     "path_of",
+    "why_unkeyed",
 ]
 
 CHAT_PATH = chat_request.PATH
@@ -54,6 +57,27 @@ _PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
 }
 
 
+# Calls that have a model compute and whose prompt is not keyed: vLLM's and SGLang's.
+UNKEYED_PATHS = frozenset(
+    {
+        "/classify",
+        "/encode",
+        "/invocations",
+        "/pooling",
+        "/rerank",
+        "/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/rerank",
+        "/v1/score",
+        "/v2/rerank",
+    }
+)
+
+# Why a request is no call of a model: a probe, a list of models, another service's route.
+NOT_INFERENCE = "not_inference"
+
+
 class _AnyBody(msgspec.Struct):
     model: str | None = None
 
@@ -72,6 +96,13 @@ def path_of(target: str) -> str:
 def is_inference(method: str, path: str) -> bool:
     """Whether the body of this request carries a prompt that we can key."""
     return method == "POST" and (path in _PARSERS or path in grpc_request.PATHS)
+
+
+def why_unkeyed(method: str, path: str) -> str:
+    """Why the body of a request is not asked for, by its method and path alone; "" if it is."""
+    if is_inference(method, path):
+        return ""
+    return "unkeyed_api" if method == "POST" and path in UNKEYED_PATHS else NOT_INFERENCE
 
 
 def model_of(body: bytes) -> str | None:

@@ -9,6 +9,7 @@ B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: every byte is ours 
     state    message            dialect A                       dialect B                 then
     HEAD     request_headers    a prompt to come: go on         say nothing, collect      BODY
                                 else Ask, the pick goes with it the same                  PLACED*
+                                (none, where no model is called)
     HEAD     request_trailers   go on                           go on                     HEAD
     BODY     request_body       Ask, the pick goes with it      not the end: collect      BODY
                                                                 the end, or too much: Ask,
@@ -47,7 +48,7 @@ from extproc.errors import ProtocolError
 from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
 from extproc.picking.refusal import Refusal
-from extproc.requests.request import is_inference
+from extproc.requests.request import why_unkeyed
 from extproc.serving import stream_answers as say
 from extproc.serving.collected_body import CollectedBody
 from extproc.serving.heads import Head, head_of
@@ -74,12 +75,14 @@ class Ask:
 
     body: None where the pick is made without it; reason then says why. proxy_finds_model: whether
     the proxy's routes choose by the model, and find it themselves where we do not name it.
+    wants_endpoint: whether the proxy has to be told an endpoint even for what calls no model.
     """
 
     head: Head
     body: bytes | None
     reason: str = ""
     proxy_finds_model: bool = False
+    wants_endpoint: bool = False
 
 
 Step = Answers | Ask
@@ -191,14 +194,16 @@ class Stream:
     def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
         self.state = State.ASKED
         self._asked_with = kind
-        return Ask(self._head, body, reason, self._names_model and not self.is_duplex)
+        finds_model = self._names_model and not self.is_duplex
+        return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
     def _request_headers(self, message: ProcessingRequest) -> Step:
         self._head = head = head_of(message, self._policy_header)
         self._is_last = message.request_headers.end_of_stream
-        reason = self._reason_without_body(head)
-        if reason == "not_inference":
+        unkeyed = why_unkeyed(head.method, head.path)
+        if unkeyed:
             self.response.reads_usage = False
+        reason = unkeyed or self._reason_without_body(head)
         if reason:
             return self._ask("request_headers", None, reason)
         self.state = State.BODY
@@ -208,8 +213,6 @@ class Stream:
 
     def _reason_without_body(self, head: Head) -> str:
         """Why a request is placed on its headers, "" if its body is wanted."""
-        if not is_inference(head.method, head.path):
-            return "not_inference"
         if self._is_last:
             return "no_body"
         if head.content_length is not None and head.content_length > self._max_body_bytes:

@@ -82,7 +82,7 @@ def connection_manager(envoy: Tree) -> Tree:
 
 
 def fragments() -> list[Tree]:
-    """What envoy/add-to-your-envoy.yaml has: manager, cluster of the engines, router, host."""
+    """What envoy/add-to-your-envoy.yaml has: manager, engines, router, host, another route."""
     text = (ROOT / "envoy/add-to-your-envoy.yaml").read_text()
     return [one for one in yaml.safe_load_all(text) if one is not None]
 
@@ -107,7 +107,7 @@ def readme_configuration() -> str:
     return textwrap.dedent(found[1])
 
 
-def configuration(workers: list[Worker], envoy_port: int) -> Tree:
+def configuration(workers: list[Worker], envoy_port: int, admin_port: int) -> Tree:
     """README.md's kvsteer.yaml with the addresses of these workers, on free ports."""
     text = readme_configuration().replace("/models/my-model", str(TINY_MODEL))
     for number, worker in enumerate(workers, 1):
@@ -121,7 +121,8 @@ def configuration(workers: list[Worker], envoy_port: int) -> Tree:
     ports = {name: {"listen": f"127.0.0.1:{free_port()}"} for name in ("extproc", "admin")}
     ports["metrics"] = {"listen": f"127.0.0.1:{free_port()}"}
     tree: Tree = yaml.safe_load(text)
-    return tree | ports | {"envoy": {"listen": f"127.0.0.1:{envoy_port}"}}
+    envoy = {"listen": f"127.0.0.1:{envoy_port}", "admin": f"127.0.0.1:{admin_port}"}
+    return tree | ports | {"envoy": envoy}
 
 
 @contextlib.asynccontextmanager
@@ -140,7 +141,7 @@ async def behind(
             for one, setting in zip(each, both, strict=True)
         ]
         port, admin_port = free_port(), free_port()
-        tree = configuration(workers, port)
+        tree = configuration(workers, port, admin_port)
         config_file = directory / "kvsteer.yaml"
         config_file.write_text(yaml.safe_dump(tree))
         session = await stack.enter_async_context(aiohttp.ClientSession())

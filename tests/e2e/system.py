@@ -49,6 +49,7 @@ class System:
         self.config_file = config_file
         self.workers = list(workers)
         self.envoy = f"http://{config.envoy.listen}"
+        self.envoy_admin = f"http://{config.envoy.admin}"
         self.admin = f"http://{config.admin.listen}"
         self.metrics = f"http://{config.metrics.listen}"
         self.router: Process | None = None

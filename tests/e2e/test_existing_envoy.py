@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.existing_envoy import Tree, add, address, behind, connection_manager, fragments
 from tests.e2e.system import System, chat, long_text
+from tests.ports import free_port
 
 
 def steered(envoy: Tree, router_port: int) -> Tree:
     """The user's envoy.yaml with every piece of envoy/add-to-your-envoy.yaml where it belongs."""
-    manager, engines, router, host = fragments()
+    manager, engines, router, host, _ = fragments()
     add(connection_manager(envoy), manager)
     (cluster,) = envoy["static_resources"]["clusters"]
     del cluster["lb_policy"]
@@ -73,6 +75,66 @@ async def test_with_the_pieces_and_without_a_router_everything_is_answered(tmp_p
         answers = [await system.send(body, headers=headers) for _ in range(20)]
     assert {status for status, _, _ in answers} == {200}
     assert {worker for _, worker, _ in answers} == {one.endpoint for one in system.workers}
+
+
+async def test_of_two_routers_one_that_died_is_soon_asked_no_more(tmp_path: Path) -> None:
+    second_port = free_port()
+    (tmp_path / "second").mkdir()
+
+    def with_two(envoy: Tree, router_port: int) -> Tree:
+        tree = steered(envoy, router_port)
+        (locality,) = tree["static_resources"]["clusters"][-1]["load_assignment"]["endpoints"]
+        another = {"endpoint": {"address": address("127.0.0.1", second_port)}}
+        locality["lb_endpoints"].append(another)
+        return tree
+
+    async with behind(tmp_path, with_two) as system:
+        second = another_router(system, tmp_path / "second", second_port)
+        await asyncio.gather(system.start_router(), second.start_router())
+        body = chat(long_text("alpha"), model="my-model")
+        assert {(await system.send(body))[0] for _ in range(10)} == {200}
+        await second.stop_router()
+        before = await unsteered(system)
+        assert {(await system.send(body))[0] for _ in range(100)} == {200}
+        # without outlier detection half of them; with it, one at each return, every 2 s and rarer
+        assert 1 <= await unsteered(system) - before <= 25
+
+
+async def test_a_route_that_is_not_for_workers_never_asks_the_router(tmp_path: Path) -> None:
+    def with_other_route(envoy: Tree, router_port: int) -> Tree:
+        tree = steered(envoy, router_port)
+        (*_, switched_off) = fragments()
+        (host,) = connection_manager(tree)["route_config"]["virtual_hosts"]
+        other = {"match": {"prefix": "/api/"}, "route": {"cluster": "engines"}, **switched_off}
+        host["routes"].insert(0, other)
+        return tree
+
+    async with behind(tmp_path, with_other_route) as system:
+        await system.start_router()
+        for _ in range(3):
+            await (await system.session.get(f"{system.envoy}/api/things")).read()
+        name = 'kvsteer_decisions_total{model="",reason="not_inference"}'
+        assert await system.metric(name) == 0
+        await (await system.session.get(f"{system.envoy}/v1/models")).read()
+        assert await system.metric(name) == 1
+
+
+def another_router(system: System, directory: Path, port: int) -> System:
+    """A second router before the same workers."""
+    tree = yaml.safe_load(system.config_file.read_text())
+    tree["extproc"]["listen"] = f"127.0.0.1:{port}"
+    for name in ("admin", "metrics"):
+        tree[name]["listen"] = f"127.0.0.1:{free_port()}"
+    config_file = directory / "kvsteer.yaml"
+    config_file.write_text(yaml.safe_dump(tree))
+    return System(system.session, config_file, system.workers)
+
+
+async def unsteered(system: System) -> int:
+    """Requests that went on without an answer of a router, by Envoy's own count."""
+    async with system.session.get(f"{system.envoy_admin}/stats?filter=failure_mode_allowed") as got:
+        (line,) = (await got.text()).splitlines()
+    return int(line.rpartition(" ")[2])
 
 
 async def test_switched_off_it_goes_on_by_load_alone(system: System) -> None:

@@ -90,11 +90,26 @@ async def test_a_gateway_that_takes_one_address_alone_is_told_one() -> None:
 async def test_requests_without_a_body_follow_the_pick(dialect: str) -> None:
     async with pool(2) as endpoints, gateway(dialect, endpoints) as one:
         for endpoint in endpoints:
-            headers = {SUBSET: endpoint}
-            async with one.session.get(f"{one.url}/v1/models", headers=headers) as response:
-                assert (response.status, response.headers["x-worker"]) == (200, endpoint)
-            assert (await one.post(b"", headers=headers))[:2] == (200, endpoint)
+            assert (await one.post(b"", headers={SUBSET: endpoint}))[:2] == (200, endpoint)
         await over(one, endpoints)
+
+
+async def test_a_request_that_calls_no_model_is_steered_only_where_the_protocol_demands_it() -> (
+    None
+):
+    names = "x-saw-names"
+    for dialect in DIALECTS:
+        async with pool(2) as endpoints, gateway(dialect, endpoints) as one:
+            answered = set()
+            for _ in range(8):
+                headers = {SUBSET: endpoints[0], "x-gateway-destination-endpoint": "10.9.9.9:9"}
+                async with one.session.get(f"{one.url}/v1/models", headers=headers) as response:
+                    assert response.status == 200
+                    answered.add(response.headers["x-worker"])
+                    is_named = "x-gateway-destination-endpoint" in response.headers[names]
+                    assert is_named is (dialect == DUPLEX)
+            assert answered == ({endpoints[0]} if dialect == DUPLEX else set(endpoints))
+            assert not any(one.router.in_flight(endpoint) for endpoint in endpoints)
 
 
 @pytest.mark.parametrize("mode", ["NONE", "STREAMED", "BUFFERED_PARTIAL"])

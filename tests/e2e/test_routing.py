@@ -162,6 +162,8 @@ async def test_a_get_reaches_a_worker(system: System) -> None:
     async with system.session.get(f"{system.envoy}/v1/models") as response:
         assert response.status == 200
     assert await system.metric('kvsteer_decisions_total{model="",reason="not_inference"}') == 1
+    async with system.session.get(f"{system.admin}/decisions") as response:
+        assert (await response.json())["decisions"] == []
 
 
 async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:

@@ -234,18 +234,18 @@ def test_envoy_binds_to_an_ip_where_localhost_is_written() -> None:
     ],
 )
 def test_envoy_dials_the_router_where_it_listens(listen: str, dialled: dict[str, Any]) -> None:
-    cluster = clusters(parsed(configuration(extproc=ExtProc(listen))))["extproc"]
+    cluster = clusters(parsed(configuration(extproc=ExtProc(listen))))["kvsteer"]
     assert members(cluster) == [dialled]
     assert cluster["type"] == "STATIC"
 
 
 def test_the_router_is_resolved_where_its_host_is_a_name() -> None:
-    cluster = clusters(parsed(configuration(extproc=ExtProc("router:7"))))["extproc"]
+    cluster = clusters(parsed(configuration(extproc=ExtProc("router:7"))))["kvsteer"]
     assert (cluster["type"], cluster["dns_lookup_family"]) == ("STRICT_DNS", "V4_PREFERRED")
 
 
 def test_the_router_is_spoken_to_in_http2() -> None:
-    (options,) = clusters(parsed(configuration()))["extproc"][
+    (options,) = clusters(parsed(configuration()))["kvsteer"][
         "typed_extension_protocol_options"
     ].values()
     assert "http2_protocol_options" in options["explicit_http_config"]
@@ -277,7 +277,7 @@ def test_workers_that_come_and_go_are_read_from_a_file_a_model() -> None:
 
 def test_each_of_several_models_has_a_cluster_and_a_route() -> None:
     tree = parsed(two_models())
-    assert list(clusters(tree)) == ["workers-tiny", "workers-org-big", "extproc"]
+    assert list(clusters(tree)) == ["workers-tiny", "workers-org-big", "kvsteer"]
     (_, big, _) = virtual_host(tree)["routes"]
     (header,) = big["match"]["headers"]
     assert header == {"name": "x-kvsteer-model", "string_match": {"exact": "org/big"}}
@@ -310,7 +310,7 @@ def test_models_whose_names_differ_in_punctuation_have_clusters_of_their_own() -
     assert list(clusters(parsed(two_models("a/b", "a.b"))))[:2] == ["workers-a-b", "workers-a-b-2"]
 
 
-@pytest.mark.parametrize("fragments", [3, 4], ids=["the two pieces", "all"])
+@pytest.mark.parametrize("fragments", [3, 4, 5], ids=["the two pieces", "three", "all"])
 def test_envoy_accepts_the_pieces_added_to_a_bare_configuration(
     fragments: int, tmp_path: Path
 ) -> None:
@@ -322,8 +322,11 @@ def test_envoy_accepts_the_pieces_added_to_a_bare_configuration(
     manager["early_header_mutation_extensions"] = added["early_header_mutation_extensions"]
     tree["static_resources"]["clusters"][0].update(pieces[1])
     tree["static_resources"]["clusters"].append(pieces[2])
-    for piece in pieces[3:]:
+    for piece in pieces[3:4]:
         virtual_host(tree).update(piece)
+    for piece in pieces[4:]:
+        other = {"match": {"prefix": "/api/"}, "route": {"cluster": "llm"}, **piece}
+        virtual_host(tree)["routes"].insert(0, other)
     validate(yaml.safe_dump(tree), tmp_path)
 
 

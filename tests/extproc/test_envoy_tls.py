@@ -14,7 +14,7 @@ SERVED = 'models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n'
 
 def transport_socket(sections: str) -> dict[str, Any] | None:
     tree = yaml.safe_load(render(parse(SERVED + sections, "c")))
-    (found,) = [one for one in tree["static_resources"]["clusters"] if one["name"] == "extproc"]
+    (found,) = [one for one in tree["static_resources"]["clusters"] if one["name"] == "kvsteer"]
     socket: dict[str, Any] | None = found.get("transport_socket")
     return socket
 

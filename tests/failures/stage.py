@@ -194,7 +194,7 @@ def _without_router(printed: str) -> str:
 def _with_routers(printed: str, members: list[str]) -> str:
     """The same Envoy with these routers in its ext_proc cluster."""
     tree = yaml.safe_load(printed)
-    found = next(one for one in tree["static_resources"]["clusters"] if one["name"] == "extproc")
+    found = next(one for one in tree["static_resources"]["clusters"] if one["name"] == "kvsteer")
     first = yaml.safe_dump(found["load_assignment"]["endpoints"][0]["lb_endpoints"][0])
     found["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
         yaml.safe_load(first.replace(*_port_line(members[0], member))) for member in members

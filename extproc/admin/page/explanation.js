@@ -5,7 +5,8 @@ import { bar, cell, count, make, percent, pill, plural } from "./dom.js";
 const MAX_CANDIDATES = 50;
 
 const WITHOUT_PROMPT = {
-  not_inference: "it is no inference request",
+  not_inference: "it calls no model",
+  unkeyed_api: "prompts of its API are not keyed",
   no_body: "it has no body",
   body_too_large: "its body is too large to be read",
   body_not_buffered: "its body was not handed over whole",

@@ -6,7 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.picking.decision import MAX_TEXT_BYTES, Decision, Query, Snapshot, Verdict, decide
+from extproc.picking.decision import (
+    FINDS_MODEL,
+    MAX_TEXT_BYTES,
+    Decision,
+    Query,
+    Snapshot,
+    Verdict,
+    decide,
+)
 from extproc.picking.eligibility import Demand, Worker
 from extproc.picking.load import Load
 from extproc.picking.pick import Weights
@@ -173,7 +181,7 @@ def test_what_is_not_read_weighs_by_its_length(query: Query, tokens: int) -> Non
 
 
 def test_a_request_whose_model_the_proxy_finds_is_left_to_it() -> None:
-    query = Query(None, reason="body_too_large", is_left_to_proxy=True)
+    query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
     made = decision(query, workers="ab", rules=Rules(refuses=True))
     assert (made.pick, made.verdict, made.reason) == ((), Verdict.NO_OVERRIDE, "body_too_large")
     assert set(made.excluded) == {"the proxy finds out the model, which is not known here"}

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from extproc.picking.decision import Decision, Query, Snapshot, Verdict, decide
+from extproc.picking.decision import (
+    CALLS_NO_MODEL,
+    FINDS_MODEL,
+    Decision,
+    Query,
+    Snapshot,
+    Verdict,
+    decide,
+)
 from extproc.picking.eligibility import Worker
 from extproc.picking.explain import explanation, why
 from extproc.picking.load import Load, Report
@@ -113,9 +121,11 @@ def test_other_policies_have_no_cost() -> None:
 
 
 def test_the_words_say_that_the_proxy_chooses() -> None:
-    query = Query(None, reason="body_too_large", is_left_to_proxy=True)
+    query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
     words = "the proxy finds out the model, which is not known here: body_too_large"
     assert why(decision(query)) == words
+    query = Query(None, reason="not_inference", left_to_proxy=CALLS_NO_MODEL)
+    assert why(decision(query)) == "it calls no model, so it is none of ours: not_inference"
 
 
 def test_the_words_say_why_there_are_no_tokens() -> None:

@@ -11,11 +11,13 @@ from extproc.requests.request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
     MAX_BYTES,
+    UNKEYED_PATHS,
     Chat,
     is_inference,
     model_of,
     parse,
     path_of,
+    why_unkeyed,
 )
 
 GRPC_PATH = "/vllm.grpc.engine.VllmEngine/Generate"
@@ -120,6 +122,13 @@ def test_the_model_is_read_also_where_the_prompt_is_not() -> None:
 def test_query_strings_and_trailing_slashes_do_not_hide_a_path() -> None:
     assert path_of("/v1/chat/completions?api=1") == CHAT_PATH
     assert path_of("/v1/completions/") == COMPLETIONS_PATH
+
+
+def test_a_call_whose_prompt_is_not_keyed_is_told_from_what_calls_no_model() -> None:
+    assert why_unkeyed("POST", CHAT_PATH) == ""
+    assert {why_unkeyed("POST", path) for path in UNKEYED_PATHS} == {"unkeyed_api"}
+    others = [("GET", "/v1/models"), ("GET", "/score"), ("OPTIONS", CHAT_PATH), ("POST", "/api/x")]
+    assert {why_unkeyed(*one) for one in others} == {"not_inference"}
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/tokenize", "/v1/messages/count_tokens"])

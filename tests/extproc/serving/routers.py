@@ -29,7 +29,12 @@ def service(extra: str = "", *endpoints: str) -> Service:
     extra: sections of the configuration.
     """
     listed = ", ".join(f"{{endpoint: '{one}'}}" for one in endpoints or (FIRST, SECOND))
-    config = parse(f"models: [{{name: m}}]\nworkers: [{listed}]\n{extra}", "test")
+    return of(f"models: [{{name: m}}]\nworkers: [{listed}]\n{extra}")
+
+
+def of(text: str) -> Service:
+    """The same, of a whole configuration."""
+    config = parse(text, "test")
     workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     metrics = Metrics()
     return Service(config, Books(config, workers, {}, metrics, Random(0)), metrics)

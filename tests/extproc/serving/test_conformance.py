@@ -68,8 +68,8 @@ async def test_a_request_is_placed_and_its_load_held_until_the_stream_ends(
 
 @pytest.mark.parametrize(
     "message",
-    [head("/metrics"), head("/v1/completions", end_of_stream=True)],
-    ids=["not inference", "no body"],
+    [head("/v1/rerank"), head("/v1/completions", end_of_stream=True)],
+    ids=["not keyed", "no body"],
 )
 async def test_what_has_no_prompt_is_placed_on_its_headers(
     running: Running, message: ProcessingRequest
@@ -78,6 +78,14 @@ async def test_what_has_no_prompt_is_placed_on_its_headers(
     await call.write(message)
     answer = await call.read()
     assert (answer.WhichOneof("response"), pick_of(answer)) == ("request_headers", WORKER)
+
+
+async def test_what_calls_no_model_is_told_nothing_and_holds_no_load(running: Running) -> None:
+    call = running.process()
+    await call.write(head("/metrics"))
+    mutation = (await call.read()).request_headers.response.header_mutation
+    assert (len(mutation.set_headers), len(mutation.remove_headers)) == (0, 1)
+    assert running.in_flight == 0
 
 
 async def test_an_empty_body_is_placed(running: Running) -> None:

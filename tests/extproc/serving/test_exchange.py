@@ -11,12 +11,13 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
+from extproc.picking.decision import Decision
 from extproc.picking.outliers import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
 from extproc.router import Routed
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.stream import Ask
 from tests.extproc.messages import body, head, response_head
-from tests.extproc.serving.routers import FIRST, SECOND, counted, in_flight, released, service
+from tests.extproc.serving.routers import FIRST, SECOND, counted, in_flight, of, released, service
 
 PROMPT = json.dumps({"model": "m", "prompt": list(range(512))}).encode()
 JSON = {"content-type": "application/json"}
@@ -233,6 +234,43 @@ def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
     assert answer.immediate_response.status.code == 503
     exchange.close()
     assert released(one) == 0
+
+
+@pytest.mark.parametrize("mode", [ProcessingMode.BUFFERED, ProcessingMode.FULL_DUPLEX_STREAMED])
+@pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/api/things", "POST")])
+def test_what_calls_no_model_is_nobodys_load_and_shown_to_nobody(
+    mode: int, path: str, method: str, closing: list[Service]
+) -> None:
+    one = service(HEADERS)
+    closing.append(one)
+    shown: list[Decision] = []
+    one.router.observers.append(lambda decision, _: shown.append(decision))
+    exchange = one.open()
+    client = {"x-gateway-destination-endpoint": SECOND}
+    (answer,) = answers(exchange, head(path, method=method, mode=mode, headers=client))
+    mutation = answer.request_headers.response.header_mutation
+    if mode == ProcessingMode.BUFFERED:
+        assert list(mutation.remove_headers) == ["x-gateway-destination-endpoint"]
+        assert not mutation.set_headers
+        assert not answer.HasField("dynamic_metadata")
+    else:  # the protocol demands an endpoint
+        assert mutation.set_headers[0].header.raw_value.decode() in {FIRST, SECOND}
+    assert (in_flight(one), shown) == (0, [])
+    assert answers(exchange, told(200, FIRST))
+    exchange.close()
+    assert counted(one, 'kvsteer_decisions_total{model="",reason="not_inference"}') == 1
+    assert counted(one, 'kvsteer_responses_total{status="2xx",worker=""}') == 0
+
+
+def test_with_several_models_what_calls_none_names_none(closing: list[Service]) -> None:
+    config = "models: [{name: m}, {name: n}]\nworkers: [{endpoint: '10.0.0.1:1', model: m}]"
+    one = of(config)
+    closing.append(one)
+    (answer,) = answers(one.open(), head("/v1/models", method="GET"))
+    removed = list(answer.request_headers.response.header_mutation.remove_headers)
+    assert removed == ["x-gateway-destination-endpoint", "x-kvsteer-model"]
+    (answer,) = answers(one.open(), head("/v1/rerank"))
+    assert list(answer.request_headers.response.header_mutation.remove_headers) == removed
 
 
 @pytest.mark.parametrize(("extra", "count"), [("", 3), ("policy: {endpoints: 1}", 1)])

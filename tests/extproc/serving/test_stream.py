@@ -123,6 +123,7 @@ def test_the_model_is_named_for_routes_where_there_are_several() -> None:
     ("message", "reason"),
     [
         (head("/metrics"), "not_inference"),
+        (head("/v1/rerank"), "unkeyed_api"),
         (head(method="GET"), "not_inference"),
         (head(headers={"content-length": "1001"}), "body_too_large"),
         (head(mode=ProcessingMode.NONE), "body_not_buffered"),
