@@ -13,6 +13,7 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
 
 _NOWHERE = "none"
+_REPLAY_LIMIT = "messages of a replay that wait for a slow reader; 0: any (default: %(default)s)"
 _DIALECTS = f"engine and release to pass for: {', '.join(DIALECTS)} (default: %(default)s)"
 
 
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--replay", default="tcp://127.0.0.1:5558", help="ZMQ endpoint for replays, or none")
     add("--topic", default=defaults.topic, help="topic of the events")
     add("--buffer-steps", type=int, default=defaults.buffer_batches, help="batches to replay")
+    add("--replay-limit", type=int, default=defaults.replay_limit_messages, help=_REPLAY_LIMIT)
     add("--drain-events", type=int, default=defaults.drain_events, help="TensorRT-LLM: kept events")
     add("--misbehave", action="store_true", help="serve POST /misbehave, which breaks things")
     for phase in ("prefill", "decode"):
@@ -84,6 +86,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         replay_endpoint=replay if events else None,
         topic=arguments.topic,
         buffer_batches=arguments.buffer_steps,
+        replay_limit_messages=arguments.replay_limit,
         drain_events=arguments.drain_events,
         misbehave=arguments.misbehave,
         prefill_tokens_per_second=arguments.prefill_tokens_per_second,

@@ -31,6 +31,8 @@ class PublisherOptions:
     topic: str
     buffer_batches: int
     rank: int
+    replay_limit_messages: int
+    """What the replay socket queues for a reader that is slow; it drops what is beyond."""
     connects: bool = False
     """PUB connects to its endpoint, for a subscriber that binds; the replay socket always binds."""
 
@@ -128,6 +130,7 @@ class Publisher:
             self.replay_endpoint,
             self._kept,
             topic=self._topic,
+            send_limit_messages=self._options.replay_limit_messages,
             dialect=self._options.dialect,
             interference=self._interference,
         )

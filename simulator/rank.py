@@ -79,6 +79,7 @@ class Rank:
             topic=settings.topic,
             buffer_batches=settings.buffer_batches,
             rank=self.number,
+            replay_limit_messages=settings.replay_limit_messages,
             connects=settings.connect,
         )
         return Publisher(options, self.interference)

@@ -26,6 +26,7 @@ class ReplaySocket:
         kept: Kept,
         *,
         topic: bytes,
+        send_limit_messages: int,
         dialect: Dialect,
         interference: Interference,
     ) -> None:
@@ -37,8 +38,7 @@ class ReplaySocket:
         self._context = zmq.asyncio.Context()
         self._router = self._context.socket(zmq.ROUTER)
         try:
-            # A ROUTER drops what exceeds this, and one whole answer must fit.
-            self._router.sndhwm = (kept.maxlen or 0) + 1
+            self._router.sndhwm = send_limit_messages  # beyond it a ROUTER drops
             self._router.maxmsgsize = _MAX_REQUEST_BYTES
             self.endpoint = bind(self._router, endpoint)
         except BaseException:

@@ -52,6 +52,9 @@ class Settings:
     topic: str = ""
     buffer_batches: int = 10_000
     """How many of the latest batches can be asked for again."""
+    replay_limit_messages: int = 1_000
+    """Of a replay, how many messages are queued for a slow reader; beyond it they are dropped, the
+    end marker included. libzmq's default, and so vLLM's and SGLang's; 0: no limit."""
     drain_events: int = 10_000
     """TensorRT-LLM only: events that wait to be fetched by POST /kv_cache_events, at most."""
     misbehave: bool = False
@@ -79,6 +82,7 @@ class Settings:
             ("ranks", 1),
             ("host_blocks", 0),
             ("drain_events", 1),
+            ("replay_limit_messages", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}")

@@ -78,9 +78,7 @@ FAULTS = {
     "replay-silent": Fault(
         "replay", "restart the engine; correct `events.replay` if it is another's"
     ),
-    "replay-truncated": Fault(
-        "replay", "a larger `buffer_steps` in the engine, or a newer release"
-    ),
+    "replay-truncated": Fault("replay", "restart the engine, or update it"),
     "grpc-unreachable": Fault("feed", "correct `events.grpc`, or start its server or the bridge"),
     "grpc-unimplemented": Fault(
         "feed", "turn events on in the engine, correct `events.service`, or run `kvsteer bridge`"

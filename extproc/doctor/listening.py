@@ -9,6 +9,7 @@ from extproc.doctor.heard import Heard
 from kvstate.errors import ReplayError
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.replays import MAX_REPLAY_SECONDS
 from kvstate.feeds.transport import (
     Batch,
     Connected,
@@ -95,17 +96,20 @@ def connected(source: GrpcSource | DrainSource) -> list[Listener]:
 async def replayed(source: ZmqSource, start: int, seconds: float) -> tuple[list[int], str]:
     """The numbers of the batches that a replay gives; why it did not come to its end, "" if it did.
 
-    start: the first number that is asked for.
+    start: the first number that is asked for. seconds: for each batch, not for all: a full buffer
+    takes as long as it takes.
     """
     transport = ZmqTransport(source)
     numbers: list[int] = []
+    now = asyncio.get_running_loop().time
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as patience, asyncio.timeout(MAX_REPLAY_SECONDS):
             async for batch in transport.replay(start):
                 numbers.append(getattr(batch, "sequence", start))
+                patience.reschedule(now() + seconds)
                 await asyncio.sleep(0)  # nor must a replay
     except TimeoutError:
-        return numbers, f"no end within {seconds:g} s"
+        return numbers, f"neither a batch nor the end within {seconds:g} s"
     except ReplayError as error:
         return numbers, str(error)
     finally:

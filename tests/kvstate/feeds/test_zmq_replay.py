@@ -1,4 +1,7 @@
 import asyncio
+import itertools
+import random
+from collections import deque
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +12,9 @@ from kvstate.errors import ReplayError
 from kvstate.feeds import zmq_replay
 from kvstate.feeds.transport import Batch, Malformed
 from kvstate.feeds.zmq_replay import replay_from
+from simulator.dialects import DEFAULT, DIALECTS
+from simulator.interference import Interference
+from simulator.replay import ReplaySocket
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
 
@@ -32,6 +38,28 @@ async def answer(router: zmq.asyncio.Socket, *messages: list[bytes]) -> list[byt
 
 async def replayed(endpoint: str | None, start: int = 0) -> list[Batch | Malformed]:
     return [batch async for batch in replay_from(endpoint, start)]
+
+
+def batches(*numbers: int) -> list[list[bytes]]:
+    """Batches as an answer has them."""
+    return [[b"", *frames(number)] for number in numbers]
+
+
+def asked(number: int) -> list[bytes]:
+    """The question for the batches from a number on."""
+    return [b"", number.to_bytes(8, "big")]
+
+
+def told(*numbers: int) -> list[Batch]:
+    """What is to come of a replay."""
+    return [Batch(number, payload(number)) for number in numbers]
+
+
+@pytest.fixture
+def drops_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers have room for three messages of an answer; what follows may be dropped."""
+    monkeypatch.setattr(zmq_replay, "NEVER_DROPPED", 3)
+    monkeypatch.setattr(zmq_replay, "SILENCE_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize("end", [END, END[1:]])
@@ -77,3 +105,115 @@ async def test_answer_that_is_no_replay_fails(
 async def test_replay_that_cannot_be_asked_for_fails(address: str | None, reason: str) -> None:
     with pytest.raises(ReplayError, match=reason):
         await replayed(address)
+
+
+@pytest.mark.usefixtures("drops_early")
+async def test_what_was_dropped_of_an_answer_is_asked_for_again(engine: Publisher) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address))
+    assert await answer(router, *batches(0, 1, 2, 3, 7, 8), END) == asked(0)
+    assert await answer(router, *batches(3, 4, 5, 6, 7, 8), END) == asked(3)
+    assert await answer(router, *batches(8), END) == asked(8)
+    assert await replay == told(*range(9))
+
+
+@pytest.mark.usefixtures("drops_early")
+async def test_batches_missing_where_nothing_is_dropped_are_gone(engine: Publisher) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address, 3))
+    await answer(router, *batches(5, 9), END)
+    assert await replay == told(5, 9)
+
+
+@pytest.mark.usefixtures("drops_early")
+async def test_batches_dropped_just_before_the_end_are_asked_for(engine: Publisher) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address))
+    await answer(router, *batches(0, 1, 2), END)
+    assert await answer(router, *batches(2, 3), END) == asked(2)
+    assert await replay == told(0, 1, 2, 3)
+
+
+@pytest.mark.usefixtures("drops_early")
+async def test_an_end_that_was_dropped_is_asked_for_again(engine: Publisher) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address))
+    await answer(router, *batches(0, 1))
+    assert await answer(router, *batches(1, 2)) == asked(1)
+    assert await answer(router, *batches(2), END) == asked(2)
+    assert await replay == told(0, 1, 2)
+
+
+@pytest.mark.usefixtures("drops_early")
+async def test_a_publisher_that_restarts_between_answers_gives_other_contents(
+    engine: Publisher,
+) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address))
+    await answer(router, *batches(0, 1))
+    await answer(router, [b"", *frames(1, life=1)], END)
+    assert await replay == [*told(0, 1), Batch(1, payload(1, life=1))]
+
+
+@pytest.mark.usefixtures("drops_early")
+@pytest.mark.parametrize("again", [[END], [*batches(2, 3), END]])
+async def test_without_the_last_batch_there_is_no_proof_of_the_same_publisher(
+    engine: Publisher, again: list[list[bytes]]
+) -> None:
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address))
+    await answer(router, *batches(0, 1))
+    await answer(router, *again)
+    with pytest.raises(ReplayError, match="batch 1 is gone: no proof of the same publisher"):
+        await replay
+
+
+@pytest.mark.usefixtures("drops_early")
+async def test_a_publisher_that_falls_silent_has_not_answered(
+    engine: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_replay, "REPLAY_TIMEOUT_SECONDS", 0.1)
+    router, address = engine.bind(zmq.ROUTER)
+    replay = asyncio.create_task(replayed(address))
+    await answer(router, *batches(0, 1))
+    await answer(router, *batches(1))
+    with pytest.raises(ReplayError, match=r"no answer within 0\.1 s"):
+        await replay
+
+
+@pytest.mark.usefixtures("drops_early")
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_is_dropped_the_replay_is_whole(
+    engine: Publisher, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_replay, "SILENCE_SECONDS", 0.02)
+    router, address = engine.bind(zmq.ROUTER)
+    chance = random.Random(seed)
+    replay = asyncio.create_task(replayed(address, 10))
+    while not replay.done():
+        if not await router.poll(20):
+            continue
+        sender, _, start = await router.recv_multipart()
+        messages = [*batches(*range(max(20, int.from_bytes(start, "big")), 60)), END]
+        fates = itertools.chain([True] * 3, iter(lambda: chance.random() < 0.6, None))
+        for message in itertools.compress(messages, fates):
+            await router.send_multipart([sender, *message])
+    assert await replay == told(*range(20, 60))
+
+
+async def test_a_buffer_beyond_the_limit_of_the_publisher_comes_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zmq_replay, "NEVER_DROPPED", 8)
+    monkeypatch.setattr(zmq_replay, "MAX_READ_BYTES", 1 << 20)
+    kept = deque((number, number.to_bytes(4, "big") * 25_000) for number in range(200))
+    socket = ReplaySocket(
+        "tcp://127.0.0.1:0",
+        kept,
+        topic=b"",
+        send_limit_messages=16,
+        dialect=DIALECTS[DEFAULT],
+        interference=Interference(),
+    )
+    assert await replayed(socket.endpoint) == [Batch(*each) for each in kept]
+    socket.close()
