@@ -104,6 +104,7 @@ class Metrics(Collector):
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts a request that is over, where its response was shown to us."""
+        outcome = self.drifts.complete(outcome)
         self._outcomes.count(outcome)
         self.drifts.count(outcome)
 

@@ -142,4 +142,4 @@ def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> A
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in tokens]
     is_tokenized = {type(prompt) for prompt in request.prompts} != {array}
     demand = ANY if lora is None else Demand(lora)
-    return Asked(Query(model, prompts, demand=demand), is_tokenized)
+    return Asked(Query(model, prompts, demand=demand, answers=request.answers), is_tokenized)

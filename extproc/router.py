@@ -73,6 +73,8 @@ class Router:
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
         self.placing = Placing(config, rng.getrandbits(64))
         self._watched: dict[Booking, Watched] = {}
+        self._compares = config.accounting.responses == "usage"
+        self._compared: dict[Booking, Prompt] = {}
         self.observers: list[Callable[[Decision, Sequence[Prompt]], None]] = []
 
     def route(self, ask: Ask, traceparent: str = "") -> Routed | Awaitable[Routed]:
@@ -109,6 +111,8 @@ class Router:
         booking = self.placing.book(decision, now)
         if booking is not None and asked.is_tokenized:
             self._watch(decision, asked.query, booking)
+        if booking is not None and self._compares and asked.query.sole is not None:
+            self._compared[booking] = asked.query.sole
         return Routed(decision, booking)
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
@@ -124,8 +128,13 @@ class Router:
 
     def release(self, booking: Booking) -> None:
         """The request is over."""
+        self._compared.pop(booking, None)
         self.placing.release(booking, self._monotonic())
         self._unwatch(booking)
+
+    def compared(self, booking: Booking) -> Prompt | None:
+        """A request's prompt, where what its engine reports is compared with the prediction."""
+        return self._compared.get(booking)
 
     def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
         """Another worker than the picked one answers the request.

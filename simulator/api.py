@@ -14,7 +14,7 @@ from simulator import discovery, metrics, prompts, responses
 from simulator.bodies import decoded, json_response
 from simulator.generation import Generator
 from simulator.inspection import Inspection
-from simulator.requests import Chat, Completion, Tokenize
+from simulator.requests import Chat, Completion, Message, Tokenize
 from simulator.responses import ApiError
 from simulator.tokens import ModelTokens
 from simulator.worker import Worker
@@ -62,7 +62,10 @@ class Api:
     def _routes_of_dialect(self) -> list[web.RouteDef]:
         dialect = self._settings.speaks
         if dialect.lists_sources:
-            return [web.get("/kv_event_sources", self._kv_event_sources)]
+            return [
+                web.get("/kv_event_sources", self._kv_event_sources),
+                web.post("/v1/messages", self._message),
+            ]
         if dialect.engine == "sglang":
             return [
                 web.get("/server_info", self._server_info),
@@ -78,6 +81,9 @@ class Api:
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generator.completion(request, await decoded(request, Completion))
+
+    async def _message(self, request: web.Request) -> web.StreamResponse:
+        return await self._generator.message(request, await decoded(request, Message))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await decoded(request, Tokenize)

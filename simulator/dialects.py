@@ -29,6 +29,9 @@ class Habits:
     """What happens between steps is published at once; else with the next step."""
     host_medium: str = "CPU"
     """Where blocks lie that were evicted from the device and kept."""
+    reports_last_answer: bool = True
+    """Of several answers the cached tokens of the one that ended last are reported, whose prompt
+    the first one has stored; else those of the first answer to each prompt, summed up."""
 
 
 _HABITS: dict[EngineName, Habits] = {
@@ -39,12 +42,14 @@ _HABITS: dict[EngineName, Habits] = {
         clears_at_start=True,
         publishes_idle=True,
         host_medium="CPU_PINNED",
+        reports_last_answer=False,
     ),
     "trtllm": Habits(
         shares_copies=True,
         stores_answers_at_end=True,
         announces_clear=False,
         publishes_idle=True,
+        reports_last_answer=False,
     ),
 }
 
@@ -63,7 +68,11 @@ class Dialect:
     random_root: bool = False
     """Whether hashes differ from process to process."""
     lists_sources: bool = False
-    """Whether GET /kv_event_sources exists."""
+    """Whether GET /kv_event_sources exists; POST /v1/messages, which leaves cached tokens out of
+    `input_tokens`, is as old here."""
+    names_no_hits: bool = True
+    """Whether usage says that no tokens were cached; else it names cached tokens only where there
+    are some."""
     habits: Habits = field(default_factory=Habits)
 
 
@@ -107,6 +116,7 @@ def _vllm() -> Iterable[Dialect]:
             replay_topic=name in {"vllm-0.26", "vllm-0.32"},
             random_root=layout is not v0_32,
             lists_sources=layout is v0_32,
+            names_no_hits=layout is v0_32,
             habits=_HABITS["vllm"],
         )
 
@@ -131,6 +141,7 @@ def _sglang() -> Iterable[Dialect]:
             version=version,
             layout=layout,
             replay_topic=layout is v0_5_22,
+            names_no_hits=False,
             habits=_HABITS["sglang"],
         )
 

@@ -14,7 +14,7 @@ from simulator import prompts
 from simulator.answers import Writer
 from simulator.engine import Engine, Job, Step
 from simulator.hashing import Namespace
-from simulator.requests import Chat, Completion, Generation
+from simulator.requests import Chat, Completion, Generation, Message
 from simulator.responses import ApiError, Body, Form, Usage, bad_request
 from simulator.tokens import ModelTokens
 from simulator.worker import Worker
@@ -32,6 +32,7 @@ class _Run:
     engine: Engine
     jobs: Sequence[Job]
     usage: Usage
+    reports_last_answer: bool
 
     async def to_end(self, sink: Sink) -> None:
         """Run all jobs at once, handing each token to `sink` with its job's number."""
@@ -43,9 +44,15 @@ class _Run:
         async with aclosing(self.engine.run(job)) as steps:
             async for step in steps:
                 self.usage.completion_tokens += 1
-                if step.finish_reason and not job.choice:
-                    self.usage.cached_tokens += step.cached_tokens
+                if step.finish_reason:
+                    self._report(job, step.cached_tokens)
                 await sink(index, step)
+
+    def _report(self, job: Job, cached_tokens: int) -> None:
+        if self.reports_last_answer:
+            self.usage.cached_tokens = cached_tokens
+        elif not job.choice:
+            self.usage.cached_tokens += cached_tokens
 
 
 class Generator:
@@ -82,6 +89,16 @@ class Generator:
             request, body, self._jobs(request, body, prompt, limit), chat=True
         )
 
+    async def message(self, request: web.Request, body: Message) -> web.StreamResponse:
+        """POST /v1/messages."""
+        if body.stream:
+            raise bad_request("messages are not streamed by this simulator")
+        chat = body.as_chat()
+        self.check_model(chat.model)
+        prompt = await prompts.of_chat(self._tokens, chat)
+        jobs = self._jobs(request, chat, prompt, chat.max_tokens)
+        return await self._answer(request, chat, jobs, chat=True, message=True)
+
     def _jobs(
         self, request: web.Request, body: Generation, prompt: Sequence[int], limit: int | None
     ) -> list[Job]:
@@ -110,7 +127,13 @@ class Generator:
         return jobs
 
     async def _answer(
-        self, request: web.Request, body: Generation, jobs: Sequence[Job], *, chat: bool
+        self,
+        request: web.Request,
+        body: Generation,
+        jobs: Sequence[Job],
+        *,
+        chat: bool,
+        message: bool = False,
     ) -> web.StreamResponse:
         engine = self._engine_for(request)
         form = Form(
@@ -118,12 +141,18 @@ class Generator:
             created=int(time.time()),
             model=body.model or self._settings.model,
             chat=chat,
+            message=message,
         )
+        dialect = self._settings.speaks
         # Several answers to one prompt share its tokens.
-        usage = Usage(prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice))
+        usage = Usage(
+            prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice),
+            names_no_hits=dialect.names_no_hits,
+        )
+        run = _Run(engine, jobs, usage, dialect.habits.reports_last_answer)
         if body.stream:
-            return await self._stream(request, body, _Run(engine, jobs, usage), form)
-        return await self._whole(_Run(engine, jobs, usage), form)
+            return await self._stream(request, body, run, form)
+        return await self._whole(run, form)
 
     def _engine_for(self, request: web.Request) -> Engine:
         try:

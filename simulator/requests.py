@@ -66,6 +66,23 @@ class Chat(Generation, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
 
 
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/messages, not streamed, with texts only."""
+
+    messages: Messages
+    max_tokens: Positive
+    model: str | None = None
+    system: NonEmpty | None = None
+    stream: bool | None = None
+
+    def as_chat(self) -> Chat:
+        """The conversation that the engine makes of it."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return Chat(
+            messages=[*system, *self.messages], model=self.model, max_tokens=self.max_tokens
+        )
+
+
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     """POST /tokenize: either a prompt or messages."""
 

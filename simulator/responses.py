@@ -38,14 +38,24 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    names_no_hits: bool = True
 
     def body(self) -> Body:
-        """As the API names them."""
+        """As the OpenAI API names them."""
+        is_named = self.names_no_hits or self.cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} if is_named else None,
+        }
+
+    def of_message(self) -> Body:
+        """As Anthropic's API names them: what was read from the cache is no input."""
+        return {
+            "input_tokens": self.prompt_tokens - self.cached_tokens,
+            "output_tokens": self.completion_tokens,
+            "cache_read_input_tokens": self.cached_tokens,
         }
 
 
@@ -58,14 +68,29 @@ class Form:
     """Seconds since the epoch."""
     model: str
     chat: bool
+    message: bool = False
+    """Whether it answers POST /v1/messages."""
 
     def whole(self, choices: Sequence[tuple[str, str | None]], usage: Usage) -> Body:
         """The answer to a request without `stream`: text and finish reason of every choice."""
+        if self.message:
+            return self._message_of(*choices[0], usage)
         listed = [
             self._choice(index, self._message(text), reason)
             for index, (text, reason) in enumerate(choices)
         ]
         return self._envelope(listed, usage=usage.body())
+
+    def _message_of(self, text: str, reason: str | None, usage: Usage) -> Body:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": "max_tokens" if reason == "length" else "end_turn",
+            "usage": usage.of_message(),
+        }
 
     def opening(self, index: int) -> Body | None:
         """The first chunk of a choice: chats begin with a role."""

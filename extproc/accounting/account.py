@@ -4,22 +4,26 @@ from extproc.accounting.outcome import UNKNOWN, Outcome
 from extproc.accounting.usage_scanner import UsageScanner
 from extproc.picking.decision import Decision
 from extproc.picking.placing import FIRST_FAILURE
+from kvstate.overlap import Prompt
 
 
 class Account:
     """One request on its way; a worker was picked for it.
 
+    sole: its prompt, where an engine's report can be compared with what was predicted for it.
     began_at: when its headers came; times are seconds of one monotonic clock.
     """
 
-    def __init__(self, decision: Decision, began_at: float) -> None:
+    def __init__(self, decision: Decision, sole: Prompt | None, began_at: float) -> None:
         self._decision = decision
+        self._sole = sole
         self._began_at = began_at
         self._worker = decision.worker
         self._status: int | None = None
         self._headers_at: float | None = None
         self._first_byte_at: float | None = None
         self._scanner: UsageScanner | None = None
+        self._is_whole = False
 
     @property
     def has_failed(self) -> bool:
@@ -43,8 +47,9 @@ class Account:
         names = [one.name for one in self._decision.workers if one.endpoint == endpoint]
         return names[0] if names else ""
 
-    def read(self, piece: bytes, now: float) -> None:
+    def read(self, piece: bytes, now: float, *, is_last: bool = False) -> None:
         """Takes a piece of the response's body."""
+        self._is_whole = is_last
         if self._first_byte_at is None and piece:
             self._first_byte_at = now
         if self._scanner is None:
@@ -65,5 +70,8 @@ class Account:
             prompt_tokens=decision.prompt_tokens,
             predicted_tokens=sum(held),
             reported=UNKNOWN if self._scanner is None else self._scanner.usage,
-            is_comparable=len(decision.held) == 1 and not self.has_failed,
+            is_comparable=self._sole is not None and not self.has_failed,
+            is_whole=self._is_whole,
+            prompt=self._sole,
+            held=decision.held[0] if len(decision.held) == 1 else {},
         )

@@ -9,16 +9,21 @@ Where engines put it:
     usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens   chat and text completions
                                                                      (OpenAI, vLLM, SGLang)
     usage.input_tokens, usage.input_tokens_details.cached_tokens     /v1/responses
-    usage.input_tokens, usage.cache_read_input_tokens                /v1/messages (Anthropic)
+    usage.input_tokens, usage.cache_read_input_tokens,               /v1/messages (Anthropic)
+        usage.cache_creation_input_tokens
     meta_info.prompt_tokens, meta_info.cached_tokens                 /generate (SGLang)
+
+Of /v1/messages the prompt is the sum of the three: `input_tokens` leaves out what was read from the
+cache, and what vLLM calls created in it.
 """
 
 import re
 
 from extproc.accounting.outcome import Usage
 
-_KEYS = rb"cached_tokens|cache_read_input_tokens|prompt_tokens|input_tokens"
-_CACHED = (b"cached_tokens", b"cache_read_input_tokens")
+_PROMPT, _INPUT, _CACHED = b"prompt_tokens", b"input_tokens", b"cached_tokens"
+_READ, _CREATED = b"cache_read_input_tokens", b"cache_creation_input_tokens"
+_KEYS = b"|".join((_CACHED, _READ, _CREATED, _PROMPT, _INPUT))
 
 # No prompt has a number of tokens with more digits, and no writer of JSON puts in more space.
 _MAX_DIGITS = 9
@@ -41,21 +46,24 @@ class UsageScanner:
 
     def __init__(self) -> None:
         self._tail = b""
-        self._prompt_tokens: int | None = None
-        self._cached_tokens: int | None = None
+        self._figures: dict[bytes, int] = {}
 
     def read(self, piece: bytes) -> None:
         """Takes the next piece of the response's body."""
         seen = self._tail + piece
         if _HINT in seen:
             for key, digits in _FIGURE.findall(seen):
-                if key in _CACHED:
-                    self._cached_tokens = int(digits)
-                else:
-                    self._prompt_tokens = int(digits)
+                self._figures[key] = int(digits)
         self._tail = seen[-_TAIL_BYTES:]
 
     @property
     def usage(self) -> Usage:
         """What was told so far."""
-        return Usage(self._prompt_tokens, self._cached_tokens)
+        found = self._figures
+        if _PROMPT in found or _INPUT not in found:
+            form = "prompt" if _PROMPT in found else ""
+            return Usage(found.get(_PROMPT), found.get(_CACHED), form)
+        if _CACHED in found:
+            return Usage(found[_INPUT], found[_CACHED], "responses")
+        cached = found.get(_READ)
+        return Usage(found[_INPUT] + (cached or 0) + found.get(_CREATED, 0), cached, "messages")

@@ -36,6 +36,7 @@ class Query(msgspec.Struct, frozen=True):
     read where nothing could be keyed; it is compared with what was sent before. unread_bytes: of a
     body that was not read. left_to_proxy: why the proxy is to choose, "" if it is not to. demand:
     which workers it may go to. policy: what it asks for in its header, if that is configured.
+    answers: how many are asked for, to each prompt.
     """
 
     model: str | None
@@ -46,6 +47,16 @@ class Query(msgspec.Struct, frozen=True):
     left_to_proxy: str = ""
     demand: Demand = ANY
     policy: str | None = None
+    answers: int = 1
+
+    @property
+    def sole(self) -> Prompt | None:
+        """Its prompt, where it is one and one answer is asked for.
+
+        Of such a request alone an engine's report can be compared: vLLM's is the sum over prompts,
+        or of the answer that came last, whose blocks the first one stored.
+        """
+        return self.prompts[0] if len(self.prompts) == 1 and self.answers == 1 else None
 
 
 def _always_live(_: str) -> str:

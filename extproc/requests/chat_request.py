@@ -14,7 +14,7 @@ from extproc.requests.chat_message import NONE, messages_of
 from extproc.requests.chat_tools import tools_of
 from extproc.requests.known_bodies import Known, KnownBodies, Shaped
 from extproc.requests.prompt import Chat, InferenceRequest
-from extproc.requests.request_parts import kept_tokens
+from extproc.requests.request_parts import answers_in, kept_tokens
 
 PATH = "/v1/chat/completions"
 
@@ -69,6 +69,7 @@ class _Body(msgspec.Struct):
     echo: bool | None = False
     kv_transfer_params: dict[str, Any] | None = None
     cache_salt: str | None = None
+    n: Any = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -125,7 +126,8 @@ def _request(body: _Body, before: Shaped) -> tuple[InferenceRequest, Shaped]:
         chat = chat._replace(special_tokens_vary=True)
     # with echo the engine takes top_logprobs for prompt_logprobs, and it is 0 where it is not set
     reads_cache = body.prompt_logprobs is None and not body.echo
-    return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache), shaped
+    answers = answers_in(body.n)
+    return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers), shaped
 
 
 def conversation(messages: list[dict[str, Any]], options: Options, before: Shaped = NONE) -> Chat:

@@ -10,7 +10,7 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import InferenceRequest
-from extproc.requests.request_parts import RawPrompts, kept_tokens, prompts_of
+from extproc.requests.request_parts import RawPrompts, answers_in, kept_tokens, prompts_of
 
 PATH = "/v1/completions"
 
@@ -27,6 +27,7 @@ class _Body(msgspec.Struct):
     echo: bool | None = False
     logprobs: int | None = None
     cache_salt: str | None = None
+    n: Any = None
 
 
 _body = msgspec.json.Decoder(_Body)
@@ -55,4 +56,5 @@ def parse(content: bytes) -> InferenceRequest:
         body.echo and body.logprobs is not None
     )
     reads_cache = not wants_prompt_logprobs
-    return InferenceRequest(body.model, prompts, body.cache_salt, keep, reads_cache)
+    answers = answers_in(body.n)
+    return InferenceRequest(body.model, prompts, body.cache_salt, keep, reads_cache, answers)

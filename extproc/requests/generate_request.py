@@ -10,7 +10,7 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import InferenceRequest
-from extproc.requests.request_parts import prompts_of, token_ids
+from extproc.requests.request_parts import answers_in, prompts_of, token_ids
 
 PATH = "/generate"
 TOKENS_PATH = "/inference/v1/generate"
@@ -30,6 +30,7 @@ class _Body(msgspec.Struct):
     lora_id: Any = None
     extra_key: Any = None
     cache_salt: Any = None
+    sampling_params: Any = None
 
 
 class _TokensBody(msgspec.Struct):
@@ -71,7 +72,14 @@ def parse(content: bytes) -> InferenceRequest:
     # from logprob_start_len on, the prompt's probabilities are wanted
     reads_cache = not body.return_logprob or body.logprob_start_len in (None, -1)
     prompts = prompts_of(raw)
-    return InferenceRequest(body.lora_path, prompts, body.cache_salt, reads_cache=reads_cache)
+    options = body.sampling_params
+    return InferenceRequest(
+        body.lora_path,
+        prompts,
+        body.cache_salt,
+        reads_cache=reads_cache,
+        answers=answers_in(options.get("n")) if isinstance(options, dict) else 1,
+    )
 
 
 def parse_tokens(content: bytes) -> InferenceRequest:
@@ -84,6 +92,11 @@ def parse_tokens(content: bytes) -> InferenceRequest:
     body = _tokens_body.decode(content)
     if body.features is not None or body.content_parts:
         raise RequestError("unsupported_media")
-    reads_cache = (body.sampling_params or {}).get("prompt_logprobs") is None
-    ids = token_ids(body.token_ids)
-    return InferenceRequest(body.model, [ids], body.cache_salt, reads_cache=reads_cache)
+    options = body.sampling_params or {}
+    return InferenceRequest(
+        body.model,
+        [token_ids(body.token_ids)],
+        body.cache_salt,
+        reads_cache=options.get("prompt_logprobs") is None,
+        answers=answers_in(options.get("n")),
+    )

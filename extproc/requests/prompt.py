@@ -52,6 +52,7 @@ class InferenceRequest(NamedTuple):
     keep_last_tokens: of every prompt the engine computes only so many tokens, its last ones.
     reads_cache: False where the engine computes the whole prompt anew, since the request wants the
         probabilities of its tokens; it stores the blocks all the same.
+    answers: how many are asked for, to each prompt (`n`).
     """
 
     model: str | None
@@ -59,6 +60,7 @@ class InferenceRequest(NamedTuple):
     cache_salt: str | None = None
     keep_last_tokens: int | None = None
     reads_cache: bool = True
+    answers: int = 1
 
     def kept(self, tokens: Tokens) -> Tokens:
         """What the engine computes of a prompt's tokens."""

@@ -48,6 +48,11 @@ def token_ids(ids: object) -> Tokens:
         raise RequestError("bad_request") from None
 
 
+def answers_in(n: object) -> int:
+    """How many answers a request's `n` asks for; 1 where it is none that an engine takes."""
+    return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
+
+
 def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
     """How many tokens vLLM keeps of a prompt, None: all.
 

@@ -130,7 +130,8 @@ class Exchange:
         if refusal is not None:
             return self._stream.refuse(refusal)
         if self._booking is not None and self._sees_responses and not self._is_closed:
-            self._account = Account(decision, self._began_at)
+            sole = self._service.router.compared(self._booking)
+            self._account = Account(decision, sole, self._began_at)
         rank = rank_header(self._service.config.policy.rank_header, decision.rank)
         named = endpoints_named(self._service.config.policy, is_duplex=self._stream.is_duplex)
         destination = ",".join(decision.pick[:named])
@@ -166,4 +167,5 @@ class Exchange:
     def _look_at_body(self, message: ProcessingRequest, account: Account) -> None:
         head = self._stream.response.head
         if message.HasField("response_body") and head is not None and head.is_readable:
-            account.read(message.response_body.body, self._service.monotonic())
+            body = message.response_body
+            account.read(body.body, self._service.monotonic(), is_last=body.end_of_stream)

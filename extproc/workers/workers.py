@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from extproc.accounting.causes import Circumstances
+from extproc.accounting.outcome import Outcome
 from extproc.checking.watch import SelfCheck
 from extproc.config import Config
 from extproc.discovery.view import Fleet as Members
@@ -84,12 +85,15 @@ class Workers:
         """Shows with each worker what became of the predictions for it."""
         self._predictions_of = predictions_of
 
-    def circumstances(self, name: str) -> Circumstances:
+    def circumstances(self, outcome: Outcome) -> Circumstances:
         """What may explain that a prediction for a worker did not come true."""
+        name, prompt = outcome.worker, outcome.prompt
         return Circumstances(
             self.state(name),
             tokens_differ=self.checks.status(name)["differs"],
             block_size=self._block_size(name) if name in self._roster.members else 1,
+            ranks=self._fleet.ranks(name),
+            held={} if prompt is None else self._fleet.overlaps(prompt),
         )
 
     def drain(self, name: str, *, draining: bool) -> bool:

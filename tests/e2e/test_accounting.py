@@ -1,10 +1,13 @@
 """Predicted against reported cached tokens, read off responses behind a real Envoy."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.e2e.system import chat, long_text, running, until
+from tests.e2e.system import CHAT, System, chat, long_text, running, until
 
 USAGE = {"accounting": {"responses": "usage"}}
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
@@ -46,3 +49,91 @@ async def test_requests_that_envoy_sent_elsewhere_are_seen_there() -> None:
         await until(moved, "the request was seen on the other worker")
         assert await system.metric(f'kvsteer_responses_total{{status="2xx",worker="{worker}"}}')
         await until(lambda: system.in_flight(0), "nothing is in flight")
+
+
+async def compared(system: System, count: int) -> Counter[str]:
+    """The causes of drifts, all workers together, once so many predictions were compared."""
+    causes: Counter[str] = Counter()
+
+    async def all_over() -> bool:
+        predictions = [worker["predictions"] for worker in await system.status()]
+        causes.clear()
+        for one in predictions:
+            causes.update(one["causes"])
+        return bool(sum(one["requests"] for one in predictions) == count)
+
+    await until(all_over, f"{count} predictions are compared")
+    return causes
+
+
+async def test_misses_by_swapped_feeds_are_no_evictions() -> None:
+    async with running(workers=2, changes=USAGE) as system:
+        config = system.config_file.read_text()
+        first, second = (one.events_endpoints[0] for one in system.workers)
+        swapped = config.replace(first, "tcp://x").replace(second, first).replace("tcp://x", second)
+        system.config_file.write_text(swapped)
+        await system.stop_router()
+        await system.start_router()
+        bodies = [chat(long_text(str(number))) for number in range(4)]
+        for body in bodies * 2:
+            _, worker, _ = await system.send(body)
+            (other,) = {one.endpoint for one in system.workers} - {worker}
+            await system.learned(body, other)
+        causes = await compared(system, 8)
+        assert causes["feed_of_another"] == causes.total() > 0
+
+
+async def queued(system: System, paths_and_bodies: Sequence[tuple[str, Any]]) -> None:
+    """Has the one worker take these in this order, each placed before any of them is computed."""
+    (worker,) = system.workers
+    tasks: list[asyncio.Task[None]] = []
+
+    async def send(path: str, body: Any) -> None:
+        async with system.session.post(f"{system.envoy}{path}", json=body) as response:
+            assert response.status == 200, await response.text()
+
+    async def all_wait() -> bool:
+        return await system.in_flight(len(tasks))
+
+    async with worker.ranks[0].engine._prefilling:
+        for path, body in paths_and_bodies:
+            tasks.append(asyncio.create_task(send(path, body)))
+            await until(all_wait, "the request waits in the queue")
+    await asyncio.gather(*tasks)
+
+
+async def test_blocks_that_left_before_the_prefill_are_named_evicted() -> None:
+    async with running(workers=1, changes=USAGE, blocks=64) as system:
+        wanted, others = long_text("wanted"), [long_text(str(number)) for number in range(8)]
+        await system.send(chat(wanted))
+        await system.learned(chat(wanted), system.workers[0].endpoint)
+        # what is in front of it takes the whole cache
+        await queued(system, [(CHAT, chat(text)) for text in [*others, wanted]])
+        assert await compared(system, 10) == {"evicted": 1}
+
+
+async def test_of_several_answers_nothing_is_compared() -> None:
+    async with running(workers=1, changes=USAGE) as system:
+        await system.send(chat(long_text("alpha"), n=3))
+        await system.send(chat(long_text("beta")))
+        assert await compared(system, 1) == {}
+
+
+async def test_a_message_with_cached_tokens_is_no_token_mismatch() -> None:
+    """Its `input_tokens` leaves the cached ones out."""
+    async with running(workers=1, changes=USAGE) as system:
+        body = {"messages": chat(long_text("alpha"))["messages"], "max_tokens": 2}
+        await queued(system, [("/v1/messages", body)] * 2)
+        assert await compared(system, 2) == {"stored_meanwhile": 1}
+
+
+async def test_an_engine_that_leaves_0_out_is_compared_there_too() -> None:
+    async with running(workers=1, changes=USAGE, dialect="vllm-0.26") as system:
+        (worker,) = system.workers
+        alpha = chat(long_text("alpha"))
+        await system.send(alpha)  # nothing is known yet of how it reports
+        await system.learned(alpha, worker.endpoint)
+        await system.send(alpha)
+        await compared(system, 1)
+        await system.send(chat(long_text("beta")))
+        assert await compared(system, 2) == {}

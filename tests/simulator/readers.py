@@ -33,7 +33,7 @@ async def complete(client: Client, prompt: Sequence[int], *, generate: int = 1, 
     """Run a prompt; how many of its tokens were cached."""
     body = {"prompt": list(prompt), "max_tokens": generate, **rest}
     usage = (await post(client, "/v1/completions", body))["usage"]
-    cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+    cached: int = (usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"]
     return cached
 
 

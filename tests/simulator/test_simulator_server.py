@@ -81,6 +81,32 @@ async def test_every_form_of_prompt_gets_its_choices(
     assert list(streamed.values()) == [choice["text"] for choice in whole["choices"]]
 
 
+async def test_of_several_answers_the_last_ones_cached_tokens_are_reported(client: Client) -> None:
+    body = {"prompt": LONG, "n": 3, "max_tokens": 2}
+    usage = (await post(client, "/v1/completions", body))["usage"]
+    stored_by_the_first = (usage["prompt_tokens"] - 1) // 16 * 16
+    assert usage["prompt_tokens_details"] == {"cached_tokens": stored_by_the_first}
+
+
+async def test_a_message_counts_cached_tokens_apart_from_its_input(client: Client) -> None:
+    body = {"messages": [{"role": "user", "content": LONG}], "system": "be brief", "max_tokens": 2}
+    first = (await post(client, "/v1/messages", body))["usage"]
+    again = (await post(client, "/v1/messages", body))["usage"]
+    assert first["cache_read_input_tokens"] == 0
+    cached = (first["input_tokens"] - 1) // 16 * 16
+    assert again["cache_read_input_tokens"] == cached
+    assert again["input_tokens"] == first["input_tokens"] - cached
+
+
+async def test_engines_that_leave_0_out_name_cached_tokens_only_where_there_are_some() -> None:
+    async with running(Settings(dialect="sglang-0.5.22")) as worker, Client(worker.url) as own:
+        body = {"prompt": LONG, "max_tokens": 1}
+        first = await post(own, "/v1/completions", body)
+        again = await post(own, "/v1/completions", body)
+    assert first["usage"]["prompt_tokens_details"] is None
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 @pytest.mark.parametrize("other", [{"cache_salt": "s"}, {"model": "ad-a"}])
 async def test_salts_and_adapters_have_caches_of_their_own(client: Client, other: Body) -> None:
     for body, hit in (({}, False), (other, False), (other, True)):

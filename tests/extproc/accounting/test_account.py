@@ -1,14 +1,18 @@
+from array import array
+
 import pytest
 
 from extproc.accounting.account import Account
 from extproc.accounting.outcome import UNKNOWN, Usage
+from kvstate.overlap import Prompt
 from tests.extproc.accounting.decisions import decided
 
 BODY = b'{"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 48}}}'
 
 
 def account(prompts: int = 1) -> Account:
-    return Account(decided(prompts), began_at=10.0)
+    sole = Prompt("m", array("I", range(100))) if prompts == 1 else None
+    return Account(decided(prompts), sole, began_at=10.0)
 
 
 def test_a_request_without_a_response_has_no_status() -> None:
@@ -53,7 +57,7 @@ def test_the_body_tells_usage_and_the_time_of_its_first_byte() -> None:
     one.read(BODY[:50], 11.0)
     one.read(BODY[50:], 12.0)
     outcome = one.outcome()
-    assert outcome.reported == Usage(100, 48)
+    assert outcome.reported == Usage(100, 48, "prompt")
     assert (outcome.ttft_seconds, outcome.error_tokens) == (1.0, 16)
 
 
@@ -71,3 +75,11 @@ def test_a_report_over_several_prompts_is_not_compared() -> None:
     one = account(prompts=2)
     one.read(BODY, 11.0)
     assert one.outcome().error_tokens is None
+
+
+def test_a_body_is_whole_once_its_last_piece_was_read() -> None:
+    one = account()
+    one.read(BODY[:50], 11.0)
+    assert not one.outcome().is_whole
+    one.read(BODY[50:], 12.0, is_last=True)
+    assert one.outcome().is_whole

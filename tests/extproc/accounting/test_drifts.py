@@ -1,6 +1,9 @@
+from typing import Any
+
 from extproc.accounting.causes import Circumstances
 from extproc.accounting.drifts import Drifts
 from extproc.accounting.outcome import Outcome, Usage
+from kvstate.overlap import Overlap
 
 
 def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
@@ -18,7 +21,8 @@ def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
 
 
 def test_what_was_predicted_and_reported_is_summed_by_worker() -> None:
-    drifts = Drifts(lambda _: Circumstances(block_size=16))
+    held = {"w": Overlap(16, (6, 0, 0, 0))}
+    drifts = Drifts(lambda _: Circumstances(block_size=16, held=held))
     for predicted, cached in ((64, 64), (64, 32), (0, 64)):
         drifts.count(outcome(predicted, cached))
     assert drifts.of("w") == {
@@ -43,3 +47,31 @@ def test_a_worker_that_is_gone_is_forgotten() -> None:
     drifts.count(outcome(64, 0, "goes"))
     drifts.keep(["stays"])
     assert set(drifts.by_worker) == {"stays"}
+
+
+def completed(drifts: Drifts, cached: int | None, form: str = "prompt", **rest: Any) -> int | None:
+    one = outcome(64, cached)._replace(reported=Usage(100, cached, form), **rest)
+    return drifts.complete(one).reported.cached_tokens
+
+
+def test_a_worker_that_names_cached_tokens_only_where_there_are_some_has_none_else() -> None:
+    drifts = Drifts()
+    assert completed(drifts, None) is None  # it may never tell
+    assert completed(drifts, 64) == 64
+    assert completed(drifts, None) == 0
+    assert completed(drifts, None, is_whole=False) is None
+    assert completed(drifts, None, is_comparable=False) is None
+    assert completed(drifts, None, "messages") is None  # of another API nothing is known
+
+
+def test_a_worker_that_names_0_leaves_nothing_out() -> None:
+    drifts = Drifts()
+    for cached in (64, 0):
+        completed(drifts, cached)
+    assert completed(drifts, None) is None
+
+
+def test_of_a_stranger_nothing_is_remembered() -> None:
+    drifts = Drifts()
+    drifts.complete(outcome(64, 64, worker="")._replace(reported=Usage(100, 64, "prompt")))
+    assert drifts.by_worker == {}

@@ -23,7 +23,7 @@ def events(*datas: Any) -> bytes:
 
 
 CHAT = {"prompt_tokens": 90, "total_tokens": 95, "prompt_tokens_details": {"cached_tokens": 64}}
-ANTHROPIC = {"input_tokens": 90, "cache_read_input_tokens": 64, "output_tokens": 1}
+ANTHROPIC = {"input_tokens": 26, "cache_read_input_tokens": 64, "output_tokens": 1}
 RESPONSES = {"input_tokens": 90, "input_tokens_details": {"cached_tokens": 64}}
 GENERATE = {"id": "x", "prompt_tokens": 90, "cached_tokens": 64, "completion_tokens": 5}
 
@@ -39,6 +39,13 @@ BODIES = {
         {"type": "message_start", "message": {"usage": ANTHROPIC}},
         {"type": "message_delta", "usage": {"output_tokens": 5}},
     ),
+    "messages, streamed by vLLM": events(
+        {"type": "message_start", "message": {"usage": {"input_tokens": 90, "output_tokens": 0}}},
+        {"type": "message_delta", "usage": ANTHROPIC},
+    ),
+    "messages, created": json.dumps(
+        {"usage": {**ANTHROPIC, "input_tokens": 10, "cache_creation_input_tokens": 16}}
+    ).encode(),
     "generate": json.dumps({"text": "hi", "meta_info": GENERATE}).encode(),
     "generate, streamed": events(
         {"text": "h", "meta_info": {**GENERATE, "cached_tokens": 0}},
@@ -47,21 +54,29 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_every_api_is_read(body: bytes) -> None:
-    assert scanned(body) == Usage(90, 64)
+def form_of(name: str) -> str:
+    return name if (name := name.partition(",")[0]) in ("messages", "responses") else "prompt"
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_every_api_is_read(name: str) -> None:
+    assert scanned(BODIES[name]) == Usage(90, 64, form_of(name))
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_byte_at_a_time_tells_the_same(body: bytes) -> None:
-    assert scanned(*(body[at : at + 1] for at in range(len(body)))) == Usage(90, 64)
+    assert scanned(*(body[at : at + 1] for at in range(len(body)))) == scanned(body)
 
 
 @given(st.sampled_from(list(BODIES.values())), st.lists(st.integers(0, 400), max_size=6))
 def test_any_split_tells_the_same(body: bytes, cuts: list[int]) -> None:
     bounds = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
     pieces = [body[start:end] for start, end in itertools.pairwise(bounds)]
-    assert scanned(*pieces) == Usage(90, 64)
+    assert scanned(*pieces) == scanned(body)
+
+
+def test_a_message_that_names_no_cached_tokens_is_all_input() -> None:
+    assert scanned(b'{"usage": {"input_tokens": 90}}') == Usage(90, None, "messages")
 
 
 FRAGMENTS = st.lists(

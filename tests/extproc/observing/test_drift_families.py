@@ -21,7 +21,7 @@ def outcome(predicted: int, cached: int) -> Outcome:
         ttft_seconds=0.1,
         prompt_tokens=100,
         predicted_tokens=predicted,
-        reported=Usage(100, cached),
+        reported=Usage(100, cached, "prompt"),
         is_comparable=True,
     )
 
@@ -48,10 +48,10 @@ def test_what_came_of_predictions_is_shown_by_worker_and_cause() -> None:
 
 
 def test_a_workers_circumstances_are_its_feeds_tokens_and_blocks() -> None:
-    assert fleet().circumstances(WORKER) == Circumstances(
-        "unsupported", tokens_differ=False, block_size=32
+    assert fleet().circumstances(outcome(0, 0)) == Circumstances(
+        "unsupported", tokens_differ=False, block_size=32, ranks=0
     )
 
 
 def test_a_worker_that_is_gone_has_circumstances_too() -> None:
-    assert fleet().circumstances("gone:1").block_size == 1
+    assert fleet().circumstances(outcome(0, 0)._replace(worker="gone:1")).block_size == 1

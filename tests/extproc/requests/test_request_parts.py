@@ -5,7 +5,7 @@ import pytest
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import MAX_PROMPTS, Text
-from extproc.requests.request_parts import kept_tokens, prompts_of, token_ids
+from extproc.requests.request_parts import answers_in, kept_tokens, prompts_of, token_ids
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,10 @@ def test_an_engine_keeps_the_last_tokens(count: int | None, side: object, kept: 
 def test_other_cuts_are_not_claimed(count: int, side: object) -> None:
     with pytest.raises(RequestError, match="unsupported_truncation"):
         kept_tokens(count, side)
+
+
+@pytest.mark.parametrize(
+    ("n", "answers"), [(None, 1), (1, 1), (3, 3), (0, 1), (-2, 1), (True, 1), ("3", 1)]
+)
+def test_answers_are_counted_as_engines_take_them(n: object, answers: int) -> None:
+    assert answers_in(n) == answers
