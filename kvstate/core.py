@@ -22,10 +22,15 @@ class StoreResult(IntEnum):
 
 
 class OwnerStatus(TypedDict):
-    """Counts of one owner; block_size is of its last store, 0 before the first."""
+    """Counts of one owner.
+
+    block_size: of its last store, 0 before the first. doubted: tiers on which nothing counts as
+    certain, a bit each; see `kvstate.tiers`.
+    """
 
     blocks: int
     block_size: int
+    doubted: int
     removed_unknown: int
     restored_with_other_tokens: int
     over_limit: int
@@ -92,7 +97,10 @@ class Core(Protocol):
         """What becomes of blocks of a group, by what was stored so far; an `Admission`."""
 
     def forget_layout(self, owner: int) -> None:
-        """Forgets what was learned of an owner's groups and layouts: it may be another engine."""
+        """Forgets what was learned of an owner's groups, layouts and media.
+
+        It may be another engine now.
+        """
 
     def layout(self, owner: int) -> tuple[bool | None, bool | None]:
         """What `apply` saw of (names_salts, names_loras), as `BlocksStored` has them."""
@@ -123,6 +131,13 @@ class Core(Protocol):
 
     def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: FBT001
         """Hashes that an owner holds on each tier, certain or uncertain."""
+
+    def expire(self, owner: int, slots: int) -> bool:
+        """Forgets blocks on doubted media that were not stored since the last age began.
+
+        slots: how many places of a table are looked at, at most. Returns whether all were looked
+        at; then a new age begins.
+        """
 
     def memory(self) -> int:
         """Memory of all tables, in bytes."""

@@ -21,6 +21,13 @@ log = logging.getLogger("kvsteer.feed")
 # Replays under way at once, over the whole fleet.
 MAX_REPLAYS = 8
 
+# How long a block on a doubted medium (`kvstate.tiers`) is believed after it was stored last: so
+# long at least, and twice as long at most.
+DOUBTED_SECONDS = 300.0
+
+# Places of a table that are looked at in one go for what is too old: some 0.2 ms.
+EXPIRED_AT_ONCE = 2_000
+
 # From the one that says least to the one that says most; a worker's state is its worst rank's.
 _STATES_WORST_FIRST = (
     State.UNSUPPORTED,
@@ -87,6 +94,7 @@ class Fleet:
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._releasing: set[asyncio.Task[None]] = set()
+        self._expiring: asyncio.Task[None] | None = None
 
     def add(
         self,
@@ -106,6 +114,8 @@ class Fleet:
             raise ValueError(f"{worker} is followed already")
         for number, name in adapters:
             self._adapters.setdefault(name, {}).setdefault(number, set()).add(worker)
+        if self._expiring is None:
+            self._expiring = asyncio.create_task(self._keep_expiring())
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
         self._followed[worker] = [
             self._follow(worker, rank, model, transport)
@@ -118,6 +128,24 @@ class Fleet:
         subscriber = Subscriber(Place(worker, rank), sink, transport, self._shared)
         sink.emptied = subscriber.news.emptied = functools.partial(self._empty, worker)
         return _Followed(owner, sink, subscriber, asyncio.create_task(subscriber.run()))
+
+    async def _keep_expiring(self) -> None:
+        """Forgets blocks of which nobody may ever announce the removal."""
+        while True:
+            await asyncio.sleep(DOUBTED_SECONDS)
+            for worker in list(self._followed):
+                await self._expire(worker)
+
+    async def _expire(self, worker: str) -> None:
+        followed = self._followed.get(worker, [])
+        for each in followed:
+            is_done = False
+            while not is_done:
+                if self._shared.turns.is_over():
+                    await self._shared.turns.next()
+                if self._followed.get(worker) is not followed:
+                    return  # it went meanwhile
+                is_done = self._index.expire(each.owner, EXPIRED_AT_ONCE)
 
     def _empty(self, worker: str) -> None:
         if self.emptied is not None:
@@ -163,6 +191,10 @@ class Fleet:
 
     async def close(self) -> None:
         """Stops following all workers."""
+        if self._expiring is not None:
+            self._expiring.cancel()
+            await asyncio.gather(self._expiring, return_exceptions=True)
+            self._expiring = None
         for worker in list(self._followed):
             await self.remove(worker)
         await asyncio.gather(*self._releasing)
@@ -222,7 +254,9 @@ class Fleet:
             reason=followed.subscriber.news.reason,
             last_sequence=feed.last_sequence,
             blocks=owner.blocks,
-            uncertain_blocks=owner.blocks if not owner.trusted else owner.uncertain_blocks,
+            uncertain_blocks=owner.uncertain_blocks + owner.doubted_blocks
+            if owner.trusted
+            else owner.blocks,
             orphans=len(owner.orphans),
             gaps=feed.gaps,
             replays=feed.replays,

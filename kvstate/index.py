@@ -143,6 +143,13 @@ class Index:
                     found[worker] = overlap
         return found
 
+    def expire(self, owner: Owner, slots: int) -> bool:
+        """Forgets blocks on doubted media that were not stored since the last age began.
+
+        slots: how many places are looked at, at most. Returns whether that was all.
+        """
+        return self._core.expire(owner.number, slots)
+
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Block hashes that a worker's ranks hold on each tier, certain or not."""
         counts = [0, 0, 0, 0]

@@ -54,6 +54,13 @@ class Owner:
         return sum(self._core.tiers(self.number, True))  # noqa: FBT003 - compiled, positional
 
     @property
+    def doubted_blocks(self) -> int:
+        """Those stored since, but on tiers whose source is not known to announce removals."""
+        doubted = self.status["doubted"]
+        held = self._core.tiers(self.number, False)  # noqa: FBT003 - compiled, positional
+        return sum(count for tier, count in enumerate(held) if doubted >> tier & 1)
+
+    @property
     def counts(self) -> Counter[str]:
         """What was counted, by name."""
         status = self.status

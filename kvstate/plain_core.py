@@ -18,7 +18,7 @@ from kvstate.events import BlockHash, Tokens
 from kvstate.keys import BYTES_PER_TOKEN, chain, child, root_key
 from kvstate.overlap import Overlap
 from kvstate.segment import Pool, Segment, Table
-from kvstate.tiers import Tier
+from kvstate.tiers import REMOVING_MEDIA, Tier, tier_of
 from kvstate.wire.groups import Admission, Groups
 
 # Memory of one row and its hash in CPython's dictionaries, for the estimate of `memory`.
@@ -37,6 +37,20 @@ class _Owner:
     block_size: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     groups: Groups = field(default_factory=Groups)
+    removing: set[str] = field(default_factory=lambda: set(REMOVING_MEDIA))
+    aging: set[str] = field(default_factory=set)  # media doubted when their first block came
+    age: int = 1
+
+    @property
+    def doubted_media(self) -> set[str]:
+        """Media of which no removal is known to come."""
+        return self.aging - self.removing
+
+    @property
+    def doubted(self) -> int:
+        """The tiers that these lie on, a bit each."""
+        tiers = {tier_of(medium) or 0 for medium in self.doubted_media}
+        return sum(1 << tier for tier in tiers)
 
     @property
     def blocks(self) -> int:
@@ -79,6 +93,7 @@ class PlainCore:
     def clear(self, owner: int) -> None:  # noqa: D102
         self._owners[owner].certain.clear()
         self._owners[owner].uncertain.clear()
+        self._owners[owner].aging.clear()
 
     def demote(self, owner: int) -> None:  # noqa: D102
         self._owners[owner].certain.move_to(self._owners[owner].uncertain)
@@ -127,6 +142,8 @@ class PlainCore:
             if found is None:
                 held.counts["copied_unknown"] += 1
                 continue
+            if tier_of(medium) is Tier.HOST:
+                held.removing.add(medium)
             if held.blocks >= self._limit_blocks:
                 held.counts["over_limit"] += 1
                 return
@@ -135,6 +152,7 @@ class PlainCore:
 
     def remove(self, owner: int, block: BlockHash, medium: str, group: int | None) -> bool:  # noqa: D102
         held = self._owners[owner]
+        held.removing.add(medium)
         return held.certain.remove(medium, group, block) or held.uncertain.remove(
             medium, group, block
         )
@@ -147,6 +165,7 @@ class PlainCore:
 
     def forget_layout(self, owner: int) -> None:  # noqa: D102
         self._owners[owner].groups.forget()
+        self._owners[owner].removing = set(REMOVING_MEDIA)
 
     def layout(self, owner: int) -> tuple[None, None]:  # noqa: ARG002, D102
         return None, None  # all its stores are typed ones, which say it themselves
@@ -180,6 +199,7 @@ class PlainCore:
         return {
             "blocks": held.blocks,
             "block_size": held.block_size,
+            "doubted": held.doubted,
             "removed_unknown": 0,
             "restored_with_other_tokens": held.counts["restored_with_other_tokens"],
             "over_limit": held.counts["over_limit"],
@@ -191,6 +211,13 @@ class PlainCore:
         counts = (held.uncertain if uncertain else held.certain).count_by_tier()
         device, host, disk, remote = (counts[tier] for tier in Tier)
         return device, host, disk, remote
+
+    def expire(self, owner: int, slots: int) -> bool:  # noqa: ARG002, D102 - in one go here
+        held = self._owners[owner]
+        for segment in (held.certain, held.uncertain):
+            segment.expire(held.doubted_media, held.age)
+        held.age += 1
+        return True
 
     def memory(self) -> int:  # noqa: D102
         return _BYTES_PER_BLOCK * sum(owner.blocks for owner in self._owners.values())
@@ -232,9 +259,11 @@ class PlainCore:
 
 
 def _hold(owner: _Owner, segment: Segment, pool: Pool, block: BlockHash, key: int) -> None:
+    if pool.medium not in owner.removing:
+        owner.aging.add(pool.medium)
     if segment is owner.certain:
         owner.uncertain.forget(pool, block)  # it was stored again since the hole
-    if not segment.store(pool, block, key):
+    if not segment.store(pool, block, key, owner.age if pool.medium in owner.aging else 0):
         owner.counts["restored_with_other_tokens"] += 1
 
 
@@ -242,8 +271,9 @@ def _count(runs: Sequence[tuple[int, int]], owner: _Owner, block_size: int) -> O
     tiers = [0, 0, 0, 0]
     uncertain = 0
     certain_so_far = owner.trusted
+    believed = ~owner.doubted
     for bits, length in runs:
-        certain = bits >> owner.first_bit & 0xF
+        certain = bits >> owner.first_bit & 0xF & believed
         if certain_so_far and certain:
             tiers[(certain & -certain).bit_length() - 1] += length
         elif bits >> owner.first_bit & 0xFF:

@@ -1,6 +1,7 @@
 """One segment of a rank's blocks: which hashes it holds, how often, and under which keys."""
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from typing import NamedTuple
 
 from kvstate.events import BlockHash
@@ -47,6 +48,7 @@ class Segment:
         self._table = table
         self._pools: dict[Pool, dict[BlockHash, int]] = {}  # in their order
         self._copies: dict[tuple[Pool, BlockHash], int] = {}  # where more than one
+        self._ages: dict[tuple[Pool, BlockHash], int] = {}  # of blocks that age instead
         self._sharers: dict[tuple[Tier, int], int] = {}  # hashes with one key, where more than one
 
     def __len__(self) -> int:
@@ -71,14 +73,22 @@ class Segment:
                 return pool, blocks[block]
         return None
 
-    def store(self, pool: Pool, block: BlockHash, key: int) -> bool:
-        """Holds one more copy; False if the hash stood for other tokens, which are forgotten."""
+    def store(self, pool: Pool, block: BlockHash, key: int, age: int = 0) -> bool:
+        """Holds one more copy; False if the hash stood for other tokens, which are forgotten.
+
+        age: in which it was stored, if copies of this medium are not counted; else 0.
+        """
         known = self._pools.get(pool, {}).get(block)
         if known == key:
+            if age:
+                self._ages[pool, block] = age
+                return True
             self._copies[pool, block] = self._copies.get((pool, block), 1) + 1
             return True
         if known is not None:
             self.forget(pool, block)
+        if age:
+            self._ages[pool, block] = age
         if pool not in self._pools:
             self._add(pool)
         self._pools[pool][block] = key
@@ -111,18 +121,25 @@ class Segment:
                 self._mask(key, clear)
         self._pools.clear()
         self._copies.clear()
+        self._ages.clear()
         self._sharers.clear()
 
     def move_to(self, other: "Segment") -> None:
         """Drops everything here and holds it there; copies that both had count once."""
         moved = [(pool, dict(blocks)) for pool, blocks in self._pools.items()]
-        copies = dict(self._copies)
+        copies, ages = dict(self._copies), dict(self._ages)
         self.clear()
         for pool, blocks in moved:
             for block, key in blocks.items():
                 other.forget(pool, block)
                 for _ in range(copies.get((pool, block), 1)):
-                    other.store(pool, block, key)
+                    other.store(pool, block, key, ages.get((pool, block), 0))
+
+    def expire(self, media: Collection[str], age: int) -> None:
+        """Drops what was stored on these media before this age."""
+        for (pool, block), stored in list(self._ages.items()):
+            if pool.medium in media and stored < age:
+                self.forget(pool, block)
 
     def bits_by_key(self) -> Table:
         """What this segment should have set in the table, made from the hashes alone."""
@@ -138,6 +155,7 @@ class Segment:
 
     def _pop(self, pool: Pool, block: BlockHash) -> int:
         """Takes a hash out; an empty pool goes too, or a publisher could make ever more of them."""
+        self._ages.pop((pool, block), None)
         blocks = self._pools[pool]
         key = blocks.pop(block)
         if not blocks:

@@ -36,6 +36,15 @@ _TIER_OF_MEDIUM = {
 
 DEFAULT_MEDIUM = "GPU"
 
+# Media whose every known source announces removals as well: engines' own caches, SGLang's HiCache.
+# All others are doubted, since vLLM's MooncakeStoreConnector and LMCache announce stores on "cpu"
+# and "CPU" and never a removal. The doubt ends with the first removal from the medium, or the first
+# block that is announced on a host medium by its hash alone, as only vLLM's OffloadingConnector and
+# TensorRT-LLM do, which announce removals. On a doubted medium nothing is certain, and blocks are
+# forgotten some time after they were stored last. docs/feeds.md has the sources.
+# kvstate/native/index.h has the same as bits.
+REMOVING_MEDIA = frozenset({"GPU", "DEVICE", "CPU_PINNED"})
+
 
 def tier_of(medium: str) -> Tier | None:
     """The tier of a medium as on the wire; None where the medium is unknown."""

@@ -76,8 +76,28 @@ uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t
         index->owner_count++;
     }
     index->owners[at] = (Owner){.present = true, .worker = worker, .model = model,
-                                .rank = rank, .names_salts = -1, .names_loras = -1};
+                                .rank = rank, .names_salts = -1, .names_loras = -1,
+                                .removing = REMOVING_MEDIA, .age = 1};
     return at;
+}
+
+static bool has_medium(uint32_t media, uint32_t medium) { return media >> medium & 1; }
+
+static bool is_doubted(const Owner *owner, uint32_t medium) {
+    return has_medium(owner->aging & ~owner->removing, medium);
+}
+
+/* From now on removals from this medium are known to come. */
+static void note_removals(Owner *owner, uint32_t medium) {
+    if (has_medium(owner->removing, medium)) return;
+    owner->removing |= 1u << medium;
+    owner->doubted = 0;
+    for (uint32_t n = 0; n < owner->pool_count; n++)
+        if (is_doubted(owner, owner->pools[n]->medium)) owner->doubted |= 1u << owner->pools[n]->tier;
+}
+
+void index_forget_media(Index *index, uint32_t number) {
+    index->owners[number].removing = REMOVING_MEDIA;
 }
 
 /* Counts blocks of one size in a model; negative to count down. */
@@ -132,6 +152,10 @@ static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, P
     for (int segment = 0; segment < SEGMENTS; segment++)
         table_init(&pool->blocks[segment], mix64(index->secret + 3), true);
     owner->pools[make_place(owner, name)] = pool;
+    if (!has_medium(owner->removing, name->medium)) {
+        owner->aging |= 1u << name->medium;
+        owner->doubted |= 1u << name->tier;
+    }
     *made = pool;
     return INDEX_OK;
 }
@@ -148,7 +172,7 @@ static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, S
     count_block(index, &index->owners[owner], pool, -1);
 }
 
-/* Holds `copies` more copies of a block. */
+/* Holds `copies` more copies of a block; of an aging medium that is its age. */
 static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, uint64_t hash,
                  uint64_t key, uint32_t copies) {
     Owner *owner = &index->owners[number];
@@ -156,7 +180,10 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
     Slot slot = table_find(blocks, hash);
     if (slot.shard && slot.shard->extras[slot.at] == key) {
         uint32_t *count = &slot.shard->tags[slot.at];
-        *count = *count > MAX_COPIES - copies ? MAX_COPIES : *count + copies;
+        if (has_medium(owner->aging, pool->medium))
+            *count = copies;
+        else
+            *count = *count > MAX_COPIES - copies ? MAX_COPIES : *count + copies;
         return true;
     }
     if (slot.shard) {
@@ -196,7 +223,8 @@ static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32
         Slot old = table_find(&pool->blocks[segment ^ 1], hash);
         if (old.shard) forget(index, number, pool, segment ^ 1, old);
     }
-    return hold(index, number, pool, segment, hash, key, 1) ? INDEX_OK : INDEX_NO_MEMORY;
+    uint32_t copies = has_medium(owner->aging, pool->medium) ? owner->age : 1;
+    return hold(index, number, pool, segment, hash, key, copies) ? INDEX_OK : INDEX_NO_MEMORY;
 }
 
 IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
@@ -232,6 +260,7 @@ static IndexResult copy_block(Index *index, uint32_t number, PoolName name, uint
         owner->copied_unknown++;
         return INDEX_OK;
     }
+    if (name.tier == HOST_TIER) note_removals(owner, name.medium);
     if (owner->blocks >= index->limit_blocks) return INDEX_OVER_LIMIT;
     name.block_size = source->block_size;
     Pool *pool = pool_find(owner, &name);
@@ -250,6 +279,7 @@ IndexResult index_copy(Index *index, uint32_t number, const PoolName *pool, cons
 
 bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group, uint64_t hash) {
     Owner *owner = &index->owners[number];
+    note_removals(owner, medium);
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
         uint32_t segment = owner->certain ^ uncertain;
         for (uint32_t n = 0; n < owner->pool_count; n++) {
@@ -257,7 +287,7 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
             if (pool->medium != medium || pool->group != group) continue;
             Slot slot = table_find(&pool->blocks[segment], hash);
             if (!slot.shard) continue;
-            if (slot.shard->tags[slot.at] > 1)
+            if (slot.shard->tags[slot.at] > 1 && !has_medium(owner->aging, medium))
                 slot.shard->tags[slot.at]--;
             else
                 forget(index, number, pool, segment, slot);
@@ -265,6 +295,28 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
         }
     }
     return false;
+}
+
+bool index_expire(Index *index, uint32_t number, size_t slots) {
+    Owner *owner = &index->owners[number];
+    for (; owner->swept < owner->pool_count * SEGMENTS * SHARDS; owner->swept++) {
+        Pool *pool = owner->pools[owner->swept / (SEGMENTS * SHARDS)];
+        uint32_t segment = owner->swept / SHARDS % SEGMENTS;
+        Shard *shard = &pool->blocks[segment].shards[owner->swept % SHARDS];
+        if (!is_doubted(owner, pool->medium)) continue;
+        while (owner->swept_slot < shard->capacity) {
+            if (!slots--) return false;
+            Slot slot = {shard, owner->swept_slot};
+            if (shard->tags[slot.at] && shard->tags[slot.at] < owner->age)
+                forget(index, number, pool, segment, slot); /* another may be in its slot now */
+            else
+                owner->swept_slot++;
+        }
+        owner->swept_slot = 0;
+    }
+    owner->swept = owner->swept_slot = 0;
+    owner->age++;
+    return true;
 }
 
 static void clear_segment(Index *index, uint32_t number, Pool *pool, uint32_t segment) {
@@ -287,6 +339,7 @@ void index_clear(Index *index, uint32_t number) {
         for (int segment = 0; segment < SEGMENTS; segment++)
             clear_segment(index, number, owner->pools[n], segment);
     owner_free(owner);
+    owner->aging = owner->doubted = owner->swept = owner->swept_slot = 0;
 }
 
 void index_remove_owner(Index *index, uint32_t number) {

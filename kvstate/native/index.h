@@ -26,6 +26,13 @@
 
 #define SEGMENTS 2 /* certain, and uncertain */
 
+/* Media whose every source announces removals, a bit each, in the order of kvstate/tiers.py: GPU,
+ * DEVICE, CPU_PINNED. Of another one, removals are only known to come once one came, or
+ * once a block was copied there by its hash alone; until then it is doubted: what lies there is
+ * never certain, and forgotten when it gets old. */
+#define REMOVING_MEDIA 0x0bu
+#define HOST_TIER 1u
+
 typedef enum {
     INDEX_OK,
     INDEX_UNKNOWN_PARENT,
@@ -38,7 +45,9 @@ typedef struct {
     int64_t group;   /* or NO_GROUP */
     uint32_t block_size;
     uint32_t tier;
-    Table blocks[SEGMENTS]; /* hash -> copies (tag), block key (extra); by physical segment */
+    /* hash -> copies (tag), block key (extra); by physical segment. Of an aging medium the tag is
+     * the age in which the block was stored last. */
+    Table blocks[SEGMENTS];
 } Pool;
 
 typedef struct {
@@ -64,6 +73,11 @@ typedef struct {
     size_t blocks;
     Groups groups;
     int8_t names_salts, names_loras; /* what layouts could say: -1 unknown, 0 no, 1 yes */
+    uint32_t removing; /* media of which removals are known to come, a bit each */
+    uint32_t aging;    /* media that were doubted when their first block came */
+    uint32_t doubted;  /* tiers on which a doubted medium lies, a bit each */
+    uint32_t age;      /* from 1 on */
+    uint32_t swept, swept_slot; /* how far index_expire() came in this age */
     uint64_t removed_unknown, restored_with_other_tokens, over_limit, copied_unknown;
 } Owner;
 
@@ -120,6 +134,11 @@ IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
                        uint32_t count);
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
+/* Looks at up to so many more slots of doubted media and forgets what was stored before this age;
+ * true once all were looked at: the next age has begun. */
+bool index_expire(Index *index, uint32_t owner, size_t slots);
+/* Forgets what is known of an owner's media: it may be another engine. */
+void index_forget_media(Index *index, uint32_t owner);
 size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
 uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);
 /* What is wrong with the invariants, NULL if nothing is; slow. */

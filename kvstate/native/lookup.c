@@ -64,7 +64,8 @@ static void note_holders(Walk *walk) {
         Holder holder = set->members[n];
         uint32_t number = holder / 8, segment = holder / TIERS & 1;
         const Owner *owner = &walk->index->owners[number];
-        bool certain = owner->trusted && segment == owner->certain;
+        bool certain = owner->trusted && segment == owner->certain &&
+                       !(owner->doubted >> holder % TIERS & 1);
         uint8_t bit = (uint8_t)(1u << (holder % TIERS + (certain ? 0 : TIERS)));
         if (space->seen[number] == space->run) {
             space->bits[number] |= bit;

@@ -306,6 +306,7 @@ static PyObject *core_forget_layout(Core *self, PyObject *number) {
     if (!owner) return NULL;
     groups_forget(&owner->groups);
     owner->names_salts = owner->names_loras = -1;
+    index_forget_media(&self->index, number_of(self, owner));
     Py_RETURN_NONE;
 }
 
@@ -476,8 +477,8 @@ static PyObject *core_overlaps(Core *self, PyObject *const *given, Py_ssize_t co
 static PyObject *core_status(Core *self, PyObject *number) {
     const Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
-    return Py_BuildValue("{s:n,s:n,s:K,s:K,s:K,s:K}", "blocks", (Py_ssize_t)owner->blocks, "block_size",
-                         (Py_ssize_t)owner->block_size, "removed_unknown",
+    return Py_BuildValue("{s:n,s:n,s:I,s:K,s:K,s:K,s:K}", "blocks", (Py_ssize_t)owner->blocks, "block_size",
+                         (Py_ssize_t)owner->block_size, "doubted", owner->doubted, "removed_unknown",
                          (unsigned long long)owner->removed_unknown, "restored_with_other_tokens",
                          (unsigned long long)owner->restored_with_other_tokens, "over_limit",
                          (unsigned long long)owner->over_limit, "copied_unknown",
@@ -494,6 +495,14 @@ static PyObject *core_tiers(Core *self, PyObject *const *given, Py_ssize_t count
         tiers[tier] = (Py_ssize_t)index_count_tier(&self->index, number_of(self, owner), tier,
                                                    uncertain);
     return Py_BuildValue("(nnnn)", tiers[0], tiers[1], tiers[2], tiers[3]);
+}
+
+static PyObject *core_expire(Core *self, PyObject *const *given, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    const Owner *owner = owner_of(self, given[0]);
+    size_t slots = owner ? PyLong_AsSize_t(given[1]) : 0;
+    if (!owner || PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(index_expire(&self->index, number_of(self, owner), slots));
 }
 
 static PyObject *core_memory(Core *self, PyObject *Py_UNUSED(none)) {
@@ -516,6 +525,7 @@ static PyMethodDef core_methods[] = {
     FAST(trust),    FAST(store),     FAST(copy),        FAST(remove),        FAST(apply),
     FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
     FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
+    FAST(expire),
     {NULL, NULL, 0, NULL},
 };
 

@@ -150,11 +150,17 @@ async def test_ranks_are_followed_each() -> None:
         assert all(feed.blocks for feed in one.fleet.feeds("w"))
 
 
-@pytest.mark.parametrize("placeholders", [False, True])
-async def test_blocks_offloaded_to_the_host_are_still_worth_something(
-    *, placeholders: bool
-) -> None:
-    offloading = settings("vllm-0.32", host_blocks=64, placeholders=placeholders)
+async def test_host_blocks_told_with_their_tokens_are_certain_once_one_was_removed() -> None:
+    async with followed(settings("vllm-0.32", host_blocks=8, placeholders=False)) as one:
+        prompts = conversations(3)
+        for prompt in prompts:
+            await one.ask(prompt)
+        await one.exact(prompts)
+        assert one.fleet.blocks_by_tier("w")[1] > 0
+
+
+async def test_blocks_offloaded_to_the_host_are_still_worth_something() -> None:
+    offloading = settings("vllm-0.32", host_blocks=64, placeholders=True)
     async with followed(offloading) as one:
         prompts = conversations(3)
         for prompt in prompts:

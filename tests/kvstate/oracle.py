@@ -1,12 +1,12 @@
 """The block index by brute force: every copy of every block, each with all its path."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstate.events import BlockHash, Extra
 from kvstate.overlap import Overlap, Prompt
-from kvstate.tiers import tier_of
+from kvstate.tiers import REMOVING_MEDIA, Tier, tier_of
 
 
 class Block(NamedTuple):
@@ -33,6 +33,7 @@ class Copy:
     place: Place
     held: Block
     certain: bool
+    age: int = 0  # of an aging medium
 
 
 @dataclass
@@ -44,6 +45,9 @@ class Rank:
     trusted: bool = False
     copies: list[Copy] = field(default_factory=list)
     orphans: list[tuple[Place, Block]] = field(default_factory=list)
+    removing: set[str] = field(default_factory=lambda: set(REMOVING_MEDIA))
+    aging: set[str] = field(default_factory=set)  # media doubted when their first block came
+    age: int = 1
 
     def store(self, place: Place, chain: list[Block]) -> None:
         """A stored event: the first block's parent decides for all of them."""
@@ -59,11 +63,14 @@ class Rank:
     def copy(self, place: Place, block: BlockHash) -> None:
         """One more copy, as certain as what is held; of a block that is not, nothing is known."""
         held = self._held(block)
+        if held and tier_of(place.medium) is Tier.HOST:
+            self.removing.add(place.medium)
         if held:
             self._hold(place, held[0].held, certain=held[0].certain)
 
     def remove(self, place: Place, block: BlockHash) -> None:
         """One copy goes: a certain one if there is one, then an uncertain one, then an orphan."""
+        self.removing.add(place.medium)
         mine = [copy for copy in self._held(block) if copy.place == place]
         waiting = [orphan for orphan in self.orphans if orphan[0] == place]
         if mine:
@@ -76,26 +83,36 @@ class Rank:
 
     def clear(self) -> None:
         """Nothing is held any more."""
-        self.copies, self.orphans = [], []
+        self.copies, self.orphans, self.aging = [], [], set()
+
+    def expire(self) -> None:
+        """What was stored before this age goes from media of which no removal is known to come."""
+        doubted = self.aging - self.removing
+        self.copies = [
+            copy for copy in self.copies if copy.place.medium not in doubted or copy.age >= self.age
+        ]
+        self.age += 1
 
     def demote(self) -> None:
         """What is certain becomes uncertain, in the place of what was so already."""
         certain = [copy for copy in self.copies if copy.certain]
         renewed = {(copy.place, copy.held.block) for copy in certain}
         rest = [copy for copy in self.copies if (copy.place, copy.held.block) not in renewed]
-        self.copies = rest + [Copy(copy.place, copy.held, certain=False) for copy in certain]
+        self.copies = rest + [replace(copy, certain=False) for copy in certain]
         self.orphans = []
 
     def overlap(self, prompt: Prompt, size: int) -> Overlap | None:
         """The leading blocks of a prompt that are held; None if there is not even the first."""
         tiers, uncertain, believed = [0, 0, 0, 0], 0, self.trusted
+        doubted = {tier_of(medium) for medium in self.aging - self.removing}
         for path in _paths(prompt, size):
             same = [
                 copy
                 for copy in self.copies
                 if (copy.held.path, copy.held.lora, copy.held.size) == (path, prompt.lora, size)
             ]
-            certain = [tier_of(copy.place.medium) or 0 for copy in same if copy.certain]
+            on_tiers = [tier_of(copy.place.medium) or 0 for copy in same if copy.certain]
+            certain = [tier for tier in on_tiers if tier not in doubted]
             if not same:
                 break
             if believed and certain:
@@ -113,14 +130,17 @@ class Rank:
         return sorted(copies, key=lambda copy: not copy.certain)
 
     def _hold(self, place: Place, block: Block, *, certain: bool) -> None:
+        if place.medium not in self.removing:
+            self.aging.add(place.medium)
+        is_aging = place.medium in self.aging
         self.copies = [
             copy
             for copy in self.copies
             if (copy.place, copy.held.block) != (place, block.block)
-            or (copy.certain == certain and copy.held.path == block.path)
+            or (copy.certain == certain and copy.held.path == block.path and not is_aging)
             or (copy.certain and not certain)
         ]
-        self.copies.append(Copy(place, block, certain))
+        self.copies.append(Copy(place, block, certain, self.age))
 
     def _attach(self, parent: Block) -> None:
         children = [orphan for orphan in self.orphans if orphan[1].parent == parent.block]

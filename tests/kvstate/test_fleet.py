@@ -35,6 +35,31 @@ async def test_worker_is_followed_on_all_ranks(fleet: Fleet) -> None:
     assert (second.rank, second.blocks, second.counts["batches"]) == (1, 2, 1)
 
 
+def offloading() -> MemoryTransport:
+    """A publisher whose device lost what it offloaded to a tier that announces no removals."""
+    publisher = transport(1)
+    offloaded = [[*block(1), None, "cpu"], [*block(2, 1), None, "cpu"]]
+    publisher.put(Batch(1, payload(1, *offloaded)))
+    publisher.put(Batch(2, payload(2, ["BlockRemoved", [1], "GPU"])))
+    return publisher
+
+
+async def test_what_nobody_may_ever_remove_is_never_certain(fleet: Fleet) -> None:
+    fleet.add("w", "m", [offloading()])
+    await until(lambda: fleet.overlaps(chain(3)) == {"w": Overlap(1, uncertain=2)})
+    (feed,) = fleet.feeds("w")
+    assert (feed.state, feed.blocks, feed.uncertain_blocks) == (State.LIVE, 2, 2)
+
+
+async def test_what_nobody_may_ever_remove_expires(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstate.fleet.DOUBTED_SECONDS", 0.01)
+    fleet.add("w", "m", [offloading()])
+    await until(lambda: fleet.state("w") is State.LIVE and fleet.feeds("w")[0].blocks == 0)
+    assert fleet.overlaps(chain(3)) == {}
+
+
 async def test_unknown_worker_has_no_feeds(fleet: Fleet) -> None:
     assert fleet.state("w") is State.UNSUPPORTED
     assert (fleet.feeds("w"), fleet.block_size("w")) == ([], None)

@@ -154,7 +154,8 @@ async def test_namespaces_and_media_survive_the_relay() -> None:
     child = ["BlockStored", [-2], 1, [6], 1, None, "CPU", "ad", [["ad"]]]
     engine = Engine()
     async with followed(engine) as fleet:
-        await engine.publish(frames(0, salted), frames(1, child))
+        removal = ["BlockRemoved", [9], "CPU"]  # this engine announces them
+        await engine.publish(frames(0, salted, removal), frames(1, child))
         prompt = Prompt("m", Tokens("I", [5, 6, 7]), lora="ad", salt="s")
         await until(lambda: held(fleet, prompt) == (2, 0))
         assert fleet.overlaps(prompt)["w"].tiers == (0, 2, 0, 0)

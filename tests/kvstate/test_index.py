@@ -4,6 +4,7 @@ import pytest
 from kvstate.events import (
     AllCleared,
     BlockHash,
+    BlocksCopied,
     BlocksRemoved,
     BlocksStored,
     EventBatch,
@@ -37,6 +38,7 @@ def test_last_token_is_always_computed() -> None:
 
 def test_each_block_counts_at_its_best_tier() -> None:
     index, owner = an_index()
+    index.apply(owner, [BlocksRemoved([9], medium) for medium in ("CPU", "EXTERNAL")])
     index.apply(owner, [stored([1, 2, 3], [1, 2, 3], medium="CPU"), stored([1], [1])])
     index.apply(owner, [stored([4], [4], 3, medium="EXTERNAL")])
     assert tiers(index, prompt(1, 2, 3, 4, 9)) == (1, 2, 0, 1)
@@ -283,3 +285,61 @@ def test_message_behind_orphans_attaches_them() -> None:
     payload = msgspec.msgpack.encode([1.0, [["BlockStored", [1], None, [1], 1, None]]])
     index.apply_message(owner, payload)
     assert tiers(index, prompt(1, 2, 9)) == (2, 0, 0, 0)
+
+
+@pytest.mark.parametrize("medium", ["CPU", "STORAGE", "EXTERNAL"])
+def test_medium_without_removals_is_never_certain(medium: str) -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2]), stored([1, 2, 3], [1, 2, 3], medium=medium)])
+    assert index.overlaps(prompt(1, 2, 3, 9)) == {"w": Overlap(1, (2, 0, 0, 0), uncertain=1)}
+    index.apply(owner, [BlocksRemoved([1, 2])])
+    assert index.overlaps(prompt(1, 2, 3, 9)) == {"w": Overlap(1, uncertain=3)}
+    assert (owner.uncertain_blocks, owner.doubted_blocks) == (0, 3)  # a feed heals all the same
+
+
+@pytest.mark.parametrize("medium", ["CPU", "STORAGE", "EXTERNAL"])
+def test_removal_shows_that_removals_are_announced(medium: str) -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2], medium=medium), BlocksRemoved([7], medium)])
+    assert index.overlaps(prompt(1, 2, 9))["w"].certain_tokens == 2
+    index.apply(owner, [stored([1, 2], [1, 2], medium=medium), BlocksRemoved([2], medium)])
+    assert index.overlaps(prompt(1, 2, 9))["w"].certain_tokens == 1  # copies were not counted
+    assert index.expire(owner, 100)
+    assert index.expire(owner, 100)
+    assert owner.blocks == 1
+
+
+def test_copy_by_hash_shows_that_removals_of_host_memory_are_announced() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1]), BlocksCopied([1], "CPU"), BlocksRemoved([1])])
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, (0, 1, 0, 0))}
+    index.apply(owner, [BlocksCopied([1], "STORAGE"), BlocksRemoved([1], "CPU")])
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
+
+
+def test_sglangs_host_memory_is_certain_at_once() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1], [1], medium="CPU_PINNED")])
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, (0, 1, 0, 0))}
+
+
+def test_doubted_block_expires_unless_it_is_stored_again() -> None:
+    index, owner = an_index()
+    index.apply(owner, [stored([1, 2], [1, 2], medium="CPU"), stored([3], [3])])
+    assert index.expire(owner, 100)
+    index.apply(owner, [stored([1], [1], medium="CPU")])
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=2)}
+    assert index.expire(owner, 100)
+    assert index.overlaps(prompt(1, 2, 9)) == {"w": Overlap(1, uncertain=1)}
+    assert index.expire(owner, 100)
+    assert (index.overlaps(prompt(1, 2, 9)), owner.blocks) == ({}, 1)
+    index.check()
+
+
+def test_restarted_engine_is_doubted_anew() -> None:
+    index, owner = an_index()
+    index.apply(owner, [BlocksRemoved([7], "CPU"), AllCleared(), stored([1], [1], medium="CPU")])
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, (0, 1, 0, 0))}
+    index.clear(owner)
+    index.apply(owner, [stored([1], [1], medium="CPU")])
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}

@@ -168,6 +168,12 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.apply(self.owners[rank], [AllCleared()])
         self.ranks[rank].clear()
 
+    @rule(rank=ranks, slots=st.sampled_from((1, 7, 100_000)))
+    def expire(self, rank: int, slots: int) -> None:
+        while not self.index.expire(self.owners[rank], slots):
+            self.index.check()
+        self.ranks[rank].expire()
+
     @rule(rank=ranks)
     def demote(self, rank: int) -> None:
         self.index.demote(self.owners[rank])

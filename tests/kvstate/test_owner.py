@@ -106,3 +106,11 @@ def test_blocks_are_certain_until_they_are_demoted() -> None:
     before = owner.uncertain_blocks
     index.demote(owner)
     assert (owner.blocks, before, owner.uncertain_blocks) == (1, 0, 1)
+
+
+def test_doubted_blocks_are_those_that_may_never_be_removed() -> None:
+    index, owner = an_owner()
+    index.apply_message(owner, message(STORED, [*STORED, "cpu"]))
+    assert (owner.blocks, owner.uncertain_blocks, owner.doubted_blocks) == (2, 0, 1)
+    index.apply_message(owner, message(["BlockRemoved", [7], "cpu"]))
+    assert owner.doubted_blocks == 0

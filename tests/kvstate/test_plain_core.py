@@ -82,6 +82,7 @@ def test_hash_that_is_stored_with_other_tokens_is_counted(core: Core) -> None:
     assert core.status(owner) == {
         "blocks": 1,
         "block_size": 1,
+        "doubted": 0,
         "removed_unknown": 0,
         "restored_with_other_tokens": 1,
         "over_limit": 0,
@@ -222,4 +223,40 @@ def test_block_that_is_its_own_parent_is_never_held(core: Core) -> None:
     store(core, owner, [1], [1])
     assert store(core, owner, [1], [2], parent=1) == StoreResult.STORED
     assert overlaps(core, 1, 2, 9) == {}
+    core.check()
+
+
+def test_medium_is_doubted_until_a_removal_or_a_copy_by_hash(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1])
+    store(core, owner, [1, 2], [1, 2], medium="CPU")
+    store(core, owner, [1, 2], [1, 2], medium="DISK")
+    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, (1, 0, 0, 0), uncertain=1)}
+    assert core.status(owner)["doubted"] == 0b0110
+    core.remove(owner, 7, "DISK", None)
+    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, (1, 0, 1, 0))}
+    core.copy(owner, [2], "CPU", None)
+    assert overlaps(core, 1, 2, 9) == {"w": Overlap(1, (1, 1, 0, 0))}
+    assert core.status(owner)["doubted"] == 0
+    core.clear(owner)
+    core.forget_layout(owner)
+    store(core, owner, [1], [1], medium="DISK")
+    assert overlaps(core, 1, 9) == {"w": Overlap(1, uncertain=1)}
+    core.check()
+
+
+def test_what_was_not_stored_again_on_a_doubted_medium_expires(core: Core) -> None:
+    owner = add(core)
+    store(core, owner, [1], [1])
+    core.remove(owner, 7, "CPU_TIER2", None)
+    store(core, owner, [1, 2], [1, 2], medium="CPU_TIER2")
+    store(core, owner, [1, 2], [1, 2], medium="CPU")
+    core.demote(owner)
+    store(core, owner, [3, 4], [3, 4], medium="CPU")
+    assert core.expire(owner, 1_000)
+    store(core, owner, [3], [3], medium="CPU")
+    while not core.expire(owner, 1):
+        core.check()
+    assert core.tiers(owner, True) == (1, 0, 2, 0)  # noqa: FBT003
+    assert core.tiers(owner, False) == (0, 1, 0, 0)  # noqa: FBT003
     core.check()

@@ -134,3 +134,30 @@ def test_moved_blocks_replace_what_the_other_segment_had_of_them() -> None:
     assert (len(one), table) == (0, {77: 1 << 4, 88: 1 << 4})
     assert [two.remove("GPU", None, 1) for _ in range(3)] == [True, True, False]
     assert consistent(table, one, two)
+
+
+def test_copies_of_what_ages_are_not_counted() -> None:
+    table: Table = {}
+    one, two = Segment(table, 0), Segment(table, 4)
+    for age in (1, 2):
+        assert one.store(CPU, 1, 77, age)
+    assert not one.store(CPU, 1, 78, 2)
+    one.move_to(two)
+    two.expire({"CPU"}, 2)
+    assert len(two) == 1
+    assert [two.remove("CPU", None, 1) for _ in range(2)] == [True, False]
+    assert consistent(table, one, two)
+
+
+def test_what_was_stored_before_an_age_expires_on_these_media() -> None:
+    table: Table = {}
+    one = Segment(table, 0)
+    one.store(GPU, 1, 77)
+    one.store(CPU, 1, 77, 1)
+    one.store(CPU, 2, 88, 2)
+    one.expire({"DISK"}, 2)
+    assert len(one) == 3
+    one.expire({"CPU"}, 2)
+    assert one.find(1) == (GPU, 77)
+    assert one.find(2) == (CPU, 88)
+    assert consistent(table, one)
