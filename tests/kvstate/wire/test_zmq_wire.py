@@ -136,7 +136,8 @@ def outcome(index: Index, payload: bytes) -> object:
         return None
     index.check()
     found = index.overlaps(Prompt("m", Tokens("I", [0, 1, 2])))
-    return applied, owner.status, owner.counts, len(owner.orphans), found
+    status = {**owner.status, "removed_unknown": 0}  # in the counts, whoever counted it
+    return applied, status, owner.counts, len(owner.orphans), found
 
 
 def is_batch_or_refused(payload: bytes) -> bool:
