@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvstate.feeds.engine_load import EngineLoad
 from kvstate.feeds.feed_news import Place
 from kvstate.feeds.feed_terms import State
+from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.sink import Body, IndexSink
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Transport
@@ -17,9 +18,6 @@ from kvstate.index import Index, Owner
 from kvstate.overlap import Overlap, Prompt
 
 log = logging.getLogger("kvsteer.feed")
-
-# Replays under way at once, over the whole fleet.
-MAX_REPLAYS = 8
 
 # How long a block on a doubted medium (`kvstate.tiers`) is believed after it was stored last: so
 # long at least, and twice as long at most.
@@ -90,7 +88,7 @@ class Fleet:
         self.emptied: Callable[[str], None] | None = None
         self._index = Index(secret)
         self._clock = clock
-        self._shared = Shared(Turns(), asyncio.Semaphore(MAX_REPLAYS), clock, chance)
+        self._shared = Shared(Turns(), ReplaySlots(), clock, chance)
         self._followed: dict[str, list[_Followed]] = {}
         self._adapters: dict[str, dict[int, set[str]]] = {}  # workers by name and number
         self._releasing: set[asyncio.Task[None]] = set()

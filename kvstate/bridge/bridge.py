@@ -13,6 +13,7 @@ from kvstate.bridge.rank import BridgedRank
 from kvstate.bridge.status import Ended, Status
 from kvstate.bridge.stream import Subscription, subscribe
 from kvstate.feeds.feed_news import Place
+from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.turns import Turns
@@ -64,7 +65,7 @@ class Bridge:
             for rank in range(len(transports))
         ]
         self._subscribers = []
-        shared = Shared(Turns(), asyncio.Semaphore(len(transports)), clock, chance)
+        shared = Shared(Turns(), ReplaySlots(len(transports), len(transports)), clock, chance)
         for bridged, transport in zip(self.ranks, transports, strict=True):
             place = Place("the engine", bridged.history.rank)
             subscriber = Subscriber(place, bridged, transport, shared)

@@ -1,10 +1,16 @@
-"""Running the replays that a feed asks for: one at a time, spaced, and each within its time."""
+"""Running the replays that feeds ask for: one at a time, spaced, and each within its time.
+
+Engines answer from the thread that publishes, and what comes is held in memory until it is applied:
+over all feeds of a process only so many run at once, and of one worker fewer, so that a worker
+whose ranks all answer slowly keeps no other from its replay.
+"""
 
 import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from kvstate.errors import ReplayError
 from kvstate.feeds.feed_news import Place
@@ -18,11 +24,79 @@ MAX_REPLAY_SECONDS = 60.0
 REPLAY_SPACING_SECONDS = 0.5
 REPLAYS_AT_ONCE = 20
 
+# How long a publisher may be waited for in all: so long, and longer for what it has sent by then.
+PATIENCE_SECONDS = 5.0
+SECONDS_A_BATCH = 0.1
+BYTES_A_SECOND = 64 * 1024
+
+# Replays under way at once, over all feeds of a process and of one worker.
+MAX_REPLAYS = 8
+MAX_REPLAYS_OF_WORKER = 2
+
+
+class ReplaySlots:
+    """Room for the replays of all feeds of a process.
+
+    Workers have their turns one after the other, however many ranks each of them has.
+    """
+
+    def __init__(self, at_once: int = MAX_REPLAYS, of_worker: int = MAX_REPLAYS_OF_WORKER) -> None:
+        self._free = at_once
+        self._of_worker = of_worker
+        self._running: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def one(self, worker: str) -> AsyncIterator[None]:
+        """Room for one replay of a worker, as soon as it is the worker's turn."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(worker, deque()).append(turn)
+        self._give()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.cancelled():
+                self._withdraw(worker, turn)
+            else:
+                self._release(worker)
+
+    def _give(self) -> None:
+        while self._free:
+            worker = next((one for one in self._waiting if not self._is_busy(one)), None)
+            if worker is None:
+                return
+            turn = self._waiting[worker].popleft()
+            self._waiting.move_to_end(worker)
+            if not self._waiting[worker]:
+                del self._waiting[worker]
+            if not turn.done():  # whoever waited was not cancelled
+                self._free -= 1
+                self._running[worker] += 1
+                turn.set_result(None)
+
+    def _is_busy(self, worker: str) -> bool:
+        return self._running[worker] >= self._of_worker
+
+    def _release(self, worker: str) -> None:
+        self._free += 1
+        self._running[worker] -= 1
+        if not self._running[worker]:
+            del self._running[worker]
+        self._give()
+
+    def _withdraw(self, worker: str, turn: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(worker, deque())
+        if turn in waiting:
+            waiting.remove(turn)
+        if not waiting:
+            self._waiting.pop(worker, None)
+
 
 class Replays:
     """The replay of one feed that is under way, if any; a new one takes its place.
 
-    slots: over all feeds of a process. take: is given each message of it. end: is called when it is
+    slots: of the process. take: is given each message of it. end: is called when it is
     complete, or why it is not. fail: is called after an error that nobody foresaw.
     """
 
@@ -30,7 +104,7 @@ class Replays:
         self,
         place: Place,
         transport: Transport,
-        slots: asyncio.Semaphore,
+        slots: ReplaySlots,
         *,
         take: Callable[[Batch | Malformed], Awaitable[None]],
         end: Callable[[ReplayError | None], Awaitable[None]],
@@ -69,7 +143,7 @@ class Replays:
     async def _run(self, start: int, wait_seconds: float) -> None:
         try:
             await asyncio.sleep(wait_seconds)
-            async with self._slots, _limited(MAX_REPLAY_SECONDS):
+            async with self._slots.one(self._place.worker), _limited(MAX_REPLAY_SECONDS):
                 await self._receive(start)
             if self._is_current():
                 self._running = None
@@ -82,8 +156,11 @@ class Replays:
             self._fail()
 
     async def _receive(self, start: int) -> None:
-        async with contextlib.aclosing(self._transport.replay(start)) as batches:
-            async for batch in batches:
+        async with (
+            contextlib.aclosing(self._transport.replay(start)) as batches,
+            contextlib.aclosing(_in_time(batches)) as in_time,
+        ):
+            async for batch in in_time:
                 await self._take(batch)
                 if not self._is_current():
                     return
@@ -91,6 +168,28 @@ class Replays:
     def _is_current(self) -> bool:
         """Whether this replay is still the one that the feed asked for last."""
         return self._running is asyncio.current_task()
+
+
+async def _in_time(
+    batches: AsyncGenerator[Batch | Malformed],
+) -> AsyncGenerator[Batch | Malformed]:
+    """The batches as they come, while the publisher is not waited for too long.
+
+    Raises:
+        ReplayError: what comes is worth less than the room that it takes from others.
+    """
+    time = asyncio.get_running_loop().time
+    waited_seconds, earned_seconds, count, began_at = 0.0, PATIENCE_SECONDS, 0, time()
+    async for batch in batches:
+        count += 1
+        waited_seconds += time() - began_at
+        earned_seconds += SECONDS_A_BATCH
+        if isinstance(batch, Batch) and isinstance(batch.body, bytes):
+            earned_seconds += len(batch.body) / BYTES_A_SECOND
+        if waited_seconds > earned_seconds:
+            raise ReplayError(f"it is too slow: {count} batches in {waited_seconds:.1f} s")
+        yield batch
+        began_at = time()
 
 
 @contextlib.asynccontextmanager

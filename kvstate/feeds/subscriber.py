@@ -15,7 +15,7 @@ from kvstate.feeds.feed import Feed
 from kvstate.feeds.feed_choice import make_feed
 from kvstate.feeds.feed_news import FeedNews, Place
 from kvstate.feeds.feed_terms import Effect, Numbered, State
-from kvstate.feeds.replays import Replays
+from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.sink import Body, Sink
 from kvstate.feeds.transport import (
     Batch,
@@ -43,12 +43,12 @@ RETRY_SECONDS = (1.0, 60.0)
 class Shared(NamedTuple):
     """What all subscribers of a process share.
 
-    replay_slots: engines answer replays from their publishing thread. clock: seconds, for lag;
+    clock: seconds, for lag;
     comparable with the publishers' time stamps (time.time). chance: 0 to 1, for jitter.
     """
 
     turns: Turns
-    replay_slots: asyncio.Semaphore
+    replay_slots: ReplaySlots
     clock: Callable[[], float]
     chance: Callable[[], float]
 

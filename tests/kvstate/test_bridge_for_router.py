@@ -8,6 +8,7 @@ from kvstate.feeds.feed_news import Place
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.sink import IndexSink
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Connected, Disconnected
@@ -29,7 +30,7 @@ class Router:
             Place("w", 0),
             IndexSink(self._index, owner),
             transport,
-            Shared(Turns(), asyncio.Semaphore(1), lambda: 0.0, lambda: 0.0),
+            Shared(Turns(), ReplaySlots(), lambda: 0.0, lambda: 0.0),
         )
         self.feed = self.subscriber.feed
 

@@ -1,10 +1,11 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
 from kvstate.feeds.feed_terms import State
-from kvstate.feeds.transport import Batch, Connected, MemoryTransport
+from kvstate.feeds.replays import ReplaySlots
+from kvstate.feeds.transport import Batch, Connected, Malformed, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload, until
@@ -121,13 +122,32 @@ async def test_removal_is_finished_even_if_nobody_waits_for_it(fleet: Fleet) -> 
 async def test_replays_are_capped_over_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvstate.fleet.MAX_REPLAYS", 1)
+    monkeypatch.setattr("kvstate.fleet.ReplaySlots", lambda: ReplaySlots(1))
     fleet = Fleet(12345678, clock=lambda: 0.0)
     for number in range(3):
         fleet.add(f"w{number}", "m", [transport(1)])
     await until(lambda: all(fleet.state(f"w{number}") is State.LIVE for number in range(3)))
     await fleet.close()
     assert fleet.overlaps(chain(1)) == {}
+
+
+class Trickling(MemoryTransport):
+    """A publisher whose replays neither end nor bring anything."""
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        yield Batch(start, payload(start))
+        await asyncio.Event().wait()
+
+
+async def test_a_worker_whose_replays_trickle_keeps_no_other_from_its_own(fleet: Fleet) -> None:
+    ranks = [Trickling() for _ in range(16)]
+    for rank in ranks:
+        rank.put(Connected())
+    fleet.add("slow", "m", ranks)
+    await until(lambda: any(feed.last_sequence == 0 for feed in fleet.feeds("slow")))
+    fleet.add("honest", "m", [transport(1)])
+    await until(lambda: fleet.state("honest") is State.LIVE)
+    assert fleet.state("slow") is State.REPLAYING
 
 
 async def test_a_listener_is_shown_the_batches_of_all_ranks_until_it_leaves(fleet: Fleet) -> None:

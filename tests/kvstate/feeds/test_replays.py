@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -7,7 +8,7 @@ import pytest
 from kvstate.errors import ReplayError
 from kvstate.feeds import replays as replays_module
 from kvstate.feeds.feed_news import Place
-from kvstate.feeds.replays import Replays
+from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.transport import Batch, Malformed, MemoryTransport
 from tests.kvstate.publishing import until
 
@@ -15,7 +16,7 @@ from tests.kvstate.publishing import until
 class Asked:
     """Replays, and what became of them."""
 
-    def __init__(self, transport: MemoryTransport, slots: asyncio.Semaphore) -> None:
+    def __init__(self, transport: MemoryTransport, slots: ReplaySlots) -> None:
         self.taken: list[Batch | Malformed] = []
         self.ended: list[str | None] = []
         self.failed = 0
@@ -39,9 +40,9 @@ class Asked:
 
 @asynccontextmanager
 async def asked(
-    transport: MemoryTransport, slots: asyncio.Semaphore | None = None
+    transport: MemoryTransport, slots: ReplaySlots | None = None
 ) -> AsyncIterator[Asked]:
-    asked = Asked(transport, slots or asyncio.Semaphore(1))
+    asked = Asked(transport, slots or ReplaySlots())
     yield asked
     await asked.replays.close()
 
@@ -109,12 +110,12 @@ async def test_a_replay_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_replay_waits_for_a_slot_of_the_process() -> None:
-    slots = asyncio.Semaphore(1)
+    slots = ReplaySlots(1)
     transport = publisher()
     async with asked(transport, slots) as one:
-        async with slots:
+        async with slots.one("another"):
             one.replays.start(0)
-            await until(lambda: bool(slots._waiters))
+            await until(lambda: "w" in slots._waiting)
             assert transport.replays == []
         await until(lambda: one.ended == [None])
 
@@ -145,3 +146,99 @@ async def test_replays_are_spaced_after_so_many_at_once(monkeypatch: pytest.Monk
         one.replays.start(0)
         await asyncio.sleep(0.05)  # that it is not asked can only be waited for
         assert len(transport.replays) == 4
+
+
+class Trickling(MemoryTransport):
+    """Its replays bring next to nothing."""
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        for number in itertools.count(start):
+            yield Batch(number, b"")
+            await asyncio.sleep(0.02)
+
+
+async def test_a_replay_that_trickles_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays_module, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(replays_module, "SECONDS_A_BATCH", 0.001)
+    async with asked(Trickling()) as one:
+        one.replays.start(0)
+        await until(lambda: len(one.ended) == 1)
+        assert one.ended[0] is not None
+        assert one.ended[0].startswith("it is too slow: ")
+
+
+class Filling(MemoryTransport):
+    """Its replays bring much, slowly."""
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        for number in range(start, 10):
+            await asyncio.sleep(0.02)
+            yield Batch(number, bytes(1 << 20))
+
+
+async def test_a_slow_replay_of_many_bytes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays_module, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(replays_module, "SECONDS_A_BATCH", 0.0)
+    async with asked(Filling()) as one:
+        one.replays.start(0)
+        await until(lambda: one.ended == [None])
+
+
+class Turn:
+    """A replay that waits for its slot, has it, and gives it up when told."""
+
+    def __init__(self, slots: ReplaySlots, worker: str, order: list[str]) -> None:
+        self.done = asyncio.Event()
+        self.task = asyncio.create_task(self._take(slots, worker, order))
+
+    async def _take(self, slots: ReplaySlots, worker: str, order: list[str]) -> None:
+        async with slots.one(worker):
+            order.append(worker)
+            await self.done.wait()
+
+    async def end(self) -> None:
+        self.done.set()
+        await self.task
+
+
+async def test_a_worker_of_many_ranks_keeps_nobody_waiting() -> None:
+    slots, order = ReplaySlots(4, 2), list[str]()
+    turns = [Turn(slots, worker, order) for worker in ("many",) * 16 + ("few", "one")]
+    await until(lambda: order == ["many", "many", "few", "one"])
+    for turn in turns:
+        turn.done.set()
+    await asyncio.gather(*(turn.task for turn in turns))
+    assert (order.count("many"), slots._waiting, slots._running) == (16, {}, {})
+
+
+async def test_workers_have_their_turns_one_after_the_other() -> None:
+    slots, order = ReplaySlots(1, 1), list[str]()
+    turns = [Turn(slots, worker, order) for worker in "aaabbc"]
+    await until(lambda: order == ["a"])
+    for turn in turns:
+        turn.done.set()
+    await asyncio.gather(*(turn.task for turn in turns))
+    assert order == list("aabcab")
+
+
+async def test_who_is_cancelled_before_its_turn_holds_nothing() -> None:
+    slots, order = ReplaySlots(1, 1), list[str]()
+    first, *others = (Turn(slots, worker, order) for worker in "abb")
+    await until(lambda: order == ["a"])
+    for other in others:
+        other.task.cancel()
+    await until(lambda: slots._waiting == {})
+    await first.end()
+    last = Turn(slots, "b", order)
+    await last.end()
+    assert (order, slots._running) == (["a", "b"], {})
+
+
+async def test_who_is_cancelled_while_its_turn_comes_gives_it_back() -> None:
+    slots, order = ReplaySlots(1, 1), list[str]()
+    first, second, third = (Turn(slots, worker, order) for worker in "abc")
+    await until(lambda: order == ["a"])
+    second.task.cancel()  # its turn comes before it sees that
+    await first.end()
+    await third.end()
+    assert (order, slots._waiting, slots._running) == (["a", "c"], {}, {})

@@ -12,6 +12,7 @@ from kvstate.feeds import subscriber as subscriber_module
 from kvstate.feeds import turns as turns_module
 from kvstate.feeds.feed_news import Place
 from kvstate.feeds.feed_terms import State
+from kvstate.feeds.replays import ReplaySlots
 from kvstate.feeds.sink import Body, IndexSink
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import (
@@ -43,7 +44,7 @@ class Following:
             Place("w", 0),
             IndexSink(self.index, self.owner),
             transport,
-            Shared(Turns(), asyncio.Semaphore(1), clock, chance=lambda: 0.5),
+            Shared(Turns(), ReplaySlots(), clock, chance=lambda: 0.5),
         )
         self.feed = self.subscriber.feed
         self.task = asyncio.create_task(self.subscriber.run())
