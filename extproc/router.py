@@ -197,13 +197,13 @@ class Router:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
-        overlaps = workers.checks.overlaps if asked.is_tokenized else workers.overlaps
-        held = [overlaps(prompt) for prompt in query.prompts]
+        trusted = workers.checks if asked.is_tokenized else workers
+        held = [trusted.overlaps(prompt) for prompt in query.prompts]
         return self.placing.decide(
             query,
             workers.candidates(query.model or self._models.default),
             held,
-            workers.state,
+            trusted.state,
             course.looked() if held else self._monotonic(),
             self._rng,
         )

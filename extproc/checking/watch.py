@@ -17,6 +17,9 @@ from kvstate.wire.zmq_wire import decode_batch
 
 log = logging.getLogger("kvsteer.tokens")
 
+# The state of a worker whose feed tells all, but of other tokens than ours.
+DIFFERS = "differs"
+
 # Workers listened to at once, over the whole fleet.
 MAX_LISTENED = 8
 
@@ -87,6 +90,11 @@ class SelfCheck:
             size, tiers, uncertain, rank = found[worker]
             found[worker] = Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
         return found
+
+    def state(self, worker: str) -> str:
+        """As the fleet has it; DIFFERS where the index cannot tell what a feed says of prompts."""
+        state = self._fleet.state(worker)
+        return DIFFERS if state is State.LIVE and worker in self._distrusted else state.value
 
     def status(self, worker: str) -> dict[str, Any]:
         """What GET /workers shows of it."""

@@ -12,7 +12,8 @@ from extproc.picking.pick import Weights, worth_tokens
 from extproc.picking.sent import Expected
 from kvstate.overlap import Overlap
 
-# The state in which a feed tells all: what is missing from the index is not there, or on its way.
+# The state in which a feed tells all of a prompt whose tokens are known: what is missing from the
+# index is not there, or on its way.
 LIVE = "live"
 
 
@@ -20,7 +21,7 @@ class Claims(msgspec.Struct, frozen=True, gc=False):
     """Of one worker, in tokens, over all prompts of the request.
 
     saved: what need not be computed, by the weights. speculative, approximate: expected there
-    behind what is certain, by a live feed's worker or another.
+    behind what is certain, where a feed tells what is there now, or where none does.
     """
 
     saved: float = 0.0
@@ -42,7 +43,8 @@ def claims_of(
     """The claims of every worker that has any, by name.
 
     held, expected: one for each prompt; expected may be left out, and alone be there for a text.
-    state: of a worker's feeds, by its name.
+    state: of a worker's feeds, by its name. Where none tells what a worker holds of these prompts,
+    whatever the reason, all that was sent there counts.
     """
     found: dict[str, Claims] = {}
     for overlaps in held:
@@ -58,7 +60,7 @@ def claims_of(
             certain = 0 if known is None else known.certain_tokens
             if max(lengths) <= certain:  # as mostly, whatever the state is
                 continue
-            is_live = state(name) == LIVE
+            is_live = bool(held) and state(name) == LIVE
             behind = (lengths[0] if is_live else lengths[1]) - certain
             if behind <= 0:
                 continue

@@ -1,11 +1,15 @@
 """Workers that publish no events: a conversation stays where it began, with a tokenizer or not."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
+from extproc.checking.evidence import Difference
+from extproc.checking.self_check import WorkerCheck
 from extproc.config.reader import parse
 from extproc.metrics import Metrics
 from extproc.picking.decision import Decision
@@ -13,9 +17,21 @@ from extproc.router import Router
 from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
+from kvstate.feeds.feed_sources import FeedSource
+from kvstate.feeds.transport import (
+    Batch,
+    Connected,
+    Disconnected,
+    Malformed,
+    MemoryTransport,
+    Refused,
+    Signal,
+    Transport,
+)
 from kvstate.fleet import Fleet
 from simulator.settings import TINY_MODEL
 from tests.extproc.settled import settled
+from tests.kvstate.publishing import block, payload, until
 
 CHAT = Head("POST", "/v1/chat/completions", None)
 WORKERS = ", ".join(
@@ -26,6 +42,15 @@ WORKERS = ", ".join(
 CONFIG = f"""
 models: [{{name: tiny, tokenizer: "{TINY_MODEL}"}}, {{name: bare}}]
 workers: [{WORKERS}]
+"""
+
+FEEDS = ", ".join(
+    f'{{endpoint: "127.0.0.1:{n}", events: {{zmq: "tcp://127.0.0.1:{n + 100}"}}}}'
+    for n in range(1, 9)
+)
+WITH_EVENTS = f"""
+models: [{{name: tiny, tokenizer: "{TINY_MODEL}"}}]
+workers: [{FEEDS}]
 """
 
 
@@ -69,3 +94,78 @@ async def test_a_conversation_stays_where_it_began(router: Router, model: str, r
 async def test_conversations_of_their_own_are_spread(router: Router) -> None:
     picked = {(await turn(router, "bare", f"{n} {n} question " * 200)).worker for n in range(40)}
     assert len(picked) == 8
+
+
+def away(_: FeedSource) -> Sequence[Transport]:
+    return [MemoryTransport()]
+
+
+def followed(*signals: Signal, **settings: Any) -> Callable[[FeedSource], Sequence[Transport]]:
+    """Publishers that say this."""
+
+    def open_transports(_: FeedSource) -> Sequence[Transport]:
+        transport = MemoryTransport(**settings)
+        for signal in signals:
+            transport.put(signal)
+        return [transport]
+
+    return open_transports
+
+
+class Replaying(MemoryTransport):
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:  # noqa: ARG002
+        await asyncio.Event().wait()
+        yield Malformed()
+
+
+def replaying(_: FeedSource) -> Sequence[Transport]:
+    transport = Replaying()
+    transport.put(Connected())
+    return [transport]
+
+
+EMPTY, STORED = payload(0), payload(2, block(1))
+LIVE = followed(Connected(), history={0: EMPTY})
+STATES = {
+    "connecting": away,
+    "replaying": replaying,
+    "degraded": followed(Connected(), Batch(0, EMPTY), Batch(2, STORED), history=None),
+    "stale": followed(Connected(), Disconnected("lost"), history={0: EMPTY}),
+    "unsupported": followed(Refused("no events")),
+    "differs": LIVE,
+    "no tokens": LIVE,
+    "switched off": LIVE,
+}
+
+
+@pytest.mark.parametrize("trust", STATES)
+async def test_no_state_of_trust_is_routed_worse_than_without_events(trust: str) -> None:
+    """A conversation goes on where it began, by what was sent there, whatever the feeds say."""
+    config = parse(WITH_EVENTS, "c")
+    fleet = Fleet(12345678, lambda: 0.0)
+    workers = Workers(config, fleet, STATES[trust])
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    tokenizers = {} if trust == "no tokens" else {"tiny": tokenizer}
+    router = Router(config, workers, tokenizers, Metrics(), Random(0))
+    await workers.start()
+    if trust == "switched off":
+        await workers.enable_events(enabled=False)
+    elif trust == "differs":
+        for name in workers.names():
+            workers.checks._checks[name] = distrusted = WorkerCheck()
+            distrusted.result.is_distrusted = True
+            distrusted.result.difference = Difference(0, 1, 2)
+            workers.checks._note(name, distrusted.result)
+    state = {"differs": "live", "no tokens": "live", "switched off": "unsupported"}.get(
+        trust, trust
+    )
+    await until(lambda: {workers.state(name) for name in workers.names()} == {state})
+    for number in range(10):
+        question, answer = f"{number} question " * 200, f"{number} answer " * 20
+        first = await turn(router, "tiny", question)
+        second = await turn(router, "tiny", question, answer, "and now?")
+        assert second.worker == first.worker
+        assert second.claims[second.worker].approximate > 256
+    router.close()
+    await workers.close()

@@ -256,6 +256,8 @@ async def test_what_differs_counts_as_uncertain_and_heals(
         explained = await one.explain(*turns[0])
         assert explained["overlap_tokens"] == 0
         assert explained["uncertain_tokens"] >= 64  # the first turn has no difference in it
+        assert explained["approximate_tokens"] > 128  # as without events
+        assert explained["state"] == "live"
         ids = {"model": "tiny", "prompt": tokens_of(chat(*turns[0])), "max_tokens": 2}
         assert (await one.explain_body("/v1/completions", ids))["overlap_tokens"] >= 64
         assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 1

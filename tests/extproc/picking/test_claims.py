@@ -28,7 +28,9 @@ def test_what_is_under_way_to_a_live_worker_is_speculative() -> None:
     assert claims(None, (100, 200)) == Claims(90, 100, 0)
 
 
-@pytest.mark.parametrize("state", ["stale", "degraded", "unsupported", "connecting"])
+@pytest.mark.parametrize(
+    "state", ["stale", "degraded", "replaying", "unsupported", "connecting", "differs"]
+)
 def test_what_was_sent_to_any_other_worker_is_approximate(state: str) -> None:
     assert claims(None, (100, 200), state) == Claims(80, 0, 200)
 
@@ -56,5 +58,6 @@ def test_the_prompts_of_one_request_add_up() -> None:
 
 
 def test_a_text_has_expectations_only() -> None:
-    found = claims_of([], [{"a": (0, 64)}], state_of("unsupported"), WEIGHTS)
-    assert found == {"a": Claims(0.4 * 64, 0, 64)}
+    for state in ("unsupported", "live"):  # of what no feed can tell anything
+        found = claims_of([], [{"a": (0, 64)}], state_of(state), WEIGHTS)
+        assert found == {"a": Claims(0.4 * 64, 0, 64)}
