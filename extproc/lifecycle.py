@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 
 from extproc import logs
 from extproc.app import Parts, running
@@ -20,6 +21,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # What SIGHUP changes.
 _RELOADED = "events.enabled"
+
+# A thread that parses or renders gives the event loop its turn after so long: Python's own 5 ms are
+# a good part of what a decision may take.
+SWITCH_SECONDS = 0.001
 
 # Besides `extproc.drain_ms`: what hangs after that is not waited for.
 STOP_SECONDS = 10.0
@@ -59,6 +64,7 @@ async def serve(path: str) -> None:
 
         loop.add_signal_handler(signal.SIGHUP, reload)
         gc.freeze()
+        sys.setswitchinterval(SWITCH_SECONDS)
         log.info("index core: %s", default_core_name())
         log.info(
             "serving ext_proc on %s, admin on http://%s, metrics on http://%s",

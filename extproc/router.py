@@ -198,7 +198,7 @@ class Router:
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
         trusted = workers.checks if asked.is_tokenized else workers
-        held = [trusted.overlaps(prompt) for prompt in query.prompts]
+        held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
         return self.placing.decide(
             query,
             workers.candidates(query.model or self._models.default),

@@ -43,6 +43,10 @@ class Course:
         self.parsed_at = self.tokenized_at = self.looked_at = self.picked_at = 0.0
         self.started_at = clock()
 
+    def now(self) -> float:
+        """The time."""
+        return self._clock()
+
     def parsed(self) -> None:
         """The body was read."""
         self.parsed_at = self._clock()

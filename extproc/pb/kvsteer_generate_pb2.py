@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvsteer_generate.proto\x12\x10kvsteer.generate\"\xf8\x01\n\x0bVllmRequest\x12-\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.kvsteer.generate.TokenIds\x12\x11\n\x04text\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x37\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1e.kvsteer.generate.VllmSampling\x12\x16\n\tmm_inputs\x18\x07 \x01(\x0cH\x01\x88\x01\x01\x12\x17\n\nmedia_refs\x18\n \x01(\x0cH\x02\x88\x01\x01\x12\x17\n\x0f\x65xtra_mm_inputs\x18\x0b \x03(\x0c\x42\x07\n\x05_textB\x0c\n\n_mm_inputsB\r\n\x0b_media_refs\"\x80\x01\n\x0cVllmSampling\x12\x1c\n\x0fprompt_logprobs\x18\x17 \x01(\x05H\x00\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1b \x01(\x05H\x01\x88\x01\x01\x42\x12\n\x10_prompt_logprobsB\x19\n\x17_truncate_prompt_tokens\"6\n\x08TokenIds\x12\x11\n\tinput_ids\x18\x02 \x03(\r\x12\x17\n\x0fquery_token_ids\x18\x03 \x03(\r\"\xbe\x01\n\rSglangRequest\x12-\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.kvsteer.generate.TokenIds\x12\x16\n\tmm_inputs\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x16\n\x0ereturn_logprob\x18\x05 \x01(\x08\x12\x19\n\x11logprob_start_len\x18\x06 \x01(\x05\x12\x14\n\x0cinput_embeds\x18\x0e \x03(\x02\x12\x0f\n\x07lora_id\x18\x0f \x01(\tB\x0c\n\n_mm_inputs\"\x86\x02\n\rTrtllmRequest\x12-\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.kvsteer.generate.TokenIds\x12\x18\n\x0blora_config\x18\r \x01(\x0cH\x00\x88\x01\x01\x12!\n\x14prompt_tuning_config\x18\x0e \x01(\x0cH\x01\x88\x01\x01\x12\x1d\n\x10multimodal_input\x18\x0f \x01(\x0cH\x02\x88\x01\x01\x12\x1a\n\rcache_salt_id\x18\x13 \x01(\x03H\x03\x88\x01\x01\x42\x0e\n\x0c_lora_configB\x17\n\x15_prompt_tuning_configB\x13\n\x11_multimodal_inputB\x10\n\x0e_cache_salt_id\"r\n\x11TokenspeedRequest\x12\x37\n\ttokenized\x18\x02 \x01(\x0b\x32$.kvsteer.generate.TokenspeedTokenIds\x12\x16\n\tmm_inputs\x18\t \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_mm_inputs\"\'\n\x12TokenspeedTokenIds\x12\x11\n\tinput_ids\x18\x01 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvsteer_generate.proto\x12\x10kvsteer.generate\"\x91\x02\n\x0bVllmRequest\x12-\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.kvsteer.generate.TokenIds\x12\x11\n\x04text\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x37\n\x0fsampling_params\x18\x04 \x01(\x0b\x32\x1e.kvsteer.generate.VllmSampling\x12\x16\n\tmm_inputs\x18\x07 \x01(\x0cH\x01\x88\x01\x01\x12\x17\n\nmedia_refs\x18\n \x01(\x0cH\x02\x88\x01\x01\x12\x1c\n\x0f\x65xtra_mm_inputs\x18\x0b \x01(\x0cH\x03\x88\x01\x01\x42\x07\n\x05_textB\x0c\n\n_mm_inputsB\r\n\x0b_media_refsB\x12\n\x10_extra_mm_inputs\"\x80\x01\n\x0cVllmSampling\x12\x1c\n\x0fprompt_logprobs\x18\x17 \x01(\x05H\x00\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x1b \x01(\x05H\x01\x88\x01\x01\x42\x12\n\x10_prompt_logprobsB\x19\n\x17_truncate_prompt_tokens\"6\n\x08TokenIds\x12\x11\n\tinput_ids\x18\x02 \x03(\r\x12\x17\n\x0fquery_token_ids\x18\x03 \x03(\r\"\xbe\x01\n\rSglangRequest\x12-\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.kvsteer.generate.TokenIds\x12\x16\n\tmm_inputs\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x12\x16\n\x0ereturn_logprob\x18\x05 \x01(\x08\x12\x19\n\x11logprob_start_len\x18\x06 \x01(\x05\x12\x14\n\x0cinput_embeds\x18\x0e \x03(\x02\x12\x0f\n\x07lora_id\x18\x0f \x01(\tB\x0c\n\n_mm_inputs\"\x86\x02\n\rTrtllmRequest\x12-\n\ttokenized\x18\x02 \x01(\x0b\x32\x1a.kvsteer.generate.TokenIds\x12\x18\n\x0blora_config\x18\r \x01(\x0cH\x00\x88\x01\x01\x12!\n\x14prompt_tuning_config\x18\x0e \x01(\x0cH\x01\x88\x01\x01\x12\x1d\n\x10multimodal_input\x18\x0f \x01(\x0cH\x02\x88\x01\x01\x12\x1a\n\rcache_salt_id\x18\x13 \x01(\x03H\x03\x88\x01\x01\x42\x0e\n\x0c_lora_configB\x17\n\x15_prompt_tuning_configB\x13\n\x11_multimodal_inputB\x10\n\x0e_cache_salt_id\"r\n\x11TokenspeedRequest\x12\x37\n\ttokenized\x18\x02 \x01(\x0b\x32$.kvsteer.generate.TokenspeedTokenIds\x12\x16\n\tmm_inputs\x18\t \x01(\x0cH\x00\x88\x01\x01\x42\x0c\n\n_mm_inputs\"\'\n\x12TokenspeedTokenIds\x12\x11\n\tinput_ids\x18\x01 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvsteer_generate_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VLLMREQUEST']._serialized_start=45
-  _globals['_VLLMREQUEST']._serialized_end=293
-  _globals['_VLLMSAMPLING']._serialized_start=296
-  _globals['_VLLMSAMPLING']._serialized_end=424
-  _globals['_TOKENIDS']._serialized_start=426
-  _globals['_TOKENIDS']._serialized_end=480
-  _globals['_SGLANGREQUEST']._serialized_start=483
-  _globals['_SGLANGREQUEST']._serialized_end=673
-  _globals['_TRTLLMREQUEST']._serialized_start=676
-  _globals['_TRTLLMREQUEST']._serialized_end=938
-  _globals['_TOKENSPEEDREQUEST']._serialized_start=940
-  _globals['_TOKENSPEEDREQUEST']._serialized_end=1054
-  _globals['_TOKENSPEEDTOKENIDS']._serialized_start=1056
-  _globals['_TOKENSPEEDTOKENIDS']._serialized_end=1095
+  _globals['_VLLMREQUEST']._serialized_end=318
+  _globals['_VLLMSAMPLING']._serialized_start=321
+  _globals['_VLLMSAMPLING']._serialized_end=449
+  _globals['_TOKENIDS']._serialized_start=451
+  _globals['_TOKENIDS']._serialized_end=505
+  _globals['_SGLANGREQUEST']._serialized_start=508
+  _globals['_SGLANGREQUEST']._serialized_end=698
+  _globals['_TRTLLMREQUEST']._serialized_start=701
+  _globals['_TRTLLMREQUEST']._serialized_end=963
+  _globals['_TOKENSPEEDREQUEST']._serialized_start=965
+  _globals['_TOKENSPEEDREQUEST']._serialized_end=1079
+  _globals['_TOKENSPEEDTOKENIDS']._serialized_start=1081
+  _globals['_TOKENSPEEDTOKENIDS']._serialized_end=1120
 # @@protoc_insertion_point(module_scope)

@@ -19,8 +19,8 @@ class VllmRequest(_message.Message):
     sampling_params: VllmSampling
     mm_inputs: bytes
     media_refs: bytes
-    extra_mm_inputs: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, tokenized: _Optional[_Union[TokenIds, _Mapping]] = ..., text: _Optional[bytes] = ..., sampling_params: _Optional[_Union[VllmSampling, _Mapping]] = ..., mm_inputs: _Optional[bytes] = ..., media_refs: _Optional[bytes] = ..., extra_mm_inputs: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    extra_mm_inputs: bytes
+    def __init__(self, tokenized: _Optional[_Union[TokenIds, _Mapping]] = ..., text: _Optional[bytes] = ..., sampling_params: _Optional[_Union[VllmSampling, _Mapping]] = ..., mm_inputs: _Optional[bytes] = ..., media_refs: _Optional[bytes] = ..., extra_mm_inputs: _Optional[bytes] = ...) -> None: ...
 
 class VllmSampling(_message.Message):
     __slots__ = ("prompt_logprobs", "truncate_prompt_tokens")

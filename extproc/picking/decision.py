@@ -45,7 +45,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     weighed = float(prompt_tokens) if prompts else text_tokens
     held = snapshot.held
     marks = _marks(query, snapshot.sent)
-    claims = _claims(held, marks, snapshot, now)
+    claims = _claims(held, marks, snapshot, now) if query.reads_cache else {}
     excluded = _excluded(query, snapshot)
     survey = _survey(excluded, snapshot, claims, weighed, now)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
@@ -108,7 +108,10 @@ def _marks(query: Query, sent: Sent | None) -> Sequence[Marks]:
     if sent is None:
         return ()
     if query.text:
-        return (sent.text_marks(query.model, query.text[:MAX_TEXT_BYTES]),)
+        if query.salt == "":
+            return ()
+        text = query.text[:MAX_TEXT_BYTES]
+        return (sent.text_marks(query.model, text, query.lora, query.salt),)
     return [sent.marks(prompt) for prompt in query.prompts]
 
 

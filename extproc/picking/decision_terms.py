@@ -33,17 +33,22 @@ class Query(msgspec.Struct, frozen=True):
 
     model: the configured model; None where the request names none that is known.
     prompts: what could be keyed. reason: why nothing could be, "" if something was. text: what was
-    read where nothing could be keyed; it is compared with what was sent before. unread_bytes: of a
-    body that was not read. left_to_proxy: why the proxy is to choose, "" if it is not to. demand:
-    which workers it may go to. policy: what it asks for in its header, if that is configured.
-    answers: how many are asked for, to each prompt.
+    read where nothing could be keyed; it is compared with what was sent before, under the same
+    adapter and salt (lora, salt; a salt of "": one that is not known, and compares with none).
+    unread_bytes: of a body that was not read. reads_cache: False where the worker computes the
+    whole prompt, whatever it holds of it. left_to_proxy: why the proxy is to choose, "" if it is
+    not to. demand: which workers it may go to. policy: what it asks for in its header, if that is
+    configured. answers: how many are asked for, to each prompt.
     """
 
     model: str | None
     prompts: Sequence[Prompt] = ()
     reason: str = ""
     text: bytes = b""
+    lora: str | None = None
+    salt: str | None = None
     unread_bytes: int = 0
+    reads_cache: bool = True
     left_to_proxy: str = ""
     demand: Demand = ANY
     policy: str | None = None

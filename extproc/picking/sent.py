@@ -100,9 +100,11 @@ class Sent:
             self._roots[model, lora] = root
         return marks_of(root, tokens)
 
-    def text_marks(self, model: str | None, text: bytes) -> Marks:
-        """The marks of a prompt that is known as text only."""
-        return marks_of(root_key(self._secret, "text", model), text)
+    def text_marks(
+        self, model: str | None, text: bytes, lora: str | None = None, salt: str | None = None
+    ) -> Marks:
+        """The marks of a prompt that is known as text only, in its namespace."""
+        return marks_of(root_key(self._secret, "text", model, lora, salt), text)
 
     def record(self, worker: str, marks: Marks, now: float) -> Claim:
         """Claims that a worker is about to hold a prompt."""

@@ -4,11 +4,13 @@ Source: vLLM's parsing of chat messages, 0.10.2, 0.14.1, 0.19.1, 0.24.0 and 0.32
 releases differ, the message is not keyed.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from extproc.errors import RequestError
+from extproc.requests.costly_json import refuse_costly
 from extproc.requests.known_bodies import Shaped
 from extproc.requests.prompt import MAX_MESSAGES
 
@@ -52,9 +54,20 @@ def messages_of(
         raise RequestError("too_many_messages")
     if all(map(_is_plain, messages)):
         return [*first, *messages], has_media
+    refuse_costly(b"\n".join(_arguments(messages)))
     parsed = [_message(message, orders_calls) for message in messages]
     has_media = has_media or any(_has_media(message["content"]) for message in parsed)
     return [*first, *parsed], has_media
+
+
+def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
+    """The arguments of calls that are JSON within JSON, to be decoded once more."""
+    for message in messages:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            match call:
+                case {"function": {"arguments": str(arguments)}}:
+                    yield arguments.encode("utf-8", "surrogatepass")
 
 
 def _is_plain(message: dict[str, Any]) -> bool:

@@ -10,7 +10,14 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import InferenceRequest
-from extproc.requests.request_parts import RawPrompts, answers_in, kept_tokens, prompts_of
+from extproc.requests.request_parts import (
+    NULL,
+    RawPrompts,
+    answers_in,
+    is_given,
+    kept_tokens,
+    prompts_of,
+)
 
 PATH = "/v1/completions"
 
@@ -22,7 +29,7 @@ class _Body(msgspec.Struct):
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     suffix: str | None = None
-    prompt_embeds: Any = None
+    prompt_embeds: msgspec.Raw = NULL
     prompt_logprobs: int | None = None
     echo: bool | None = False
     logprobs: int | None = None
@@ -43,7 +50,7 @@ def parse(content: bytes) -> InferenceRequest:
     body = _body.decode(content)
     if body.suffix:
         raise RequestError("unsupported_suffix")
-    if body.prompt_embeds is not None:
+    if is_given(body.prompt_embeds):
         raise RequestError("unsupported_embeddings")
     keep = kept_tokens(body.truncate_prompt_tokens, body.truncation_side)
     prompts = prompts_of(

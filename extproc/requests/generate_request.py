@@ -10,7 +10,14 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import InferenceRequest
-from extproc.requests.request_parts import answers_in, prompts_of, token_ids
+from extproc.requests.request_parts import (
+    NULL,
+    answers_in,
+    is_filled,
+    is_given,
+    prompts_of,
+    token_ids,
+)
 
 PATH = "/generate"
 TOKENS_PATH = "/inference/v1/generate"
@@ -19,26 +26,31 @@ TOKENS_PATH = "/inference/v1/generate"
 class _Body(msgspec.Struct):
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    session_params: Any = None
+    input_embeds: msgspec.Raw = NULL
+    image_data: msgspec.Raw = NULL
+    video_data: msgspec.Raw = NULL
+    audio_data: msgspec.Raw = NULL
+    session_params: msgspec.Raw = NULL
     return_logprob: Any = None
     logprob_start_len: Any = None
     lora_path: Any = None
-    lora_id: Any = None
-    extra_key: Any = None
+    lora_id: msgspec.Raw = NULL
+    extra_key: msgspec.Raw = NULL
     cache_salt: Any = None
     sampling_params: Any = None
+
+
+class _Sampling(msgspec.Struct):
+    prompt_logprobs: msgspec.Raw = NULL
+    n: Any = None
 
 
 class _TokensBody(msgspec.Struct):
     token_ids: list[int]
     model: str | None = None
-    features: Any = None
-    content_parts: Any = None
-    sampling_params: dict[str, Any] | None = None
+    features: msgspec.Raw = NULL
+    content_parts: msgspec.Raw = NULL
+    sampling_params: _Sampling | None = None
     cache_salt: str | None = None
 
 
@@ -54,15 +66,15 @@ def parse(content: bytes) -> InferenceRequest:
         msgspec.DecodeError: it is no such body.
     """
     body = _body.decode(content)
-    if body.input_embeds is not None:
+    if is_given(body.input_embeds):
         raise RequestError("unsupported_embeddings")
-    if body.image_data or body.video_data or body.audio_data:
+    if any(map(is_filled, (body.image_data, body.video_data, body.audio_data))):
         raise RequestError("unsupported_media")
-    if body.session_params is not None:
+    if is_given(body.session_params):
         raise RequestError("unsupported_session")  # what came before, the worker remembers
-    if body.extra_key is not None:
+    if is_given(body.extra_key):
         raise RequestError("unsupported_extra_key")  # a namespace that events do not name
-    if body.lora_id is not None or not isinstance(body.lora_path, str | None):
+    if is_given(body.lora_id) or not isinstance(body.lora_path, str | None):
         raise RequestError("unsupported_lora")
     if not isinstance(body.cache_salt, str | None):
         raise RequestError("unsupported_cache_salt")
@@ -90,13 +102,13 @@ def parse_tokens(content: bytes) -> InferenceRequest:
         msgspec.DecodeError: it is no such body.
     """
     body = _tokens_body.decode(content)
-    if body.features is not None or body.content_parts:
+    if is_given(body.features) or is_filled(body.content_parts):
         raise RequestError("unsupported_media")
-    options = body.sampling_params or {}
+    options = body.sampling_params or _Sampling()
     return InferenceRequest(
         body.model,
         [token_ids(body.token_ids)],
         body.cache_salt,
-        reads_cache=options.get("prompt_logprobs") is None,
-        answers=answers_in(options.get("n")),
+        reads_cache=not is_given(options.prompt_logprobs),
+        answers=answers_in(options.n),
     )

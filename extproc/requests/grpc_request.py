@@ -6,7 +6,7 @@ Sources: gRPC over HTTP/2, "Length-Prefixed-Message"; the services of smg-grpc-p
 
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -22,6 +22,11 @@ from extproc.requests.prompt import InferenceRequest
 from kvstate.events import Tokens
 
 _PREFIX_BYTES = 5
+
+# More than any model takes.
+MAX_TOKENS = 1_048_576
+
+_IDS_AT_ONCE = 16_384
 
 # Token ids, and whether the engine reads its cache for them.
 Read = tuple[Tokens, bool]
@@ -59,11 +64,11 @@ def _vllm(message: bytes) -> Read:
     sampling = request.sampling_params
     if sampling.HasField("truncate_prompt_tokens"):
         raise RequestError("unsupported_truncation")
-    if _has(request, "mm_inputs", "media_refs") or request.extra_mm_inputs:
+    if _has(request, "mm_inputs", "media_refs", "extra_mm_inputs"):
         raise RequestError("unsupported_media")
     if _has(request, "text"):
         raise RequestError("unsupported_text")  # gateways send token ids; a text is not checked
-    return array("I", request.tokenized.input_ids), not _has(sampling, "prompt_logprobs")
+    return _ids(request.tokenized.input_ids), not _has(sampling, "prompt_logprobs")
 
 
 def _sglang(message: bytes) -> Read:
@@ -76,7 +81,7 @@ def _sglang(message: bytes) -> Read:
         raise RequestError("unsupported_lora")  # an id of the engine's, events name the adapter
     # from logprob_start_len on, the prompt's probabilities are wanted
     reads_cache = not request.return_logprob or request.logprob_start_len < 0
-    return array("I", request.tokenized.input_ids), reads_cache
+    return _ids(request.tokenized.input_ids), reads_cache
 
 
 def _trtllm(message: bytes) -> Read:
@@ -89,14 +94,24 @@ def _trtllm(message: bytes) -> Read:
         raise RequestError("unsupported_lora")
     if _has(request, "cache_salt_id"):
         raise RequestError("unsupported_cache_salt")  # a number, which events do not carry
-    return array("I", request.tokenized.input_ids), True
+    return _ids(request.tokenized.input_ids), True
 
 
 def _tokenspeed(message: bytes) -> Read:
     request = TokenspeedRequest.FromString(message)
     if _has(request, "mm_inputs"):
         raise RequestError("unsupported_media")
-    return array("I", request.tokenized.input_ids), True
+    return _ids(request.tokenized.input_ids), True
+
+
+def _ids(ids: Sequence[int]) -> Tokens:
+    """Token ids in a buffer, made in steps between which another thread gets its turn."""
+    if len(ids) > MAX_TOKENS:
+        raise RequestError("too_many_parts")
+    found = array("I")
+    for at in range(0, len(ids), _IDS_AT_ONCE):
+        found.extend(ids[at : at + _IDS_AT_ONCE])
+    return found
 
 
 def _has(request: Any, *fields: str) -> bool:  # noqa: ANN401 - any generated message

@@ -4,6 +4,7 @@ One module knows one API. Keyed is only what every checked release of the engine
 token ids; anything else is named and placed by load. docs/requests.md lists both.
 """
 
+import re
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +19,7 @@ from extproc.requests import (
     messages_request,
     responses_request,
 )
+from extproc.requests.costly_json import MAX_COMMAS, MAX_ID_COMMAS, refuse_costly
 from extproc.requests.prompt import MAX_MESSAGES, MAX_PROMPTS, Chat, InferenceRequest, Prompt, Text
 
 __all__ = [
@@ -42,9 +44,14 @@ __all__ = [
 CHAT_PATH = chat_request.PATH
 COMPLETIONS_PATH = completion_request.PATH
 
-# More than this is not keyed: parsing holds the event loop, and tokenizing must not hold a thread
-# for long after the deadline has passed.
+# More than this is not keyed: tokenizing must not hold a thread for long after the deadline has
+# passed.
 MAX_BYTES = 4 * 1024 * 1024
+
+# The model is looked for at both ends of a long body, where clients write it, and among so many
+# places that look like it.
+_ENDS_BYTES = 65_536
+_MAX_PLACES = 8
 
 _PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
     CHAT_PATH: chat_request.parse,
@@ -87,6 +94,17 @@ ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
 
 _any_body = msgspec.json.Decoder(_AnyBody)
 
+_MODEL = re.compile(rb'"model"\s*:')
+_TEXT = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")')
+_ID_PATHS = frozenset(
+    (
+        COMPLETIONS_PATH,
+        embeddings_request.PATH,
+        generate_request.PATH,
+        generate_request.TOKENS_PATH,
+    )
+)
+
 
 def path_of(target: str) -> str:
     """The path of a request target, without query string."""
@@ -106,11 +124,42 @@ def why_unkeyed(method: str, path: str) -> str:
 
 
 def model_of(body: bytes) -> str | None:
-    """The model that a body names, also where its prompt cannot be keyed."""
+    """The model that a body names, also where its prompt cannot be keyed.
+
+    Of a long body, only both ends are looked at.
+    """
+    if len(body) <= 2 * _ENDS_BYTES:
+        return _named(body)
+    return _named_last(body[-_ENDS_BYTES:]) or _named_first(body[:_ENDS_BYTES])
+
+
+def _named(body: bytes) -> str | None:
     try:
         return _any_body.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _named_last(end: bytes) -> str | None:
+    """The model named in the end of a body.
+
+    What begins at a field of the body itself, and not of an object in it, is an object once a brace
+    is put before it. In a text, the quotes of a field would be escaped.
+    """
+    places = [found.start() for found in _MODEL.finditer(end)][-_MAX_PLACES:]
+    names = (_named(b"{" + end[place:]) for place in reversed(places))
+    return next(filter(None, names), None)
+
+
+def _named_first(start: bytes) -> str | None:
+    """The model named in the beginning of a body, found out in the same way."""
+    for found in [*_MODEL.finditer(start)][:_MAX_PLACES]:
+        before, behind = start[: found.start()], start[found.end() :]
+        text = _TEXT.match(behind)
+        name = _named(before + b'"model":' + text[1] + b"}") if text else None
+        if name:
+            return name
+    return None
 
 
 def parse(path: str, body: bytes) -> InferenceRequest:
@@ -124,6 +173,7 @@ def parse(path: str, body: bytes) -> InferenceRequest:
         raise RequestError("too_many_bytes")
     if path in grpc_request.PATHS:
         return grpc_request.parse(path, body)
+    refuse_costly(body, MAX_ID_COMMAS if path in _ID_PATHS else MAX_COMMAS)
     try:
         return _PARSERS[path](body)
     except msgspec.ValidationError:

@@ -2,9 +2,15 @@
 
 from array import array
 
+import msgspec
+
 from extproc.errors import RequestError
 from extproc.requests.prompt import MAX_PROMPTS, Prompt, Text
 from kvstate.events import Tokens
+
+# Where only this much is to be known of a field, whether it is there, nothing is made of it.
+NULL = msgspec.Raw(b"null")
+_EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 
 # A prompt as completions and embeddings take it: a text, token ids, or a list of either.
 RawPrompts = str | list[str | int | list[int]]
@@ -32,6 +38,16 @@ def prompts_of(
         else token_ids(item)
         for item in raw
     ]
+
+
+def is_given(field: msgspec.Raw) -> bool:
+    """Whether a field is there, and not null."""
+    return bytes(memoryview(field)[:5]) != b"null"
+
+
+def is_filled(field: msgspec.Raw) -> bool:
+    """Whether a field is there, and neither empty nor false nor 0."""
+    return bytes(memoryview(field)[:6]) not in _EMPTY
 
 
 def token_ids(ids: object) -> Tokens:

@@ -72,10 +72,12 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         *,
         has_reasoning_effort: bool = False,
+        budget_seconds: float = BUDGET_SECONDS,
     ) -> str:
         """The prompt text of a conversation.
 
         has_reasoning_effort: whether the request sets it beside the variables.
+        budget_seconds: how long it may take, however often the template runs.
 
         Raises:
             RequestError: the template refuses the conversation, as an engine would, or takes too
@@ -88,8 +90,9 @@ class ChatTemplate:
             if any(map(has_media, messages)):
                 raise RequestError("unsupported_media")
             plain = [flat(message) for message in messages]
+        end = self._monotonic() + budget_seconds
         text, *others = [
-            self._text([in_parts(one) for one in messages] if parts else plain, variables)
+            self._text([in_parts(one) for one in messages] if parts else plain, variables, end)
             for parts in self._formats
         ]
         if any(other != text for other in others):
@@ -122,8 +125,9 @@ class ChatTemplate:
         if any(token in text for text in texts_before_media(messages) for token in added_tokens):
             raise RequestError("unsupported_media")
         shaped = [in_parts(message) for message in messages]
-        theirs = self._rendered(shaped, variables)
-        ours = self._rendered([marked(message) for message in shaped], variables)
+        end = self._monotonic() + BUDGET_SECONDS
+        theirs = self._rendered(shaped, variables, end)
+        ours = self._rendered([marked(message) for message in shaped], variables, end)
         return _common_prefix(theirs, ours.partition(MEDIA_MARK)[0])
 
     def _refuse_what_differs(self, messages: Messages, has_reasoning_effort: bool) -> None:  # noqa: FBT001
@@ -134,23 +138,23 @@ class ChatTemplate:
         if not self._knows_developers and "developer" in [one.get("role") for one in messages]:
             raise RequestError("unsupported_developer_role")
 
-    def _text(self, shaped: Messages, variables: Mapping[str, Any]) -> str:
+    def _text(self, shaped: Messages, variables: Mapping[str, Any], end: float) -> str:
         if not variables.get("continue_final_message"):
-            return self._rendered(shaped, variables)
-        return self._continued(shaped, variables)
+            return self._rendered(shaped, variables, end)
+        return self._continued(shaped, variables, end)
 
-    def _rendered(self, messages: Messages, variables: Mapping[str, Any]) -> str:
+    def _rendered(self, messages: Messages, variables: Mapping[str, Any], end: float) -> str:
         context = {**self._special_tokens, "tools": None, "documents": None, **variables}
         context["messages"] = messages
-        return rendered(self._template, context, self._monotonic, BUDGET_SECONDS)
+        return rendered(self._template, context, self._monotonic, end)
 
-    def _continued(self, messages: Messages, variables: Mapping[str, Any]) -> str:
+    def _continued(self, messages: Messages, variables: Mapping[str, Any], end: float) -> str:
         """The text up to the end of the final message, if both of transformers' ways agree."""
         final, open_ended = tagged(messages[-1])
         if not self._reads_content:
             raise RequestError("template_failed")
-        with_tag = self._rendered([*messages[:-1], open_ended], variables)
-        plain = self._rendered(messages, variables)
+        with_tag = self._rendered([*messages[:-1], open_ended], variables, end)
+        plain = self._rendered(messages, variables, end)
         text = up_to_tag(with_tag, final)
         if text != up_to_final(plain, final):
             raise RequestError("unsupported_continuation")

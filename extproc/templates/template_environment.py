@@ -84,17 +84,16 @@ def rendered(
     template: jinja2.Template,
     variables: Mapping[str, Any],
     monotonic: Callable[[], float],
-    budget_seconds: float,
+    end: float,
 ) -> str:
     """The text that a template makes of its variables.
 
-    monotonic: seconds.
+    monotonic: seconds; at its `end` the rendering is given up.
 
     Raises:
-        RequestError: the template refuses (template_failed), takes more than its budget
+        RequestError: the template refuses (template_failed), takes longer
             (template_too_slow), or writes more than is keyed (too_many_characters).
     """
-    end = monotonic() + budget_seconds
 
     def tick() -> None:
         if monotonic() > end:

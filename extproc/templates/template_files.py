@@ -11,7 +11,7 @@ from typing import Any
 
 from extproc.errors import RequestError
 from extproc.requests.message_shapes import Messages
-from extproc.templates.chat_template import ChatTemplate
+from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 
 _SPECIAL_TOKENS = tuple(
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -47,10 +47,14 @@ class ChatTemplates:
         variables: Mapping[str, Any],
         *,
         has_reasoning_effort: bool = False,
+        budget_seconds: float = BUDGET_SECONDS,
     ) -> str:
         """The prompt text of a conversation: `ChatTemplate.render`."""
         return self._chosen(variables).render(
-            messages, variables, has_reasoning_effort=has_reasoning_effort
+            messages,
+            variables,
+            has_reasoning_effort=has_reasoning_effort,
+            budget_seconds=budget_seconds,
         )
 
     def render_until_media(

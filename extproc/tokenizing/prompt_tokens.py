@@ -4,22 +4,30 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from extproc.errors import RequestError
-from extproc.requests.prompt import InferenceRequest, Prompt
+from extproc.requests.prompt import Chat, InferenceRequest, Prompt
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
-from extproc.tokenizing.tokens import Tokenizer
+from extproc.tokenizing.tokens import Started, Tokenizer
 from kvstate.events import Tokens
 
 AnyTokenizer = Tokenizer | RemoteTokenizer
 
-# Prompts in longer bodies are rendered beside the event loop. This much takes 0.2 ms, or 2 ms where
-# it is thousands of messages.
-# The whole body counts: tools and tool calls become prompt text as well.
-INLINE_BYTES = 65_536
+# A conversation of so many messages is rendered at once, and given up after so long for a thread to
+# render it from the start: templates mostly take 5 to 30 us a message.
+INLINE_MESSAGES = 64
+INLINE_SECONDS = 0.002
 
 # Threads for long prompts; tokenizers releases the interpreter lock.
 TOKENIZER_THREADS = 2
+
+# So many requests wait for a thread or have one, with bodies of so many bytes; others are placed by
+# load at once. More would not be done before their deadline.
+MAX_WAITING = 256
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+
+Result = TypeVar("Result")
 
 
 class PromptTokens:
@@ -32,6 +40,8 @@ class PromptTokens:
         self._tokenizers = tokenizers
         self._deadline_seconds = deadline_seconds
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokens")
+        self._free = asyncio.Semaphore(TOKENIZER_THREADS)
+        self._waiting = self._waiting_bytes = 0
 
     def close(self) -> None:
         """Stops the threads."""
@@ -52,19 +62,63 @@ class PromptTokens:
             return [request.kept(tokens) for tokens in whole]
         return _kept(request, whole)
 
+    def here(self, request: InferenceRequest, model: str) -> list[Tokens] | None:
+        """As `of`, in this very thread, however long it takes; None where workers are asked.
+
+        Raises:
+            RequestError: as `of`.
+        """
+        tokenizer = self._tokenizers.get(model)
+        if isinstance(tokenizer, RemoteTokenizer):
+            return None
+        whole = _ids_of(request)
+        if whole is None:
+            if tokenizer is None:
+                raise RequestError("no_tokenizer")
+            whole = [tokenizer.encode(prompt) for prompt in request.prompts]
+        return [request.kept(tokens) for tokens in whole]
+
+    async def apart(self, work: Callable[[], Result], body_bytes: int) -> Result:
+        """What work gives that takes a millisecond or more, done in a thread.
+
+        body_bytes: what it keeps in memory until it is done.
+
+        Raises:
+            RequestError: too much of it waits already (too_many_waiting); or work raises it.
+            TimeoutError: it is not done within the deadline.
+        """
+        if self._waiting >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
+            raise RequestError("too_many_waiting")
+        self._waiting += 1
+        self._waiting_bytes += body_bytes
+        try:
+            async with asyncio.timeout(self._deadline_seconds):
+                # what waits here is forgotten with its deadline, and not only once it has a thread
+                await self._free.acquire()
+                done = asyncio.get_running_loop().run_in_executor(self._threads, work)
+                done.add_done_callback(self._release)
+                return await asyncio.shield(done)
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= body_bytes
+
+    def _release(self, done: asyncio.Future[Any]) -> None:
+        self._free.release()
+        if not done.cancelled():
+            done.exception()  # after the deadline nobody else asks for it
+
     def _whole(
         self, request: InferenceRequest, model: str, body_bytes: int
     ) -> list[Tokens] | Awaitable[list[Tokens]]:
-        prompts = request.prompts
-        ids = [prompt for prompt in prompts if isinstance(prompt, array)]
-        if len(ids) == len(prompts):
+        ids = _ids_of(request)
+        if ids is not None:
             return ids
         tokenizer = self._tokenizers.get(model)
         if tokenizer is None:
             raise RequestError("no_tokenizer")
         if isinstance(tokenizer, RemoteTokenizer):
             return self._asked(tokenizer, request)
-        return self._local(tokenizer, prompts, body_bytes)
+        return self._local(tokenizer, request.prompts, body_bytes)
 
     async def _asked(self, tokenizer: RemoteTokenizer, request: InferenceRequest) -> list[Tokens]:
         asked = (tokenizer.encode(prompt, request.model) for prompt in request.prompts)
@@ -75,17 +129,39 @@ class PromptTokens:
         self, tokenizer: Tokenizer, prompts: Sequence[Prompt], body_bytes: int
     ) -> list[Tokens] | Awaitable[list[Tokens]]:
         """What takes a millisecond is done in a thread, the rest at once."""
-        if body_bytes > INLINE_BYTES:
-            return self._apart(lambda: [tokenizer.encode(prompt) for prompt in prompts])
-        started = [tokenizer.start(prompt) for prompt in prompts]
+        started = _started(tokenizer, prompts) if all(map(_is_short, prompts)) else None
+        if started is None:
+            return self.apart(lambda: [tokenizer.encode(prompt) for prompt in prompts], body_bytes)
         if len(started) == 1 and started[0].is_cheap:
             return [started[0].finish()]
-        return self._apart(lambda: [one.finish() for one in started])
-
-    async def _apart(self, encode: Callable[[], list[Tokens]]) -> list[Tokens]:
-        async with asyncio.timeout(self._deadline_seconds):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+        return self.apart(lambda: [one.finish() for one in started], body_bytes)
 
 
 async def _kept(request: InferenceRequest, whole: Awaitable[list[Tokens]]) -> list[Tokens]:
     return [request.kept(tokens) for tokens in await whole]
+
+
+def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
+    """The prompts, if the client sent token ids."""
+    ids = [prompt for prompt in request.prompts if isinstance(prompt, array)]
+    return ids if len(ids) == len(request.prompts) else None
+
+
+def _is_short(prompt: Prompt) -> bool:
+    """Whether a prompt, in a body that is read at once, may be rendered at once as well.
+
+    Before media, every text is searched for every added token.
+    """
+    if not isinstance(prompt, Chat):
+        return True
+    return len(prompt.messages) <= INLINE_MESSAGES and not prompt.has_media
+
+
+def _started(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[Started] | None:
+    """The prompts rendered and looked up; None where that takes too long to be done at once."""
+    try:
+        return [tokenizer.start(prompt, INLINE_SECONDS) for prompt in prompts]
+    except RequestError as error:
+        if error.reason != "template_too_slow":
+            raise
+        return None

@@ -12,6 +12,7 @@ from extproc.config import Model
 from extproc.errors import RequestError, StartError
 from extproc.requests.prompt import Chat, Prompt, Text
 from extproc.templates import template_files
+from extproc.templates.chat_template import BUDGET_SECONDS
 from extproc.templates.template_files import ChatTemplates
 from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
 from extproc.tokenizing.text_encoder import Encoded
@@ -78,8 +79,10 @@ class Tokenizer:
         """
         return self.start(prompt).finish()
 
-    def start(self, prompt: Prompt) -> Started:
+    def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
         """Renders a prompt and looks it up.
+
+        render_seconds: how long the template may take.
 
         Raises:
             RequestError: as `encode`.
@@ -89,7 +92,7 @@ class Tokenizer:
         if prompt.special_tokens_vary and self._frame != NO_FRAME:
             raise RequestError("unsupported_special_tokens")
         has_media = isinstance(prompt, Chat) and prompt.has_media
-        text = prompt.text if isinstance(prompt, Text) else self._render(prompt)
+        text = prompt.text if isinstance(prompt, Text) else self._render(prompt, render_seconds)
         if prompt.add_special_tokens and self._frame is None:
             return self._start_whole(text, has_media=has_media)
         around = (self._frame or NO_FRAME) if prompt.add_special_tokens else NO_FRAME
@@ -109,10 +112,13 @@ class Tokenizer:
         size = self._texts.begin(text).new_characters
         return Started(size, self._texts.is_cheap(size), lambda: self._whole(text))
 
-    def _render(self, chat: Chat) -> str:
+    def _render(self, chat: Chat, seconds: float) -> str:
         if not chat.has_media:
             return self._templates.render(
-                chat.messages, chat.variables, has_reasoning_effort=chat.has_reasoning_effort
+                chat.messages,
+                chat.variables,
+                has_reasoning_effort=chat.has_reasoning_effort,
+                budget_seconds=seconds,
             )
         return self._templates.render_until_media(
             chat.messages,

@@ -1,6 +1,5 @@
-import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from random import Random
 from typing import Any
 
@@ -8,9 +7,9 @@ import pytest
 
 from extproc.config.reader import parse
 from extproc.metrics import Metrics
-from extproc.router import Router
+from extproc.requests.costly_json import INLINE_BYTES
+from extproc.router import Routed, Router
 from extproc.serving.stream import Ask, Head
-from extproc.tokenizing.prompt_tokens import INLINE_BYTES
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
@@ -44,6 +43,11 @@ def chat(text: str = "hello", **fields: Any) -> Ask:
     return Ask(CHAT, json.dumps(body).encode())
 
 
+def settled_now(routed: Routed | Awaitable[Routed]) -> Routed:
+    assert isinstance(routed, Routed)
+    return routed
+
+
 async def test_a_request_is_placed_and_booked_until_it_is_released(router: Router) -> None:
     decision, booking = await settled(router.route(chat()))
     assert (decision.model, decision.pick, decision.reason) == (
@@ -68,13 +72,8 @@ async def test_a_long_prompt_is_tokenized_beside_the_loop(router: Router) -> Non
     assert decision.prompt_tokens > INLINE_BYTES
 
 
-async def test_a_prompt_that_takes_too_long_is_placed_by_load(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def late(*_: object) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
+async def test_a_prompt_that_takes_too_long_is_placed_by_load(router: Router) -> None:
+    router._tokens._deadline_seconds = 0.0
     decision, _ = await settled(router.route(chat("word " * INLINE_BYTES)))
     assert (decision.reason, decision.pick) == ("deadline", ("127.0.0.1:1",))
 
@@ -168,13 +167,8 @@ async def test_a_decision_that_cannot_be_counted_leaves_no_load(
     assert router.in_flight("127.0.0.1:1") == 0
 
 
-async def test_long_tools_are_tokenized_beside_the_loop_as_well(
-    router: Router, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def late(*_: object) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", late)
+async def test_long_tools_are_tokenized_beside_the_loop_as_well(router: Router) -> None:
+    router._tokens._deadline_seconds = 0.0
     function = {"name": "f", "description": "d" * INLINE_BYTES, "parameters": {}}
     decision, _ = await settled(
         router.route(chat(tools=[{"type": "function", "function": function}]))
@@ -200,3 +194,51 @@ async def test_explaining_books_nothing(router: Router) -> None:
     assert decision["pick"] == ["127.0.0.1:1"]
     assert router.in_flight("127.0.0.1:1") == 0
     assert (await router.explain(Head("GET", "/", None), b""))["reason"] == "not_inference"
+
+
+async def test_a_request_that_reads_no_cache_is_booked_with_its_whole_prompt(
+    router: Router,
+) -> None:
+    before, _ = await settled(router.route(chat("word " * 500)))
+    same, _ = await settled(router.route(chat("word " * 500)))
+    anew, _ = await settled(router.route(chat("word " * 500, prompt_logprobs=1)))
+    assert same.uncached_tokens < before.uncached_tokens == before.prompt_tokens
+    assert (anew.reason, anew.prompt_tokens) == ("reads_no_cache", before.prompt_tokens)
+    assert anew.uncached_tokens == anew.prompt_tokens
+    backlog = sum(one.uncached_tokens for one in (before, same, anew))
+    assert router.load("127.0.0.1:1").backlog_tokens == pytest.approx(backlog, rel=0.01)
+
+
+@pytest.mark.parametrize("refused", [{}, {"chat_template": "x"}])
+async def test_a_prompt_known_by_its_text_is_apart_from_those_with_another_salt(
+    router: Router, refused: dict[str, Any]
+) -> None:
+    def expected(**fields: Any) -> float:
+        decision, _ = settled_now(router.route(chat("word " * 500, model="bare", **fields)))
+        return decision.weighed_tokens - decision.uncached_tokens
+
+    assert expected(**refused) == 0
+    assert expected(**refused) > 0
+    assert expected(**refused, cache_salt="a") == 0
+    assert expected(**refused, cache_salt="b") == 0
+    again = expected(**refused, cache_salt="a")
+    assert again == 0 if refused else again > 0
+
+
+async def test_a_prompt_known_by_its_text_is_apart_from_other_adapters(router: Router) -> None:
+    def expected(model: str) -> float:
+        asked = chat("word " * 500, model=model, chat_template="x")
+        decision, _ = settled_now(router.route(asked))
+        assert decision.reason == "unsupported_client_template"
+        return decision.weighed_tokens - decision.uncached_tokens
+
+    assert expected("tiny") == expected("adapter") == 0
+    assert expected("tiny") > 0
+    assert expected("adapter") > 0
+
+
+async def test_a_body_that_holds_too_much_is_placed_by_load(router: Router) -> None:
+    decision, booking = await settled(router.route(chat(other=[[]] * 100_000)))
+    assert (decision.model, decision.reason) == ("tiny", "too_many_parts")
+    assert (decision.pick, booking is not None) == (("127.0.0.1:1",), True)
+    assert decision.weighed_tokens > 0

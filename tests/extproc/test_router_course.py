@@ -11,9 +11,9 @@ from extproc.config.reader import parse
 from extproc.metrics import Metrics
 from extproc.observing.course import Course, Trace
 from extproc.picking.decision import Decision
+from extproc.requests.costly_json import INLINE_BYTES
 from extproc.router import Router
 from extproc.serving.stream import Ask, Head
-from extproc.tokenizing.prompt_tokens import INLINE_BYTES
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet

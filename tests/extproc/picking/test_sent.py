@@ -53,6 +53,8 @@ def test_text_is_apart_from_tokens_and_from_other_models() -> None:
     sent.record("a", sent.text_marks("m", text), 0.0)
     assert sent.expected(sent.text_marks("m", text + b"more"), 0.0) == {"a": (64, 64)}
     assert sent.expected(sent.text_marks("n", text), 0.0) == {}
+    assert sent.expected(sent.text_marks("m", text, lora="x"), 0.0) == {}
+    assert sent.expected(sent.text_marks("m", text, salt="x"), 0.0) == {}
 
 
 def test_a_running_request_is_expected_until_its_deadline() -> None:

@@ -65,7 +65,7 @@ def test_probabilities_of_the_prompt_read_no_cache() -> None:
         (VLLM, {"sampling_params": {"truncate_prompt_tokens": 5}}, "unsupported_truncation"),
         (VLLM, {"mm_inputs": b""}, "unsupported_media"),
         (VLLM, {"media_refs": b""}, "unsupported_media"),
-        (VLLM, {"extra_mm_inputs": [b""]}, "unsupported_media"),
+        (VLLM, {"extra_mm_inputs": b""}, "unsupported_media"),
         (VLLM, {"text": b"t"}, "unsupported_text"),
         (SGLANG, {"mm_inputs": b""}, "unsupported_media"),
         (SGLANG, {"input_embeds": [0.5]}, "unsupported_embeddings"),

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -10,13 +12,20 @@ import pytest
 from aiohttp import web
 
 from extproc.config.reader import parse
+from extproc.errors import RequestError
 from extproc.metrics import Metrics
 from extproc.model_tokenizers import remote_tokenizers
+from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH
 from extproc.requests.request import parse as parse_request
 from extproc.router import Router
 from extproc.serving.stream import Ask, Head
-from extproc.tokenizing.prompt_tokens import INLINE_BYTES, PromptTokens
+from extproc.tokenizing.prompt_tokens import (
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    TOKENIZER_THREADS,
+    PromptTokens,
+)
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
@@ -128,4 +137,66 @@ async def test_local_prompts_are_the_same_wherever_they_are_tokenized(text: str)
     texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
     both = await settled(tokens.of(texts, "tiny", 2 * len(text)))
     assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
+    tokens.close()
+
+
+def turns(count: int) -> Any:
+    messages = [{"role": "user", "content": "hello"}] * count
+    return parse_request(CHAT_PATH, json.dumps({"messages": messages}).encode())
+
+
+SLOW = "{% for m in messages %}{% for i in range(90000) %}{% endfor %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "request_", "is_at_once"),
+    [(None, turns(64), True), (None, turns(65), False), (SLOW, turns(1), False)],
+)
+async def test_what_a_template_takes_long_for_is_rendered_beside_the_loop(
+    tmp_path: Path,
+    template: str | None,
+    request_: Any,
+    is_at_once: bool,  # noqa: FBT001
+) -> None:
+    model = {"name": "tiny", "tokenizer": str(TINY_MODEL)}
+    if template is not None:
+        (tmp_path / "slow.jinja").write_text(template)
+        model["chat_template"] = str(tmp_path / "slow.jinja")
+    config = parse(json.dumps({"models": [model], "workers": [{"endpoint": "a:1"}]}), "c")
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    tokens = PromptTokens({"tiny": tokenizer}, 60.0)
+    found = tokens.of(request_, "tiny", 1_000)
+    assert isinstance(found, list) == is_at_once
+    assert await settled(found) == [tokenizer.encode(request_.prompts[0])]
+    tokens.close()
+
+
+@pytest.mark.parametrize("size", [1, MAX_WAITING_BYTES // 16])
+async def test_only_so_many_wait_for_a_thread(size: int) -> None:
+    tokens, may_end = PromptTokens({}, 60.0), threading.Event()
+    most = min(MAX_WAITING, MAX_WAITING_BYTES // size)
+    waiting = [asyncio.create_task(tokens.apart(may_end.wait, size)) for _ in range(most)]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestError, match="too_many_waiting"):
+        await tokens.apart(may_end.wait, size)
+    may_end.set()
+    assert await asyncio.gather(*waiting) == [True] * most
+    assert await tokens.apart(may_end.wait, size)
+    tokens.close()
+
+
+async def test_what_waits_beyond_its_deadline_is_forgotten_before_it_has_a_thread() -> None:
+    tokens, may_end, begun = PromptTokens({}, 0.05), threading.Event(), []
+
+    def work() -> None:
+        begun.append(True)
+        may_end.wait()
+
+    late = await asyncio.gather(*[tokens.apart(work, 1) for _ in range(9)], return_exceptions=True)
+    assert {type(one) for one in late} == {TimeoutError}
+    may_end.set()
+    tokens._deadline_seconds = 60.0
+    await tokens.apart(may_end.wait, 1)
+    assert len(begun) == TOKENIZER_THREADS
     tokens.close()
