@@ -1,6 +1,6 @@
 """The request side of the exception tree; kvstate.errors shows the whole."""
 
-from kvstate.errors import KVSteerError
+from kvstate.errors import KVSteerError, PeerError
 
 
 class ConfigError(KVSteerError):
@@ -29,7 +29,7 @@ class StartError(KVSteerError):
     """This machine refuses something needed to start: a port, a file, a permission."""
 
 
-class DiscoveryError(KVSteerError):
+class DiscoveryError(PeerError):
     """A source of workers cannot be asked now; the text says why."""
 
 

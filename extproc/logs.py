@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import OrderedDict
 from datetime import UTC, datetime
 
 
@@ -22,6 +23,50 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+# Lines of one kind about one feed in a minute; what is beyond is counted.
+MAX_LINES = 20
+_WINDOW_SECONDS = 60.0
+_MAX_KINDS = 4096
+
+
+class _Lines:
+    """Lines of one kind since a moment."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.count = 0
+
+
+class LessOften(logging.Filter):
+    """Leaves out lines about feeds that come too often: publishers cause them, and may be broken.
+
+    The next line of the kind that is not left out tells how many were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: OrderedDict[object, _Lines] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is to be written."""
+        if record.name != "kvsteer.feed":
+            return True
+        args = record.args if isinstance(record.args, tuple) else ()
+        kind = (record.msg, *map(str, args[:2]))  # mostly worker and rank
+        lines = self._kinds.get(kind)
+        left_out = 0
+        if lines is None or record.created - lines.since >= _WINDOW_SECONDS:
+            left_out = max(0, lines.count - MAX_LINES) if lines else 0
+            lines = self._kinds[kind] = _Lines(record.created)
+            self._kinds.move_to_end(kind)
+        if len(self._kinds) > _MAX_KINDS:
+            self._kinds.popitem(last=False)
+        lines.count += 1
+        if left_out:
+            record.msg, record.args = f"{record.msg} (%d more were left out)", (*args, left_out)
+        return lines.count <= MAX_LINES
+
+
 def configure(level: str, style: str) -> None:
     """Sets up our loggers; level and style as in the configuration (log.level, log.format)."""
     handler = logging.StreamHandler(sys.stderr)
@@ -29,6 +74,7 @@ def configure(level: str, style: str) -> None:
         handler.setFormatter(_JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.addFilter(LessOften())
     root = logging.getLogger("kvsteer")
     root.handlers = [handler]
     root.setLevel(level.upper())

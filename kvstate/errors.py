@@ -1,8 +1,9 @@
 """Errors, as one tree; each name says who is at fault.
 
 KVSteerError
-├── WireError           a publisher sent bytes that are no event batch
-├── ReplayError         a publisher did not answer a replay, or not completely
+├── PeerError           its text may hold what a peer said: it is made fit to be shown
+│   ├── WireError       a publisher sent bytes that are no event batch
+│   └── ReplayError     a publisher did not answer a replay, or not completely
 └── (extproc.errors)
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
@@ -16,9 +17,30 @@ class KVSteerError(Exception):
     """Root of everything that KVSteer raises on purpose."""
 
 
-class WireError(KVSteerError):
+MAX_PEER_TEXT = 200
+
+
+def printable(text: str, limit: int = MAX_PEER_TEXT) -> str:
+    """What a peer said, fit for a log and a page: one line that prints, of so many characters.
+
+    With a line break, or with what a terminal obeys, a peer could write lines that look like ours.
+    """
+    line = " ".join(text[: 2 * limit].split())
+    if not line.isprintable():
+        line = "".join(each if each.isprintable() else "?" for each in line)
+    return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+class PeerError(KVSteerError):
+    """Something is wrong with a peer; the text may hold words of its own, made printable."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
+
+class WireError(PeerError):
     """A publisher sent bytes that are no event batch."""
 
 
-class ReplayError(KVSteerError):
+class ReplayError(PeerError):
     """A publisher did not answer a replay, or not completely."""

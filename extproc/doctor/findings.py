@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from extproc.doctor.faults import FAULTS
+from kvstate.errors import printable
 
 # What peers say is repeated so far, and without what would move a terminal's cursor.
 MAX_SAID = 400
@@ -41,11 +42,11 @@ class About(NamedTuple):
 
     def right(self, check: str, says: str) -> Finding:
         """A check that found nothing wrong."""
-        return Finding(self.subject, check, Verdict.RIGHT, printable(says))
+        return Finding(self.subject, check, Verdict.RIGHT, printable(says, MAX_SAID))
 
     def note(self, check: str, says: str) -> Finding:
         """Something that could not be checked, or is no fault."""
-        return Finding(self.subject, check, Verdict.NOTE, printable(says))
+        return Finding(self.subject, check, Verdict.NOTE, printable(says, MAX_SAID))
 
     def wrong(self, code: str, says: str) -> Finding:
         """A fault.
@@ -53,14 +54,7 @@ class About(NamedTuple):
         code: one of `FAULTS`, which has its check and its fix.
         """
         check, fix = FAULTS[code]
-        return Finding(self.subject, check, Verdict.WRONG, printable(says), code, fix)
-
-
-def printable(said: str) -> str:
-    """A text on one line, of bounded length, of characters that print."""
-    line = " ".join(said[: 2 * MAX_SAID].split())
-    shown = "".join(one if one.isprintable() else "?" for one in line)
-    return shown if len(shown) <= MAX_SAID else f"{shown[: MAX_SAID - 3]}..."
+        return Finding(self.subject, check, Verdict.WRONG, printable(says, MAX_SAID), code, fix)
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

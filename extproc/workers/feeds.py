@@ -10,6 +10,7 @@ from extproc.config import AUTO, Config, Worker, WorkerEvents
 from extproc.workers.asking import Asking
 from extproc.workers.feed_discovery import sources
 from extproc.workers.feed_sources import configured
+from kvstate.errors import printable
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Transport
@@ -151,6 +152,7 @@ class Feeds:
     async def _take(self, name: str, one: Wanted, answer: tuple[ZmqSource, ...] | str) -> None:
         """Follows what a worker told; keeps what is followed while it does not answer."""
         if isinstance(answer, str):
+            answer = printable(answer)
             if name not in self._found and self._reasons.get(name) != answer:
                 self._reasons[name] = answer
                 log.warning("worker %s: events: auto: %s", name, answer)

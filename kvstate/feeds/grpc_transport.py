@@ -53,7 +53,7 @@ HEARTBEAT_TIMEOUT_SECONDS = 7.0
 # The server cannot go on where we were.
 _STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
 _TOO_MANY_PINGS = "oo many pings"
-_MAX_DETAILS = 200
+_MAX_DETAILS = 1000  # looked at; how much of it is shown is another matter
 
 # What gRPC says where it cannot connect, up to what the system or the peer said.
 _NOT_CONNECTED = re.compile(
@@ -212,7 +212,7 @@ class _GrpcFeeds:
 
     def _refused_or_lost(self, code: grpc.StatusCode, details: str, start: int) -> float:
         """What a status other than OK means; returns the seconds until the next try."""
-        words = " ".join(details.split())[:_MAX_DETAILS]
+        words = " ".join(details[:_MAX_DETAILS].split())
         if code is grpc.StatusCode.UNIMPLEMENTED:
             self._from_zero = True
             self._shared.tell(Refused(f"publishes no events: {words}"))

@@ -62,6 +62,7 @@ class IndexSink:
         self.listener: Listener | None = None
         self.emptied: Callable[[], None] | None = None
         self._index = index
+        self._block_sizes = 0  # how often one was learned
 
     def apply(self, body: Body) -> Taken:
         """Applies one batch; raises WireError where it is none."""
@@ -70,7 +71,7 @@ class IndexSink:
         applied = self._index.apply_message(self.owner, body)
         after = self.owner.status
         if after["block_size"] != before["block_size"]:
-            log.info("%s: block size learned: %s", self.owner.worker, after["block_size"])
+            self._tell_block_size(after["block_size"])
         missed = ""
         if "group_without_kind" in applied.faults:
             missed = "its attention groups cannot be told apart"
@@ -95,6 +96,12 @@ class IndexSink:
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001, D102 - as Sink has it
         self.owner.trusted = trusted
+
+    def _tell_block_size(self, block_size: int) -> None:
+        """Tells of the 1st, 2nd, 4th ... change: a publisher may take two sizes in turns."""
+        self._block_sizes += 1
+        if self._block_sizes & (self._block_sizes - 1) == 0:
+            log.info("%s: block size learned: %s", self.owner.worker, block_size)
 
     def _show(self, listener: Listener, body: Body) -> None:
         """A listener that fails is not called again; the feed goes on."""

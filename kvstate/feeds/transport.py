@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvstate.errors import ReplayError
+from kvstate.errors import ReplayError, printable
 from kvstate.events import EventBatch
 from kvstate.feeds.engine_load import EngineLoad
 from kvstate.feeds.feed_terms import Recovery
@@ -21,16 +21,28 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is lost, or cannot be made at first; the transport goes on trying."""
+    """The connection is lost, or cannot be made at first; the transport goes on trying.
+
+    reason: may hold words of the peer, which are made printable.
+    """
 
     reason: str = "connection lost"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The publisher says that it has no events to give; the transport asks again, seldom."""
+    """The publisher says that it has no events to give; the transport asks again, seldom.
+
+    reason: may hold words of the peer, which are made printable.
+    """
 
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,3 +48,34 @@ def test_what_went_wrong_is_told_with_its_place(capsys: pytest.CaptureFixture[st
     except ValueError:
         logging.getLogger("kvsteer").exception("failed")
     assert "test_logs.py" in json.loads(capsys.readouterr().err)["exception"]
+
+
+def test_lines_about_a_feed_that_come_too_often_are_left_out_and_counted() -> None:
+    less_often, written = logs.LessOften(), list[str]()
+
+    def log(name: str, worker: str, at_seconds: float) -> None:
+        line = logging.LogRecord(name, logging.INFO, "", 0, "feed of %s", (worker,), None)
+        line.created = at_seconds
+        if less_often.filter(line):
+            written.append(line.getMessage())
+
+    for _ in range(60_000):
+        log("kvsteer.feed", "w", 1000.0)
+    log("kvsteer.feed", "v", 1000.0)
+    log("kvsteer.feed", "w", 1061.0)
+    log("kvsteer.feed", "w", 1061.0)
+    left_out = 60_000 - logs.MAX_LINES
+    again = [f"feed of w ({left_out} more were left out)", "feed of w"]
+    assert written == [*["feed of w"] * logs.MAX_LINES, "feed of v", *again]
+    for _ in range(2 * logs.MAX_LINES):
+        log("kvsteer.admin", "w", 1061.0)
+    assert len(written) == 3 * logs.MAX_LINES + 3
+
+
+def test_kinds_of_lines_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_MAX_KINDS", 3)
+    less_often = logs.LessOften()
+    for number in range(9):
+        line = logging.LogRecord("kvsteer.feed", logging.INFO, "", 0, f"line {number}", None, None)
+        assert less_often.filter(line)
+    assert len(less_often._kinds) == 3

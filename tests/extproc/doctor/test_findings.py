@@ -7,7 +7,6 @@ from extproc.doctor.findings import (
     as_json,
     as_text,
     exit_status,
-    printable,
 )
 
 FIRST = About("worker 10.0.0.1:8000")
@@ -46,5 +45,5 @@ def test_only_what_is_wrong_makes_the_exit_status() -> None:
 
 
 def test_what_a_peer_says_cannot_move_the_cursor_or_fill_the_screen() -> None:
-    assert printable("a\x1b[2J\nb") == "a?[2J b"
-    assert len(printable("x" * 10_000)) == MAX_SAID
+    assert About("w").note("feed", "a\x1b[2J\nb").says == "a?[2J b"
+    assert len(About("w").note("feed", "x" * 10_000).says) == MAX_SAID

@@ -46,6 +46,19 @@ def test_clear_or_the_last_uncertain_block_gone_heals() -> None:
     assert made.apply(payload(2, ["AllBlocksCleared"])) == Taken(healed=True)
 
 
+def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, made = sink()
+    with caplog.at_level(logging.INFO):
+        for number in range(100):
+            size = 1 + number % 2
+            stored = ["BlockStored", [number], None, list(range(size)), size]
+            made.apply(payload(number, stored, ["BlockRemoved", [number]]))
+    assert caplog.messages[:2] == ["w: block size learned: 1", "w: block size learned: 2"]
+    assert len(caplog.messages) == 7  # of the 1st, 2nd, 4th ... 64th
+
+
 def test_a_cleared_cache_is_told() -> None:
     _, made = sink()
     told: list[str] = []

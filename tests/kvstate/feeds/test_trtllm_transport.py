@@ -144,6 +144,8 @@ async def test_event_without_a_number_is_told(server: Server) -> None:
         (404, "", "HTTP 404"),
         (501, "", "HTTP 501"),
         (200, '{"error": "not enabled"}', "not enabled"),
+        (200, '{"error": "a\\u001b[2J\\nb"}', "a?[2J b"),
+        (200, f'{{"error": "{"x" * 900}"}}', "x" * 177 + "..."),
     ],
 )
 async def test_server_without_events_is_asked_again_seldom(
