@@ -31,6 +31,11 @@ def remote_tokenizers(
         if isinstance(options, RemoteTokenizerOptions) and options.remote:
             endpoints = functools.partial(workers.endpoints, model.name)
             count = functools.partial(metrics.count_question, model.name)
-            made[model.name] = RemoteTokenizer(model, options, endpoints, count)
-            metrics.add_tokenizer(model.name, made[model.name].away)
+            one = made[model.name] = RemoteTokenizer(model, options, endpoints, count)
+            metrics.add_tokenizer(model.name, one.away)
+            workers.gone.append(functools.partial(_forget, one))
     return made
+
+
+def _forget(tokenizer: RemoteTokenizer, _name: str, endpoint: str) -> None:
+    tokenizer.forget(endpoint)

@@ -86,6 +86,14 @@ class RemoteTokenizer:
         """How many of the workers are not asked, since they keep failing."""
         return self._breaker.away(self._endpoints())
 
+    def failing(self) -> int:
+        """How many workers failed lately."""
+        return len(self._breaker)
+
+    def forget(self, worker: str) -> None:
+        """A worker, by its ip:port, is no more."""
+        self._breaker.forget(worker)
+
     async def encode(self, prompt: Prompt, model: str | None) -> Tokens:
         """The token ids of a prompt, not to be changed.
 
@@ -148,13 +156,17 @@ class RemoteTokenizer:
                     return await self._ask(worker, asked)
             except TimeoutError:
                 if len(asked) <= FAIR_QUESTION_BYTES:
-                    self._breaker.failed(worker, time.monotonic())
+                    self._note_failure(worker)
                 raise RequestError("tokenizer_timeout") from None
             except _FailedError:
-                self._breaker.failed(worker, time.monotonic())
+                self._note_failure(worker)
                 reason = "tokenizer_failed"
                 workers.remove(worker)
         raise RequestError(reason)
+
+    def _note_failure(self, worker: str) -> None:
+        if worker in self._endpoints():  # else it went while it was asked
+            self._breaker.failed(worker, time.monotonic())
 
     def _probe_one(self, workers: Sequence[str]) -> None:
         worker = self._breaker.to_probe(workers, time.monotonic())
@@ -169,7 +181,7 @@ class RemoteTokenizer:
             async with asyncio.timeout(self._options.deadline_ms / 1000):
                 await self._ask(worker, self._probe)
         except (TimeoutError, RequestError, _FailedError):
-            self._breaker.failed(worker, time.monotonic())
+            self._note_failure(worker)
 
     async def _ask(self, worker: str, asked: bytes) -> Tokens:
         """One worker's answer.

@@ -34,6 +34,10 @@ class Breaker:
         self._chance = chance
         self._states: dict[str, _State] = {}
 
+    def __len__(self) -> int:
+        """How many workers it remembers failures of."""
+        return len(self._states)
+
     def choose(self, workers: Sequence[str]) -> str | None:
         """One to ask: any of those that failed least; None if all are left alone."""
         failures = {worker: self._failures(worker) for worker in workers}
@@ -58,6 +62,10 @@ class Breaker:
 
     def succeeded(self, worker: str) -> None:
         """It answered."""
+        self._states.pop(worker, None)
+
+    def forget(self, worker: str) -> None:
+        """It is no more."""
         self._states.pop(worker, None)
 
     def failed(self, worker: str, now: float) -> None:

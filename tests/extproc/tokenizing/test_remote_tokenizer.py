@@ -1,6 +1,7 @@
 """The workers' tokenizer over real HTTP: the simulator's, and servers that misbehave."""
 
 import asyncio
+import contextlib
 import json
 from array import array
 from collections import Counter
@@ -11,11 +12,17 @@ import pytest
 from aiohttp import web
 
 from extproc import config
+from extproc.config.reader import parse
+from extproc.discovery.view import listed, merged
 from extproc.errors import RequestError
+from extproc.metrics import Metrics
+from extproc.model_tokenizers import remote_tokenizers
 from extproc.requests.prompt import Chat, Text
 from extproc.tokenizing import remote_tokenizer
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.tokens import Tokenizer
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
 from tests.kvstate.publishing import until
@@ -235,3 +242,34 @@ async def test_nobody_to_ask_is_no_wait() -> None:
     asked = Asked()
     assert await asked.reason() == "tokenizer_unavailable"
     await asked.tokenizer.close()
+
+
+async def test_nothing_is_remembered_of_workers_that_are_gone() -> None:
+    parsed = parse(
+        "models: [{name: tiny, tokenizer: {remote: true}}]\ndiscovery: {file: w.yaml}",
+        "kvsteer.yaml",
+    )
+    workers = Workers(parsed, Fleet(1, lambda: 0.0), lambda _: [])
+    tokenizer = remote_tokenizers(parsed, workers, Metrics())["tiny"]
+    failing = []
+    for network in range(3):
+        fleet = [config.Worker(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
+        await workers.replace(merged({"file": listed(fleet)}))
+        for prompt in range(200):
+            with contextlib.suppress(RequestError):
+                await tokenizer.encode(Text(str(prompt)), None)
+        failing.append(tokenizer.failing())
+    await workers.replace({})
+    assert failing == [20, 20, 20]
+    assert tokenizer.failing() == 0
+    await tokenizer.close()
+    await workers.close()
+
+
+async def test_a_worker_that_goes_while_it_is_asked_is_not_remembered() -> None:
+    async with asking(hanging, deadline_ms=200) as asked:
+        question = asyncio.create_task(asked.reason())
+        await until(lambda: bool(asked.tokenizer._flights))
+        asked.workers.clear()
+        assert await question == "tokenizer_timeout"
+        assert asked.tokenizer.failing() == 0
