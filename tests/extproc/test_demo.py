@@ -1,16 +1,21 @@
 import asyncio
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from extproc.demo import run
 from extproc.demo_check import Row, report
+from extproc.demo_configuration import Ports
 from extproc.demo_processes import Part, keep_running, ready, started
 from extproc.errors import StartError
 from tests.ports import free_port
@@ -25,6 +30,20 @@ async def test_the_demo_passes_its_own_check() -> None:
     told, _ = await demo.communicate()
     assert demo.returncode == 0, told.decode()
     assert told.decode().splitlines()[-1].endswith("predicted: ok")
+
+
+@pytest.mark.slow
+async def test_demos_that_start_at_once_do_not_meet() -> None:
+    demos = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "extproc", "demo", "--check", "--port", str(free_port())),
+            stdout=PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        for _ in range(3)
+    ]
+    told = await asyncio.gather(*(demo.communicate() for demo in demos))
+    assert [demo.returncode for demo in demos] == [0, 0, 0], told
 
 
 @pytest.mark.parametrize(
@@ -103,6 +122,77 @@ async def test_a_part_that_dies_as_it_starts_is_told_with_its_last_words() -> No
         with pytest.raises(StartError, match="demo: envoy ended with 1"):
             await ready([f"http://127.0.0.1:{free_port()}/"], [part])
         assert await part.ended() == "envoy ended with 1\n  no room"
+
+
+async def test_what_is_not_ready_in_time_is_told_with_what_the_parts_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.demo_processes.READY_TIMEOUT_SECONDS", 1.0)
+    waits = "import time; print('no feed is live', flush=True); time.sleep(1000)"
+    router = Part("router", [sys.executable, "-c", waits], decisions=False)
+    async with started(router):
+        while not router.said():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+        with pytest.raises(StartError, match="router said last:\n  no feed is live"):
+            await ready([f"http://127.0.0.1:{free_port()}/readyz"], [router])
+
+
+async def test_a_part_that_has_ended_is_told_though_another_answers_in_its_place() -> None:
+    async def says_ready(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/ready", says_ready)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+    envoy = Part("envoy", [sys.executable, "-c", "exit('cannot bind')"], decisions=False)
+    async with started(envoy):
+        await envoy.ended()
+        with pytest.raises(StartError, match="envoy ended with 1\n  cannot bind"):
+            await ready([f"http://127.0.0.1:{port}/ready"], [envoy])
+    await runner.cleanup()
+
+
+async def test_demos_that_start_at_once_take_different_ports() -> None:
+    asks = """
+import sys
+from extproc.demo_configuration import Ports, configuration
+with Ports() as ports:
+    print(configuration(2, int(sys.argv[1]), ports) + "---", flush=True)
+    sys.stdin.read()
+"""
+    demos = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", asks, str(free_port())), stdin=PIPE, stdout=PIPE
+        )
+        for _ in range(3)
+    ]
+    ports: list[str] = []
+    for demo in demos:
+        assert demo.stdout is not None
+        ports += re.findall(r"127\.0\.0\.1:(\d+)", (await demo.stdout.readuntil(b"---")).decode())
+    for demo in demos:
+        await demo.communicate(b"")
+    assert len(ports) == len(set(ports)) == 33
+
+
+def test_a_port_that_another_demo_has_is_refused() -> None:
+    port = free_port()
+    holds = (
+        "import sys; from extproc.demo_configuration import Ports\n"
+        f"with Ports() as ports: ports.take({port}); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with Ports() as ports:
+            with pytest.raises(StartError, match=f"127.0.0.1:{port}: another demo has it; --port"):
+                ports.take(port)
+            other.communicate()
+            ports.take(port)
 
 
 async def test_a_worker_that_ends_is_told_and_started_again(
