@@ -1,18 +1,17 @@
 """What workers tell over HTTP, held against the configuration."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from extproc.config import Config, Model, Worker
-from extproc.doctor.findings import About, Finding
+from extproc.doctor.findings import About, Finding, shown
 from extproc.workers.feed_sources import discovered
 from kvstate.feeds.feed_sources import ZmqSource
 
 # A difference of clocks that cannot be the way of a message, nor the seconds of a Date header.
 MAX_SKEW_SECONDS = 5.0
-MAX_SHOWN = 8
 
 
 class Served(NamedTuple):
@@ -53,16 +52,16 @@ def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
 def judge_models(about: About, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
     """Whether a worker serves the model that requests for it name, and the adapters."""
     model = model_served(config, worker, told)
-    shown = _shown(told.models)
+    names = shown(told.models)
     if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
         wanted = " or ".join(one.name for one in ((model,) if model else config.models))
-        says = f"it serves {shown}; requests routed to it name {wanted}, which it answers with 404"
+        says = f"it serves {names}; requests routed to it name {wanted}, which it answers with 404"
         yield about.wrong("model-not-served", says)
         return
-    yield about.right("models", f"it serves {shown}")
+    yield about.right("models", f"it serves {names}")
     unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
     if unlisted:
-        says = f"it does not list {_shown(unlisted)}: requests by such a name may get 404"
+        says = f"it does not list {shown(unlisted)}: requests by such a name may get 404"
         yield about.note("models", says)
     yield from _adapters(about, worker, model, told.adapters)
 
@@ -75,7 +74,7 @@ def _adapters(
     if not missing:
         return
     if worker.lora or (listed and not worker.learn):
-        says = f"it does not list the adapters {_shown(missing)}"
+        says = f"it does not list the adapters {shown(missing)}"
         yield about.wrong("adapter-not-served", says)
     elif not listed:
         yield about.note("models", "it lists no adapters; whether it serves them is not known")
@@ -132,8 +131,3 @@ def told_sources(path: str, answer: bytes, host: str) -> Told | None:
         return None
     is_off = not raw or ("kv_events" in raw and not raw["kv_events"])
     return Told((), path) if is_off else None
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
-    return (", ".join(names[:MAX_SHOWN]) or "nothing") + more

@@ -45,7 +45,11 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
         fleet, discovered = await sources_visit.visit(config, seconds)
         turns = asyncio.Semaphore(MAX_WORKERS)
         found = await asyncio.gather(
-            _bounded(About(f"envoy {config.envoy.admin}"), envoy_visit.visit(means), seconds),
+            _bounded(
+                About(f"envoy {config.envoy.admin}"),
+                envoy_visit.visit(means, fleet),
+                seconds,
+            ),
             *(_in_turn(means, one, turns) for one in fleet),
         )
     about = About("configuration")

@@ -9,26 +9,33 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from extproc.config import Config
-from extproc.doctor.dump_tree import Node, listing, mapping, nodes, number, seconds, type_of, typed
-from extproc.doctor.envoy_dump_tls import judge_tls
+from extproc.doctor.dump_tree import Node, listing, mapping, nodes, seconds, type_of, typed
+from extproc.doctor.envoy_dump_clusters import (
+    Hosts,
+    judge_hosts,
+    judge_router_cluster,
+    overrides,
+    steered,
+)
+from extproc.doctor.envoy_dump_routes import Around, judge_buffers, judge_routes
 from extproc.doctor.findings import About, Finding
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
 
 _MANAGER = ".HttpConnectionManager"
 _EXT_PROC = ".ext_proc.v3.ExternalProcessor"
-_OVERRIDE = ".OverrideHost"
 
 # Envoy's own, where nothing is set.
 DEFAULT_TIMEOUT_SECONDS = 0.2
-DEFAULT_BUFFER_BYTES = 1024 * 1024
 
 _DUPLEX = "FULL_DUPLEX_STREAMED"
 
 
-def judge_envoy(about: About, config: Config, dump: bytes) -> Iterator[Finding]:
+def judge_envoy(
+    about: About, config: Config, dump: bytes, hosts: Hosts, workers: Mapping[str, str]
+) -> Iterator[Finding]:
     """What is right and wrong with an Envoy.
 
-    dump: the answer of its admin server.
+    dump: the answer of its admin server. hosts: of its clusters. workers: as in `judge_hosts`.
     """
     try:
         raw = msgspec.json.decode(dump)
@@ -39,28 +46,39 @@ def judge_envoy(about: About, config: Config, dump: bytes) -> Iterator[Finding]:
         return
     # the bootstrap holds the static part a second time
     parts = [one for one in raw["configs"] if not type_of(one).endswith(".BootstrapConfigDump")]
-    listeners = [one for one in nodes(parts) if "filter_chains" in one]
-    found = [(one, manager) for one in listeners for manager in typed(one, _MANAGER)]
-    routes = [one for one in nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
-    filtered = [
-        finding
-        for listener, manager in found
-        for ext_proc in typed(manager, _EXT_PROC)
-        for finding in (
-            *_ext_proc(about, config, ext_proc),
-            *judge_tls(about, config, ext_proc, parts),
-            *_manager(about, manager),
-            *_buffers(about, config, ext_proc, (listener, manager, routes)),
+    found = dict.fromkeys(
+        (
+            *_filters(about, config, parts, hosts),
+            *judge_hosts(about, parts, hosts, workers),
         )
-    ]
-    has_filter = any(True for _, manager in found for _ in typed(manager, _EXT_PROC))
-    faults = list(dict.fromkeys(filtered))
+    )
+    says = "ext_proc, routes and clusters are configured correctly"
+    yield from found or [about.right("envoy", says)]
+
+
+def _filters(about: About, config: Config, parts: object, hosts: Hosts) -> Iterator[Finding]:
+    """What is wrong with the filters that ask the router, and with what is around them."""
+    apart = [one for one in nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
+    names = steered(parts).keys()
+    listeners = [one for one in nodes(parts) if "filter_chains" in one]
+    managers = [(one, manager) for one in listeners for manager in typed(one, _MANAGER)]
+    has_filter = False
+    for listener, manager in managers:
+        for one in map(mapping, listing(manager.get("http_filters"))):
+            around = Around(str(one.get("name", "")), listener, manager, apart, names)
+            for ext_proc in typed(one, _EXT_PROC):
+                has_filter = True
+                yield from _ext_proc(about, config, ext_proc)
+                yield from judge_router_cluster(about, config, ext_proc, parts, hosts)
+                yield from _manager(about, manager)
+                yield from judge_routes(about, around)
+                if _mode(ext_proc) != _DUPLEX:
+                    yield from judge_buffers(about, config, around)
     if not has_filter:
-        faults = [about.wrong("envoy-no-ext-proc", "no listener has the filter ext_proc")]
-    elif not any(map(_overrides, nodes(parts))):
+        yield about.wrong("envoy-no-ext-proc", "no listener has the filter ext_proc")
+    elif not any(map(overrides, nodes(parts))):
         says = f"no cluster has override_host by {DESTINATION_NAMESPACE} {DESTINATION}"
-        faults.append(about.wrong("envoy-no-override", says))
-    yield from faults or [about.right("envoy", "ext_proc, routes and clusters are as they should")]
+        yield about.wrong("envoy-no-override", says)
 
 
 def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]:
@@ -85,6 +103,18 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
     if DESTINATION_NAMESPACE not in listing(options.get("untyped")):
         says = f"receiving_namespaces lacks {DESTINATION_NAMESPACE}: the pick is dropped"
         yield about.wrong("envoy-namespaces", says)
+    yield from _responses(about, config, mapping(ext_proc.get("processing_mode")))
+
+
+def _responses(about: About, config: Config, mode: Node) -> Iterator[Finding]:
+    """Whether the router sees of responses what it needs: their end, and what is accounted for."""
+    if mode.get("response_trailer_mode") != "SEND" and mode.get("response_body_mode") is None:
+        says = "response_trailer_mode is not SEND: the router does not learn when responses end"
+        yield about.wrong("envoy-trailer-mode", says)
+    wanted = config.accounting.responses
+    if wanted != "none" and mode.get("response_header_mode") == "SKIP":
+        says = f"accounting.responses is {wanted}, and response_header_mode is SKIP: the router"
+        yield about.wrong("envoy-response-headers", f"{says} sees no responses")
 
 
 def _manager(about: About, manager: Node) -> Iterator[Finding]:
@@ -93,44 +123,6 @@ def _manager(about: About, manager: Node) -> Iterator[Finding]:
     if DESTINATION not in removed:
         says = f"a client's own {DESTINATION} is not removed: while the router is away it steers"
         yield about.wrong("envoy-client-header", says)
-
-
-def _buffers(
-    about: About, config: Config, ext_proc: Node, around: tuple[Node, Node, list[Node]]
-) -> Iterator[Finding]:
-    """Whether bodies that the router would read fit; what is streamed is not held."""
-    if _mode(ext_proc) == _DUPLEX:
-        return
-    listener, manager, routes = around
-    default = number(listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
-    name = mapping(manager.get("rds")).get("route_config_name")
-    own = [mapping(manager.get("route_config"))]
-    used = own if own[0] else [one for one in routes if one.get("name") == name]
-    hosts = [host for one in used for host in listing(one.get("virtual_hosts"))]
-    for host in map(mapping, hosts):
-        limit = number(host.get("request_body_buffer_limit"), default)
-        each = [mapping(one) for one in listing(host.get("routes"))]
-        least = min(
-            (number(one.get("request_body_buffer_limit"), limit) for one in each), default=limit
-        )
-        if least < config.extproc.max_body_bytes:
-            says = f"virtual host {host.get('name')}: bodies above {least} bytes get 413"
-            says += f"; the router reads up to {config.extproc.max_body_bytes}"
-            yield about.wrong("envoy-buffer-limit", says)
-
-
-def _overrides(node: Node) -> bool:
-    """Whether a node is what sends a request to the address that the router named."""
-    if node.get("type") == "ORIGINAL_DST":
-        return True
-    if not type_of(node).endswith(_OVERRIDE):
-        return False
-    sources = [mapping(one) for one in listing(node.get("override_host_sources"))]
-    return any(
-        str(one.get("header", "")).lower() == DESTINATION
-        or mapping(one.get("metadata")).get("key") == DESTINATION_NAMESPACE
-        for one in sources
-    )
 
 
 def _mode(ext_proc: Node) -> str:

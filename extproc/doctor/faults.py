@@ -136,6 +136,29 @@ FAULTS = {
     "envoy-buffer-limit": Fault(
         "envoy", "raise `request_body_buffer_limit` to `extproc.max_body_bytes` or above"
     ),
+    "envoy-worker-missing": Fault(
+        "envoy", "add the worker to the cluster, or let Envoy follow `envoy.eds_directory`"
+    ),
+    "envoy-host-unknown": Fault(
+        "envoy", "add the host to `workers`, or take it out of the cluster: it is never picked"
+    ),
+    "envoy-router-place": Fault(
+        "envoy", "correct the address in the router's cluster, `extproc.listen` or `envoy.router`"
+    ),
+    "envoy-router-protocol": Fault(
+        "envoy", "give the router's cluster `http2_protocol_options` (HttpProtocolOptions)"
+    ),
+    "envoy-route-disabled": Fault(
+        "envoy", "take ExtProcPerRoute `disabled: true` off the routes to the workers"
+    ),
+    "envoy-route-timeout": Fault("envoy", "set `timeout: 0s` on the routes to the workers"),
+    "envoy-no-retries": Fault(
+        "envoy", "set the `retry_policy` of envoy/envoy.yaml on the workers' routes or virtual host"
+    ),
+    "envoy-trailer-mode": Fault("envoy", "set `response_trailer_mode: SEND` in ext_proc"),
+    "envoy-response-headers": Fault(
+        "envoy", "set `response_header_mode: SEND` in ext_proc, or `accounting.responses: none`"
+    ),
     "envoy-no-override": Fault(
         "envoy", "give the workers' cluster the load balancing policy override_host"
     ),

@@ -11,6 +11,9 @@ from kvstate.errors import printable
 # What peers say is repeated so far, and without what would move a terminal's cursor.
 MAX_SAID = 400
 
+# Of many names so many are shown.
+MAX_SHOWN = 8
+
 
 class Verdict(enum.Enum):
     """How bad a finding is; `NOTE` is what could not be told, or could be better."""
@@ -55,6 +58,12 @@ class About(NamedTuple):
         """
         check, fix = FAULTS[code]
         return Finding(self.subject, check, Verdict.WRONG, printable(says, MAX_SAID), code, fix)
+
+
+def shown(names: Sequence[str]) -> str:
+    """Some names, the first few of many."""
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return (", ".join(names[:MAX_SHOWN]) or "nothing") + more
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

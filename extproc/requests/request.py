@@ -29,6 +29,7 @@ __all__ = [
     "MAX_MESSAGES",
     "MAX_PROMPTS",
     "NOT_INFERENCE",
+    "PATHS",
     "UNKEYED_PATHS",
     "Chat",
     "InferenceRequest",
@@ -83,6 +84,10 @@ UNKEYED_PATHS = frozenset(
 
 # Why a request is no call of a model: a probe, a list of models, another service's route.
 NOT_INFERENCE = "not_inference"
+
+
+# Those of the HTTP APIs whose prompts can be keyed.
+PATHS = tuple(_PARSERS)
 
 
 class _AnyBody(msgspec.Struct):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Config, ExtProc
+from extproc.config import Accounting, Config, ExtProc
 from extproc.doctor.envoy_dump import judge_envoy
 from extproc.doctor.findings import About
 
@@ -18,10 +18,16 @@ def ext_proc(**changes: Any) -> dict[str, Any]:
         "message_timeout": "0.500s",
         "failure_mode_allow": True,
         "allow_mode_override": True,
-        "processing_mode": {"request_body_mode": "BUFFERED"},
+        "processing_mode": {"request_body_mode": "BUFFERED", "response_trailer_mode": "SEND"},
         "metadata_options": {"receiving_namespaces": {"untyped": ["envoy.lb"]}},
         **changes,
     }
+
+
+DUPLEX = {
+    "request_body_mode": "FULL_DUPLEX_STREAMED",
+    "response_body_mode": "FULL_DUPLEX_STREAMED",
+}
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def codes_of(one: Any, cluster: Any = OVERRIDE, routes: Any = None, **listener: 
         {"static_route_configs": [{"route_config": routes}]},
     ]
     dump = json.dumps({"configs": configs}).encode()
-    return [found.code for found in judge_envoy(About("envoy"), CONFIG, dump)]
+    return [found.code for found in judge_envoy(About("envoy"), CONFIG, dump, {}, {})]
 
 
 def test_an_envoy_as_it_should_be_is_right() -> None:
@@ -63,7 +69,7 @@ def test_an_envoy_as_it_should_be_is_right() -> None:
 
 @pytest.mark.parametrize("dump", [b"", b"[]", b'{"configs": 1}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_dump_is_unreadable(dump: bytes) -> None:
-    (found,) = judge_envoy(About("envoy"), CONFIG, dump)
+    (found,) = judge_envoy(About("envoy"), CONFIG, dump, {}, {})
     assert found.code == "envoy-unreadable"
 
 
@@ -84,7 +90,8 @@ def test_an_override_by_header_or_original_destination_is_one_too() -> None:
         ({"message_timeout": "0.2s"}, "envoy-message-timeout"),
         ({"message_timeout": None}, "envoy-message-timeout"),
         ({"failure_mode_allow": False}, "envoy-fails-closed"),
-        ({"processing_mode": {}}, "envoy-body-mode"),
+        ({"processing_mode": {"response_trailer_mode": "SEND"}}, "envoy-body-mode"),
+        ({"processing_mode": {"request_body_mode": "BUFFERED"}}, "envoy-trailer-mode"),
         ({"allow_mode_override": False}, "envoy-mode-override"),
         ({"metadata_options": {}}, "envoy-namespaces"),
         ({"metadata_options": {"receiving_namespaces": {"untyped": 1}}}, "envoy-namespaces"),
@@ -107,7 +114,7 @@ def test_a_limit_below_what_the_router_reads_is_found(limit: object) -> None:
         assert codes_of(manager(ext_proc(), route_config=one)) == ["envoy-buffer-limit"]
     listener = {"per_connection_buffer_limit_bytes": 1024}
     assert codes_of(manager(ext_proc()), **listener) == ["envoy-buffer-limit"]
-    streamed = ext_proc(processing_mode={"request_body_mode": "FULL_DUPLEX_STREAMED"})
+    streamed = ext_proc(processing_mode=DUPLEX)
     assert codes_of(manager(streamed), **listener) == [""]
 
 
@@ -121,5 +128,16 @@ def test_routes_that_are_kept_apart_are_found_by_their_name() -> None:
 def test_a_longer_deadline_needs_a_longer_timeout() -> None:
     slow = replace(CONFIG, extproc=replace(CONFIG.extproc, deadline_ms=500))
     dump = {"configs": [{"filter_chains": [manager(ext_proc())]}, OVERRIDE]}
-    (found,) = judge_envoy(About("envoy"), slow, json.dumps(dump).encode())
+    (found,) = judge_envoy(About("envoy"), slow, json.dumps(dump).encode(), {}, {})
     assert found.code == "envoy-message-timeout"
+
+
+def test_responses_that_are_accounted_for_have_to_be_shown() -> None:
+    unseen = {"request_body_mode": "BUFFERED", "response_header_mode": "SKIP"}
+    unseen["response_trailer_mode"] = "SEND"
+    one = manager(ext_proc(processing_mode=unseen))
+    assert codes_of(one) == [""]
+    accounting = replace(CONFIG, accounting=Accounting(responses="usage"))
+    dump = {"configs": [{"filter_chains": [one]}, OVERRIDE]}
+    found = judge_envoy(About("envoy"), accounting, json.dumps(dump).encode(), {}, {})
+    assert [one.code for one in found] == ["envoy-response-headers"]

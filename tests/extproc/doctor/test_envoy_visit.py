@@ -1,15 +1,18 @@
 """A real Envoy, as `kvsteer envoy` has it, and with what is easily forgotten."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from extproc.config import Config, Envoy, ExtProc, RouterTls, Worker
+from extproc.config import Accounting, Config, Envoy, ExtProc, RouterTls, Worker
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Verdict
 from extproc.envoy_config import render
+from extproc.envoy_endpoints import Lane, assignment, path_of
 from tests.e2e.envoy_process import running_envoy
 from tests.extproc.doctor.fleet import MODEL, SECONDS
 from tests.extproc.serving.identities import Identities
@@ -91,3 +94,113 @@ async def test_what_is_forgotten_in_an_envoy_is_found() -> None:
         "envoy-buffer-limit",
         "envoy-no-override",
     }
+
+
+Tree = Any
+
+
+def parts(tree: Tree) -> tuple[Tree, Tree, Tree]:
+    """The filter, the virtual host and the clusters by name."""
+    (listener,) = tree["static_resources"]["listeners"]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    clusters = {one["name"]: one for one in tree["static_resources"]["clusters"]}
+    return (
+        manager["http_filters"][0]["typed_config"],
+        manager["route_config"]["virtual_hosts"][0],
+        clusters,
+    )
+
+
+def hosts_of(cluster: Tree) -> list[Tree]:
+    hosts: list[Tree] = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    return hosts
+
+
+def no_hosts(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    del clusters["workers"]["load_assignment"]["endpoints"]
+
+
+def another_host(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    place = {"socket_address": {"address": "127.0.0.9", "port_value": 8000}}
+    hosts_of(clusters["workers"]).append({"endpoint": {"address": place}})
+
+
+def router_elsewhere(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    place = hosts_of(clusters["kvsteer"])[0]["endpoint"]["address"]["socket_address"]
+    place["port_value"] += 1
+
+
+def router_http1(tree: Tree) -> None:
+    _, _, clusters = parts(tree)
+    del clusters["kvsteer"]["typed_extension_protocol_options"]
+
+
+def disabled(tree: Tree) -> None:
+    _, host, _ = parts(tree)
+    per_route = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    own = {"@type": per_route, "disabled": True}
+    host["routes"][0]["typed_per_filter_config"] = {"envoy.filters.http.ext_proc": own}
+
+
+def hasty(tree: Tree) -> None:
+    _, host, _ = parts(tree)
+    del host["routes"][0]["route"]["timeout"]
+
+
+def no_retries(tree: Tree) -> None:
+    _, host, _ = parts(tree)
+    del host["retry_policy"]
+
+
+def no_trailers(tree: Tree) -> None:
+    ext_proc, _, _ = parts(tree)
+    del ext_proc["processing_mode"]["response_trailer_mode"]
+
+
+@pytest.mark.parametrize(
+    ("plant", "code"),
+    [
+        (no_hosts, "envoy-worker-missing"),
+        (another_host, "envoy-host-unknown"),
+        (router_elsewhere, "envoy-router-place"),
+        (router_http1, "envoy-router-protocol"),
+        (disabled, "envoy-route-disabled"),
+        (hasty, "envoy-route-timeout"),
+        (no_retries, "envoy-no-retries"),
+        (no_trailers, "envoy-trailer-mode"),
+    ],
+)
+async def test_what_made_envoy_steer_elsewhere_in_silence_is_found(
+    plant: Callable[[Tree], None], code: str
+) -> None:
+    config = configuration()
+    tree = yaml.safe_load(render(config))
+    plant(tree)
+    assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.WRONG, code)]
+
+
+async def test_responses_that_are_not_shown_are_found() -> None:
+    config = configuration()
+    accounting = replace(config, accounting=Accounting(responses="usage"))
+    assert await found_in(accounting, render(accounting)) == [(Verdict.RIGHT, "")]
+    found = await found_in(accounting, render(config))
+    assert found == [(Verdict.WRONG, "envoy-response-headers")]
+
+
+def tell_envoy(directory: Path, worker: Worker) -> None:
+    text = assignment("workers", [Lane(worker.endpoint, is_open=True)])
+    Path(path_of(str(directory), "workers")).write_text(text)
+
+
+async def test_hosts_that_envoy_was_told_by_eds_are_compared_too(tmp_path: Path) -> None:
+    config = configuration()
+    follows = replace(config, envoy=replace(config.envoy, eds_directory=str(tmp_path)))
+    (worker,) = follows.workers
+    tell_envoy(tmp_path, worker)
+    assert await found_in(follows, render(follows)) == [(Verdict.RIGHT, "")]
+    more = replace(follows, workers=(worker, Worker(f"127.0.0.1:{free_port()}")))
+    found = await found_in(more, render(follows))
+    assert found == [(Verdict.WRONG, "envoy-worker-missing")]
