@@ -68,13 +68,23 @@ class LessOften(logging.Filter):
 
 
 def configure(level: str, style: str) -> None:
-    """Sets up our loggers; level and style as in the configuration (log.level, log.format)."""
+    """Sets up our loggers, and the form of what libraries warn of.
+
+    level, style: as in the configuration (log.level, log.format).
+    """
+    ours = logging.getLogger("kvsteer")
+    ours.handlers = [_handler(style)]
+    ours.handlers[0].addFilter(LessOften())
+    ours.setLevel(level.upper())
+    # for loggers that have no handler: those of libraries, as OpenTelemetry's
+    logging.lastResort = _handler(style)
+    logging.lastResort.setLevel(logging.WARNING)
+
+
+def _handler(style: str) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
         handler.setFormatter(_JsonFormatter())
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    handler.addFilter(LessOften())
-    root = logging.getLogger("kvsteer")
-    root.handlers = [handler]
-    root.setLevel(level.upper())
+    return handler

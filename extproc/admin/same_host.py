@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+_OWN_SITES = ("same-origin", "none")
+
 
 def same_host_only(host: str) -> Middleware:
     """Requests must name loopback or `host`, and come from no page of another origin."""
@@ -18,6 +20,10 @@ def same_host_only(host: str) -> Middleware:
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             raise web.HTTPForbidden(text="requests from other origins are refused\n")
+        # browsers tell where a request comes from, also where they leave the Origin out; "none" is
+        # what somebody typed or chose
+        if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+            raise web.HTTPForbidden(text="requests from pages of other sites are refused\n")
         return await handler(request)
 
     return check

@@ -8,6 +8,11 @@ from typing import Any
 
 import yaml
 
+# An alias is a place to look up again, and mappings of aliases to mappings of aliases double with
+# each: 700 bytes may stand for millions of values, which take half a minute to be made. What all
+# aliases together stand for is bounded, by more than a fleet of thousands takes.
+MAX_ALIASED = 200_000
+
 # "<<" takes the keys of other mappings in; PyYAML takes several.
 _MERGE = "tag:yaml.org,2002:merge"
 
@@ -23,12 +28,43 @@ def values_in(text: str | bytes) -> tuple[Any, list[str]]:
         root = loader.get_single_node()
         if root is None:
             return None, []
+        _refuse_many_aliased(root)
         doubles = list(_doubles(root, "", set()))
         return loader.construct_document(root), doubles
     except (LookupError, AttributeError):  # what PyYAML raises for such as "!!bool x"
         raise ValueError("a value does not fit its tag") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(_told(error)) from None
+
+
+def _refuse_many_aliased(root: yaml.Node) -> None:
+    """Refuses a text whose aliases stand for too many values.
+
+    Raises:
+        ValueError: they do.
+    """
+    sizes: dict[int, int] = {}
+    total = _size(root, sizes)
+    if total - len(sizes) > MAX_ALIASED:
+        raise ValueError(f"its aliases (*) stand for more than {MAX_ALIASED} values")
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """How many values a node is with all that its aliases stand for; 0 where it leads to itself.
+
+    sizes: of the nodes that were looked at.
+    """
+    known = sizes.get(id(node))
+    if known is not None:
+        return known
+    sizes[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        children = node.value
+    elif isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    sizes[id(node)] = size = 1 + sum(_size(child, sizes) for child in children)
+    return size
 
 
 def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:

@@ -1,5 +1,7 @@
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +14,9 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 @pytest.fixture(autouse=True)
 def own_handlers_only() -> Iterator[None]:
     root = logging.getLogger("kvsteer")
-    handlers, level = root.handlers, root.level
+    handlers, level, last = root.handlers, root.level, logging.lastResort
     yield
+    logging.lastResort = last
     root.handlers, root.level = handlers, level
 
 
@@ -79,3 +82,24 @@ def test_kinds_of_lines_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyP
         line = logging.LogRecord("kvsteer.feed", logging.INFO, "", 0, f"line {number}", None, None)
         assert less_often.filter(line)
     assert len(less_often._kinds) == 3
+
+
+_WARNING = """
+import logging
+from extproc import logs
+logs.configure("error", "{style}")
+logging.getLogger("opentelemetry.sdk").warning("not exported, %s", "reason")
+logging.getLogger("opentelemetry.sdk").info("not said")
+"""
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_what_libraries_warn_of_has_the_same_form(style: str) -> None:
+    command = [sys.executable, "-c", _WARNING.format(style=style)]
+    (line,) = subprocess.run(command, capture_output=True, check=True).stderr.splitlines()
+    if style == "json":
+        told = json.loads(line)
+        assert told["logger"] == "opentelemetry.sdk"
+        assert told["message"] == "not exported, reason"
+    else:
+        assert line.endswith(b"WARNING opentelemetry.sdk: not exported, reason")

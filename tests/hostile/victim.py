@@ -32,7 +32,7 @@ _CONFIG = """
 extproc: {{listen: '127.0.0.1:{extproc}', server: {server}}}
 admin: {{listen: '127.0.0.1:{admin}'}}
 metrics: {{listen: '127.0.0.1:{metrics}'}}
-models: [{{name: m}}]
+models: [{{name: m, {model_keys}}}]
 workers: [{{endpoint: '127.0.0.1:{worker}', {worker_keys}}}]
 """
 
@@ -171,6 +171,33 @@ class Victim:
         """Whether no more streams are open."""
         return await self.metric("kvsteer_open_streams") <= streams
 
+    @contextlib.asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        """A connection of its own, as a proxy has one."""
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options) as channel:
+            yield channel
+
+    async def places(self, channel: grpc.aio.Channel, path: str, content: bytes) -> None:
+        """A request with that body is answered with a worker."""
+        call = channel.stream_stream(
+            PROCESS,
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await call.write(head(path))
+            await call.read()
+            await call.write(body(content))
+            mutation = (await call.read()).request_body.response.header_mutation
+            assert mutation.set_headers[0].header.key == "x-gateway-destination-endpoint"
+            await call.done_writing()
+            assert await call.code() == grpc.StatusCode.OK
+
+    async def decisions(self, reason: str) -> float:
+        """How many were made for that reason."""
+        return await self.metric(f'kvsteer_decisions_total{{model="m",reason="{reason}"}}')
+
     async def answers(self, channel: grpc.aio.Channel) -> None:
         """A well-behaved stream is answered."""
         call = channel.stream_stream(
@@ -260,17 +287,23 @@ async def _read(stream: asyncio.StreamReader, harm: Harm, before: int) -> None:
 
 
 @contextlib.contextmanager
-def running_victim(server: str, folder: Path, worker_keys: str = "") -> Iterator[Victim]:
+def running_victim(
+    server: str, folder: Path, worker_keys: str = "", model_keys: str = "", files: int | None = None
+) -> Iterator[Victim]:
     """A router with that gRPC server, and one worker that nobody asks.
 
-    worker_keys: more of the worker's configuration, in YAML's flow style.
+    worker_keys, model_keys: more of their configuration, in YAML's flow style. files: how many
+    files it may have open, the system's limit where it is None.
     """
     ports = {name: free_port() for name in ("extproc", "admin", "metrics", "worker")}
     file, log, held = folder / "config.yaml", folder / "router.log", folder / "held"
-    file.write_text(_CONFIG.format(server=server, worker_keys=worker_keys, **ports))
+    keys = {"worker_keys": worker_keys, "model_keys": model_keys}
+    file.write_text(_CONFIG.format(server=server, **keys, **ports))
     held.touch()
     router = [sys.executable, "-m", "tests.hostile.held_router", str(held)]
     command = [*router, "serve", "--config", str(file)]
+    if files is not None:
+        command = ["prlimit", f"--nofile={files}:{files}", *command]
     with log.open("ab") as stream:
         process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=stream)
     victim = Victim(server, process, ports, log, held)

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from extproc.config.yaml_text import values_in
@@ -56,3 +58,37 @@ def test_what_is_no_yaml_is_told_with_its_place(text: str | bytes, why: str) -> 
         values_in(text)
     assert str(caught.value).startswith(why)
     assert "<" not in str(caught.value).replace("<stream end>", "")
+
+
+def nested(line: str, count: int, depth: int) -> str:
+    """Each line holds the one before so many times; the braces in it take the aliases."""
+    lines = ["a0: &a0 {x: 1}"]
+    for n in range(1, depth):
+        aliases = ", ".join([f"*a{n - 1}"] * count)
+        lines.append(f"a{n}: &a{n} " + line.format(aliases))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("line", ["{{<<: [{}]}}", "[{}]"])
+def test_aliases_that_stand_for_millions_of_values_are_refused_at_once(line: str) -> None:
+    text = nested(line, 16, 7)
+    assert len(text) < 1_000
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"its aliases .* stand for more than 200000 values"):
+        values_in(text)
+    assert time.process_time() - began < 1
+
+
+def test_as_many_aliases_as_may_be_are_taken_in_seconds() -> None:
+    began = time.process_time()
+    assert values_in(nested("{{<<: [{}]}}", 10, 5))[0]["a4"] == {"x": 1}
+    assert time.process_time() - began < 5
+
+
+def test_aliases_of_a_whole_fleet_are_taken() -> None:
+    worker = "{{<<: *common, endpoint: '10.0.{}.{}:1', events: *events}}"
+    workers = "".join(f"- {worker.format(n // 250, n % 250)}\n" for n in range(2_000))
+    common = "events: &events {zmq: a, replay: b, ranks: 1}\ncommon: &common {a: 1, b: {c: 2}}\n"
+    values, doubles = values_in(f"{common}workers:\n{workers}")
+    assert len(values["workers"]) == 2_000
+    assert not doubles
