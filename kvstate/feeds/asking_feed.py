@@ -14,14 +14,31 @@ To the rules of `kvstate.feeds.feed` it adds (n is the number expected next):
     replay ends or fails         what is held and does not follow n is behind a hole
     replay failed, later         ask for everything again; its first answer replaces what is held
     silence                      ask once from n - 1, then seldom: a last batch may be lost
+    restarts, one after another  replays contradict the live stream: not asked before reconnection
 
 A replay starts at n - 1 and not at n so that its first batch proves that the publisher is still the
 same one: vLLM and SGLang send nothing when they start or stop.
+
+A publisher that restarted while its connection stood replays what is heard of it since. One that
+seems to restart again and again, and whose replays never hold what was heard, is two publishers:
+its replay endpoint is another worker's. What it replays is then worth nothing.
 """
+
+from collections import OrderedDict
 
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.feed_terms import Body, Effect, Forget, Numbered, Replay, State
 from kvstate.feeds.held import Held
+
+# Restarts over one connection, with no replay between that holds what was heard, after which
+# replays are no longer believed.
+MAX_RESTARTS_IN_A_ROW = 3
+# The last batches of the live stream, which replays are compared with.
+MAX_HEARD = 64
+
+OTHER_PUBLISHER = (
+    "its replays contradict what it publishes: is `replay` the endpoint of another worker?"
+)
 
 
 class AskingFeed(Feed[Body]):
@@ -34,10 +51,21 @@ class AskingFeed(Feed[Body]):
         self._overtaken: int | None = None  # where the live stream was when it was started over
         self._asks_everything = False
         self._heard = False
+        self._heard_stamps: OrderedDict[int, float] = OrderedDict()
+        self._restarts_in_a_row = 0
+        self._was_answered = False  # since the last of them
+
+    @property
+    def _has_replays(self) -> bool:
+        """Whether what is replayed is believed to come from this publisher."""
+        return self._restarts_in_a_row < MAX_RESTARTS_IN_A_ROW
 
     def connected(self) -> list[Effect[Body]]:
         """The subscription is in place, for the first time or again."""
         self._heard = True  # it may reach the publisher after the replay and one batch more
+        self._heard_stamps.clear()
+        self.wants_everything |= not self._has_replays  # they may be this publisher's now
+        self._restarts_in_a_row, self._was_answered = 0, False
         return self._ask("connected")
 
     def failed(self, reason: str) -> list[Effect[Body]]:
@@ -48,6 +76,11 @@ class AskingFeed(Feed[Body]):
 
     def replayed(self, batch: Numbered[Body]) -> list[Effect[Body]]:
         """A batch of the replay that was asked for."""
+        if not self._has_replays:
+            return []
+        self._was_answered = True
+        if self._heard_stamps.get(batch.sequence) == batch.stamp:
+            self._restarts_in_a_row = 0
         effects: list[Effect[Body]] = []
         if self._asks_everything:
             effects += self._start_over()
@@ -68,6 +101,9 @@ class AskingFeed(Feed[Body]):
 
     def replay_ended(self) -> list[Effect[Body]]:
         """The replay is complete."""
+        if not self._has_replays:
+            return []
+        self._was_answered = True
         if self._unproven is not None or self._asks_everything:
             return self._restart("the publisher counts from 0 again")
         if self._next is None and not self._held:
@@ -91,7 +127,8 @@ class AskingFeed(Feed[Body]):
 
     def ask_everything(self) -> list[Effect[Body]]:
         """Some time after a replay failed: asks for all that the publisher still has."""
-        if not (self.wants_everything and self.certain) or self._asks_everything:
+        is_wanted = self.wants_everything and self.certain and self._has_replays
+        if not is_wanted or self._asks_everything:
             return []
         self._asks_everything = True
         self.replays += 1
@@ -102,28 +139,40 @@ class AskingFeed(Feed[Body]):
     def quiet(self, *, for_long: bool = False) -> list[Effect[Body]]:
         """Asks, once, whether a last batch was lost; and now and then."""
         heard, self._heard = self._heard, False
-        can_ask = self.certain and not self._asks_everything
+        can_ask = self.certain and self._has_replays and not self._asks_everything
         return self._request() if can_ask and (heard or for_long) else []
 
     def _receive(self, batch: Numbered[Body]) -> list[Effect[Body]]:
         self._heard = True
+        self._note_heard(batch)
         if self.state is State.REPLAYING:
             self._held.append(batch)
             return []
         return self._live(batch)
 
     def _missed(self, batch: Numbered[Body], expected: int) -> list[Effect[Body]]:
+        if not self._has_replays:
+            return self._lose(expected, batch.sequence - 1, OTHER_PUBLISHER) + self._take(batch)
         self._held.append(batch)
         return self._ask(f"batches {expected} to {batch.sequence - 1} were missed")
 
     def _start_anew(self, reason: str, first: Numbered[Body]) -> list[Effect[Body]]:
         effects = self._restart(reason)
+        self._note_heard(first)
+        if not self._has_replays:
+            return effects + self._first(first)
         self._held.append(first)
         return effects
 
     def _restart(self, reason: str) -> list[Effect[Body]]:
         self._forget_publisher()
+        self._heard_stamps.clear()
         self._incomplete = ""
+        self._restarts_in_a_row += self._was_answered
+        self._was_answered = False
+        if not self._has_replays:
+            self._settle()
+            return [Forget()]
         return [Forget(), *self._ask(f"publisher restarted: {reason}")]
 
     def _overlap(self, batch: Numbered[Body]) -> list[Effect[Body]]:
@@ -170,6 +219,17 @@ class AskingFeed(Feed[Body]):
                 self._held.extend(held[position + 1 :])
                 break
         return effects
+
+    def _note_heard(self, batch: Numbered[Body]) -> None:
+        self._heard_stamps[batch.sequence] = batch.stamp
+        if len(self._heard_stamps) > MAX_HEARD:
+            self._heard_stamps.popitem(last=False)
+
+    def _settle(self) -> None:
+        """Without replays that are its own, what was published before is not known."""
+        if not self._has_replays:
+            self._incomplete = OTHER_PUBLISHER
+        super()._settle()
 
     def _drop_pending(self) -> None:
         super()._drop_pending()

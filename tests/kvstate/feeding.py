@@ -8,8 +8,9 @@ Effects = list[Effect[str]]
 
 
 def batch(number: int, life: str = "old") -> Numbered[str]:
-    """A batch of the publisher before (old) or after (new) its restart."""
-    return Numbered(number, number + (1000.0 if life == "new" else 0.0), f"{life} {number}")
+    """A batch of the publisher before (old) or after (new) its restart, or of later lives."""
+    lives = ("old", "new", *(f"life {each}" for each in range(9)))
+    return Numbered(number, number + 1000.0 * lives.index(life), f"{life} {number}")
 
 
 def undecodable(number: int) -> Numbered[str]:

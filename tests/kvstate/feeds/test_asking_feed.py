@@ -2,11 +2,12 @@
 
 import pytest
 
+from kvstate.feeds import asking_feed
 from kvstate.feeds import feed as feed_module
 from kvstate.feeds import held as held_module
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Demote, Forget, Recovery, Replay, State
+from kvstate.feeds.feed_terms import Demote, Effect, Forget, Recovery, Replay, State
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 
@@ -328,6 +329,92 @@ def test_batch_replayed_again_without_a_known_stamp_is_dropped(
     assert feed.replayed(batch(0)) == []
     assert feed.replayed(batch(2)) == []
     assert feed.replay_ended() == []
+
+
+def replay_of_another(feed: Feed[str], last: int) -> list[Effect[str]]:
+    """What comes of a replay by another publisher."""
+    effects = [each for number in range(last + 1) for each in feed.replayed(batch(number, "new"))]
+    return effects + feed.replay_ended()
+
+
+def swapped(last: int = 9) -> Feed[str]:
+    """A feed whose replay endpoint is another worker's, which has more batches."""
+    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed.connected()
+    replay_of_another(feed, last)
+    feed.received(batch(3))
+    for _ in range(asking_feed.MAX_RESTARTS_IN_A_ROW - 1):
+        replay_of_another(feed, last)
+    assert (feed.state, feed.reason) == (State.DEGRADED, asking_feed.OTHER_PUBLISHER)
+    return feed
+
+
+def test_replays_of_another_worker_are_told_and_not_asked_for_again() -> None:
+    feed = swapped()
+    assert (feed.restarts, feed.replays) == (3, 3)
+    assert feed.received(batch(4)) == applied(4)
+    assert feed.received(batch(7)) == [Demote(), *applied(7)]
+    assert (feed.quiet(), feed.quiet(for_long=True), feed.ask_everything()) == ([], [], [])
+    assert replay_of_another(feed, 9) == []  # one that was under way
+    feed.healed()
+    assert (feed.state, feed.reason) == (State.DEGRADED, asking_feed.OTHER_PUBLISHER)
+
+
+def test_replays_of_another_worker_leave_only_what_was_heard() -> None:
+    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed.connected()
+    replay_of_another(feed, 9)
+    assert feed.received(batch(3)) == [Forget(), Replay(0)]
+    assert replay_of_another(feed, 9)[-2:] == [Forget(), Replay(0)]
+    assert replay_of_another(feed, 9)[-2:] == [Forget(), *applied(3)]
+    assert feed.last_sequence == 3
+
+
+def test_replays_of_another_worker_that_has_less_are_told_too() -> None:
+    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed.connected()
+    replay_of_another(feed, 1)
+    for number in range(5, 8):
+        assert feed.received(batch(number)) == [Replay(1)]
+        feed.replayed(batch(1, "new"))
+        feed.replay_ended()
+        assert feed.quiet() == [Replay(number)]
+        asked = feed.replay_ended()
+        assert asked[0] == Forget()
+        replay_of_another(feed, 1)
+    assert (feed.state, feed.reason) == (State.DEGRADED, asking_feed.OTHER_PUBLISHER)
+
+
+def test_a_new_connection_asks_for_replays_again() -> None:
+    feed = swapped()
+    feed.disconnected()
+    assert feed.connected() == [Replay(3)]
+    assert feed.replayed(batch(3)) == []
+    assert feed.replayed(batch(4)) == applied(4)
+    assert feed.replay_ended() == []
+    assert feed.ask_everything() == [Replay(0)]
+    for number in range(5):
+        feed.replayed(batch(number))
+    assert (feed.replay_ended(), feed.state, feed.reason) == ([], State.LIVE, "")
+
+
+def test_a_publisher_that_restarts_again_and_again_is_believed() -> None:
+    feed = live(9)
+    for life in range(5):
+        assert feed.received(batch(1, f"life {life}")) == [Forget(), Replay(0)]
+        for number in range(10):
+            feed.replayed(batch(number, f"life {life}"))
+        assert (feed.replay_ended(), feed.state) == ([], State.LIVE)
+
+
+def test_restarts_without_an_answer_say_nothing_of_replays() -> None:
+    feed = live(9)
+    for life in range(5):
+        feed.received(batch(1, f"life {life}"))
+        feed.replay_failed("silent")
+        feed.received(batch(9, f"life {life}"))
+        feed.replay_failed("silent")
+    assert feed.reason == "batches 2 to 8 are lost: replay failed: silent"
 
 
 def degraded() -> Feed[str]:

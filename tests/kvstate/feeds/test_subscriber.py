@@ -10,6 +10,7 @@ from kvstate.errors import ReplayError
 from kvstate.feeds import replays as replays_module
 from kvstate.feeds import subscriber as subscriber_module
 from kvstate.feeds import turns as turns_module
+from kvstate.feeds.asking_feed import OTHER_PUBLISHER
 from kvstate.feeds.feed_news import Place
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.replays import ReplaySlots
@@ -392,12 +393,28 @@ async def test_publisher_that_seems_to_restart_all_the_time_is_not_asked_all_the
     monkeypatch.setattr(replays_module, "REPLAY_SPACING_SECONDS", 100.0)
     async with following() as followed:
         await connected(followed)
+        followed.transport.replay_error = "silent"
         for number in range(50):
             followed.transport.put(Batch(0, payload(0, block(1), life=number)))
             await until(followed.transport._signals.empty)
         await until(lambda: followed.feed.replays > 5)
         assert len(followed.transport.replays) <= 5
         assert followed.overlap().tiers == (0, 0, 0, 0)
+
+
+async def test_replays_of_another_worker_are_told_and_end() -> None:
+    other: dict[int, Body] = {number: payload(number, block(7), life=9) for number in range(20)}
+    async with following(MemoryTransport(other)) as followed:
+        await connected(followed)
+        for number in range(20):
+            body = payload(number, block(number + 1, number or None))
+            followed.transport.put(Batch(number, body))
+            await until(followed.transport._signals.empty)
+        await until(lambda: followed.feed.reason == OTHER_PUBLISHER)
+        await until(lambda: followed.feed.last_sequence == 19)
+        assert (followed.feed.state, followed.feed.restarts) == (State.DEGRADED, 3)
+        assert len(followed.transport.replays) == 3
+        assert followed.owner.blocks >= 1
 
 
 async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPatch) -> None:
