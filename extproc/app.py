@@ -25,7 +25,7 @@ from extproc.metrics import Metrics
 from extproc.model_tokenizers import load_tokenizers, remote_tokenizers
 from extproc.observing.server_families import ServerCollector
 from extproc.picking.placing import Placing
-from extproc.picking.probe import HealthProbe
+from extproc.picking.probe import Doubts, HealthProbe
 from extproc.picking.scrape import LoadReports
 from extproc.readiness import Readiness
 from extproc.router import Router
@@ -180,15 +180,17 @@ async def _asking(config: Config, placing: Placing, workers: Workers) -> AsyncIt
         )
         stack.push_async_callback(reports.close)
         await reports.start()
+        doubts = Doubts(placing, workers.places, workers.sign_of_life, time.monotonic)
         probe = HealthProbe(
             placing,
             workers.places,
-            options.probe_interval_ms / 1000,
+            (options.probe_interval_ms or 0) / 1000,
             random.random,
             time.monotonic,
         )
-        stack.push_async_callback(probe.close)
-        await probe.start()
+        asking = doubts if options.probe_interval_ms is None else probe
+        stack.push_async_callback(asking.close)
+        await asking.start()
         yield
 
 

@@ -218,6 +218,10 @@ class Fleet:
         """How many ranks of a worker are followed; 0 if it has no feeds."""
         return len(self._followed.get(worker, ()))
 
+    def batches(self, worker: str) -> int:
+        """How many batches came of a worker so far, on all its feeds."""
+        return sum([each.subscriber.counts["batches"] for each in self._followed.get(worker, ())])
+
     def block_size(self, worker: str) -> int | None:
         """Tokens in a block, as learned from the worker's events."""
         sizes = [each.owner.block_size for each in self._followed.get(worker, [])]

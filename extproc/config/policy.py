@@ -112,10 +112,12 @@ class Policy:
         " count is enough where it is the only one",
         0,
     )
-    probe_interval_ms: int = key(
+    probe_interval_ms: int | None = key(
         "milliseconds between two GET /health of each worker; what fails two in a row is left out"
-        " until it answers one with 2xx; 0 asks none",
-        0,
+        " until it answers one with 2xx. Where this is left out, a worker is asked only while there"
+        " is reason to doubt it: its feed is lost, its answers fail, or it gives no sign of life"
+        " with requests under way; 0 asks none",
+        None,
     )
     max_in_flight: int | None = key(
         "requests in flight above which a worker is picked only if all are", None, minimum=1

@@ -164,7 +164,8 @@ def _candidates(
 ) -> tuple[Verdict, Sequence[int]]:
     """What is to be done, and among which of the workers that may answer.
 
-    Neither failures nor a limit leave out all of them: then both give way, unless the rules shed.
+    Neither what is known against them nor a limit leaves out all of them: then both give way,
+    unless the rules shed.
     """
     rules, left_out = snapshot.rules, snapshot.left_out
     candidates: Sequence[int] = range(len(survey.places))
@@ -173,27 +174,34 @@ def _candidates(
     if not candidates:
         return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), ()
     if left_out:
-        failing = [at for at in candidates if survey.workers[at].endpoint in left_out]
-        candidates = _spared(candidates, failing, survey, excluded, FAILING)
+        failing = {
+            at: left_out[survey.workers[at].endpoint]
+            for at in candidates
+            if survey.workers[at].endpoint in left_out
+        }
+        candidates = _spared(candidates, failing, survey, excluded)
     limit = rules.max_in_flight
     if limit is None:
         return Verdict.STEER, candidates
     loads = survey.loads
-    full = [at for at in candidates if loads[at].in_flight + loads[at].others >= limit]
+    full = {at: OVER_LIMIT for at in candidates if loads[at].in_flight + loads[at].others >= limit}
     if rules.sheds and len(full) == len(candidates):
         for at in full:
             excluded[survey.places[at]] = OVER_LIMIT
         return Verdict.SHED, ()
-    return Verdict.STEER, _spared(candidates, full, survey, excluded, OVER_LIMIT)
+    return Verdict.STEER, _spared(candidates, full, survey, excluded)
 
 
 def _spared(
-    candidates: Sequence[int], bad: list[int], survey: _Survey, excluded: list[str], why: str
+    candidates: Sequence[int], bad: Mapping[int, str], survey: _Survey, excluded: list[str]
 ) -> Sequence[int]:
-    """The candidates that are not bad; all of them where nobody else is left."""
+    """The candidates that are not bad; all of them where nobody else is left.
+
+    bad: why each of them is.
+    """
     if not bad or len(bad) == len(candidates):
         return candidates
-    for at in bad:
+    for at, why in bad.items():
         excluded[survey.places[at]] = why
     return [at for at in candidates if not excluded[survey.places[at]]]
 

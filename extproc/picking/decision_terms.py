@@ -1,6 +1,6 @@
 """What a decision is asked, what it looks at, and what comes of it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -73,9 +73,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     held: for each prompt, the overlap of every worker that holds something of it. load: of an
     endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
-    a worker's feeds, by name. unfit: what is known against endpoints now. left_out: endpoints that
-    fail request after request, to be picked only where no other one is left. ranks: what is known
-    of ranks, where requests may name one.
+    a worker's feeds, by name. unfit: endpoints that get no requests, and why. left_out: endpoints
+    that fail, and why, to be picked only where no other one is left. ranks: what is known of ranks,
+    where requests may name one.
     """
 
     workers: Sequence[Worker]
@@ -87,7 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     sent: Sent | None = None
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
-    left_out: Collection[str] = ()
+    left_out: Mapping[str, str] = {}
     ranks: Ranks | None = None
 
 

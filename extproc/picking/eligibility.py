@@ -38,7 +38,7 @@ ANY = Demand()
 def why_excluded(worker: Worker, demand: Demand, unfit: Mapping[str, str]) -> str:
     """Why a worker cannot be picked, "" if it can.
 
-    unfit: what is known against endpoints now: draining, or failing a probe.
+    unfit: endpoints that get no requests, and why.
     """
     if worker.excluded:
         return worker.excluded

@@ -46,6 +46,8 @@ class Placing:
         self.draining: set[str] = set()
         self.unfit: dict[str, str] = {}  # why, by scrapes
         self.unhealthy: dict[str, str] = {}  # why, by probes
+        self.dead: dict[str, str] = {}  # why, by what made us ask
+        self.doubted: set[str] = set()  # others answered in their place
         self.outliers = Outliers()
         self._config = config
         self._rules = rules_of(policy)
@@ -87,22 +89,29 @@ class Placing:
             rules=self._rules,
             sent=self.sent,
             state=state,
-            unfit=self._against(),
-            left_out=self.outliers.left_out(now),
+            unfit=dict.fromkeys(self.draining, DRAINING) if self.draining else {},
+            left_out=self._left_out(now),
             ranks=self._ranks,
         )
         return decide(query, snapshot, now, rng)
 
     def down(self, endpoint: str, now: float) -> str:
         """Why an endpoint is taken for down, "" while it is not."""
-        known = self.unhealthy.get(endpoint) or self.unfit.get(endpoint)
-        return known or (FAILING if self.outliers.is_left_out(endpoint, now) else "")
+        for known in (self.unhealthy, self.unfit, self.dead):
+            if endpoint in known:
+                return known[endpoint]
+        return FAILING if self.outliers.is_left_out(endpoint, now) else ""
 
-    def _against(self) -> Mapping[str, str]:
-        """What is known against endpoints now."""
-        if not (self.draining or self.unhealthy):
+    def is_doubted(self, endpoint: str) -> bool:
+        """Whether the answers to requests speak against an endpoint."""
+        return endpoint in self.doubted or self.outliers.is_doubted(endpoint)
+
+    def _left_out(self, now: float) -> Mapping[str, str]:
+        """What is known against endpoints now, which are picked only where no other is left."""
+        failing = self.outliers.left_out(now)
+        if not (failing or self.dead or self.unhealthy):
             return self.unfit
-        return {**self.unfit, **self.unhealthy, **dict.fromkeys(self.draining, DRAINING)}
+        return {**dict.fromkeys(failing, FAILING), **self.dead, **self.unfit, **self.unhealthy}
 
     def book(self, decision: Decision, now: float) -> Booking | None:
         """Counts a request on its way to its first pick; None if there is none."""
@@ -138,6 +147,8 @@ class Placing:
             self.disclaim(booking)
         if served not in ("", booking.endpoint):
             return None  # none of ours, or it would have been moved there
+        if served:
+            self.doubted.discard(served)
         return self.outliers.answered(booking.endpoint, status, now)
 
     def disclaim(self, booking: Booking) -> None:
@@ -152,6 +163,8 @@ class Placing:
         self.draining.discard(endpoint)
         self.unfit.pop(endpoint, None)
         self.unhealthy.pop(endpoint, None)
+        self.dead.pop(endpoint, None)
+        self.doubted.discard(endpoint)
         self.outliers.remove(endpoint)
 
     def release(self, booking: Booking, now: float) -> None:

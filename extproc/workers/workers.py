@@ -165,6 +165,11 @@ class Workers:
         """The state of a worker's feeds."""
         return self._fleet.state(name).value
 
+    def sign_of_life(self, name: str) -> tuple[bool, int]:
+        """Whether a worker's feed has no connection, and how many batches came of it so far."""
+        is_cut = self._fleet.state(name) in (State.STALE, State.CONNECTING)
+        return is_cut, self._fleet.batches(name)
+
     def index_bytes(self) -> int:
         """Memory of the block index."""
         return self._fleet.index_bytes()

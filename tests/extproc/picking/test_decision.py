@@ -44,7 +44,7 @@ def decision(
         sent=fields.get("sent"),
         state=fields.get("state", lambda _: "live"),
         unfit=fields.get("unfit", {}),
-        left_out=fields.get("left_out", ()),
+        left_out=fields.get("left_out", {}),
         ranks=fields.get("ranks"),
     )
     return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(0))
@@ -163,7 +163,8 @@ def test_a_worker_that_keeps_failing_is_picked_only_where_all_do(
     left_out: set[str], picked: set[str], excluded: list[str]
 ) -> None:
     held = {"a": Overlap(16, (9, 0, 0, 0))}
-    made = decision(Query("m", [PROMPT]), workers="ab", held=held, left_out=left_out)
+    why = dict.fromkeys(left_out, "answers request after request with failures")
+    made = decision(Query("m", [PROMPT]), workers="ab", held=held, left_out=why)
     assert (set(made.pick), made.excluded) == (picked, excluded)
 
 

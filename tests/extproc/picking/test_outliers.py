@@ -1,12 +1,17 @@
 import pytest
 
 from extproc.picking.outliers import (
+    ASKED_AGAIN_SECONDS,
     FAILURES_UNTIL_LEFT_OUT,
     FORGET_SECONDS,
     LEFT_OUT_SECONDS,
     MAX_LEFT_OUT_SECONDS,
     REQUESTS_A_LOOK,
+    RETRY_SECONDS,
+    SILENT_SECONDS,
     Outliers,
+    Pulse,
+    Vitals,
 )
 
 WORKER = "a:1"
@@ -87,3 +92,52 @@ def test_one_response_in_a_few_is_looked_at_and_each_while_one_fails() -> None:
     assert all(one.wants_status() for _ in range(REQUESTS_A_LOOK))
     one.answered(WORKER, 200, 0.0)
     assert not one.wants_status()
+
+
+def asked(vitals: Vitals, pulse: Pulse, now: float) -> bool:
+    return vitals.is_due(WORKER, pulse, now)
+
+
+def test_a_sound_worker_is_asked_nothing() -> None:
+    one = Vitals()
+    assert not asked(one, Pulse(), 0.0)
+    assert not asked(one, Pulse(batches=1, in_flight=9), SILENT_SECONDS)
+    assert not asked(one, Pulse(batches=2, in_flight=9), 3 * SILENT_SECONDS)
+    assert not asked(one, Pulse(batches=2), 9 * SILENT_SECONDS)
+
+
+@pytest.mark.parametrize("pulse", [Pulse(is_cut=True), Pulse(is_doubted=True)])
+def test_one_in_doubt_is_asked_once_and_some_time_after_its_answer_again(pulse: Pulse) -> None:
+    one = Vitals()
+    assert [asked(one, pulse, 0.0) for _ in range(3)] == [True, False, False]
+    assert not one.alive(WORKER, 0.0)
+    assert not asked(one, pulse, 0.9 * ASKED_AGAIN_SECONDS)
+    assert asked(one, pulse, ASKED_AGAIN_SECONDS)
+
+
+def test_one_that_has_requests_and_shows_no_life_is_asked() -> None:
+    one = Vitals()
+    assert not asked(one, Pulse(in_flight=1), 0.0)
+    assert asked(one, Pulse(in_flight=1), 1.1 * SILENT_SECONDS)
+
+
+def test_a_certain_failure_proves_death_and_two_others_do() -> None:
+    for is_certain, dead in ((True, [True, False]), (False, [False, True])):
+        one = Vitals()
+        found = []
+        for now in (0.0, RETRY_SECONDS):
+            assert asked(one, Pulse(is_cut=True), now)
+            found.append(one.failed(WORKER, now, is_certain=is_certain))
+        assert found == dead
+        assert asked(one, Pulse(), 2 * RETRY_SECONDS)  # without another reason
+        assert one.alive(WORKER, 2 * RETRY_SECONDS)
+        assert not asked(one, Pulse(), 9.0)
+
+
+def test_an_answer_of_a_worker_that_is_gone_says_nothing() -> None:
+    one = Vitals()
+    assert asked(one, Pulse(is_cut=True), 0.0)
+    one.keep([])
+    assert len(one) == 0
+    assert not one.alive(WORKER, 0.0)
+    assert not one.failed(WORKER, 0.0, is_certain=True)

@@ -100,10 +100,15 @@ def test_who_speaks_against_an_endpoint_is_asked_apart() -> None:
     one.unfit["a:1"] = "does not answer"
     one.unhealthy["b:1"] = "is not well"
     one.draining.add("c:1")
+    assert set(decided(one).pick) == {"a:1", "b:1"}  # they may be dead, but no other is left
+    one.draining.clear()
     made = decided(one)
-    assert (list(made.excluded), made.pick) == (["does not answer", "is not well", "draining"], ())
+    assert (list(made.excluded), made.pick) == (["does not answer", "is not well", ""], ("c:1",))
+    one.dead["c:1"] = "is dead"
     one.unfit.clear()
-    assert decided(one).pick == ("a:1",)
+    made = decided(one)
+    assert (list(made.excluded), made.pick) == (["", "is not well", "is dead"], ("a:1",))
+    assert [one.down(f"{name}:1", 0.0) for name in "abc"] == ["", "is not well", "is dead"]
 
 
 def test_a_draining_worker_keeps_what_it_has() -> None:
@@ -124,11 +129,13 @@ def test_a_worker_that_is_gone_leaves_nothing() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.unfit[made.pick[0]] = one.unhealthy[made.pick[0]] = "away"
+    one.unfit[made.pick[0]] = one.unhealthy[made.pick[0]] = one.dead[made.pick[0]] = "away"
+    one.doubted.add(made.pick[0])
     one.draining.add(made.pick[0])
     one.remove(made.worker, made.pick[0], 0.0)
     assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (0, {})
-    assert (one.unfit, one.unhealthy, one.draining) == ({}, {}, set())
+    assert (one.unfit, one.unhealthy, one.dead) == ({}, {}, {})
+    assert one.draining | one.doubted == set()
     one.release(booking, 1.0)
 
 

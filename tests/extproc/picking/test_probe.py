@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import socket
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -8,9 +10,11 @@ import pytest
 from aiohttp import web
 
 from extproc.config import Config, Model
+from extproc.picking.outliers import FAILURES_UNTIL_DEAD
 from extproc.picking.placing import Placing
-from extproc.picking.probe import FAILURES_UNTIL_UNHEALTHY, HealthProbe
+from extproc.picking.probe import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
 from kvstate.overlap import Prompt
+from tests.ports import free_port
 
 DEADLINE_SECONDS = 20
 
@@ -155,3 +159,116 @@ async def test_a_death_that_the_scrapes_told_is_not_told_again(
         engine.status = status
         await asking.ask(session, ("a", engine.endpoint))
     assert caplog.messages == []
+
+
+class Life:
+    """What the feed of a worker shows."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.publishes = False
+        self.looks = 0
+
+    def sign(self, _: str) -> tuple[bool, int]:
+        self.looks += 1
+        return self.is_cut, self.looks if self.publishes else 0
+
+
+@contextlib.asynccontextmanager
+async def doubting(books: Placing, life: Life, *endpoints: str) -> AsyncIterator[None]:
+    places = [(endpoint, endpoint) for endpoint in endpoints]
+    one = Doubts(books, lambda: places, life.sign, time.monotonic)
+    await one.start()
+    try:
+        yield
+    finally:
+        await one.close()
+
+
+async def test_a_worker_in_no_doubt_is_asked_nothing(engine: Engine) -> None:
+    books, life = placing(), Life()
+    books.loads.begin("10.0.0.9:1", 10, time.monotonic())  # of another one
+    async with doubting(books, life, engine.endpoint):
+        await until(lambda: life.looks >= 6)
+    assert engine.asked == 0
+
+
+async def test_a_worker_whose_events_alone_are_off_is_asked_and_stays(engine: Engine) -> None:
+    books, life = placing(), Life()
+    life.is_cut = True
+    engine.status = 404  # nor does it know the path
+    async with doubting(books, life, engine.endpoint):
+        await until(lambda: engine.asked >= 2)
+    assert books.dead == {}
+
+
+async def test_a_worker_that_refuses_connections_is_left_out_until_it_is_back() -> None:
+    books, life = placing(), Life()
+    life.is_cut = True
+    endpoint = f"127.0.0.1:{free_port()}"
+    marks = books.sent.marks(Prompt("m", array("I", range(100))))
+    books.sent.record(endpoint, marks, time.monotonic())
+    async with doubting(books, life, endpoint):
+        await until(lambda: endpoint in books.dead)
+        assert not books.sent.expected(marks, time.monotonic())
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        await web.TCPSite(runner, *endpoint.split(":")).start()  # type: ignore[arg-type]
+        await until(lambda: not books.dead)
+        await runner.cleanup()
+
+
+async def test_a_host_gone_silent_with_a_request_is_left_out() -> None:
+    books = placing()
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel alone accepts
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        books.loads.begin(endpoint, 10, time.monotonic())
+        async with doubting(books, Life(), endpoint):
+            await until(lambda: endpoint in books.dead)
+    assert books.dead[endpoint] == "does not answer: not a byte within 1 s"
+
+
+async def test_a_worker_that_is_busy_and_publishes_is_not_left_out() -> None:
+    books, life = placing(), Life()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        books.doubted.add(endpoint)  # so it is asked, and does not answer
+        life.publishes = True
+        async with doubting(books, life, endpoint):
+            await until(lambda: not books.doubted)
+    assert books.dead == {}
+
+
+async def test_faults_that_a_worker_tells_of_itself_count_in_a_row(engine: Engine) -> None:
+    books = placing()
+    books.doubted.add(engine.endpoint)
+    engine.status = 503
+    async with doubting(books, Life(), engine.endpoint):
+        await until(lambda: engine.endpoint in books.dead)
+        assert engine.asked == FAILURES_UNTIL_DEAD
+        engine.status = 200
+        await until(lambda: not books.dead)
+        assert not books.doubted
+
+
+async def test_what_speaks_no_http_lives() -> None:
+    async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        await writer.drain()
+        writer.close()
+
+    books = placing()
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    books.doubted.add(endpoint)
+    async with server, doubting(books, Life(), endpoint):
+        await until(lambda: not books.doubted)
+    assert books.dead == {}
+
+
+async def test_a_worker_that_went_leaves_no_doubt_behind() -> None:
+    books = placing()
+    books.dead["gone:1"] = "is dead"
+    books.doubted.add("gone:1")
+    async with doubting(books, Life()):
+        await until(lambda: not (books.dead or books.doubted))

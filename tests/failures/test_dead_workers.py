@@ -1,0 +1,121 @@
+"""A worker dies, or its host falls silent: it is found out and left out until it is back.
+
+Nothing of the router's configuration asks for probes. The workers' processes are real.
+"""
+
+import time
+
+import pytest
+
+from tests.e2e.system import until
+from tests.failures.conftest import Row
+from tests.failures.load import body, client, counted, open_loop, post
+from tests.failures.parts import Part
+from tests.failures.stage import Stage
+
+pytestmark = pytest.mark.parametrize("one_stage", ["lean"], indirect=True, scope="session")
+
+REQUESTS = 100
+
+
+class Seen:
+    """What the router says of the first worker."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._session = client()
+
+    async def down(self) -> str:
+        """Why it is down, "" if it is not."""
+        async with self._session.get(f"{self._stage.admin}/workers") as response:
+            (one,) = [
+                worker
+                for worker in await response.json()
+                if worker["endpoint"] == self._stage.endpoints[0]
+            ]
+        return str(one["down"])
+
+    async def first_picks(self, behind: int) -> tuple[int, int]:
+        """Decisions behind a number: how many went to it first, and the number of the last."""
+        url = f"{self._stage.admin}/decisions?since={behind}"
+        async with self._session.get(url) as response:
+            told = (await response.json())["decisions"]
+        picks = [one["pick"][0] for one in told]
+        return picks.count(self._stage.endpoints[0]), told[-1]["id"] if told else behind
+
+    async def becomes(self, *, down: bool) -> float:
+        """Waits for it; the seconds that took."""
+        began = time.monotonic()
+
+        async def so() -> bool:
+            return bool(await self.down()) is down
+
+        await until(so, "down" if down else "not down any more")
+        return time.monotonic() - began
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def fails(worker: Part, *, silently: bool) -> None:
+    if silently:
+        worker.stop()
+    else:
+        worker.kill()
+
+
+def comes_back(worker: Part, *, silently: bool) -> None:
+    if silently:
+        worker.go_on()
+    else:
+        worker.start()
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["killed", "silent"])
+async def test_a_worker_that_is_gone_is_picked_no_more_until_it_is_back(
+    stage: Stage,
+    table: list[Row],
+    silently: bool,  # noqa: FBT001
+) -> None:
+    seen = Seen(stage)
+    worker = stage.workers[0]
+    async with (
+        client() as session,
+        open_loop(lambda: post(session, stage.url, body()), rate=20) as load,
+    ):
+        await load.goes_on(20)
+        assert not await seen.down()
+        fails(worker, silently=silently)
+        took = await seen.becomes(down=True)
+        _, last = await seen.first_picks(0)
+        await load.goes_on(REQUESTS)
+        picks, last = await seen.first_picks(last)
+        comes_back(worker, silently=silently)
+        back = await seen.becomes(down=False)
+
+        async def picked_again() -> bool:
+            return (await seen.first_picks(last))[0] > 0
+
+        await until(picked_again, "it is picked again")
+    await seen.close()
+    note = f"left out after {took:.1f} s, back after {back:.1f} s"
+    kind = "silent" if silently else "killed"
+    lost, begun = counted(load.outcomes)
+    table.append(Row(f"worker {kind}, no probe configured", stage.server, "open",
+                     len(load.outcomes), lost, begun, note=note))  # fmt: skip
+    assert picks == 0
+
+
+async def test_where_all_workers_are_gone_all_are_picked(stage: Stage) -> None:
+    seen = Seen(stage)
+    for worker in stage.workers:
+        worker.kill()
+    await seen.becomes(down=True)
+    async with seen._session.post(
+        f"{stage.admin}/explain",
+        json={"path": "/v1/chat/completions", "headers": {}, "body": body()},
+    ) as response:
+        told = await response.json()
+    await seen.close()
+    assert told["verdict"] == "steer"
+    assert told["pick"]
