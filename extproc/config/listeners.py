@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from extproc.config.key import key
+from extproc.config.workers import MAX_NAMED_RANKS, MAX_RANKS
 
 DIALECTS = ("auto", "buffered", "epp")
 SERVERS = ("lean", "grpcio")
@@ -110,4 +111,14 @@ class Events:
         "milliseconds after which the router says that it is ready though workers have not told all"
         " they hold; what it does not know counts for nothing",
         10_000,
+    )
+    auto_hosts: tuple[str, ...] = key(
+        "hosts where a worker with `events: auto` may say that it publishes, besides its own",
+        (),
+    )
+    auto_ranks: int = key(
+        "ranks that such a worker may name; each is a connection, and memory of its own",
+        MAX_NAMED_RANKS,
+        minimum=1,
+        maximum=MAX_RANKS,
     )

@@ -8,8 +8,11 @@ from extproc.config.key import key
 SERVICES = ("vllm", "sglang", "trtllm", "tokenspeed")
 AUTO = "auto"
 
-# More than any engine has; a watched pod or an engine may tell of as many.
+# More than any engine has.
 MAX_RANKS = 1_024
+
+# As many may be named by a worker itself, or by a pod's annotation; more have to be configured.
+MAX_NAMED_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from extproc.address import MAX_PORT
 from extproc.config import AUTO, SERVICES
+from extproc.config.workers import MAX_NAMED_RANKS
 from extproc.discovery.kubernetes_wire import Pod
 
 T = TypeVar("T")
@@ -20,7 +21,6 @@ ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-por
 
 # An InferencePool has so many target ports at the most (its schema).
 MAX_PORTS = 8
-MAX_RANKS = 1_024
 
 # More of what a pod says is not repeated: an annotation may have 256 KiB.
 MAX_SHOWN = 40
@@ -108,9 +108,9 @@ def ports_in(text: str) -> tuple[int, ...]:
 
 
 def ranks_in(text: str) -> int:
-    """A number of ranks."""
+    """A number of ranks, of which no pod may name as many as the configuration."""
     ranks = positive_in(text)
-    if ranks > MAX_RANKS:
+    if ranks > MAX_NAMED_RANKS:
         raise ValueError
     return ranks
 

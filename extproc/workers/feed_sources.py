@@ -4,7 +4,7 @@ Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the p
 `GET /server_info` of SGLang (0.5.23: `kv_events` with a base port, to which a rank adds its own).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from extproc import address
 from extproc.address import Address
 from extproc.config import WorkerEvents
+from extproc.config.shared_sources import same_place
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
 
 # A publisher that binds all interfaces names none that could be connected to.
@@ -21,6 +22,39 @@ MAX_RANKS = 1024
 _VLLM = "/kv_event_sources"
 _SGLANG = "/server_info"
 PATHS = (_VLLM, _SGLANG, "/get_server_info")
+
+
+# What no two workers may name: of which socket, where, and with which topic.
+Place = tuple[str, str, int, str]
+
+
+def strange_host(sources: Sequence[ZmqSource], own: Collection[str]) -> str:
+    """The first host that a worker names and that is none of these, "" if there is none.
+
+    own: its own, in every spelling, and those that it may name besides.
+    """
+    hosts = (host for source in sources for _, host, _, _ in _places_of(source))
+    return next((host for host in hosts if host not in own), "")
+
+
+def places(sources: Sequence[ZmqSource], own: Collection[str] = ()) -> frozenset[Place]:
+    """Where a worker's feed is; of its own host in every spelling."""
+    found: set[Place] = set()
+    for source in sources:
+        for socket, host, port, topic in _places_of(source):
+            spellings = own if host in own else (host,)
+            found |= {(socket, spelling, port, topic) for spelling in spellings}
+    return frozenset(found)
+
+
+def _places_of(source: ZmqSource) -> Iterator[Place]:
+    for socket, endpoint, topic in (
+        ("zmq", source.events, source.topic),
+        ("replay", source.replay, ""),
+    ):
+        if endpoint is not None and endpoint.startswith("tcp://"):
+            host, port = same_place(address.parse_tcp(endpoint))
+            yield socket, host, port, topic
 
 
 def configured(events: WorkerEvents) -> FeedSource:

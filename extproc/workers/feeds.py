@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from extproc.config import AUTO, Config, Worker, WorkerEvents
 from extproc.workers.asking import Asking
-from extproc.workers.feed_discovery import sources
-from extproc.workers.feed_sources import configured
+from extproc.workers.feed_discovery import Told, told
+from extproc.workers.feed_sources import Place, configured, places
 from kvstate.errors import printable
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.feed_terms import State
@@ -50,6 +50,7 @@ class Feeds:
     """
 
     def __init__(self, config: Config, fleet: Fleet, open_transports: OpenTransports) -> None:
+        self._events = config.events
         self._fleet = fleet
         self._open_transports = open_transports
         self._wanted: dict[str, Wanted] = wanted(
@@ -58,6 +59,7 @@ class Feeds:
         self._followed: dict[str, Wanted] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._found: dict[str, tuple[ZmqSource, ...]] = {}
+        self._places: dict[str, frozenset[Place]] = {}  # of what is followed
         self._reasons: dict[str, str] = {}
         self._asking: Asking | None = None
         self._switching = asyncio.Lock()
@@ -120,7 +122,9 @@ class Feeds:
 
     def _begin(self, name: str, one: Wanted) -> None:
         if isinstance(one.events, WorkerEvents):
-            self._open(name, one, configured(one.events))
+            source = configured(one.events)
+            self._places[name] = places(source) if isinstance(source, tuple) else frozenset()
+            self._open(name, one, source)
         else:
             self._asking = self._asking or Asking()
             self._tasks[name] = asyncio.create_task(self._keep_asking(name, one, self._asking))
@@ -133,6 +137,7 @@ class Feeds:
                 await task
         del self._followed[name]
         self._found.pop(name, None)
+        self._places.pop(name, None)
         self._reasons.pop(name, None)
         await self._fleet.remove(name)
 
@@ -142,28 +147,38 @@ class Feeds:
     async def _keep_asking(self, name: str, one: Wanted, asking: Asking) -> None:
         while True:
             try:
-                await self._take(name, one, await sources(asking, name))
+                hosts, max_ranks = self._events.auto_hosts, self._events.auto_ranks
+                await self._take(name, one, await told(asking, name, hosts, max_ranks))
             except Exception as error:  # one worker's answer must not end its asking
                 log.exception("worker %s: events: auto: its feed cannot be followed", name)
                 self._reasons[name] = f"its feed cannot be followed: {type(error).__name__}"
             is_well = self._fleet.state(name) in (State.LIVE, State.DEGRADED)
             await asyncio.sleep(ASK_SELDOM_SECONDS if is_well else ASK_SOON_SECONDS)
 
-    async def _take(self, name: str, one: Wanted, answer: tuple[ZmqSource, ...] | str) -> None:
+    async def _take(self, name: str, one: Wanted, answer: Told | str) -> None:
         """Follows what a worker told; keeps what is followed while it does not answer."""
+        if isinstance(answer, Told) and answer.sources != self._found.get(name):
+            owner = self._owner_of(answer.places, name)
+            answer = f"its feed is that of worker {owner}" if owner else answer
         if isinstance(answer, str):
             answer = printable(answer)
             if name not in self._found and self._reasons.get(name) != answer:
                 self._reasons[name] = answer
                 log.warning("worker %s: events: auto: %s", name, answer)
             return
-        if answer == self._found.get(name):
+        if answer.sources == self._found.get(name):
             return
         self._found.pop(name, None)  # nothing is followed if the new one cannot be opened
+        self._places[name] = answer.places
         await self._fleet.remove(name)
-        self._open(name, one, answer)
-        self._found[name] = answer
+        self._open(name, one, answer.sources)
+        self._found[name] = answer.sources
         self._reasons.pop(name, None)
+
+    def _owner_of(self, taken: frozenset[Place], name: str) -> str:
+        """Another worker that has one of these places, "" if none has: it had them first."""
+        others = (other for other, own in self._places.items() if other != name and own & taken)
+        return next(others, "")
 
 
 def wanted(workers: Iterable[tuple[str, Worker, str]]) -> dict[str, Wanted]:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from extproc.config import WorkerEvents
-from extproc.workers.feed_sources import PATHS, configured, discovered
+from extproc.workers.feed_sources import PATHS, configured, discovered, places, strange_host
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 
 VLLM, SGLANG, _ = PATHS
@@ -67,3 +67,20 @@ def test_sources_that_make_no_sense_are_none() -> None:
     assert sglang(publisher="kafka") == ()
     assert sglang(dp_size=100_000) == ()
     assert sglang(endpoint_port_base=99_999) == ()
+
+
+def test_host_that_is_not_a_workers_own_is_strange() -> None:
+    source = ZmqSource("tcp://w:1", "tcp://localhost:2", "")
+    assert strange_host([source], {"w", "127.0.0.1"}) == ""
+    assert strange_host([source], {"w"}) == "127.0.0.1"
+    assert strange_host([ZmqSource("ipc://x", None, "")], ()) == ""
+
+
+def test_place_is_the_same_in_every_spelling_of_its_host() -> None:
+    source = ZmqSource("tcp://W:1", "tcp://other:2", "t")
+    assert places([source], {"w", "10.0.0.1"}) == {
+        ("zmq", "w", 1, "t"),
+        ("zmq", "10.0.0.1", 1, "t"),
+        ("replay", "other", 2, ""),
+    }
+    assert places([source]) == {("zmq", "w", 1, "t"), ("replay", "other", 2, "")}

@@ -51,7 +51,9 @@ async def test_why_there_is_no_feed_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @asynccontextmanager
-async def feeds(endpoint: str) -> AsyncIterator[tuple[Feeds, Fleet, list[FeedSource]]]:
+async def feeds(
+    *endpoints: str, events: str = "{}"
+) -> AsyncIterator[tuple[Feeds, Fleet, list[FeedSource]]]:
     opened: list[FeedSource] = []
 
     def open_transports(source: FeedSource) -> list[MemoryTransport]:
@@ -60,7 +62,8 @@ async def feeds(endpoint: str) -> AsyncIterator[tuple[Feeds, Fleet, list[FeedSou
         transport.put(Connected())
         return [transport]
 
-    text = f"models: [{{name: a}}]\nworkers: [{{endpoint: '{endpoint}', events: auto}}]"
+    workers = ", ".join(f"{{endpoint: '{endpoint}', events: auto}}" for endpoint in endpoints)
+    text = f"models: [{{name: a}}]\nworkers: [{workers}]\nevents: {events}"
     fleet = Fleet(1, lambda: 0.0)
     made = Feeds(parse(text, "c"), fleet, open_transports)
     await made.enable(enabled=True)
@@ -128,6 +131,62 @@ async def test_worker_that_moves_its_feed_back_from_where_it_cannot_be_opened_is
         answer["0"]["endpoint"] = VLLM["0"]["endpoint"]
         await until(lambda: fleet.state(endpoint) is State.LIVE)
         assert made.reason(endpoint) == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "host"),
+    [
+        ({"0": {"endpoint": "tcp://127.0.0.2:5557"}}, "127.0.0.2"),
+        ({"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://intranet:80"}}, "intranet"),
+    ],
+)
+async def test_worker_may_name_its_own_host_only_and_those_listed(
+    answer: dict[str, Any], host: str
+) -> None:
+    why = f"it publishes on {host}, which is neither its own host nor in events.auto_hosts"
+    async with worker(kv_event_sources=answer) as endpoint:
+        async with feeds(endpoint) as (made, _, opened):
+            await until(lambda: made.reason(endpoint) == why)
+            assert opened == []
+        async with feeds(endpoint, events=f"{{auto_hosts: [{host}]}}") as (_, fleet, opened):
+            await until(lambda: fleet.state(endpoint) is State.LIVE)
+
+
+async def test_hosts_own_name_and_its_address_are_the_same_host() -> None:
+    answer = {"0": {"endpoint": "tcp://127.0.0.1:5557"}}
+    async with worker(kv_event_sources=answer) as endpoint:
+        named = endpoint.replace("127.0.0.1", "localhost")
+        async with feeds(named) as (_, fleet, _):
+            await until(lambda: fleet.state(named) is State.LIVE)
+
+
+async def test_worker_that_names_another_workers_publisher_is_not_credited_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
+    claimed: dict[str, Any] = {}
+    async with (
+        worker(kv_event_sources=VLLM) as one,
+        worker(kv_event_sources=claimed) as other,
+        feeds(one, other) as (made, fleet, opened),
+    ):
+        await until(lambda: fleet.state(one) is State.LIVE)
+        claimed["0"] = {"endpoint": "tcp://127.0.0.1:5557", "topic": "kv"}
+        await until(lambda: made.reason(other) == f"its feed is that of worker {one}")
+        assert (len(opened), fleet.ranks(other)) == (1, 0)
+        claimed["0"] = {"endpoint": "tcp://127.0.0.1:6557", "topic": "kv"}
+        await until(lambda: fleet.state(other) is State.LIVE)
+
+
+async def test_worker_names_64_ranks_at_most_unless_more_are_configured() -> None:
+    answer = {str(rank): {"endpoint": f"tcp://*:{7000 + rank}"} for rank in range(65)}
+    async with worker(kv_event_sources=answer) as endpoint:
+        async with feeds(endpoint) as (made, _, opened):
+            why = "it names 65 ranks, more than events.auto_ranks (64)"
+            await until(lambda: made.reason(endpoint) == why)
+            assert opened == []
+        async with feeds(endpoint, events="{auto_ranks: 65}") as (_, fleet, _):
+            await until(lambda: fleet.state(endpoint) is State.LIVE)
 
 
 async def test_worker_is_asked_until_it_has_a_feed(
