@@ -1,6 +1,7 @@
 """Builds the compiled index core where there is a C compiler; everything else is in pyproject.toml.
 
 Without a compiler the installation goes on, and the plain-Python core does the same work slower.
+Such a wheel has a tag of its own, py3-none-any: it must not pass for one with the compiled core.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 """
 
@@ -8,6 +9,7 @@ import os
 import sys
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c"]
@@ -28,6 +30,20 @@ class OptionalBuild(build_ext):
                 " the plain-Python core is used instead",
                 file=sys.stderr,
             )
+            self.distribution.ext_modules = []
+
+
+class HonestWheel(bdist_wheel):
+    """Names the wheel after what was built, and not after what was to be built."""
+
+    def run(self) -> None:
+        """Builds first."""
+        self.reinitialize_command("build_ext").inplace = False
+        self.run_command("build")
+        self.skip_build = True
+        if not self.distribution.has_ext_modules():
+            self.root_is_pure, self.py_limited_api = True, False
+        super().run()
 
 
 core = Extension(
@@ -41,6 +57,6 @@ core = Extension(
 
 setup(
     ext_modules=[core],
-    cmdclass={"build_ext": OptionalBuild},
+    cmdclass={"build_ext": OptionalBuild, "bdist_wheel": HonestWheel},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

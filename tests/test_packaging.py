@@ -19,8 +19,8 @@ SOURCES = (
 )
 
 
-def wheel(directory: Path, **environment: str) -> tuple[list[str], str]:
-    """The names in a wheel built from a copy of the sources, and what the build said."""
+def wheel(directory: Path, **environment: str) -> tuple[str, list[str], str]:
+    """The tag of a wheel built from a copy of the sources, the names in it, and what was said."""
     copy = directory / "copy"
     copy.mkdir()
     for name in SOURCES:
@@ -40,13 +40,18 @@ def wheel(directory: Path, **environment: str) -> tuple[list[str], str]:
     )
     assert build.returncode == 0, build.stderr[-2000:]
     (built,) = directory.glob("kvsteer-*.whl")
-    return zipfile.ZipFile(built).namelist(), build.stdout + build.stderr
+    tag = built.stem.split("-", 2)[2]
+    files = zipfile.ZipFile(built)
+    (inside,) = [name for name in files.namelist() if name.endswith(".dist-info/WHEEL")]
+    assert f"Tag: {tag}\n" in files.read(inside).decode()
+    return tag, files.namelist(), build.stdout + build.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_a_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
-    names, _ = wheel(tmp_path)
+    tag, names, _ = wheel(tmp_path)
+    assert tag.startswith("cp311-abi3-")
     assert any(name.startswith("kvstate/_core.") and name.endswith(".so") for name in names)
     assert "simulator/tiny_model/tokenizer.json" in names
     assert {f"extproc/admin/page/{page.name}" for page in PAGE.iterdir()} <= set(names)
@@ -56,6 +61,8 @@ def test_a_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_without_a_compiler_the_build_says_so_and_goes_on(tmp_path: Path) -> None:
-    names, said = wheel(tmp_path, CC="/nowhere/cc")
+    tag, names, said = wheel(tmp_path, CC="/nowhere/cc")
+    assert tag == "py3-none-any"
+    assert "kvstate/plain_core.py" in names
     assert not [name for name in names if name.endswith(".so")]
     assert "kvsteer: the compiled core was not built" in said
