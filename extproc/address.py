@@ -4,6 +4,9 @@ import ipaddress
 from typing import NamedTuple
 
 UNIX_PREFIX = "unix:"
+
+# Every address of this host: to listen on, and nothing that could be connected to.
+WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 MAX_PORT = 65_535
 
 

@@ -116,9 +116,11 @@ class _ShowVersion(argparse.Action):
     """Says which version this is, and which of the two index cores runs."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from kvstate.core_choice import default_core_name  # noqa: PLC0415
+        from kvstate.core_choice import default_core_name, plain_core_warning  # noqa: PLC0415
 
         print(f"kvsteer {version('kvsteer')} ({default_core_name()} index core)")
+        if warning := plain_core_warning():
+            print(f"warning: {warning}")
         parser.exit()
 
 
@@ -133,9 +135,11 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from extproc.config.doubts import doubts  # noqa: PLC0415
     from extproc.config.reader import load  # noqa: PLC0415
+    from kvstate.core_choice import plain_core_warning  # noqa: PLC0415
 
-    for doubt in doubts(load(arguments.config)):
-        print(f"{arguments.config}: note: {doubt}")
+    config = load(arguments.config)
+    for note in filter(None, (*doubts(config, os.path.exists), plain_core_warning())):
+        print(f"{arguments.config}: note: {note}")
     print(f"{arguments.config}: ok")
     return 0
 

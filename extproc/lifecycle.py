@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 
@@ -13,7 +14,7 @@ from extproc.config import Config
 from extproc.config.doubts import doubts
 from extproc.config.reader import load
 from extproc.errors import ConfigError
-from kvstate.core_choice import default_core_name
+from kvstate.core_choice import default_core_name, plain_core_warning
 
 log = logging.getLogger("kvsteer")
 
@@ -41,7 +42,7 @@ async def serve(path: str) -> None:
     """
     config = load(path)
     logs.configure(config.log.level, config.log.format)
-    for doubt in doubts(config):
+    for doubt in doubts(config, os.path.exists):
         log.warning("%s", doubt)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -65,6 +66,8 @@ async def serve(path: str) -> None:
         loop.add_signal_handler(signal.SIGHUP, reload)
         gc.freeze()
         sys.setswitchinterval(SWITCH_SECONDS)
+        if warning := plain_core_warning():
+            log.warning("%s", warning)
         log.info("index core: %s", default_core_name())
         log.info(
             "serving ext_proc on %s, admin on http://%s, metrics on http://%s",

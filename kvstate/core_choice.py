@@ -25,6 +25,17 @@ def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -
     return PlainCore(secret, limit_blocks, Overlap)
 
 
+def plain_core_warning() -> str:
+    """What to do about a compiled core that is missing, "" where it is there."""
+    if IS_COMPILED:
+        return ""
+    return (
+        "there was no C compiler when kvsteer was installed: the plain-Python index core runs,"
+        " which takes several times the CPU and memory; install gcc, then kvsteer again with"
+        " pip install --force-reinstall --no-cache-dir"
+    )
+
+
 def default_core_name() -> str:
     """Which core runs where none is asked for: compiled or plain."""
     return "compiled" if IS_COMPILED else "plain"

@@ -1,15 +1,55 @@
 """What may be meant, and more often is a slip; a configuration with it is taken all the same."""
 
-from collections.abc import Iterator
+import ipaddress
+from collections.abc import Callable, Iterator
 
+from extproc import address
 from extproc.config.discovery import FoundWorker
 from extproc.config.whole import Config
 from extproc.config.workers import Worker
 
 
-def doubts(config: Config) -> list[str]:
-    """What to look at twice, "key: what" each."""
-    return [*_unserved(config), *_adapters(config)]
+def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
+    """What to look at twice, "key: what" each.
+
+    is_there: whether there is a file or directory of this name.
+    """
+    return [
+        *_unserved(config),
+        *_adapters(config),
+        *_open_to_others(config),
+        *_missing(config, is_there),
+    ]
+
+
+def _open_to_others(config: Config) -> Iterator[str]:
+    """Servers for the operator, on addresses that others can reach."""
+    for key, text, power in (
+        ("admin.listen", config.admin.listen, "drain workers and turn their events off"),
+        ("envoy.admin", config.envoy.admin, "stop Envoy and read its configuration"),
+    ):
+        host = address.parse(text).host
+        if host != "localhost" and not _is_loopback(host):
+            yield f"{key}: whoever reaches {text} can {power}, without a password: use 127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
+    """What may come to be while the router runs."""
+    file, directory = config.discovery.file, config.envoy.eds_directory
+    if file is not None and not is_there(file):
+        yield f"discovery.file: there is no {file}: until there is, no worker is found in it"
+    if directory is not None and not is_there(directory):
+        yield (
+            f"envoy.eds_directory: there is no {directory}: until there is, the router cannot write"
+            " the workers' addresses there, and Envoy does not start without them"
+        )
 
 
 def _unserved(config: Config) -> Iterator[str]:

@@ -64,10 +64,20 @@ def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None
     """For addresses that are connected to."""
 
     def parsed(text: str) -> None:
-        if not parse(text).port:
+        place = parse(text)
+        _raise_unless_reachable(place, text)
+        if not place.port:
             raise ValueError(f"must have a port above 0, is {text!r}")
 
     return parsed
+
+
+def _raise_unless_reachable(place: address.Address, text: str) -> None:
+    if place.host in address.WILDCARDS:
+        raise ValueError(
+            f"{text!r} is where a server listens; write the worker's own host instead of"
+            f" {place.host}"
+        )
 
 
 def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
@@ -141,6 +151,8 @@ def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
             continue
         try:
             place = address.parse_tcp(text)
+            if not (name == "zmq" and events.bind):
+                _raise_unless_reachable(place, text)
             if not place.port:
                 raise ValueError(f"must have a port above 0, is {text!r}")
         except ValueError as error:

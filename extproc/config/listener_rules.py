@@ -35,6 +35,9 @@ def listener_faults(config: Config) -> Iterator[str]:
 
 
 def _socket_or_address(key: str, text: str) -> Iterator[str]:
+    if text.startswith("/"):
+        yield f"{key}: must be host:port or unix:PATH, is {text!r}; did you mean unix:{text}?"
+        return
     if not text.startswith(address.UNIX_PREFIX):
         yield from address_fault(key, text, address.parse)
         return

@@ -5,14 +5,15 @@ Here is what a key can break alone: its name, type, range. Rules between keys ar
 """
 
 import difflib
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from extproc.config import Config, Worker
+from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
 from extproc.config.key import most
 from extproc.config.rules import broken_rules
@@ -24,6 +25,21 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 
 # Python refuses to write very long numbers out.
 _SHOWN_BITS = 128
+
+# What shells, Compose and Helm expand, and nobody here does.
+_VARIABLE = re.compile(r"\$\{\w+[^}]*\}")
+
+# vLLM's own names in --kv-events-config, which are pasted here.
+_PASTED: Mapping[type, Mapping[str, str]] = {
+    WorkerEvents: {
+        "endpoint": "that is vLLM's name; here it is zmq, with the worker's host for *",
+        "replay_endpoint": "that is vLLM's name; here it is replay, with the worker's host for *",
+        **dict.fromkeys(
+            ("publisher", "enable_kv_cache_events", "buffer_steps", "hwm", "max_queue_size"),
+            "that is for vLLM alone; leave it out here",
+        ),
+    }
+}
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
@@ -100,11 +116,18 @@ def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # n
     None where that cannot be: no mapping, or a key without a default is missing or wrong.
     """
     if not isinstance(raw, Mapping):
-        faults.append(f"{path or 'configuration'}: must be a mapping, is {_shown(raw)}")
+        what = f"must be a mapping, is {_shown(raw)}{_as_mapping(kind, raw)}"
+        faults.append(f"{path or 'configuration'}: {what}")
         return None
     known = {item.name: item for item in fields(kind)}
     unknown = [key for key in raw if key not in known]
-    faults += [f"{_join(path, key)}: unknown key{_near(key, known)}" for key in unknown]
+    pasted = _PASTED.get(kind, {})
+    faults += [
+        f"{_join(path, key)}: unknown key; {pasted[key]}"
+        if key in pasted
+        else f"{_join(path, key)}: unknown key{_near(key, known)}"
+        for key in unknown
+    ]
     hints = typing.get_type_hints(kind)
     values: dict[str, object] = {}
     complete = True
@@ -176,11 +199,13 @@ def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
         return f"must be {_KINDS[typing.cast('type', kind)]}, is {_shown(raw)}{quotes}"
     choices = item.metadata["choices"]
     if choices and raw not in choices:
-        return f"must be one of {', '.join(choices)}, is {raw!r}"
+        return f"must be one of {', '.join(choices)}, is {raw!r}{_near(raw, choices)}"
     if type(raw) is int:
         return _range_fault(raw, item)
     if raw == "" and item.default != "":
         return "must not be empty"
+    if type(raw) is str and (variable := _VARIABLE.search(raw)):
+        return f"{variable[0][:60]} is not expanded here; write its value, or expand the file first"
     return None
 
 
@@ -211,6 +236,13 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _near(key: object, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(str(key), known, n=1)
+def _near(word: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(word), list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _as_mapping(kind: type, raw: object) -> str:
+    """Which key of a section a word alone is meant for, if it is one of that key's words."""
+    word = str(raw).replace("-", "_")
+    names = [item.name for item in fields(kind) if word in item.metadata["choices"]]
+    return f"; did you mean {{{names[0]}: {word}}}?" if names else ""

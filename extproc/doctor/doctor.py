@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
@@ -53,7 +54,7 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
             *(_in_turn(means, one, turns) for one in fleet),
         )
     about = About("configuration")
-    doubted = (about.note("configuration", doubt) for doubt in doubts(config))
+    doubted = (about.note("configuration", doubt) for doubt in doubts(config, os.path.exists))
     return [*doubted, *findings, *discovered, *(finding for part in found for finding in part)]
 
 

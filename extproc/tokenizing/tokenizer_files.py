@@ -1,8 +1,11 @@
 """Where a model's tokenizer lies on this machine."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +44,14 @@ def _cached_snapshot(hub_id: str) -> Path:
     repository = cache / f"models--{hub_id.replace('/', '--')}"
     reference = repository / "refs" / "main"
     if ".." in hub_id or not reference.is_file():
-        raise FileNotFoundError(f"{hub_id!r} is no directory or file, and not in {cache}")
+        raise FileNotFoundError(f"{hub_id!r} is no directory or file{_cure(hub_id, cache)}")
     return repository / "snapshots" / reference.read_text().strip()
+
+
+def _cure(source: str, cache: Path) -> str:
+    asks = "{remote: true} asks the workers instead"
+    if source == "remote":
+        return "; did you mean {remote: true}, which asks the workers?"
+    if _HUB_ID.fullmatch(source) and not source.startswith("."):
+        return f", and not in {cache}: `hf download {source}` fetches it; {asks}"
+    return f", and no hub id in {cache}; {asks}"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from extproc.cli import main
+from kvstate import core_choice
 from kvstate.core_choice import default_core_name
 from simulator.settings import TINY_MODEL
 from tests.ports import free_port
@@ -28,6 +29,43 @@ def config(directory: Path, **sections: object) -> str:
     file = directory / "kvsteer.yaml"
     file.write_text(yaml.safe_dump({**ports, "models": models, "workers": workers, **sections}))
     return str(file)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_choice, "IS_COMPILED", True)
+
+
+def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_choice, "IS_COMPILED", False)
+    file = config(tmp_path)
+    assert main(["check", "--config", file]) == 0
+    note, ok = capsys.readouterr().out.splitlines()
+    assert note.startswith(f"{file}: note: there was no C compiler when kvsteer was installed")
+    assert "--no-cache-dir" in note
+    assert ok == f"{file}: ok"
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    version, warning = capsys.readouterr().out.splitlines()
+    assert version.endswith("(plain index core)")
+    assert warning.startswith("warning: there was no C compiler when kvsteer was installed")
+
+
+def test_a_router_without_the_compiled_core_warns_as_it_starts(tmp_path: Path) -> None:
+    start = "import sys; sys.modules['kvstate._core'] = None; import extproc.__main__"
+    command = [sys.executable, "-c", start, "serve", "--config", config(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as router:
+        assert router.stderr is not None
+        said = []
+        for line in router.stderr:
+            said.append(line)
+            if "serving ext_proc" in line:
+                router.terminate()
+    (warning,) = [line for line in said if "no C compiler" in line]
+    assert "WARNING" in warning.upper()
+    assert any("index core: plain" in line for line in said)
 
 
 def test_a_good_configuration_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,21 @@ def test_a_worker_cannot_be_at_port_0() -> None:
     assert faults(endpoint="a:0") == ["workers[0].endpoint: must have a port above 0, is 'a:0'"]
 
 
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])  # noqa: S104 - text
+def test_a_worker_is_at_an_address_that_can_be_connected_to(host: str) -> None:
+    told = f"is where a server listens; write the worker's own host instead of {host.strip('[]')}"
+    for key, bad in (
+        ("zmq", f"tcp://{host}:5557"),
+        ("grpc", f"{host}:1"),
+        ("drain", f"http://{host}:1"),
+    ):
+        assert events(**{key: bad}) == [f".{key}: {bad!r} {told}"]
+    both = {"zmq": "tcp://a:1", "replay": f"tcp://{host}:2"}
+    assert events(**both) == [f".replay: {both['replay']!r} {told}"]
+    assert faults(endpoint=f"{host}:1") == [f"workers[0].endpoint: '{host}:1' {told}"]
+    assert events(zmq=f"tcp://{host}:5557", bind=True) == []
+
+
 def test_two_workers_cannot_have_one_feed() -> None:
     one = WorkerEvents("tcp://a:5557")
     assert list(

@@ -23,6 +23,13 @@ def test_what_nobody_wrote_is_sound() -> None:
         (ExtProc("x"), "extproc.listen: must be host:port, is 'x'"),
         (ExtProc("unix:"), "extproc.listen: unix: needs a path"),
         (ExtProc("unix://"), "extproc.listen: unix: needs a path"),
+        (
+            ExtProc("/run/x.sock"),
+            (
+                "extproc.listen: must be host:port or unix:PATH, is '/run/x.sock'; did you mean"
+                " unix:/run/x.sock?"
+            ),
+        ),
         (ExtProc(socket_mode="rw"), "extproc.socket_mode: must be as \"0660\", is 'rw'"),
         (
             ExtProc("unix:/x", tls=MUTUAL),

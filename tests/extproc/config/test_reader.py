@@ -107,11 +107,65 @@ def test_null_stands_for_what_may_be_absent() -> None:
             "workers[0].events.ranks: must be at most 1024, is 100000",
         ),
         (b"a: [", "not YAML: line 1, column 5: "),
+        (
+            "policy: cache_aware",
+            "policy: must be a mapping, is 'cache_aware'; did you mean {name: cache_aware}?",
+        ),
+        (
+            "policy: cache-aware",
+            "policy: must be a mapping, is 'cache-aware'; did you mean {name: cache_aware}?",
+        ),
+        (
+            "policy: {name: cache-aware}",
+            (
+                "policy.name: must be one of cost, cache_aware, prefix_cache, least_request,"
+                " round_robin, random, is 'cache-aware'; did you mean cache_aware?"
+            ),
+        ),
+        (
+            "models: [{name: m, tokenizer: remote}]\nworkers: [{endpoint: 'a:1'}]",
+            "models[0].tokenizer: 'remote' is no directory or file; did you mean {remote: true},",
+        ),
+        (
+            "models: [{name: m, tokenizer: Qwen/Qwen3-8B}]\nworkers: [{endpoint: 'a:1'}]",
+            "models[0].tokenizer: 'Qwen/Qwen3-8B' is no directory or file, and not in ",
+        ),
+        (
+            "models: [{name: m, tokenizer: /nowhere}]\nworkers: [{endpoint: 'a:1'}]",
+            "models[0].tokenizer: '/nowhere' is no directory or file, and no hub id in ",
+        ),
+        (
+            "workers: [{endpoint: '${WORKER_1}:8000'}]",
+            "workers[0].endpoint: ${WORKER_1} is not expanded here; write its value, or expand",
+        ),
+        (
+            "models: [{name: '${MODEL:-m}'}]",
+            "models[0].name: ${MODEL:-m} is not expanded here; ",
+        ),
+        (
+            'workers: [{endpoint: "a:1", events: {publisher: zmq, endpoint: "tcp://*:1"}}]',
+            "workers[0].events.publisher: unknown key; that is for vLLM alone; leave it out here",
+        ),
+        (
+            'workers: [{endpoint: "a:1", events: {endpoint: "tcp://*:1"}}]',
+            "workers[0].events.endpoint: unknown key; that is vLLM's name; here it is zmq,",
+        ),
+        (
+            'workers: [{endpoint: "a:1", events: {replay_endpoint: "tcp://*:1"}}]',
+            "workers[0].events.replay_endpoint: unknown key; that is vLLM's name; here it is",
+        ),
         ("a: 1\na: 2", "a: given in line 1 and again in line 2"),
     ],
 )
 def test_each_fault_names_its_key(text: str | bytes, fault: str) -> None:
     assert any(line.startswith(f"c.yaml: {fault}") for line in faults(text)), faults(text)
+
+
+def test_a_tokenizer_in_no_cache_is_told_with_how_to_fetch_it() -> None:
+    (fault,) = faults("models: [{name: m, tokenizer: Qwen/Qwen3-8B}]\nworkers: [{endpoint: 'a:1'}]")
+    assert fault.endswith(
+        ": `hf download Qwen/Qwen3-8B` fetches it; {remote: true} asks the workers instead"
+    )
 
 
 def test_all_faults_are_told_in_one_run() -> None:
