@@ -223,4 +223,4 @@ def _join(fleet: Fleet, workers: Workers, placing: Placing) -> None:
     workers.changed.append(drain)
     workers.gone.append(lambda name, endpoint: placing.remove(name, endpoint, time.monotonic()))
     fleet.emptied = lambda worker: placing.sent.forget(worker, time.monotonic())
-    placing.name_ranks(fleet.ranks)
+    placing.name_ranks(fleet.ranks, lambda: fleet.names_ranks)

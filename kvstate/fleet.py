@@ -79,13 +79,15 @@ class Fleet:
 
     secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
     chance: 0 to 1, for jitter. emptied: is called with the name of a worker one of whose ranks lost
-    all that it held, by a restart or by clearing its cache.
+    all that it held, by a restart or by clearing its cache. names_ranks: whether requests can name
+    the rank of a worker that is to compute them; if not, certain is only what all its ranks hold.
     """
 
     def __init__(
         self, secret: int, clock: Callable[[], float], chance: Callable[[], float] = lambda: 0.5
     ) -> None:
         self.emptied: Callable[[str], None] | None = None
+        self.names_ranks = False
         self._index = Index(secret)
         self._clock = clock
         self._shared = Shared(Turns(), ReplaySlots(), clock, chance)
@@ -199,10 +201,11 @@ class Fleet:
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block."""
-        found = self._index.overlaps(prompt)
+        found = self._index.overlaps(prompt, names_ranks=self.names_ranks)
         if self._adapters and isinstance(prompt.lora, str):
             for number, workers in self._adapters.get(prompt.lora, {}).items():
-                by_number = self._index.overlaps(prompt._replace(lora=number))
+                numbered = prompt._replace(lora=number)
+                by_number = self._index.overlaps(numbered, names_ranks=self.names_ranks)
                 found |= {name: by_number[name] for name in workers & by_number.keys()}
         return found
 

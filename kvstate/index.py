@@ -8,6 +8,7 @@ A rank's blocks are bounded: a store that would go beyond is refused, newest fir
 credited stays true.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,14 +17,22 @@ from kvstate.core_choice import make_core
 from kvstate.event_applier import DOUBTFUL_GROUP, EventApplier
 from kvstate.events import Event, EventBatch
 from kvstate.keys import encoded
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap, Prompt, of_any_rank
 from kvstate.owner import Owner
 from kvstate.wire.zmq_wire import decode_batch
 
 __all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
 
+# Between the name of a worker and the number of a rank; no address has it.
+_RANK = "\n"
+
 # What a block takes in the compiled core at the most, tables half grown and all.
 BYTES_PER_BLOCK = 64
+
+
+def _holder(worker: str, rank: int) -> str:
+    """The name of a further rank of a worker, which the core counts as a worker of its own."""
+    return f"{worker}{_RANK}{rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,10 @@ class Index:
         self._core = make_core(secret, limits.blocks, compiled=compiled)
         self._applier = EventApplier(self._core, limits.orphans, limits.orphan_bytes)
         self._models: dict[str, int] = {}
+        # what the core takes for workers are ours, and their ranks but one each: see `_holder`
         self._workers: list[str] = []  # by number; "" where a number is free
+        self._holders: dict[int, str] = {}  # by owner
+        self._further = 0  # of them, those that are further ranks
         self._free: list[int] = []  # numbers
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
@@ -75,9 +87,13 @@ class Index:
 
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
-        number = self._core.add_owner(self._worker(worker), self._model(model), rank)
+        owners = self._owners.setdefault(worker, [])
+        holder = _holder(worker, rank) if owners else worker
+        number = self._core.add_owner(self._worker(holder), self._model(model), rank)
         owner = Owner(self._core, number, worker, rank, model)
-        self._owners.setdefault(worker, []).append(owner)
+        self._holders[number] = holder
+        self._further += holder != worker
+        owners.append(owner)
         return owner
 
     def remove(self, owner: Owner) -> None:
@@ -87,9 +103,11 @@ class Index:
         others.remove(owner)
         if not others:
             del self._owners[owner.worker]
-            number = self._numbers.pop(owner.worker)
-            self._workers[number] = ""
-            self._free.append(number)
+        holder = self._holders.pop(owner.number)
+        self._further -= holder != owner.worker
+        number = self._numbers.pop(holder)
+        self._workers[number] = ""
+        self._free.append(number)
 
     def clear(self, owner: Owner) -> None:
         """Forgets everything a rank holds, and how it speaks: it restarted."""
@@ -126,11 +144,34 @@ class Index:
         """
         return self._applier.apply(owner, events)
 
-    def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
+    def overlaps(self, prompt: Prompt, *, names_ranks: bool = True) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block, its best rank's.
 
         At most (tokens - 1) // block size blocks count: an engine always computes the last token.
+        names_ranks: whether the request can name that rank. If not, the engine takes any of them,
+        and certain is only what all of them hold.
         """
+        found = self._by_holder(prompt)
+        if not self._further:  # one rank each, as mostly
+            return found
+        by_worker: defaultdict[str, list[Overlap]] = defaultdict(list)
+        for holder, overlap in found.items():
+            by_worker[holder.partition(_RANK)[0]].append(overlap)
+        return {
+            worker: self._of_ranks(worker, overlaps, names_ranks=names_ranks)
+            for worker, overlaps in by_worker.items()
+        }
+
+    def _of_ranks(self, worker: str, held: list[Overlap], *, names_ranks: bool) -> Overlap:
+        """A worker's overlap, of those of its ranks that hold the first block."""
+        best = max(held, key=lambda one: one.rank_order)
+        ranks = len(self._owners[worker])
+        if names_ranks or ranks == 1:
+            return best
+        least = min(held, key=lambda one: one.certain_tokens)
+        return of_any_rank(best, least if len(held) == ranks else None)
+
+    def _by_holder(self, prompt: Prompt) -> dict[str, Overlap]:
         model = self._models.get(prompt.model)
         if model is None:
             return {}

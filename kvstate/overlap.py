@@ -51,3 +51,14 @@ class Overlap(NamedTuple):
         """Orders overlaps of one prompt, the better one greater."""
         on_device = self.tiers[Tier.DEVICE] * self.block_size
         return (self.certain_tokens, self.uncertain_tokens, on_device)
+
+
+def of_any_rank(best: Overlap, least: Overlap | None = None) -> Overlap:
+    """What a request finds that cannot choose its rank: certain is only what every rank holds.
+
+    best: of the rank that holds most. least: certainly held by all, None where one holds nothing.
+    """
+    whole = sum(best.tiers) + best.uncertain
+    if least is None or least.block_size != best.block_size:
+        return Overlap(best.block_size, uncertain=whole, rank=best.rank)
+    return Overlap(best.block_size, least.tiers, max(0, whole - sum(least.tiers)), best.rank)

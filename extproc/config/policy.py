@@ -84,9 +84,10 @@ class Policy:
     )
     rank_header: str | None = key(
         "a request header that names the data-parallel rank which holds most of the prompt, to"
-        " workers whose ranks share one HTTP port: X-data-parallel-rank of vLLM and SGLang; none is"
-        " set where this is left out",
-        None,
+        " workers whose ranks share one HTTP port. auto: X-data-parallel-rank, where every worker"
+        " with several ranks told them itself (events: auto); none is set with null, and then only"
+        " what all ranks of a worker hold is certain",
+        "auto",
     )
     block_size: int = key(
         "tokens in a cache block, where neither events nor the worker's key tell", 16, minimum=1

@@ -14,7 +14,7 @@ from extproc.picking.pick import Chance, affinity_of
 from extproc.picking.policies import LOOK_AT_OVERLAP, POLICIES, Columns, best
 from extproc.picking.ranks import rank_of
 from extproc.picking.sent import Sent
-from kvstate.overlap import Overlap
+from kvstate.overlap import Overlap, of_any_rank
 
 __all__ = ["Decision", "Query", "Snapshot", "Verdict", "Worker", "decide"]
 
@@ -53,6 +53,13 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     first = order[0].name if order else ""
     claimed = claims.get(first, NO_CLAIMS)
     overlaps = [each[first] for each in held if first in each]
+    rank = _rank(order, overlaps, survey, snapshot, now) if snapshot.ranks else None
+    if rank is None and snapshot.ranks and overlaps and snapshot.ranks.count(first) > 1:
+        # the engine takes any of its ranks, and may not take the one that holds it
+        overlaps = [of_any_rank(one) for one in overlaps]
+        held = [
+            {**each, first: of_any_rank(each[first])} if first in each else each for each in held
+        ]
     certain = uncertain = 0
     for size, tiers, behind, _ in overlaps:
         certain += size * sum(tiers)
@@ -78,7 +85,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         claims=claims,
         affinity=survey.affinity,
         running=rules.weights.running,
-        rank=_rank(order, overlaps, survey, snapshot, now) if snapshot.ranks else None,
+        rank=rank,
     )
 
 

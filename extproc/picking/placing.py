@@ -57,13 +57,12 @@ class Placing:
         self._turns: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
 
-    def name_ranks(self, count: Callable[[str], int]) -> None:
-        """Lets requests name the rank that holds most of their prompt, if that is configured.
+    def name_ranks(self, count: Callable[[str], int], may_name: Callable[[], bool]) -> None:
+        """Lets requests name the rank that holds most of their prompt, where they may.
 
         count: ranks of a worker, by its name; 0 where that is not known.
         """
-        if self._config.policy.rank_header is not None:
-            self._ranks = Ranks(count, self.loads.work_by_rank)
+        self._ranks = Ranks(may_name, count, self.loads.work_by_rank)
 
     def decide(
         self,
@@ -91,7 +90,7 @@ class Placing:
             state=state,
             unfit=dict.fromkeys(self.draining, DRAINING) if self.draining else {},
             left_out=self._left_out(now),
-            ranks=self._ranks,
+            ranks=self._ranks if self._ranks is not None and self._ranks.may_name() else None,
         )
         return decide(query, snapshot, now, rng)
 

@@ -9,6 +9,7 @@ rank saves is more than what it has to do beyond the idlest one.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from extproc.config import AUTO
 from extproc.picking.pick import worth_tokens
 from kvstate.overlap import Overlap
 
@@ -16,11 +17,13 @@ from kvstate.overlap import Overlap
 class Ranks(NamedTuple):
     """What is known of the ranks of workers.
 
-    count: of a worker, by name; 0 where that is not known. work: in tokens, of the requests under
+    may_name: whether requests may name one now. count: of a worker, by name; 0 where that is not
+    known. work: in tokens, of the requests under
     way at an endpoint that named a rank, by that rank; given the endpoint, the time, and the tokens
     that a request counts for.
     """
 
+    may_name: Callable[[], bool]
     count: Callable[[str], int]
     work: Callable[[str, float, float], Mapping[int, float]]
 
@@ -44,6 +47,15 @@ def rank_of(
     return rank if saved > work.get(rank, 0.0) - idlest else None
 
 
+# Of vLLM and SGLang.
+RANK_HEADER = "x-data-parallel-rank"
+
+
 def rank_header(name: str | None, rank: int | None) -> tuple[str, str] | None:
-    """The request header that names a rank; None where there is none to name."""
-    return None if name is None or rank is None else (name.lower(), str(rank))
+    """The request header that names a rank; None where there is none to name.
+
+    name: as it is configured.
+    """
+    if name is None or rank is None:
+        return None
+    return (RANK_HEADER if name == AUTO else name.lower()), str(rank)

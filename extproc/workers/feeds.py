@@ -64,6 +64,8 @@ class Feeds:
         self._asking: Asking | None = None
         self._switching = asyncio.Lock()
         self.enabled = False
+        self._rank_header = config.policy.rank_header
+        self._note_ranks()
 
     async def enable(self, *, enabled: bool) -> None:
         """The kill switch: without events every worker is as one that publishes none."""
@@ -119,6 +121,18 @@ class Feeds:
                 log.exception("worker %s: its feed cannot be followed", name)
                 self._reasons[name] = f"its feed cannot be followed: {type(error).__name__}"
             self._followed[name] = one
+        self._note_ranks()
+
+    def _note_ranks(self) -> None:
+        """Whether requests may name a rank.
+
+        Where it was not configured, of engines only that told of their ranks themselves: those
+        whose releases do so heed X-data-parallel-rank.
+        """
+        several = [name for name in self._followed if self._fleet.ranks(name) > 1]
+        is_told = bool(several) and all(name in self._found for name in several)
+        header = self._rank_header
+        self._fleet.names_ranks = is_told if header == AUTO else header is not None
 
     def _begin(self, name: str, one: Wanted) -> None:
         if isinstance(one.events, WorkerEvents):
@@ -174,6 +188,7 @@ class Feeds:
         self._open(name, one, answer.sources)
         self._found[name] = answer.sources
         self._reasons.pop(name, None)
+        self._note_ranks()
 
     def _owner_of(self, taken: frozenset[Place], name: str) -> str:
         """Another worker that has one of these places, "" if none has: it had them first."""

@@ -1,10 +1,15 @@
 """Data-parallel ranks behind one HTTP port: the rank that holds a prompt is named to the engine."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
-from tests.e2e.system import System, chat, long_text, running
+import pytest
+import yaml
+
+from tests.e2e.system import System, chat, long_text, running, until
 
 RANKS = 3
 HEADER = "X-data-parallel-rank"
@@ -21,11 +26,11 @@ def free_ports(count: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def a_worker_of_ranks(policy: dict[str, str]) -> AsyncIterator[System]:
+async def a_worker_of_ranks(changes: dict[str, Any]) -> AsyncIterator[System]:
     first = free_ports(2 * RANKS)
     async with running(
         1,
-        changes={"policy": policy},
+        changes=changes,
         ranks=RANKS,
         events_endpoint=f"tcp://127.0.0.1:{first}",
         replay_endpoint=f"tcp://127.0.0.1:{first + RANKS}",
@@ -34,7 +39,7 @@ async def a_worker_of_ranks(policy: dict[str, str]) -> AsyncIterator[System]:
 
 
 async def test_a_follow_up_reaches_the_rank_that_holds_its_prefix() -> None:
-    async with a_worker_of_ranks({"rank_header": HEADER}) as system:
+    async with a_worker_of_ranks({"policy": {"rank_header": HEADER}}) as system:
         endpoint = system.workers[0].endpoint
         for rank in range(RANKS):
             first = chat(long_text(f"seed {rank}"))
@@ -48,11 +53,47 @@ async def test_a_follow_up_reaches_the_rank_that_holds_its_prefix() -> None:
             assert cached == decision["candidates"][0]["overlap_tokens"] > 0
 
 
-async def test_without_the_key_no_rank_is_named() -> None:
+async def test_where_the_engine_takes_the_rank_only_what_all_hold_is_certain() -> None:
     async with a_worker_of_ranks({}) as system:
         first = chat(long_text("seed"))
-        await system.send(first, headers={HEADER: "1"})
+        for rank in range(RANKS):
+            assert (await system.explain(first))["candidates"][0]["overlap_tokens"] == 0
+            await system.send(first, headers={HEADER: str(rank)})
+            if rank < RANKS - 1:
+                await until(lambda: _uncertain(system, first), "one rank is known to hold it")
         await system.learned(first, system.workers[0].endpoint)
-        _, _, answer = await system.send(first, headers={HEADER: "2"})
-        assert (await system.explain(first))["rank"] is None
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        decision = await system.explain(first)
+        _, _, answer = await system.send(first)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert decision["rank"] is None
+        assert cached == decision["candidates"][0]["overlap_tokens"] > 0
+
+
+async def _uncertain(system: System, body: dict[str, Any]) -> bool:
+    return bool((await system.explain(body))["candidates"][0]["uncertain_tokens"])
+
+
+@pytest.mark.parametrize("is_told", [False, True], ids=["ports configured", "events: auto"])
+async def test_no_prediction_is_above_what_the_ranks_report(is_told: bool) -> None:  # noqa: FBT001
+    changes: dict[str, Any] = {"accounting": {"responses": "usage"}}
+    async with a_worker_of_ranks(changes) as system:
+        if is_told:
+            tree = yaml.safe_load(system.config_file.read_text())
+            tree["workers"][0]["events"] = "auto"
+            system.config_file.write_text(yaml.safe_dump(tree))
+            await system.stop_router()
+            await system.start_router()
+            await until(lambda: _is_followed(system), "the worker's feeds are followed")
+        texts = [long_text(f"seed {number}") for number in range(9)]
+        for turn in range(4):
+            bodies = [chat(text + " And then?" * turn) for text in texts[turn:] + texts[:turn]]
+            # all at once, so that the engine spreads them over its ranks
+            await asyncio.gather(*(system.send(body) for body in bodies))
+        compared = 'kvsteer_prediction_error_tokens_count{model="tiny",sign="%s"}'
+        assert await system.metric(compared % "exact") > 0
+        assert await system.metric(compared % "over") == 0
+
+
+async def _is_followed(system: System) -> bool:
+    (worker,) = await system.status()
+    return [feed["state"] for feed in worker["feeds"]] == ["live"] * RANKS

@@ -28,6 +28,8 @@ def transport(*blocks: int) -> MemoryTransport:
 async def test_worker_is_followed_on_all_ranks(fleet: Fleet) -> None:
     fleet.add("w", "m", [transport(1), transport(7, 8)])
     await until(lambda: fleet.state("w") is State.LIVE)
+    assert fleet.overlaps(chain(3)) == {"w": Overlap(1, uncertain=1)}
+    fleet.names_ranks = True
     assert fleet.overlaps(chain(3)) == {"w": Overlap(1, (1, 0, 0, 0))}
     assert fleet.blocks_by_tier("w") == (3, 0, 0, 0)
     assert fleet.block_size("w") == 1

@@ -279,6 +279,25 @@ def test_worker_keeps_its_number_while_a_rank_is_left() -> None:
     assert index.overlaps(prompt(1, 9)).keys() == {"w"}
 
 
+def test_where_no_rank_is_named_only_what_all_of_a_worker_hold_is_certain() -> None:
+    index, first = an_index()
+    second = index.add("w", 1, "m")
+    alone = index.add("x", 0, "m")
+    second.trusted = alone.trusted = True
+    for owner in (second, alone):
+        index.apply(owner, [stored([1, 2, 3], [1, 2, 3])])
+
+    def found() -> dict[str, Overlap]:
+        return index.overlaps(prompt(1, 2, 3, 9), names_ranks=False)
+
+    assert found() == {"w": Overlap(1, uncertain=3, rank=1), "x": Overlap(1, (3, 0, 0, 0))}
+    index.apply(first, [stored([1], [1])])
+    assert found()["w"] == Overlap(1, (1, 0, 0, 0), 2, rank=1)
+    assert index.overlaps(prompt(1, 2, 3, 9))["w"] == Overlap(1, (3, 0, 0, 0), rank=1)
+    index.remove(first)
+    assert found()["w"] == Overlap(1, (3, 0, 0, 0), rank=1)
+
+
 def test_message_behind_orphans_attaches_them() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([2], [2], 1)])

@@ -294,7 +294,7 @@ def test_without_other_knowledge_feeds_are_taken_to_be_live() -> None:
 
 
 def ranks(count: int = 2, work: Mapping[int, float] | None = None, **others: int) -> Ranks:
-    return Ranks(lambda name: others.get(name, count), lambda *_: work or {})
+    return Ranks(lambda: True, lambda name: others.get(name, count), lambda *_: work or {})
 
 
 def test_a_request_names_the_rank_that_holds_its_prefix() -> None:
@@ -316,4 +316,8 @@ def test_a_rank_is_named_only_where_every_worker_that_may_answer_has_it() -> Non
 def test_a_rank_that_has_more_to_do_than_it_saves_is_not_named() -> None:
     held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
     assert decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 95.0})).rank == 1
-    assert decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 97.0})).rank is None
+    made = decision(Query("m", [PROMPT]), held, ranks=ranks(work={1: 97.0}))
+    assert made.rank is None
+    # the engine may take the other rank, so nothing is certain
+    assert (made.certain_tokens, made.uncertain_tokens, made.reason) == (0, 96, "uncertain_overlap")
+    assert made.held == [{"c": Overlap(16, uncertain=6, rank=1)}]

@@ -1,3 +1,4 @@
+import functools
 from array import array
 from random import Random
 from typing import Any
@@ -193,11 +194,12 @@ def test_a_request_that_its_worker_answers_keeps_its_claim() -> None:
     assert decided(one).claims[made.worker].speculative == 960
 
 
-def test_requests_name_the_rank_that_holds_their_prompt_if_that_is_configured() -> None:
+def test_requests_name_the_rank_that_holds_their_prompt_where_they_may() -> None:
     held = {"b": Overlap(16, (60, 0, 0, 0), rank=1)}
     ranks = []
-    for one in (placing(), placing(rank_header="x-rank")):
-        one.name_ranks(lambda _: 2)
+    for may_name in (False, True):
+        one = placing()
+        one.name_ranks(lambda _: 2, functools.partial(bool, may_name))
         made = one.decide(QUERY, WORKERS, [held], lambda _: "live", 0.0, Random(0))
         booking = one.book(made, 0.0)
         assert booking is not None

@@ -27,5 +27,6 @@ def test_what_the_rank_has_to_do_beyond_the_idlest_one_must_be_less_than_it_save
 
 def test_a_header_is_set_where_there_is_a_rank_to_name() -> None:
     assert rank_header("X-data-parallel-rank", 0) == ("x-data-parallel-rank", "0")
+    assert rank_header("auto", 1) == ("x-data-parallel-rank", "1")
     assert rank_header(None, 0) is None
     assert rank_header("x", None) is None
