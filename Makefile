@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow explore lint types stubs-check stubs sanitize lock clean
+.PHONY: demo test slow explore lint types stubs-check stubs sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -48,6 +48,19 @@ $(READY): requirements-dev.lock pyproject.toml
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
 sanitize: $(READY)
 	$(BIN)/python tests/sanitize.py
+
+# The container image, on the base image whose digest deploy/images.env has.
+image:
+	docker build -f deploy/Dockerfile -t kvsteer --build-arg PYTHON_IMAGE=$$(sed -n 's/^PYTHON_IMAGE=//p' deploy/images.env) $(ARGS) .
+
+# Writes the digests that the registry has today into deploy/images.env; needs docker with buildx.
+pins:
+	@set -e; while IFS= read -r line; do case $$line in \
+	  *=*@sha256:*) tag=$${line#*=}; tag=$${tag%@*}; \
+	    digest=$$(docker buildx imagetools inspect --format '{{.Manifest.Digest}}' "$$tag"); \
+	    echo "$${line%%=*}=$$tag@$$digest" ;; \
+	  *) printf '%s\n' "$$line" ;; esac; done <deploy/images.env >deploy/images.env.new
+	@mv deploy/images.env.new deploy/images.env
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
