@@ -27,6 +27,7 @@ def server_info(worker: Worker) -> Body:
         "served_model_name": settings.model,
         "page_size": settings.block_size_tokens,
         "dp_size": settings.ranks,
+        "disable_radix_cache": not settings.prefix_caching,
         "kv_events": _kv_events(worker),
     }
 

@@ -121,7 +121,7 @@ class Generator:
                 namespace=Namespace(self._adapters.get(body.model or ""), body.cache_salt),
                 session_id=request.headers.get("X-Session-ID") or body.session_id,
                 choice=choice,
-                reuse=body.prompt_logprobs is None,
+                reuse=body.prompt_logprobs is None and self._settings.prefix_caching,
             )
             jobs.append(job)
         return jobs

@@ -16,6 +16,7 @@ class WorkerCollector(Collector):
     def __init__(self, worker: Worker) -> None:
         self._engines = [rank.engine for rank in worker.ranks]
         self._model = worker.settings.model
+        self._settings = worker.settings
 
     def collect(self) -> Iterator[Metric]:
         """The metric families, each with the label `model_name`."""
@@ -30,6 +31,12 @@ class WorkerCollector(Collector):
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", queried)
         hit = sum(one.hit_tokens for one in counters)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hit)
+        settings = self._settings
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "The cache.", labels=["block_size", "enable_prefix_caching"]
+        )
+        config.add_metric([str(settings.block_size_tokens), str(settings.prefix_caching)], 1)
+        yield config
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])

@@ -62,6 +62,8 @@ class Rank:
             self.publisher.close()
 
     def _publish(self, events: Sequence[Event]) -> None:
+        if not self._settings.prefix_caching:
+            return
         if self.publisher is not None:
             self.publisher.publish(events)
         if self._drain is not None:

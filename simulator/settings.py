@@ -47,6 +47,8 @@ class Settings:
     """Where KV-cache events are published; None: nowhere. Rank r: the port + r, unless it is 0."""
     connect: bool = False
     """Publish by connecting to `events_endpoint`, where a subscriber binds."""
+    prefix_caching: bool = True
+    """Off: nothing is reused, and nothing announced."""
     replay_endpoint: str | None = "tcp://127.0.0.1:0"
     """Where published events can be asked for again; None: nowhere. Rank r: the port + r."""
     topic: str = ""

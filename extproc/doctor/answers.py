@@ -1,5 +1,6 @@
 """What workers tell over HTTP, held against the configuration."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -70,6 +71,10 @@ def _adapters(
     about: About, worker: Worker, model: Model, listed: frozenset[str]
 ) -> Iterator[Finding]:
     wanted = model.lora if worker.lora is None else worker.lora
+    strangers = sorted(listed - {*model.lora, *wanted})
+    if strangers:
+        says = f"it serves {shown(strangers)}, which `lora` does not name: requests for such an"
+        yield about.wrong("adapter-not-configured", f"{says} adapter are routed by load alone")
     missing = sorted(set(wanted) - listed)
     if not missing:
         return
@@ -109,6 +114,34 @@ def judge_block_size(
         says = f"{size} tokens by {witness}; {config.policy.block_size} are assumed until an event"
         return about.note("block size", says)
     return about.right("block size", f"{size} tokens by {witness}")
+
+
+# vLLM's /metrics: its configuration is the labels of a gauge.
+_PREFIX_CACHING = re.compile(
+    rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
+)
+
+
+class _ServerInfo(msgspec.Struct):
+    disable_radix_cache: bool = False
+
+
+def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[Finding]:
+    """Whether an engine says that it keeps no prefixes.
+
+    metrics: vLLM's answer to /metrics. info: SGLang's to /server_info; both empty where not told.
+    """
+    found = _PREFIX_CACHING.search(metrics)
+    if found and found[1] == b"False":
+        says = "the engine's prefix cache is off (/metrics): it reuses nothing"
+        yield about.wrong("prefix-caching-off", says)
+    try:
+        is_off = msgspec.json.decode(info, type=_ServerInfo).disable_radix_cache
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        is_off = False
+    if is_off:
+        says = "the engine's prefix cache is off (/server_info): it reuses nothing"
+        yield about.wrong("prefix-caching-off", says)
 
 
 class Told(NamedTuple):

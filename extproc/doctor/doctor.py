@@ -17,6 +17,7 @@ from extproc.doctor import (
     tls_visit,
     token_visit,
 )
+from extproc.doctor.feed_places import Telling, judge_swapped
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.means import Means
 from extproc.doctor.web_client import WebClient
@@ -45,32 +46,40 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
         means = Means(config, web, tokenizers, seconds, probes)
         fleet, discovered = await sources_visit.visit(config, seconds)
         turns = asyncio.Semaphore(MAX_WORKERS)
+        tellings: list[Telling] = []
         found = await asyncio.gather(
             _bounded(
                 About(f"envoy {config.envoy.admin}"),
                 envoy_visit.visit(means, fleet),
                 seconds,
             ),
-            *(_in_turn(means, one, turns) for one in fleet),
+            *(_in_turn(means, one, turns, tellings) for one in fleet),
         )
     about = About("configuration")
     doubted = (about.note("configuration", doubt) for doubt in doubts(config, os.path.exists))
-    return [*doubted, *findings, *discovered, *(finding for part in found for finding in part)]
+    looked_at = (finding for part in found for finding in part)
+    return [*doubted, *findings, *discovered, *looked_at, *judge_swapped(tellings)]
 
 
-async def _in_turn(means: Means, found: Found, turns: asyncio.Semaphore) -> Sequence[Finding]:
+async def _in_turn(
+    means: Means, found: Found, turns: asyncio.Semaphore, tellings: list[Telling]
+) -> Sequence[Finding]:
+    """Looks at one worker. tellings: gets what it says of its feed."""
     about = About(f"worker {found.worker.endpoint}")
     if found.excluded:
         return [about.note("discovery", f"not looked at: it takes no requests: {found.excluded}")]
     async with turns:
         try:
-            return await _worker(means, found.worker, about)
+            return await _worker(means, found.worker, about, tellings)
         except Exception as error:  # noqa: BLE001 - as below
             return [_failed(about, error)]
 
 
-async def _worker(means: Means, worker: Worker, about: About) -> Sequence[Finding]:
+async def _worker(
+    means: Means, worker: Worker, about: About, tellings: list[Telling]
+) -> Sequence[Finding]:
     visited = await http_visit.visit(means, worker, about)
+    tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.told))
     parts = [feed_visit.visit(means, worker, visited, about)]
     if visited.is_there:
         parts.append(token_visit.visit(means, worker, visited, about))

@@ -29,6 +29,12 @@ FAULTS = {
     "adapter-not-served": Fault(
         "models", "load the adapter in the engine, or take it out of `lora` for this worker"
     ),
+    "adapter-not-configured": Fault(
+        "models", "add the adapter to `models[].lora`, or unload it from the engine"
+    ),
+    "prefix-caching-off": Fault(
+        "events", "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
+    ),
     "clock-skew": Fault("clock", "synchronize the clocks (NTP): a feed's lag is measured by them"),
     "block-size": Fault(
         "block size", "set `workers[].block_size` to the engine's, or leave it out"
@@ -49,6 +55,7 @@ FAULTS = {
         "feed", "correct the port in `events.zmq`: this may be the replay's, or another rank's"
     ),
     "feed-secured": Fault("feed", "switch ZMQ security off: the engines' feeds have none"),
+    "feed-swapped": Fault("feed", "give each worker the ports of its own feed in `events.zmq`"),
     "feed-lost": Fault("feed", "read the engine's log; too many subscribers, or a proxy between?"),
     "feed-unreadable": Fault(
         "feed", "correct `events`: what is published there are no KV-cache events"
@@ -75,6 +82,7 @@ FAULTS = {
     ),
     "replay-not-zmq": Fault("replay", "correct the port in `events.replay`"),
     "replay-wrong-socket": Fault("replay", "correct the port in `events.replay`"),
+    "replay-swapped": Fault("replay", "give each worker its own port in `events.replay`"),
     "replay-silent": Fault(
         "replay", "restart the engine; correct `events.replay` if it is another's"
     ),

@@ -1,6 +1,7 @@
 """Who answers at the ports of a ZMQ feed, held against the configuration and the worker's word."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from extproc.doctor.answers import Told
 from extproc.doctor.findings import About, Finding
@@ -31,6 +32,54 @@ def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) ->
     if sources[0].replay is None and told.sources[0].replay is not None:
         says = f"none is configured; the worker has one at {told.sources[0].replay}"
         yield about.wrong("replay-unused", says)
+
+
+class Telling(NamedTuple):
+    """A worker, the places of its feed as they are configured, and what it says of them itself."""
+
+    worker: str
+    sources: Sequence[ZmqSource]
+    told: Told | None
+
+
+def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
+    """Whether the places of one worker's feed are those that another one has by its own word.
+
+    A place that nobody names may be right all the same: ports can be mapped between.
+    """
+    feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
+    for one in fleet:
+        about = About(f"worker {one.worker}")
+        for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
+            owner = feeds.get(ours.events, one.worker)
+            if owner != one.worker:
+                says = f"{ours.events} is the feed of worker {owner}, by that worker's own word"
+                says += f"; this one publishes at {theirs.events}"
+                yield about.wrong("feed-swapped", says)
+            elif not ours.binds and _port(ours.events) != _port(theirs.events):
+                says = f"{ours.events} is configured; the worker says {theirs.events}"
+                yield about.note("feed", f"{says}: right only if the ports are mapped or relayed")
+            owner = replays.get(ours.replay or "", one.worker)
+            if owner != one.worker:
+                says = f"{ours.replay} is the replay of worker {owner}, by that worker's own word"
+                says += f"; this one's is {theirs.replay or 'nowhere'}"
+                yield about.wrong("replay-swapped", says)
+
+
+def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
+    """The worker that names a place as its own, by place; without those that several name."""
+    owners: dict[str, str] = {}
+    shared: set[str] = set()
+    for one in fleet:
+        for source in one.told.sources if one.told else ():
+            place = getattr(source, what)
+            if place is not None and owners.setdefault(place, one.worker) != one.worker:
+                shared.add(place)
+    return {place: name for place, name in owners.items() if place not in shared}
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
 
 
 def judge_places(
@@ -85,6 +134,6 @@ def _hint(endpoint: str, told: Told | None, rank: int) -> str:
     if told is None or rank >= len(told.sources):
         return ""
     theirs = told.sources[rank].events
-    if theirs.rpartition(":")[2] == endpoint.rpartition(":")[2]:
+    if _port(theirs) == _port(endpoint):
         return ""
     return f"; the worker says that it publishes at {theirs}"

@@ -1,7 +1,7 @@
 """A worker's feed, whichever transport it has."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from extproc.config import AUTO, Worker, WorkerEvents
 from extproc.doctor import listening, zmq_visit
@@ -12,7 +12,7 @@ from extproc.doctor.listening import Listener
 from extproc.doctor.means import Means
 from extproc.doctor.probed_feed import judge_probe, judge_sizes
 from extproc.workers.feed_sources import configured
-from kvstate.feeds.feed_sources import DrainSource, GrpcSource
+from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 
 _OFF = "`events.enabled` is false: requests are routed by load and by what was sent where"
 
@@ -34,6 +34,14 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
     says = "none are configured: it is routed by what was sent there before, and by load"
     told = f"; it publishes at {sources[0].events}" if sources else ""
     return [about.note("events", says + told)]
+
+
+def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
+    """Where a worker's feed is by the configuration, rank by rank; none if that names no ports."""
+    if not isinstance(worker.events, WorkerEvents):
+        return ()
+    source = configured(worker.events)
+    return () if isinstance(source, GrpcSource | DrainSource) else source
 
 
 async def _configured(

@@ -21,7 +21,8 @@ ENOUGH_TOKENS = 8
 class Heard:
     """What one rank's transport signalled, summed up.
 
-    is_live: messages carry the publisher's own time, and come as they are published.
+    is_live: messages carry the publisher's own time, and come as they are published. provoked: the
+    tokens of a request whose blocks were heard here, and the first batch that may have them.
     """
 
     def __init__(self, rank: int, *, is_live: bool) -> None:
@@ -32,7 +33,9 @@ class Heard:
         self.lost = ""
         self.batches = 0
         self.unreadable = 0
+        self.first_sequence: int | None = None
         self.last_sequence: int | None = None
+        self.provoked: tuple[Tokens, int] | None = None
         self.missing = 0
         self.ahead_seconds: float | None = None
         self.block_sizes: set[int] = set()
@@ -65,6 +68,8 @@ class Heard:
         if self.last_sequence is not None and sequence > self.last_sequence + 1:
             self.missing += sequence - self.last_sequence - 1
         self.last_sequence = sequence
+        if self.first_sequence is None:
+            self.first_sequence = sequence
         if isinstance(body, bytes):
             self._bytes += len(body)
         try:

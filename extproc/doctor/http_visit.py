@@ -15,6 +15,7 @@ from extproc.workers import learned
 from extproc.workers.feed_sources import PATHS
 
 HEALTH = "/health"
+METRICS = "/metrics"
 
 
 class Visited(NamedTuple):
@@ -51,14 +52,18 @@ async def visit(means: Means, worker: Worker, about: About) -> Visited:
     if health.ahead_seconds is not None:
         witness = "the Date of its answers"
         findings.append(answers.judge_clock(about, health.ahead_seconds, witness))
-    models, *listings = await asyncio.gather(
-        *(means.web.get(f"http://{worker.endpoint}{path}") for path in (learned.MODELS, *PATHS))
+    asked = (learned.MODELS, METRICS, *PATHS)
+    models, metrics, *listings = await asyncio.gather(
+        *(means.web.get(f"http://{worker.endpoint}{path}") for path in asked)
     )
     served = answers.served(models.body) if models.is_ok else None
     if served is None:
         findings.append(about.wrong("answer-unreadable", _unread(learned.MODELS, models)))
     else:
         findings += answers.judge_models(about, means.config, worker, served)
+    info = next((one.body for one in listings[1:] if one.is_ok), b"")
+    told_metrics = metrics.body if metrics.is_ok else b""
+    findings += answers.judge_prefix_caching(about, told_metrics, info)
     findings += _block_size(means, worker, about, listings)
     model = answers.model_served(means.config, worker, served or Served((), frozenset()))
     return Visited(

@@ -93,11 +93,13 @@ def connected(source: GrpcSource | DrainSource) -> list[Listener]:
     return [Listener(rank, one, is_live=False) for rank, one in enumerate(transports)]
 
 
-async def replayed(source: ZmqSource, start: int, seconds: float) -> tuple[list[int], str]:
+async def replayed(
+    source: ZmqSource, start: int, seconds: float, heard: Heard | None = None
+) -> tuple[list[int], str]:
     """The numbers of the batches that a replay gives; why it did not come to its end, "" if it did.
 
     start: the first number that is asked for. seconds: for each batch, not for all: a full buffer
-    takes as long as it takes.
+    takes as long as it takes. heard: takes in what comes.
     """
     transport = ZmqTransport(source)
     numbers: list[int] = []
@@ -106,6 +108,8 @@ async def replayed(source: ZmqSource, start: int, seconds: float) -> tuple[list[
         async with asyncio.timeout(seconds) as patience, asyncio.timeout(MAX_REPLAY_SECONDS):
             async for batch in transport.replay(start):
                 numbers.append(getattr(batch, "sequence", start))
+                if heard is not None and isinstance(batch, Batch):
+                    heard.take(batch.sequence, batch.body, time.time())
                 patience.reschedule(now() + seconds)
                 await asyncio.sleep(0)  # nor must a replay
     except TimeoutError:

@@ -55,6 +55,7 @@ async def probe(
         text = " ".join(f"{random.getrandbits(32):08x}" for _ in range(WORDS))
         tokens, by_engine = await _tokens(means, worker, visited, text)
         before = sum(one.heard.batches for one in listeners)
+        last = [one.heard.last_sequence for one in listeners]
         refused = await _send(means, worker, visited, text, rank)
         if refused:
             return Probed(refused=refused)
@@ -62,8 +63,21 @@ async def probe(
         elsewhere = sum(one.heard.batches for one in listeners) > before
         probed = Probed("", heard, by_engine, elsewhere)
         if heard:
+            _note(listeners, tokens, last)
             break
     return probed
+
+
+def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[int | None]) -> None:
+    """Notes with the feed that announced a prompt where it did.
+
+    last: of each feed, the last batch before the prompt was sent.
+    """
+    for one, before in zip(listeners, last, strict=True):
+        heard = one.heard
+        if tokens is not None and heard.holds(tokens):
+            since = heard.first_sequence if before is None else before + 1
+            heard.provoked = (tokens, since or 0)
 
 
 async def _send(means: Means, worker: Worker, visited: Visited, text: str, rank: int | None) -> str:

@@ -25,12 +25,12 @@ async def judge_probe(
         if probed.refused:
             return [about.wrong("probe-refused", probed.refused)]
         if not probed.heard and probed.elsewhere and not probed.by_engine:
-            says = f"after a request{where} blocks were stored, none with our tokens of it"
+            says = f"after a test request{where} blocks were stored, none of them with our tokens"
             return [about.wrong("tokens-differ", says)]
         if not probed.heard:
-            says = f"a request{where} was answered, and its blocks were not told of"
+            says = f"a test request{where} was answered, and the feed did not announce its blocks"
             return [about.wrong("feed-silent", says)]
-    return [about.right("probe", "the blocks of a request were told of")]
+    return [about.right("probe", "the engine published the blocks of a test request")]
 
 
 def judge_sizes(

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from extproc.config import RemoteTokenizer, Worker
 from extproc.doctor.findings import About, Finding
@@ -16,7 +18,38 @@ from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Tokens
 
-_CHAT = {"messages": [{"role": "user", "content": TEXTS[0]}]}
+_USER = {"role": "user", "content": TEXTS[0]}
+_SYSTEM = {"role": "system", "content": "Answer briefly, in the words of the question."}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {
+            "type": "object",
+            "properties": {"word": {"type": "string"}},
+            "required": ["word"],
+        },
+    },
+}
+
+# What templates treat each in a way of its own. By name: the fields of the request.
+CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
+    "a conversation": {"messages": [_USER]},
+    "a conversation with a system turn": {"messages": [_SYSTEM, _USER]},
+    "a conversation of several turns": {
+        "messages": [_USER, {"role": "assistant", "content": TEXTS[2]}, _USER]
+    },
+    "a conversation with tools": {"messages": [_USER], "tools": [_TOOL]},
+    "a conversation that thinks": {
+        "messages": [_USER],
+        "chat_template_kwargs": {"enable_thinking": True},
+    },
+    "a conversation that does not think": {
+        "messages": [_USER],
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+}
 
 
 async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
@@ -36,13 +69,20 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
         if isinstance(theirs, str):
             return [about.note("tokens", f"not compared: {theirs}")]
         claims.append((repr(text[:20]), theirs, await _ours(tokenizer, Text(text))))
-    theirs = await engine_tokens(means, worker, visited, _chat())
-    if not isinstance(theirs, str):  # SGLang takes no conversations
+    found: list[Finding] = []
+    for what, fields in CONVERSATIONS.items():
+        prompt = _chat(fields)
+        theirs = await engine_tokens(means, worker, visited, prompt)
+        if isinstance(theirs, str):
+            if not found and len(claims) == len(TEXTS):
+                break  # SGLang takes no conversations
+            found.append(about.note("tokens", f"{what} is not compared: {theirs}"))
+            continue
         try:
-            claims.append(("a conversation", theirs, await _ours(tokenizer, _chat())))
+            claims.append((what, theirs, await _ours(tokenizer, prompt)))
         except RequestError as error:
-            return [about.note("tokens", f"conversations are not keyed: {error.reason}")]
-    return [judge_tokens(about, claims, PATH)]
+            found.append(about.note("tokens", f"{what} is not keyed: {error.reason}"))
+    return [judge_tokens(about, claims, PATH), *found]
 
 
 async def engine_tokens(
@@ -80,8 +120,8 @@ async def _remote(
     return findings
 
 
-def _chat() -> Chat:
-    (prompt,) = parse(CHAT_PATH, json.dumps(_CHAT).encode()).prompts
+def _chat(fields: Mapping[str, Any] = CONVERSATIONS["a conversation"]) -> Chat:
+    (prompt,) = parse(CHAT_PATH, json.dumps(fields).encode()).prompts
     assert isinstance(prompt, Chat)  # noqa: S101 - of what is written above
     return prompt
 

@@ -10,15 +10,18 @@ from extproc.doctor import feed_places, listening
 from extproc.doctor.feed_places import Looks
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.greeting import greeted
-from extproc.doctor.heard import judge_heard
+from extproc.doctor.heard import Heard, judge_heard
 from extproc.doctor.http_visit import Visited
 from extproc.doctor.listening import BEYOND_ALL, Listener, replayed
 from extproc.doctor.means import Means
 from extproc.doctor.probed_feed import judge_probe, judge_sizes
+from kvstate.events import Tokens
 from kvstate.feeds.feed_sources import ZmqSource
 
 # How long a feed is listened to where nothing is provoked.
 LISTEN_SECONDS = 2.0
+
+Provoked = tuple[Tokens, int]  # as in Heard
 
 
 async def visit(
@@ -35,9 +38,11 @@ async def visit(
     there = {
         rank: one for rank, one in enumerate(sources) if feed_places.is_publisher(looks[one.events])
     }
+    heard: list[Heard] = []
     if there:
-        findings += await _listened(means, worker, visited, there, about)
-    return [*findings, *await _replays(means, sources, looks, about)]
+        findings += await _listened(means, worker, visited, there, about, heard)
+    provoked = {one.rank: one.provoked for one in heard if one.provoked is not None}
+    return [*findings, *await _replays(means, sources, looks, provoked, about)]
 
 
 async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
@@ -47,11 +52,20 @@ async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
 
 
 async def _listened(
-    means: Means, worker: Worker, visited: Visited, sources: Mapping[int, ZmqSource], about: About
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    sources: Mapping[int, ZmqSource],
+    about: About,
+    heard: list[Heard],
 ) -> list[Finding]:
-    """Listens to the topic, and beside it to all, which shows what goes out under another."""
+    """Listens to the topic, and beside it to all, which shows what goes out under another.
+
+    heard: gets what was heard of each rank.
+    """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
     ours = listening.subscribed(sources)
+    heard += (one.heard for one in ours)
     others = [] if sources == all_topics else listening.subscribed(all_topics)
     try:
         return await _heard(means, worker, visited, (ours, others), about)
@@ -92,20 +106,28 @@ async def _heard(
 
 
 async def _replays(
-    means: Means, sources: Sequence[ZmqSource], looks: Looks, about: About
+    means: Means,
+    sources: Sequence[ZmqSource],
+    looks: Looks,
+    provoked: Mapping[int, Provoked],
+    about: About,
 ) -> list[Finding]:
-    asked = [
-        one
-        for one in sources
+    asked = {
+        rank: one
+        for rank, one in enumerate(sources)
         if one.replay is not None and feed_places.is_replayer(looks[one.replay])
-    ]
+    }
     if not any(one.replay for one in sources):
         return [about.note("replay", "none is configured: what is lost on the way stays unknown")]
-    found = await asyncio.gather(*(_replay(means, one, about) for one in asked))
+    found = await asyncio.gather(
+        *(_replay(means, one, provoked.get(rank), about) for rank, one in asked.items())
+    )
     return [finding for finding in found if finding is not None]
 
 
-async def _replay(means: Means, source: ZmqSource, about: About) -> Finding | None:
+async def _replay(
+    means: Means, source: ZmqSource, provoked: Provoked | None, about: About
+) -> Finding | None:
     """Asks for the end of a replay; where probes are allowed, for all of it."""
     start = 0 if means.probes else BEYOND_ALL
     numbers, fault = await replayed(source, start, means.seconds)
@@ -114,7 +136,18 @@ async def _replay(means: Means, source: ZmqSource, about: About) -> Finding | No
         return about.wrong("replay-truncated", says)
     if fault:
         return about.wrong("replay-silent", f"{source.replay}: {fault}")
+    if provoked is not None and not await _has(source, provoked, means.seconds):
+        says = f"{source.replay}: its replay lacks the test request that the feed announced"
+        return about.wrong("replay-swapped", says)
     if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
         says = f"{source.replay}: {len(numbers)} batches between {numbers[0]} and {numbers[-1]}"
         return about.wrong("replay-truncated", says)
     return about.right("replay", f"{source.replay} answers")
+
+
+async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
+    """Whether a replay has the blocks that were heard on the feed."""
+    tokens, since = provoked
+    heard = Heard(0, is_live=False)
+    await replayed(source, since, seconds, heard)
+    return heard.holds(tokens)

@@ -186,6 +186,7 @@ async def test_metrics_have_vllms_names(client: Client) -> None:
         "vllm:kv_cache_usage_perc": 0,
         "vllm:prefix_cache_queries_total": 34,
         "vllm:prefix_cache_hits_total": 16,
+        'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"}': 1,
     }
 
 

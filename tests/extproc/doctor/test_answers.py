@@ -9,6 +9,7 @@ from extproc.doctor.answers import (
     judge_block_size,
     judge_clock,
     judge_models,
+    judge_prefix_caching,
     model_served,
     served,
     told_sources,
@@ -63,7 +64,8 @@ def test_adapters_that_are_not_listed_are_missing_where_any_are() -> None:
     assert judged(ONE, of("a"))[-1].verdict is Verdict.NOTE
     assert judged(ONE, of("a", adapters=("y",)))[-1].code == "adapter-not-served"
     assert judged(ONE, of("a"), lora=("y",))[-1].code == "adapter-not-served"
-    assert len(judged(ONE, of("a", "org/a", adapters=("y",)), learn=True)) == 1
+    found = judged(ONE, of("a", "org/a", adapters=("y",)), learn=True)
+    assert [one.code for one in found] == ["", "adapter-not-configured"]
 
 
 def test_a_worker_without_adapters_misses_none() -> None:
@@ -101,3 +103,26 @@ def test_a_feed_is_told_off_or_not_spoken_of() -> None:
     assert off is not None
     assert off.sources == ()
     assert told_sources("/server_info", b'{"page_size": 1}', "h") is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "info", "codes"),
+    [
+        (b"", b"", []),
+        (b'vllm:cache_config_info{a="b",enable_prefix_caching="True"} 1.0', b"", []),
+        (
+            b'# x\nvllm:cache_config_info{a="b",enable_prefix_caching="False",c="d"} 1.0',
+            b"",
+            ["prefix-caching-off"],
+        ),
+        (b'other{enable_prefix_caching="False"} 1.0', b'{"disable_radix_cache": false}', []),
+        (b"\xff", b'{"disable_radix_cache": true}', ["prefix-caching-off"]),
+        (b"", b"[" * 100_000, []),
+        (b"", b'{"disable_radix_cache": 7}', []),
+    ],
+)
+def test_an_engine_that_keeps_no_prefixes_says_so(
+    metrics: bytes, info: bytes, codes: list[str]
+) -> None:
+    found = judge_prefix_caching(About("worker"), metrics, info)
+    assert [one.code for one in found] == codes

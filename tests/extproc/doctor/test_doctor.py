@@ -177,6 +177,67 @@ async def test_a_feed_of_another_worker_is_found() -> None:
         assert await codes_of(wrong, probes=True, seconds=SILENT_SECONDS) == {"feed-silent"}
 
 
+async def test_feeds_and_replays_that_are_swapped_between_workers_are_found() -> None:
+    async with one_worker() as (_, one), one_worker() as (_, two):
+        assert not await codes_of(one, two)
+        swapped = replace(one, events=two.events), replace(two, events=one.events)
+        found = [one for one in await findings_of(*swapped) if one.code]
+        assert [each.code for each in found] == ["feed-swapped", "replay-swapped"] * 2
+        assert f"is the feed of worker {two.endpoint}" in found[0].says
+        assert isinstance(one.events, WorkerEvents)
+        assert isinstance(two.events, WorkerEvents)
+        ours = with_events(one, replay=two.events.replay)
+        assert await codes_of(ours, two) == {"replay-swapped"}
+
+
+async def test_a_replay_of_a_worker_that_does_not_tell_is_found_by_a_probe() -> None:
+    async with (
+        one_worker(dialect="vllm-0.24") as (_, one),
+        one_worker(dialect="vllm-0.24") as (_, two),
+    ):
+        assert not await codes_of(one, two, probes=True)
+        assert isinstance(two.events, WorkerEvents)
+        wrong = with_events(one, replay=two.events.replay)
+        assert await codes_of(wrong, probes=True) == {"replay-swapped"}
+
+
+async def test_an_adapter_that_is_served_and_not_configured_is_found() -> None:
+    async with one_worker(loras=("a", "b")) as (_, worker):
+        assert await codes_of(worker) == {"adapter-not-configured"}
+        models = (replace(MODEL, lora=("a", "b")),)
+        assert not await codes_of(worker, models=models)
+
+
+@pytest.mark.parametrize("dialect", ["vllm-0.32", "sglang-0.5.22"])
+async def test_an_engine_that_keeps_no_prefixes_is_found_without_a_probe(dialect: str) -> None:
+    async with one_worker(dialect=dialect, prefix_caching=False) as (_, worker):
+        assert await codes_of(worker) == {"prefix-caching-off"}
+
+
+# What an engine's template may do otherwise, as the tiny model's with one thing more.
+OTHER_TEMPLATES = {
+    "with a system turn": "{% if messages[0]['role'] == 'system' %}x{% endif %}",
+    "of several turns": "{% if messages | length > 2 %}x{% endif %}",
+    "with tools": "{% if tools %}x{% endif %}",
+    "that thinks": "{% if enable_thinking is defined and enable_thinking %}x{% endif %}",
+    "that does not think": "{% if enable_thinking | default(true) == false %}x{% endif %}",
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_TEMPLATES)
+async def test_a_template_that_differs_for_one_kind_of_conversation_is_found(
+    kind: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(TINY_MODEL, copy)
+    template = copy / "chat_template.jinja"
+    template.write_text(OTHER_TEMPLATES[kind] + template.read_text())
+    async with one_worker(model_dir=copy) as (_, worker):
+        (fault,) = [one for one in await findings_of(worker) if one.code]
+    assert fault.code == "tokens-differ"
+    assert f"a conversation {kind}, token" in fault.says
+
+
 @pytest.mark.parametrize(
     ("fault", "probes", "code"),
     [

@@ -1,9 +1,11 @@
 from extproc.doctor.answers import Told
 from extproc.doctor.feed_places import (
+    Telling,
     is_publisher,
     is_replayer,
     judge_places,
     judge_replays,
+    judge_swapped,
     judge_told,
 )
 from extproc.doctor.findings import About
@@ -77,3 +79,41 @@ def test_a_socket_that_does_not_say_its_kind_may_be_either() -> None:
     assert is_replayer(silent)
     assert not is_publisher(ROUTER)
     assert not is_replayer(PUB)
+
+
+A, B = ZmqSource("tcp://h:1", "tcp://h:2", ""), ZmqSource("tcp://h:3", "tcp://h:4", "")
+
+
+def telling(worker: str, ours: ZmqSource, theirs: ZmqSource | None) -> Telling:
+    told = None if theirs is None else Told((theirs,), "/kv_event_sources")
+    return Telling(worker, (ours,), told)
+
+
+def swaps(*fleet: Telling) -> list[tuple[str, str]]:
+    return [(one.subject, one.code) for one in judge_swapped(fleet)]
+
+
+def test_a_place_that_another_worker_names_as_its_own_is_swapped() -> None:
+    assert swaps(telling("a", A, A), telling("b", B, B)) == []
+    assert swaps(telling("a", B, A), telling("b", A, B)) == [
+        ("worker a", "feed-swapped"),
+        ("worker a", "replay-swapped"),
+        ("worker b", "feed-swapped"),
+        ("worker b", "replay-swapped"),
+    ]
+
+
+def test_of_a_worker_that_does_not_tell_nothing_is_said() -> None:
+    assert swaps(telling("a", B, None), telling("b", B, B)) == []
+
+
+def test_a_place_that_several_workers_name_is_nobodys() -> None:
+    assert swaps(telling("a", A, A), telling("b", A, A)) == []
+
+
+def test_a_place_that_nobody_names_may_be_mapped() -> None:
+    assert swaps(telling("a", B, A)) == [("worker a", "")]
+    binds = ZmqSource("tcp://h:3", None, "", binds=True)
+    assert swaps(telling("a", binds, A)) == []
+    on_another_host = ZmqSource("tcp://name:1", None, "")
+    assert swaps(telling("a", on_another_host, A)) == []
