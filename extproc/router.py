@@ -19,7 +19,7 @@ from extproc.picking.decision import Decision, Query
 from extproc.picking.decision_log import DecisionLog
 from extproc.picking.explain import explanation
 from extproc.picking.load import Booking, Load
-from extproc.picking.placing import Placing
+from extproc.picking.placing import FIRST_FAILURE, Placing
 from extproc.queries import Asked, Queries
 from extproc.requests.request import NOT_INFERENCE, why_unkeyed
 from extproc.serving.stream import Ask, Head
@@ -109,8 +109,8 @@ class Router:
         self._show(decision, asked.query)
         # last: what fails before it leaves no load behind that nobody would release
         booking = self.placing.book(decision, now)
-        if booking is not None and asked.is_tokenized:
-            self._watch(decision, asked.query, booking)
+        if booking is not None and asked.query.prompts:
+            self._watch(decision, asked, booking)
         if booking is not None and self._compares and asked.query.sole is not None:
             self._compared[booking] = asked.query.sole
         return Routed(decision, booking)
@@ -154,6 +154,8 @@ class Router:
 
     def answered(self, booking: Booking, status: int, served: str) -> None:
         """A response began; served: the endpoint that sent it, "" where that is not told."""
+        if status >= FIRST_FAILURE and (watched := self._watched.pop(booking, None)):
+            self._workers.checks.refused(watched)
         seconds = self.placing.answered(booking, status, served, self._monotonic())
         if seconds:
             log.warning(
@@ -213,13 +215,14 @@ class Router:
         if watched is not None:
             self._workers.checks.ended(watched)
 
-    def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
+    def _watch(self, decision: Decision, asked: Asked, booking: Booking) -> None:
         """Has the engine's tokens for a request compared with ours, if they may tell something."""
-        if len(query.prompts) != 1:
-            return
+        prompts, checks, watched = asked.query.prompts, self._workers.checks, None
         try:
-            overlap = decision.held[0].get(decision.worker)
-            watched = self._workers.checks.watch(decision.worker, query.prompts[0], overlap)
+            checks.placed(decision.worker, prompts)
+            if asked.is_tokenized and len(prompts) == 1:
+                overlap = decision.held[0].get(decision.worker)
+                watched = checks.watch(decision.worker, prompts[0], overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already
             tell_fault("self-check failed with %s", error)
             return

@@ -22,6 +22,9 @@ RUN_TOKENS = 8
 # Our own runs that must be found again.
 MIN_RUNS = 4
 
+# Places in a prompt where what was stored may lie.
+MAX_TRIES = 32
+
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _POWERS = np.array(
     [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))], np.uint64
@@ -77,11 +80,13 @@ class Difference(NamedTuple):
 
     engines: None where the engine's tokens are shifted against ours and the place of the shift
     was not seen; the position is then that of the first block which the engine does not hold.
+    in_chain: the place in what the engine stored.
     """
 
     position: int
     ours: int
     engines: int | None
+    in_chain: int = 0
 
 
 def is_stored(asked: Asked, chain: Chain) -> bool:
@@ -137,6 +142,26 @@ def difference(asked: Asked, growth: Growth) -> Difference | None:
     return _behind(found, chain, offset) if offset >= 0 else None
 
 
+def explains(tokens: Tokens, chain: Chain, found: Difference) -> bool:
+    """Whether a chain is another prompt's: the same beyond the difference, as far as both go.
+
+    tokens: of a prompt that was placed there too. Where it could lie in more places than can be
+    tried, it is taken to explain the chain.
+    """
+    stored, least = chain.tokens, found.in_chain + 1
+    tries = 0
+    for offset in range(0, 1 if chain.is_rooted else len(tokens), chain.block_size):
+        both = min(len(tokens) - offset, len(stored))
+        if both < least:
+            return False
+        if tokens[offset] != stored[0] or tokens[offset + least - 1] != stored[least - 1]:
+            continue
+        tries += 1
+        if tries > MAX_TRIES or tokens[offset : offset + both] == stored[:both]:
+            return True
+    return False
+
+
 def _may_be_of(asked: Asked, chain: Chain) -> bool:
     """Whether the namespaces agree; an adapter's number does not tell its name."""
     if chain.lora != asked.prompt.lora:
@@ -177,7 +202,7 @@ def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
     equal = _equal_tokens(ours, chain.tokens)
     if equal == min(len(ours), len(chain.tokens)) or not found.is_ours_after(start + equal):
         return None
-    return Difference(start + equal, ours[equal], chain.tokens[equal])
+    return Difference(start + equal, ours[equal], chain.tokens[equal], equal)
 
 
 def _equal_tokens(one: Tokens, other: Tokens) -> int:

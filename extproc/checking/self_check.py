@@ -5,27 +5,31 @@ Some requests are watched. Each ends as one of three:
 - matched: the engine stored our blocks for it;
 - mismatched: it did not, though it has computed the request: what it stored holds the request's own
   tokens and differs from ours at a named position;
-- without evidence: everything else. Retried and aborted requests, short prompts, prompts that were
-  cached already, and workers that cache nothing store nothing that could tell.
+- without evidence: everything else. What another request explains that was placed there, whoever
+  tokenized it, is none; nor is a request that the worker refused. Retried and aborted requests,
+  short prompts, prompts that were cached already, and workers that cache nothing store nothing that
+  could tell.
 
 A worker with 3 mismatches among its last 8 checked requests is distrusted, until 6 in a row match.
 Time is an argument: seconds of one monotonic clock.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from extproc.checking.chains import Chains, Growth
+from extproc.checking.chains import Chain, Chains, Growth
 from extproc.checking.evidence import (
     Asked,
     Difference,
     difference,
+    explains,
     holds_own,
     is_stored,
     runs_of,
 )
-from kvstate.events import AllCleared, BlocksStored, Event
+from kvstate.events import AllCleared, BlocksStored, Event, Tokens
 
 # So many of the last checked requests must differ before a worker is distrusted, and so many must
 # match in a row before it is trusted again: more, since prompts of some forms only may differ.
@@ -50,6 +54,39 @@ MAX_PROMPT_TOKENS = 16_384
 
 # Chains that may be about one request.
 MAX_CHAINS = 8
+
+# What is remembered of prompts that were placed on a worker while it is watched, in tokens: so many
+# that no engine computes them while one request is watched.
+MAX_PLACED_TOKENS = 1 << 20
+
+
+class Placed:
+    """Prompts that were placed on a worker lately, watched or not: what is stored may be theirs."""
+
+    def __init__(self) -> None:
+        self._prompts: deque[tuple[float, Tokens]] = deque()
+        self._tokens = 0
+        self._forgot_at = -math.inf
+
+    def add(self, tokens: Tokens, now: float) -> None:
+        """One more was placed; the oldest are forgotten where they are too many or too old."""
+        self._prompts.append((now, tokens))
+        self._tokens += len(tokens)
+        oldest_at = now - 2 * MAX_WATCH_SECONDS
+        while self._tokens > MAX_PLACED_TOKENS or self._prompts[0][0] < oldest_at:
+            self._forgot_at, oldest = self._prompts.popleft()
+            self._tokens -= len(oldest)
+            if not self._prompts:
+                return
+
+    def may_explain(self, chain: Chain, found: Difference, since: float) -> bool:
+        """Whether a chain may be another's than the prompt from which it differs.
+
+        since: when that was placed. What was placed after it and is forgotten may be anything.
+        """
+        if self._forgot_at >= since:
+            return True
+        return any(explains(tokens, chain, found) for _, tokens in self._prompts)
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +125,7 @@ class WorkerCheck:
     def __init__(self) -> None:
         self.result = Result()
         self.pending: list[Watched] = []
+        self.placed = Placed()
         self._chains: dict[int, Chains] = {}
         self._last: deque[bool] = deque(maxlen=LAST_CHECKED)  # whether it matched
         self._unsuspicious = 0  # checks in a row that ended otherwise than mismatched
@@ -135,7 +173,7 @@ class WorkerCheck:
         if is_held:
             self._matched(watched)
             return
-        proofs = (difference(watched.asked, growth) for growth in watched.grown.values())
+        proofs = (self._proof(watched, growth) for growth in watched.grown.values())
         proof = next((proof for proof in proofs if proof is not None), None)
         if proof is None:
             self.give_up(watched)
@@ -157,6 +195,13 @@ class WorkerCheck:
     def forget_chains(self) -> None:
         """Frees what was heard; who listens again begins anew."""
         self._chains.clear()
+
+    def _proof(self, watched: Watched, growth: Growth) -> Difference | None:
+        """Where what was stored differs from a prompt, if it can be nobody else's."""
+        found = difference(watched.asked, growth)
+        if found and self.placed.may_explain(growth.chain, found, watched.started_at):
+            return None
+        return found
 
     def _grow(self, growth: Growth) -> None:
         name = id(growth.chain)

@@ -3,11 +3,17 @@
 import logging
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from extproc.checking.evidence import Asked, usable_tokens
-from extproc.checking.self_check import MAX_PROMPT_TOKENS, Result, Watched, WorkerCheck
+from extproc.checking.self_check import (
+    MAX_PROMPT_TOKENS,
+    Placed,
+    Result,
+    Watched,
+    WorkerCheck,
+)
 from kvstate.events import EventBatch, Tokens
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.sink import Body
@@ -30,6 +36,10 @@ MAX_REMEMBERED = 16
 # own.
 REFERENCES = 8
 
+# Prompts placed lately, over the whole fleet: a worker may still compute one when it is begun to be
+# listened to.
+LATELY_PLACED = 512
+
 
 class SelfCheck:
     """The self-check of all workers.
@@ -45,6 +55,16 @@ class SelfCheck:
         self._remembered: OrderedDict[str, None] = OrderedDict()  # listened to before, lately last
         self._distrusted: set[str] = set()
         self._references: dict[str, deque[Tokens]] = {}  # by model
+        self._lately: deque[tuple[float, str, Tokens]] = deque(maxlen=LATELY_PLACED)
+
+    def placed(self, worker: str, prompts: Sequence[Prompt]) -> None:
+        """Notes what goes to a worker, watched or not: what it stores next may be of that."""
+        now = self._monotonic()
+        for prompt in prompts:
+            if len(prompt.tokens) <= MAX_PROMPT_TOKENS:
+                self._lately.append((now, worker, prompt.tokens))
+            if worker in self._listened:
+                self._checks[worker].placed.add(prompt.tokens, now)
 
     def watch(self, worker: str, prompt: Prompt, overlap: Overlap | None) -> Watched | None:
         """Watches a request that goes to a worker, if it may tell something.
@@ -73,6 +93,12 @@ class SelfCheck:
     def ended(self, watched: Watched) -> None:
         """The request is over."""
         watched.ended_at = self._monotonic()
+
+    def refused(self, watched: Watched) -> None:
+        """The worker answered the request with an error: what it stored is of others."""
+        for worker in self._listened:
+            if watched in self._checks[worker].pending:
+                self._checks[worker].give_up(watched)
 
     def forget(self, worker: str) -> None:
         """A worker is gone; what is still watched there is without evidence."""
@@ -116,6 +142,11 @@ class SelfCheck:
         return block_size is not None and usable_tokens(prompt.tokens, block_size) <= held_tokens
 
     def _listen(self, worker: str) -> None:
+        if worker not in self._listened:
+            check = self._checks[worker]
+            for placed_at, name, tokens in self._lately:
+                if name == worker:
+                    check.placed.add(tokens, placed_at)
         self._listened.add(worker)
         self._fleet.listen(worker, lambda rank, body: self._heard(worker, rank, body))
 
@@ -142,6 +173,7 @@ class SelfCheck:
     def _stop_listening(self, worker: str) -> None:
         self._listened.remove(worker)
         self._fleet.listen(worker, None)
+        self._checks[worker].placed = Placed()
         self._remembered[worker] = None
         self._remembered.move_to_end(worker)
         if len(self._remembered) > MAX_REMEMBERED:

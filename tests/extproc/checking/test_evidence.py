@@ -9,6 +9,7 @@ from extproc.checking.evidence import (
     Asked,
     Difference,
     difference,
+    explains,
     holds_own,
     is_stored,
     runs_of,
@@ -81,21 +82,21 @@ def test_a_salted_prompt_meets_its_own_salt() -> None:
 def test_an_inserted_token_is_named_with_both_ids() -> None:
     tokens = SHARED + own(1)
     engines = [*tokens[:5], 77, *tokens[5:]]
-    assert found(asked(tokens), chain(engines)) == Difference(5, tokens[5], 77)
+    assert found(asked(tokens), chain(engines)) == Difference(5, tokens[5], 77, 5)
 
 
 def test_a_replaced_token_behind_an_unknown_parent_is_named() -> None:
     tokens = SHARED + own(1)
     engines = [*tokens[:50], 77, *tokens[51:]]
     one = asked(tokens, held=40)
-    assert found(one, chain(engines[40:], rooted=False)) == Difference(50, tokens[50], 77)
+    assert found(one, chain(engines[40:], rooted=False)) == Difference(50, tokens[50], 77, 10)
 
 
 def test_where_the_held_part_is_not_known_the_place_is_found_by_what_is_ours() -> None:
     tokens = SHARED + own(1)
     engines = [*tokens[:50], 77, *tokens[51:]]
     stored = chain(engines[48:], rooted=False)
-    assert found(asked(tokens), stored) == Difference(50, tokens[50], 77)
+    assert found(asked(tokens), stored) == Difference(50, tokens[50], 77, 2)
     assert found(asked(tokens), chain(tokens[48:], rooted=False)) is None
 
 
@@ -165,3 +166,24 @@ def test_what_is_named_is_the_first_difference(
         assert proof.ours != proof.engines
     elif inserted + removed and place < 60:
         raise AssertionError("not found")
+
+
+@pytest.mark.parametrize("rooted", [True, False])
+def test_a_chain_is_explained_by_a_prompt_that_is_the_same_beyond_the_difference(
+    *, rooted: bool
+) -> None:
+    tokens = SHARED + own(1)
+    twin = [*tokens[:50], 77, *tokens[51:]]
+    stored = chain([*twin[0 if rooted else 40 :], 8, 8, 8, 8], rooted=rooted)
+    differs = found(asked(tokens, held=40), stored)
+    assert differs is not None
+    for explaining in (twin, [*twin, 8, 8, 8, 8, 9], twin[:55]):
+        assert explains(Tokens("I", explaining), stored, differs)
+    for other in (tokens, twin[:50], [*twin[:60], 9], [7, *twin], [*twin, 9], []):
+        assert not explains(Tokens("I", other), stored, differs)
+
+
+def test_what_could_lie_in_too_many_places_explains_all() -> None:
+    stored = Chain(Tokens("I", [1, 2, 1, 1]), 1, is_rooted=False, lora=None)
+    assert not explains(Tokens("I", [1] * 30), stored, Difference(9, 7, 1, 2))
+    assert explains(Tokens("I", [1] * 50), stored, Difference(9, 7, 1, 2))

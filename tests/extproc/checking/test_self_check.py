@@ -84,7 +84,7 @@ def test_a_request_ends_matched_mismatched_or_without_evidence() -> None:
     one.mismatch(2)
     one.run(3)
     assert one.counts == (1, 1, 1)
-    assert one.check.result.difference == (0, prompt(2)[0], 7)
+    assert one.check.result.difference == (0, prompt(2)[0], 7, 0)
     assert not one.check.pending
 
 
@@ -247,3 +247,43 @@ def test_a_stored_block_costs_little_more_than_its_decoding_however_much_is_watc
     for batch in batches:
         check.stored(0, batch.events)
     assert time.thread_time() - decoded < 20 * (decoded - began)
+
+
+def changed(seed: int) -> list[int]:
+    """The same prompt but for one token."""
+    return [*prompt(seed)[:5], 7, *prompt(seed)[6:]]
+
+
+def test_what_another_prompt_explains_is_no_evidence() -> None:
+    one = Rehearsal()
+    for seed in range(LAST_CHECKED):
+        one.check.placed.add(Tokens("I", changed(seed)), one.now)
+        one.run(seed, stored(changed(seed)))
+    assert (one.check.result.mismatched, one.check.result.is_distrusted) == (0, False)
+    for seed in range(100, 100 + LAST_CHECKED):
+        one.check.placed.add(Tokens("I", prompt(seed)), one.now)
+        one.run(seed, stored(changed(seed)))
+    assert one.check.result.is_distrusted
+
+
+def test_where_what_was_placed_is_forgotten_there_is_no_evidence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("extproc.checking.self_check.MAX_PLACED_TOKENS", 50)
+    one = Rehearsal()
+    watched = one.watch(1)
+    one.check.placed.add(Tokens("I", range(51)), one.now)
+    one.check.stored(0, [stored(changed(1))])
+    one.check.conclude(watched, is_held=False)
+    assert one.check.result.without_evidence == 1
+    one.run(2, stored(changed(2)))
+    assert one.check.result.mismatched == 1
+
+
+def test_prompts_placed_long_ago_are_forgotten_without_harm() -> None:
+    one = Rehearsal()
+    one.check.placed.add(Tokens("I", prompt(1)), one.now)
+    one.now += 3 * MAX_WATCH_SECONDS
+    one.check.placed.add(Tokens("I", prompt(2)), one.now)
+    one.run(3, stored(changed(3)))
+    assert one.check.result.mismatched == 1

@@ -382,6 +382,32 @@ async def test_token_ids_of_the_client_tell_nothing(run: Run) -> None:
         assert (status["checked"], status["without_evidence"]) == (0, 0)
 
 
+async def twins(one: Checked, seed: int, status: int) -> dict[str, Any]:
+    """A request that the worker never computes, and the same by its ids with one changed."""
+    texts = text(99, 100), text(seed), text(-seed)
+    ids = tokens_of(chat(*texts))
+    body = {"model": "tiny", "prompt": [*ids[:349], ids[349] ^ 1, *ids[350:]], "max_tokens": 2}
+    forged = await one.send(*texts, deliver=False)
+    if status:
+        one.router.answered(forged, status, "")
+    ask = Ask(Head("POST", "/v1/completions", None), json.dumps(body).encode())
+    _, booking = await settled(one.router.route(ask))
+    assert booking is not None
+    url = f"{one.worker.url}/v1/completions"
+    async with one.client.post(url, json=body) as response:
+        assert response.status == 200
+    return await one.settle(forged, booking)
+
+
+@pytest.mark.parametrize("status", [0, 400])
+async def test_a_client_cannot_forge_that_tokens_differ(run: Run, status: int) -> None:
+    async with run() as one:
+        for seed in range(8):
+            told = await twins(one, seed, status)
+        assert (told["mismatched"], told["differs"]) == (0, False)
+        assert told["without_evidence"] > 2
+
+
 async def test_a_feed_with_a_hole_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run(WITH_SYSTEM_LINE) as one:
         await one.run(text(1))
