@@ -1,8 +1,8 @@
 """A publisher that has long been at work, as vLLM 0.32 has it, in a process of its own.
 
-python benchmarks/warm_publisher.py BATCHES; prints its endpoints (events, replay) as JSON and ends
-with its input. One thread answers replays and publishes, and both sockets have vLLM's limits: that
-of the replay socket is libzmq's own, 1,000 messages, beyond which a ROUTER drops what is sent.
+python benchmarks/warm_publisher.py BATCHES LIMIT; prints its endpoints (events, replay) as JSON and
+ends with its input. One thread answers replays and publishes. LIMIT: messages that the replay
+socket queues, beyond which a ROUTER drops; vLLM's is libzmq's own, 1,000; 0 is none.
 """
 
 import json
@@ -57,7 +57,7 @@ def main() -> None:
     kept = [payload(number) for number in range(int(sys.argv[1]))]
     context = zmq.Context()
     events, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-    events.sndhwm = 100_000
+    events.sndhwm, replay.sndhwm = 100_000, int(sys.argv[2])
     for socket in (events, replay):
         socket.bind("tcp://127.0.0.1:0")
     endpoints = [each.get_string(zmq.LAST_ENDPOINT).rstrip("\0") for each in (events, replay)]

@@ -84,7 +84,8 @@ class Effects:
             self._healed = False
             self._feed.miss("a batch could not be decoded")
             return
-        self._news.counts.update(taken.faults)
+        if taken.faults:
+            self._news.counts.update(taken.faults)
         if taken.missed:
             self._healed = False
             self._feed.miss(taken.missed)
