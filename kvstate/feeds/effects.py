@@ -52,7 +52,7 @@ class Effects:
             self._sink.trust(False)  # noqa: FBT003
         while self._pending:
             if self._turns.is_over():
-                await self._turns.next()
+                await self._turns.next(self._news.place.worker)
             if self._pending:  # nobody else did it meanwhile
                 self._carry_out(self._pending.popleft())
         if self._healed:

@@ -26,6 +26,17 @@ async def test_turns_are_given_in_the_order_of_asking() -> None:
     assert order == list(range(3 * MAX_TURNS_AT_ONCE))
 
 
+async def test_a_worker_of_many_ranks_does_not_keep_another_waiting() -> None:
+    turns, order = Turns(), list[str]()
+
+    async def take(worker: str) -> None:
+        await turns.next(worker)
+        order.append(worker)
+
+    await asyncio.gather(*(take(worker) for worker in [*["many"] * 100, "few", "few"]))
+    assert order[:5] == ["many", "few", "many", "few", "many"]
+
+
 async def test_others_have_their_turn_however_many_wait() -> None:
     turns, done = Turns(), list[int]()
 
