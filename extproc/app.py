@@ -85,7 +85,7 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         _join(fleet, workers, router.placing)
         discovery = Discovery(listed(config.workers), sources_of(config), workers.replace)
         workers.show_faults(discovery.fault)
-        workers.show_down(router.down)
+        workers.show_down(router.down, router.astray)
         metrics.registry.register(DiscoveryCollector(discovery.status))
         is_ready = Readiness(
             lambda: _awaited(discovery, workers),
@@ -101,6 +101,7 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         router.observers.append(
             lambda decision, prompts: observed.decided(decision, prompts, time.time())
         )
+        router.answer_observers.append(observed.recent.served)
         admin_at = address.parse(config.admin.listen)
         limit = config.extproc.max_body_bytes
         admin = admin_application(

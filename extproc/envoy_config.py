@@ -37,7 +37,7 @@ from extproc.envoy_clusters import (
     worker_clusters,
 )
 from extproc.errors import ConfigError
-from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL
+from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL, UPSTREAM
 
 HEADING = """\
 # A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
@@ -162,6 +162,7 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
         ),
         allow_mode_override=True,
         metadata_options=options,
+        response_attributes=[UPSTREAM],  # of the responses that are looked at
     )
 
 

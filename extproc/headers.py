@@ -4,6 +4,10 @@
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
 SERVED = "x-gateway-destination-endpoint-served"
+# Where Envoy puts what `response_attributes` asks for: by the filter's name, then by its own.
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+UPSTREAM = "upstream.address"
+
 SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 

@@ -10,6 +10,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from extproc.accounting.drifts import Drifts
+from extproc.accounting.elsewhere import Elsewhere
 from extproc.accounting.outcome import Outcome
 from extproc.accounting.outcome_counts import OutcomeCounts
 from extproc.observing.buckets import Seen
@@ -50,7 +51,8 @@ class Metrics(Collector):
         self._outcomes = OutcomeCounts()
         self.drifts = Drifts()
         self._fleet: Callable[[], Iterable[tuple[Shown, Load]]] = lambda: ()
-        self._outcome_collector = OutcomeCollector(self._outcomes)
+        self.elsewhere = Elsewhere()
+        self._outcome_collector = OutcomeCollector(self._outcomes, self.elsewhere)
         self.registry.register(self._outcome_collector)
         self._questions = Counter(
             "kvsteer_remote_tokenizer",

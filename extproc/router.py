@@ -76,6 +76,7 @@ class Router:
         self._compares = config.accounting.responses == "usage"
         self._compared: dict[Booking, Prompt] = {}
         self.observers: list[Callable[[Decision, Sequence[Prompt]], None]] = []
+        self.answer_observers: list[Callable[[Decision, str], None]] = []
 
     def route(self, ask: Ask, traceparent: str = "") -> Routed | Awaitable[Routed]:
         """Decides and books, at once where that is cheap; never fails, whatever the request is.
@@ -136,6 +137,28 @@ class Router:
         """A request's prompt, where what its engine reports is compared with the prediction."""
         return self._compared.get(booking)
 
+    def served(self, decision: Decision, booking: Booking, endpoint: str) -> None:
+        """The response to a request tells which endpoint sent it."""
+        picked, elsewhere = decision.pick[0], self._metrics.elsewhere
+        elsewhere.note(decision.worker, is_elsewhere=endpoint != picked)
+        for tell in self.answer_observers:
+            tell(decision, endpoint)
+        if endpoint == picked:
+            return
+        names = [one.name for one in decision.workers if one.endpoint == endpoint]
+        self.answered_elsewhere(booking, names[0] if names else "", endpoint)
+        self.placing.doubted.add(picked)
+        cause = self.astray(decision.worker, picked)
+        if cause and not self.down(picked) and elsewhere.may_warn(self._monotonic()):
+            log.warning(
+                "requests steered to %s are answered elsewhere, the last by %.80s: %s",
+                *(picked, endpoint, cause),
+            )
+
+    def astray(self, worker: str, endpoint: str) -> str:
+        """Why what is steered to a worker is answered elsewhere, "" if it is not lately."""
+        return self._metrics.elsewhere.cause(worker, is_down=bool(self.down(endpoint)))
+
     def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
         """Another worker than the picked one answers the request.
 
@@ -150,7 +173,7 @@ class Router:
 
     def wants_status(self) -> bool:
         """Whether the next request's response is worth a look, where none need be shown to us."""
-        return self.placing.outliers.wants_status()
+        return self.placing.outliers.wants_status() or bool(self.placing.doubted)
 
     def answered(self, booking: Booking, status: int, served: str) -> None:
         """A response began; served: the endpoint that sent it, "" where that is not told."""

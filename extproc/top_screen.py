@@ -65,6 +65,7 @@ def _worker(worker: Mapping[str, Any], columns: int) -> Row:
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
     reasons = [f"DOWN: {worker['down']}" if worker["down"] else "", worker["reason"]]
     reasons += [feed["reason"] for feed in worker["feeds"]]
+    reasons += [f"ANSWERED ELSEWHERE: {worker['astray']}" if worker["astray"] else ""]
     reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
     reasons += [worker["source_fault"]]
     notes += [reason for reason in reasons if reason]
@@ -86,13 +87,15 @@ def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str
     rows = [_decision(one) for one in decisions]
     if columns < NARROW:
         short = [[row[0], _cut(row[1], columns - 26), row[2]] for row in rows]
-        return _table(["TIME", "WENT TO", "HELD"], short, "<<>")
-    return _table(["TIME", "WENT TO", "HELD/PROMPT", "REASON", "WHY"], rows, "<<><<")
+        return _table(["TIME", "PICKED", "HELD"], short, "<<>")
+    return _table(["TIME", "PICKED", "HELD/PROMPT", "REASON", "WHY"], rows, "<<><<")
 
 
 def _decision(told: Mapping[str, Any]) -> Row:
     at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
     worker = _plain(told["pick"][0]) if told["pick"] else "-"
+    if told["served"] not in ("", worker):
+        worker += f", {_plain(told['served'])} answered"
     held = f"{told['predicted_tokens']}/{told['weighed_tokens']}"
     return [at, worker, held, _plain(told["reason"]), _plain(told["why"])]
 

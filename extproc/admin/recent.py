@@ -1,7 +1,7 @@
 """The last decisions, kept so that each can be explained later."""
 
 from collections import deque
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from extproc.picking.decision import Decision
 
@@ -11,12 +11,17 @@ MAX_DECISIONS = 512
 MAX_CANDIDATES = 32_768
 
 
-class Kept(NamedTuple):
-    """One decision; number counts from 1. at: seconds since the epoch."""
+@dataclass(slots=True)
+class Kept:
+    """One decision; number counts from 1. at: seconds since the epoch.
+
+    served: ip:port that answered in the end, "" where that is not known.
+    """
 
     number: int
     at: float
     decision: Decision
+    served: str = ""
 
 
 class Recent:
@@ -24,6 +29,7 @@ class Recent:
 
     def __init__(self, decisions: int = MAX_DECISIONS, candidates: int = MAX_CANDIDATES) -> None:
         self._kept: deque[Kept] = deque()
+        self._by_decision: dict[int, Kept] = {}  # by identity, as long as it is kept
         self._limits = decisions, candidates
         self._candidates = 0
         self.last = 0
@@ -32,12 +38,22 @@ class Recent:
         """Keeps a decision; the oldest ones make room for it."""
         decisions, candidates = self._limits
         self.last += 1
-        self._kept.append(Kept(self.last, at, decision))
+        kept = Kept(self.last, at, decision)
+        self._kept.append(kept)
+        self._by_decision[id(decision)] = kept
         self._candidates += len(decision.workers)
         while len(self._kept) > decisions or (
             self._candidates > candidates and len(self._kept) > 1
         ):
-            self._candidates -= len(self._kept.popleft().decision.workers)
+            oldest = self._kept.popleft()
+            self._candidates -= len(oldest.decision.workers)
+            self._by_decision.pop(id(oldest.decision), None)
+
+    def served(self, decision: Decision, endpoint: str) -> None:
+        """Notes who answered a request, if its decision is still kept."""
+        kept = self._by_decision.get(id(decision))
+        if kept is not None:
+            kept.served = endpoint
 
     def since(self, number: int, limit: int = MAX_DECISIONS) -> list[Kept]:
         """The newest decisions behind a number, at most `limit` of them, the oldest first.

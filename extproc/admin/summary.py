@@ -23,6 +23,7 @@ def summary(kept: Kept) -> dict[str, Any]:
         "weighed_tokens": round(decision.weighed_tokens),
         "pick": list(decision.pick),
         "worker": decision.worker,
+        "served": kept.served,
         "policy": decision.policy,
         "verdict": decision.verdict.value,
         "reason": decision.reason,

@@ -10,7 +10,7 @@ from extproc.config import Config
 from extproc.http2.limits import MIB, Budget
 from extproc.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
-from extproc.picking.decision import Verdict
+from extproc.picking.decision import Decision, Verdict
 from extproc.picking.load import Booking
 from extproc.picking.ranks import rank_header
 from extproc.picking.refusal import refusal_of
@@ -71,6 +71,7 @@ class Exchange:
         header = config.policy.header
         self._reads_usage = config.accounting.responses == "usage"
         self._accounts = config.accounting.responses != "none"
+        self._wants_status = not self._accounts and service.router.wants_status()
         self._stream = Stream(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=service.bodies,
@@ -78,11 +79,12 @@ class Exchange:
             policy_header=None if header is None else header.lower(),
             is_duplex=config.extproc.dialect == "epp",
             reads_usage=self._reads_usage,
-            wants_status=not self._accounts and service.router.wants_status(),
+            wants_status=self._wants_status,
         )
         self._began_at = service.monotonic()
         self._booking: Booking | None = None
         self._account: Account | None = None
+        self._decision: Decision | None = None  # where the response may be shown to us
         self._is_closed = False
         service.metrics.open_streams += 1
 
@@ -129,6 +131,8 @@ class Exchange:
         refusal = refusal_of(verdict)
         if refusal is not None:
             return self._stream.refuse(refusal)
+        if self._booking is not None and (self._sees_responses or self._wants_status):
+            self._decision = decision
         if self._booking is not None and self._sees_responses and not self._is_closed:
             sole = self._service.router.compared(self._booking)
             self._account = Account(decision, sole, self._began_at)
@@ -158,9 +162,9 @@ class Exchange:
         if head is None:
             return
         if account is not None:
-            elsewhere = account.respond(head.status, head.served, self._service.monotonic())
-            if elsewhere is not None:
-                router.answered_elsewhere(booking, account.worker_at(elsewhere), elsewhere)
+            account.respond(head.status, head.served, self._service.monotonic())
+        if head.served and self._decision is not None:
+            router.served(self._decision, booking, head.served)
         if head.status is not None:
             router.answered(booking, head.status, head.served)
 

@@ -108,13 +108,18 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
 
 
 def _served(message: ProcessingRequest) -> str:
-    """The endpoint that answered, as the Endpoint Picker Protocol 1.0.0 has the proxy tell it."""
-    if not message.HasField("metadata_context"):
+    """The endpoint that answered.
+
+    As the Endpoint Picker Protocol 1.0.0 has the proxy tell it, or as an attribute of Envoy's.
+    """
+    if message.HasField("metadata_context"):
+        namespace = message.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
+        if namespace is not None and headers.SERVED in namespace.fields:
+            return namespace.fields[headers.SERVED].string_value
+    told = message.attributes.get(headers.ATTRIBUTES)
+    if told is None or headers.UPSTREAM not in told.fields:
         return ""
-    namespace = message.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
-    if namespace is None or headers.SERVED not in namespace.fields:
-        return ""
-    return namespace.fields[headers.SERVED].string_value
+    return told.fields[headers.UPSTREAM].string_value[:_TEXT_BYTES]
 
 
 def _number(text: str, digits: int) -> int | None:

@@ -44,6 +44,7 @@ class Workers:
         self._candidates: dict[str, list[Worker]] = {}  # by model, until anything changes
         self._fault_of: Callable[[str], str] = lambda _: ""
         self._down_of: Callable[[str], str] = lambda _: ""
+        self._astray_of: Callable[[str, str], str] = lambda *_: ""
         self._predictions_of: Callable[[str], dict[str, Any]] = lambda _: {}
 
     async def start(self) -> None:
@@ -77,9 +78,17 @@ class Workers:
         """Shows with each worker what is wrong with the source that named it."""
         self._fault_of = fault_of
 
-    def show_down(self, down_of: Callable[[str], str]) -> None:
-        """Shows with each worker, by its endpoint, why it is taken for down; "" while it is not."""
+    def show_down(
+        self,
+        down_of: Callable[[str], str],
+        astray_of: Callable[[str, str], str] = lambda *_: "",
+    ) -> None:
+        """Shows with each worker why it is taken for down, and why others answer in its place.
+
+        down_of: by its endpoint; "" while it is not. astray_of: by its name and endpoint.
+        """
         self._down_of = down_of
+        self._astray_of = astray_of
 
     def show_predictions(self, predictions_of: Callable[[str], dict[str, Any]]) -> None:
         """Shows with each worker what became of the predictions for it."""
@@ -221,6 +230,7 @@ class Workers:
             "lora": None if adapters is None else sorted(adapters),
             "draining": roster.is_draining(name),
             "down": self._down_of(endpoint),
+            "astray": self._astray_of(name, endpoint),
             "excluded": member.found.excluded,
             "source": member.source,
             "source_fault": self._fault_of(member.source),

@@ -233,6 +233,17 @@ def with_original_destination(tree: Tree) -> None:
     }
 
 
+def knowing_one_worker(tree: Tree) -> None:
+    """The cluster of the workers has the first of them only."""
+    (members,) = tree["static_resources"]["clusters"][0]["load_assignment"]["endpoints"]
+    del members["lb_endpoints"][1:]
+
+
+def without_override(tree: Tree) -> None:
+    """The cluster of the workers looks at no pick."""
+    del tree["static_resources"]["clusters"][0]["load_balancing_policy"]
+
+
 def with_second_pool(endpoints: Sequence[str], percent: int, listen: str) -> Edit:
     """So many requests of a hundred go to a second cluster, which has a picker of its own.
 

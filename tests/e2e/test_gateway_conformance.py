@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
@@ -23,11 +23,13 @@ from tests.e2e.gateway import (
     Gateway,
     Tree,
     gateway,
+    knowing_one_worker,
     picker,
     served,
     with_h2_workers,
     with_original_destination,
     with_second_pool,
+    without_override,
     without_retries,
     worker_app,
 )
@@ -141,6 +143,37 @@ async def test_a_dead_pick_is_retried_and_the_load_moves(dialect: str) -> None:
             await over(one, [dead, alive])
             assert one.counted('kvsteer_answered_elsewhere_total{model="m"}') > 0
             assert one.counted(f'kvsteer_responses_total{{status="2xx",worker="{alive}"}}') == 12
+
+
+@pytest.mark.parametrize(
+    ("edit", "cause"),
+    [(knowing_one_worker, "lacks this endpoint"), (without_override, "no pick is followed")],
+)
+async def test_picks_that_envoy_does_not_follow_are_noticed_by_default(
+    edit: Callable[[Tree], None], cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        pool(3) as endpoints,
+        gateway(BUFFERED, endpoints, responses="none", edits=[edit]) as one,
+    ):
+
+        async def noticed() -> bool:
+            assert (await one.post())[0] == 200
+            return cause in one.router.astray(endpoints[1], endpoints[1])
+
+        await until(noticed, f"it is noticed: {cause}")
+        name = f'kvsteer_served_elsewhere_total{{worker="{endpoints[1]}"}}'
+        assert one.counted(name) >= 3
+    assert "are answered elsewhere" in caplog.text
+
+
+async def test_picks_that_are_followed_are_no_cause_for_doubt() -> None:
+    async with pool(3) as endpoints, gateway(BUFFERED, endpoints, responses="none") as one:
+        for _ in range(64):
+            assert (await one.post())[0] == 200
+        known = [f'kvsteer_served_known_total{{worker="{each}"}}' for each in endpoints]
+        assert sum(map(one.counted, known)) == 8
+        assert not one.router.placing.doubted
 
 
 async def test_the_gateway_fails_open_while_the_picker_is_away_and_follows_it_again() -> None:

@@ -46,6 +46,7 @@ def worker(name: str) -> dict[str, Any]:
         "blocks_by_tier": {"device": 4},
         "in_flight": 5,
         "down": "",
+        "astray": "",
         "tokens": {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False},
         "feeds": [feed],
     }

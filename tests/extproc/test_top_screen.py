@@ -17,6 +17,7 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
         "in_flight": 2,
         "draining": False,
         "down": "",
+        "astray": "",
         "excluded": "",
         "source_fault": "",
     }
@@ -26,6 +27,7 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
     return {
         "at": number,
         "pick": list(pick),
+        "served": "",
         "predicted_tokens": 16,
         "weighed_tokens": 40,
         "reason": "overlap",
@@ -50,10 +52,19 @@ def test_workers_and_decisions_are_shown() -> None:
         "WORKER  FEED  BLOCKS  RUN  TIERS, REASON",
         "a:1     live      15    2  device 12; host 3",
         "",
-        "TIME       WENT TO  HELD/PROMPT  REASON   WHY",
-        "00:00:06Z  -              16/40  overlap  cost: it holds it",
-        "00:00:05Z  a:1            16/40  overlap  cost: it holds it",
+        "TIME       PICKED  HELD/PROMPT  REASON   WHY",
+        "00:00:06Z  -             16/40  overlap  cost: it holds it",
+        "00:00:05Z  a:1           16/40  overlap  cost: it holds it",
     ]
+
+
+def test_who_answered_instead_of_the_pick_is_told() -> None:
+    strayed = decision(5, "a:1") | {"served": "b:1"}
+    astray = worker("a:1") | {"astray": "Envoy does not know it"}
+    lines = shown_of([astray], [strayed, decision(6, "a:1") | {"served": "a:1"}], WIDE)
+    assert "ANSWERED ELSEWHERE: Envoy does not know it" in lines[3]
+    assert "a:1, b:1 answered" in lines[-1]
+    assert "answered" not in lines[-2]
 
 
 def test_a_worker_that_drains_or_whose_source_is_away_says_so() -> None:

@@ -50,7 +50,7 @@ def test_the_last_request_is_explained_at_the_top(
     worker = sent(system, "told at the top")
     system.do(system.it.learned(chat(long_text("told at the top")), worker))
     assert sent(system, "told at the top") == worker
-    reason = f"It went to {worker} because it holds "
+    reason = f"The router picked {worker} because it holds "
     browser.until(lambda: browser.texts("#last .verdict")[0].startswith(reason), "the reason")
     assert browser.texts("#last tbody th")[0].startswith(worker)
     assert len(browser.texts("#last tbody tr")) == 3
@@ -64,7 +64,9 @@ def test_a_decision_appears_and_opens_into_its_candidates(
     browser.until(lambda: worker in browser.texts("#decision-list summary")[0], "the decision")
     browser.click("#decision-list summary")
     browser.until(lambda: len(browser.texts("details[open] tbody tr")) == 3, "its candidates")
-    assert browser.texts("details[open] .verdict")[0].startswith(f"It went to {worker} because")
+    assert browser.texts("details[open] .verdict")[0].startswith(
+        f"The router picked {worker} because"
+    )
 
 
 def test_nothing_moves_while_a_decision_is_read(

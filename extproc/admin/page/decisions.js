@@ -21,7 +21,7 @@ async function open(details, id) {
   if (!details.open || details.dataset.told) return;
   try {
     const told = await ask(`/decisions/${id}`);
-    place.replaceChildren(sentence(told, "It went to"), ...candidates(told).filter(Boolean));
+    place.replaceChildren(sentence(told, "The router picked"), ...candidates(told).filter(Boolean));
     details.dataset.told = "yes";
   } catch (error) {
     place.replaceChildren(make("p", { class: "fault" }, error.message));
@@ -66,7 +66,7 @@ async function drawLast() {
     const told = await ask(`/decisions/${id}`);
     const about = `${clock(told.at)} · request ${told.id}${told.model ? ` · model ${told.model}` : ""} · policy ${told.policy}`;
     find("last-body").replaceChildren(
-      make("p", { class: "quiet" }, about), sentence(told, "It went to"), ...candidates(told, LAST_CANDIDATES).filter(Boolean));
+      make("p", { class: "quiet" }, about), sentence(told, "The router picked"), ...candidates(told, LAST_CANDIDATES).filter(Boolean));
     shownLast = id;
   } catch { /* the router is away, or made very many others meanwhile: the newest is asked for next */ }
   setTimeout(() => { drawing = false; drawLast(); }, LAST_EVERY_MS);

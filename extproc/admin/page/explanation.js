@@ -67,7 +67,8 @@ function others(told, first) {
     const most = fuller.reduce((a, b) => (b.overlap_tokens > a.overlap_tokens ? b : a));
     return ` ${most.endpoint} holds more of it (${count(most.overlap_tokens)}), but has more to do: ${tell(most)}.`;
   }
-  const next = able.find((one) => one.endpoint === told.pick[1]);
+  const cheapest = () => able.reduce((a, b) => (b.cost < a.cost ? b : a), able[0]);
+  const next = able.find((one) => one.endpoint === told.pick[1]) ?? cheapest();
   if (!next) return " No other worker could take it.";
   if (told.policy === "cost" && next.cost === first.cost) return ` ${next.endpoint} would have been as good (cost ${count(first.cost)}): chance decided.`;
   return ` Next best was ${next.endpoint}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
@@ -79,6 +80,7 @@ export function sentence(told, subject) {
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
   where.append(because(told, first), others(told, first));
+  if (told.served && told.served !== first.endpoint) where.append(" But ", strong(told.served), " answered.");
   return where;
 }
 

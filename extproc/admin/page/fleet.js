@@ -36,6 +36,7 @@ function advice(worker) {
 function reasons(worker) {
   const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
   if (worker.reason) said.unshift(worker.reason);
+  if (worker.astray) said.unshift(`what is steered to it is answered elsewhere: ${worker.astray}`);
   if (worker.down) said.unshift(`the worker ${worker.down}`);
   if (worker.excluded) said.unshift(`takes no requests: ${worker.excluded}`);
   else if (worker.draining) said.unshift("draining: takes no new requests");

@@ -6,6 +6,18 @@ def numbers(recent: Recent, since: int, limit: int = 100) -> list[int]:
     return [kept.number for kept in recent.since(since, limit)]
 
 
+def test_who_answered_is_noted_as_long_as_the_decision_is_kept() -> None:
+    recent, first, second = Recent(decisions=1), decided(), decided()
+    recent.add(first, 0.0)
+    recent.served(first, "b:1")
+    found = recent.find(1)
+    assert found is not None
+    assert found.served == "b:1"
+    recent.add(second, 1.0)
+    recent.served(first, "c:1")
+    assert [kept.served for kept in recent.since(0)] == [""]
+
+
 def test_decisions_are_numbered_and_found() -> None:
     recent, decision = Recent(), decided()
     recent.add(decision, 7.0)

@@ -1,5 +1,6 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
+from extproc.accounting.elsewhere import Elsewhere
 from extproc.accounting.outcome import Outcome, Usage
 from extproc.accounting.outcome_counts import OutcomeCounts
 from extproc.observing.outcome_families import OutcomeCollector
@@ -18,7 +19,7 @@ def outcome(worker: str) -> Outcome:
 def test_every_outcome_is_shown() -> None:
     counts = OutcomeCounts()
     counts.count(outcome("w"))
-    text = shown(OutcomeCollector(counts))
+    text = shown(OutcomeCollector(counts, Elsewhere()))
     for line in (
         'kvsteer_responses_total{status="2xx",worker="w"} 1.0',
         'kvsteer_answered_elsewhere_total{model="m"} 1.0',
@@ -33,7 +34,7 @@ def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
     counts = OutcomeCounts()
     for worker in ("there", "gone", ""):
         counts.count(outcome(worker))
-    collector = OutcomeCollector(counts)
+    collector = OutcomeCollector(counts, Elsewhere())
     collector.names = lambda: {"there"}
     text = shown(collector)
     assert 'worker="there"' in text

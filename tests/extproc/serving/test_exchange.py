@@ -87,6 +87,45 @@ def test_load_moves_to_the_worker_that_answered(extra: str, closing: list[Servic
     assert counted(one, 'kvsteer_answered_elsewhere_total{model="m"}') == 1
 
 
+def sampled(one: Service) -> tuple[Exchange, str]:
+    """A stream whose response is shown to us, though none need be, and its first pick."""
+    for _ in range(REQUESTS_A_LOOK - 1):
+        one.open().close()
+    return placed(one)
+
+
+def told_by_attribute(served: str) -> ProcessingRequest:
+    """Response headers, with who answered as any Envoy tells it."""
+    message = response_head(200, JSON)
+    fields = message.attributes["envoy.filters.http.ext_proc"].fields
+    fields["upstream.address"].string_value = served
+    return message
+
+
+def test_an_answer_from_elsewhere_is_noticed_without_accounting(
+    closing: list[Service], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = service("policy: {name: round_robin}")
+    closing.append(one)
+    served: list[str] = []
+    one.router.answer_observers.append(lambda _, endpoint: served.append(endpoint))
+    for _ in range(8):  # whatever is picked, the second worker answers
+        exchange, _ = sampled(one)
+        answers(exchange, told_by_attribute(SECOND))
+        assert (one.router.in_flight(FIRST), one.router.in_flight(SECOND)) == (0, 1)
+        exchange.close()
+    assert served == [SECOND] * 8
+    known = counted(one, f'kvsteer_served_known_total{{worker="{FIRST}"}}')
+    assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{FIRST}"}}') == known >= 3
+    assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{SECOND}"}}') == 0
+    assert "lacks this endpoint" in one.router.astray(FIRST, FIRST)
+    assert one.router.astray(SECOND, SECOND) == ""
+    assert one.router.placing.doubted == {FIRST}
+    (warning,) = [text for text in caplog.messages if "answered elsewhere" in text]
+    assert FIRST in warning
+    assert "lacks this endpoint" in warning
+
+
 def test_a_stranger_that_answered_leaves_no_load_behind(closing: list[Service]) -> None:
     one = service(HEADERS)
     closing.append(one)
