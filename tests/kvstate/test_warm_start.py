@@ -1,0 +1,46 @@
+"""A router that starts beside a publisher that has long been at work, at vLLM's own limits."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.feed_terms import State
+from kvstate.feeds.zmq_transport import ZmqTransport
+from kvstate.fleet import Fleet
+
+PUBLISHER = Path(__file__).parents[2] / "benchmarks" / "warm_publisher.py"
+BATCHES, BLOCKS_A_BATCH, SEND_LIMIT = 10_000, 64, 1_000
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def source() -> Iterator[ZmqSource]:
+    """A publisher in a process of its own."""
+    command = [sys.executable, str(PUBLISHER), str(BATCHES), str(SEND_LIMIT)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:  # its pipes are closed with it
+        events, replay = json.loads(process.stdout.readline())
+        yield ZmqSource(events, replay, "")
+        process.kill()
+
+
+@pytest.mark.slow
+async def test_all_of_a_full_buffer_becomes_certain_by_one_replay(source: ZmqSource) -> None:
+    for _ in range(3):
+        fleet = Fleet(1, time.time)
+        fleet.add("w", "m", [ZmqTransport(source)])
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while fleet.state("w") is not State.LIVE:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.01)
+        (feed,) = fleet.feeds("w")
+        assert (feed.replays, feed.counts.get("failed_replay", 0)) == (1, 0)
+        assert (feed.blocks, feed.uncertain_blocks) == (BATCHES * BLOCKS_A_BATCH, 0)
+        await fleet.close()
