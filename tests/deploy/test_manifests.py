@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import pytest
+import yaml
 
 from extproc.config import Config
 from extproc.config.reader import parse
@@ -123,6 +124,21 @@ def references(spec: Any) -> list[tuple[str, str]]:
     backends += [one for rule in spec.get("rules", []) for one in rule.get("backendRefs", [])]
     backends += [spec["endpointPickerRef"]] if "endpointPickerRef" in spec else []
     return found + [(one.get("kind", "Service"), one["name"]) for one in backends]
+
+
+@pytest.mark.parametrize("page", [one.name for one in ROOT.glob("docs/*.md")])
+def test_whoever_is_told_to_apply_an_overlay_is_told_to_make_its_namespace_first(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    told = text.find("kubectl apply -k deploy")
+    assert told < 0 or -1 < text.find("kubectl create namespace llm") < told
+
+
+def test_the_class_of_a_gateway_that_its_chart_does_not_make_is_shown() -> None:
+    (gateway,) = of_kind("envoy-gateway", "Gateway")
+    page = (ROOT / "docs/ingress-envoy-gateway.md").read_text()
+    shown = yaml.safe_load(page.split("<<END\n")[1].split("   END")[0])
+    assert shown["kind"] == "GatewayClass"
+    assert shown["metadata"]["name"] == gateway["spec"]["gatewayClassName"]
 
 
 @overlays

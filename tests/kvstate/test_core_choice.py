@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from kvstate import core_choice
-from kvstate.core_choice import default_core_name, make_core
+from kvstate.core_choice import default_core_name, make_core, plain_core_warning
 from kvstate.plain_core import PlainCore
 from tests.kvstate.cores import needs_compiled_core
 
@@ -17,12 +17,14 @@ def test_plain_core_can_always_be_had() -> None:
 def test_compiled_core_is_taken_where_it_was_built() -> None:
     assert not isinstance(make_core(1, 10), PlainCore)
     assert default_core_name() == "compiled"
+    assert plain_core_warning() == ""
 
 
 def test_plain_core_is_taken_where_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_choice, "IS_COMPILED", False)
     assert isinstance(make_core(1, 10), PlainCore)
     assert default_core_name() == "plain"
+    assert "pip install --force-reinstall --no-cache-dir" in plain_core_warning()
     with pytest.raises(RuntimeError, match="the compiled core was not built"):
         make_core(1, 10, compiled=True)
 

@@ -30,6 +30,18 @@ def test_what_cannot_be_read_is_noted_once_and_cut() -> None:
     assert said.notes == (f"pod p: kvsteer.io/port: cannot be read: {'x' * 40!r}",)
 
 
+def test_active_ports_are_those_of_the_newer_annotation() -> None:
+    new, old = pod_words.ACTIVE_PORTS
+    pod = Pod(Metadata("p", annotations={new: "8000, x,", old: "8001"}))
+    said = PodWords(pod)
+    assert said.active_ports() == frozenset({8000})
+    assert said.notes == (f"pod p: {new}: cannot be read: 'x'",)
+    assert PodWords(Pod(Metadata("p", annotations={old: "8001"}))).active_ports() == frozenset(
+        {8001}
+    )
+    assert PodWords(Pod(Metadata("p"))).active_ports() is None
+
+
 @pytest.mark.parametrize(
     ("read", "text", "expected"),
     [

@@ -39,6 +39,14 @@ def test_one_that_keeps_failing_is_left_alone() -> None:
     assert one.choose([]) is None
 
 
+def test_of_one_that_is_gone_nothing_is_remembered() -> None:
+    one = opened("a")
+    assert len(one) == 1
+    one.forget("a")
+    one.forget("never heard of")
+    assert (len(one), one.choose(["a"])) == (0, "a")
+
+
 def test_a_probe_closes_it_again() -> None:
     one = opened("a")
     assert one.to_probe(BOTH, 0.0) is None
