@@ -5,12 +5,31 @@ people see are `kvstate.index`'s. `kvstate/native/` has the compiled one, `kvsta
 the same in Python; one set of tests holds both to one oracle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from enum import IntEnum
-from typing import Protocol, TypedDict
+from typing import Protocol, TypedDict, TypeVar
 
 from kvstate.events import BlockHash, Tokens
 from kvstate.overlap import Overlap
+
+# Work that is done at once, in looks at a table or as much: a part of a slice of a millisecond.
+WORK = 2_048
+
+# Of a message that the core applied: events done, events, whether it cleared, and the names of what
+# was skipped of those done.
+Outcome = tuple[int, int, bool, tuple[str, ...]]
+
+Result = TypeVar("Result")
+
+
+def finished(steps: Generator[None, None, Result]) -> Result:
+    """Does in one go what may be done in steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 class StoreResult(IntEnum):
@@ -60,6 +79,15 @@ class Core(Protocol):
     def demote(self, owner: int) -> None:
         """Makes everything an owner holds uncertain."""
 
+    def clear_some(self, owner: int, work: int) -> bool:
+        """As `clear`, so much at the most; whether all is done."""
+
+    def demote_some(self, owner: int, work: int) -> bool:
+        """As `demote`, so much at the most; whether all is done.
+
+        What is not demoted yet still counts as certain, unless the owner is not trusted.
+        """
+
     def trust(self, owner: int, trusted: bool) -> None:  # noqa: FBT001 - compiled, positional
         """Whether an owner's certain blocks count as such; at first they do not."""
 
@@ -105,10 +133,22 @@ class Core(Protocol):
     def layout(self, owner: int) -> tuple[bool | None, bool | None]:
         """What `apply` saw of (names_salts, names_loras), as `BlocksStored` has them."""
 
-    def apply(self, owner: int, payload: bytes) -> tuple[int, int, bool, tuple[str, ...]] | None:
+    def start(self, owner: int, payload: bytes, work: int) -> Outcome | bool:
+        """Begins to apply a message, and does so much of it at the most.
+
+        True: there is more to do, by `proceed`. False: as `apply` has None. Only one message of an
+        owner is under way; another one takes its place.
+        """
+
+    def proceed(self, owner: int, work: int) -> Outcome | bool:
+        """Goes on with the message that `start` began; the same."""
+
+    def abandon(self, owner: int) -> None:
+        """Leaves the message that is under way, if any, as far as it is done."""
+
+    def apply(self, owner: int, payload: bytes) -> Outcome | None:
         """Applies a whole message if it is as expected.
 
-        Returns (events done, events, whether it cleared, names of what was skipped of those done).
         It stops before a store whose parent is unknown or whose group is doubtful. None, and
         nothing has happened, if anything in the message is surprising.
         """

@@ -4,9 +4,11 @@ A block whose parent is unknown has no key: it waits as an orphan, bounded, and 
 until the parent turns up.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
 
-from kvstate.core import Core, StoreResult
+import msgspec
+
+from kvstate.core import WORK, Core, StoreResult
 from kvstate.events import (
     BlockHash,
     BlocksCopied,
@@ -20,6 +22,13 @@ from kvstate.orphans import Orphan, Orphanage, orphans_of
 from kvstate.owner import Owner
 from kvstate.wire.groups import Admission
 
+# Of a store that is taken at once, where it has more than one block.
+PIECE_TOKENS = 16_384
+PIECE_BLOCKS = 1_024
+
+# Blocks that are copied at once.
+_COPIES = 32
+
 # The names under which what the groups keep out is counted.
 DOUBTFUL_GROUP = "group_without_kind"
 _ADMISSION_FAULTS: dict[int, str] = {
@@ -31,37 +40,49 @@ _ADMISSION_FAULTS: dict[int, str] = {
 class EventApplier:
     """Applies typed events to a core.
 
-    max_orphans, max_orphan_bytes: of one rank.
+    max_blocks, max_orphans, max_orphan_bytes: of one rank.
     models_with_bigrams: those of which a rank stored pages of bigrams.
     """
 
-    def __init__(self, core: Core, max_orphans: int, max_orphan_bytes: int) -> None:
+    def __init__(
+        self, core: Core, max_blocks: int, max_orphans: int, max_orphan_bytes: int
+    ) -> None:
         self.models_with_bigrams: set[str] = set()
         self._core = core
+        self._max_blocks = max_blocks
         self._max_orphans = max_orphans
         self._max_orphan_bytes = max_orphan_bytes
 
-    def apply(self, owner: Owner, events: Iterable[Event]) -> tuple[str, ...]:
+    def applying(
+        self, owner: Owner, events: Iterable[Event]
+    ) -> Generator[None, None, tuple[str, ...]]:
         """Applies events in their order; the names of what was skipped.
 
         With group_without_kind among them, everything the rank holds is uncertain now.
         """
-        faults = tuple(fault for event in events if (fault := self._apply(owner, event)))
+        faults: list[str] = []
+        for event in events:
+            fault = yield from self._applying(owner, event)
+            if fault:
+                faults.append(fault)
+            yield
         if DOUBTFUL_GROUP in faults:
-            self.demote(owner)
-        return faults
+            yield from self.demoting(owner)
+        return tuple(faults)
 
-    def demote(self, owner: Owner) -> None:
+    def demoting(self, owner: Owner) -> Generator[None, None, None]:
         """Makes everything a rank holds uncertain."""
-        self._core.demote(owner.number)
         owner.orphans.clear()
+        while not self._core.demote_some(owner.number, WORK):
+            yield
 
-    def clear(self, owner: Owner) -> None:
+    def clearing(self, owner: Owner) -> Generator[None, None, None]:
         """Forgets the blocks of a rank."""
-        self._core.clear(owner.number)
         owner.orphans.clear()
+        while not self._core.clear_some(owner.number, WORK):
+            yield
 
-    def _apply(self, owner: Owner, event: Event) -> str:
+    def _applying(self, owner: Owner, event: Event) -> Generator[None, None, str]:
         """Applies one event; under which name it was skipped, "" if it was not."""
         admission: int = Admission.INDEXED
         match event:
@@ -69,25 +90,54 @@ class EventApplier:
                 holds_prefix = None if event.kind is None else True
                 admission = self._core.admit(owner.number, event.group, holds_prefix)
                 if admission == Admission.INDEXED:
-                    self._store(owner, event)
+                    yield from self._storing(owner, event)
             case OtherGroupStored():
                 admission = self._core.admit(owner.number, event.group, False)  # noqa: FBT003
             case BlocksCopied():
                 admission = self._core.admission(owner.number, event.group)
                 if admission == Admission.INDEXED:
-                    self._core.copy(owner.number, event.hashes, event.medium, event.group)
+                    yield from self._copying(owner, event)
             case BlocksRemoved():
-                self._remove_blocks(owner, event)
+                yield from self._removing(owner, event)
             case _:  # everything was cleared
-                self.clear(owner)
+                yield from self.clearing(owner)
         return _ADMISSION_FAULTS.get(admission, "")
 
-    def _store(self, owner: Owner, event: BlocksStored) -> None:
+    def _storing(self, owner: Owner, event: BlocksStored) -> Generator[None, None, None]:
         owner.note_layout(event)
         if event.bigrams:
             self.models_with_bigrams.add(owner.model)
+        for piece in self._pieces(owner, event):
+            result = self._store(owner, piece)
+            if result == StoreResult.UNKNOWN_PARENT:
+                yield from self._parking(owner, event)
+            if result != StoreResult.STORED:
+                return
+            yield
+            if owner.orphans:
+                for block in piece.hashes:
+                    yield from self._attaching(owner, block)
+
+    def _pieces(self, owner: Owner, event: BlocksStored) -> Iterator[BlocksStored]:
+        """A long chain as several; whole where it will be refused, which costs nothing."""
+        size, count = event.block_size, len(event.hashes)
+        most = max(1, min(PIECE_TOKENS // size, PIECE_BLOCKS))
+        if count <= most or owner.blocks + count > self._max_blocks:
+            yield event
+            return
+        for begin in range(0, count, most):
+            end = begin + most
+            yield msgspec.structs.replace(
+                event,
+                hashes=event.hashes[begin:end],
+                parent=event.hashes[begin - 1] if begin else event.parent,
+                tokens=event.tokens[begin * size : end * size],
+                extras=event.extras and event.extras[begin:end],
+            )
+
+    def _store(self, owner: Owner, event: BlocksStored) -> int:
         extras = [encoded(extra) for extra in event.extras] if event.extras else None
-        result = self._core.store(
+        return self._core.store(
             owner.number,
             event.hashes,
             event.parent,
@@ -98,24 +148,29 @@ class EventApplier:
             event.medium,
             event.group,
         )
-        if result == StoreResult.UNKNOWN_PARENT:
-            self._park(owner, event)
-        elif owner.orphans:
-            for block in event.hashes:
-                self._attach(owner, block)
 
-    def _park(self, owner: Owner, event: BlocksStored) -> None:
+    def _copying(self, owner: Owner, event: BlocksCopied) -> Generator[None, None, None]:
+        before = self._core.status(owner.number)["over_limit"]
+        for begin in range(0, len(event.hashes), _COPIES):
+            some = event.hashes[begin : begin + _COPIES]
+            self._core.copy(owner.number, some, event.medium, event.group)
+            if self._core.status(owner.number)["over_limit"] > before:
+                return
+            yield
+
+    def _parking(self, owner: Owner, event: BlocksStored) -> Generator[None, None, None]:
         for orphan in orphans_of(event):
             owner.count("orphaned")
             if self._is_full(owner.orphans):
                 owner.count("orphans_over_limit")
                 return
             owner.orphans.park(orphan)
+            yield
 
     def _is_full(self, orphans: Orphanage) -> bool:
         return len(orphans) >= self._max_orphans or orphans.bytes >= self._max_orphan_bytes
 
-    def _attach(self, owner: Owner, block: BlockHash) -> None:
+    def _attaching(self, owner: Owner, block: BlockHash) -> Generator[None, None, None]:
         """Gives the orphans of a block that turned up their keys, and theirs in turn."""
         turned_up = [block]
         while turned_up:
@@ -124,6 +179,7 @@ class EventApplier:
                 for _ in range(orphan.copies):
                     self._store_orphan(owner, parent, orphan)
                 turned_up.append(orphan.block)
+                yield
 
     def _store_orphan(self, owner: Owner, parent: BlockHash, orphan: Orphan) -> None:
         self._core.store(
@@ -138,8 +194,9 @@ class EventApplier:
             orphan.pool.group,
         )
 
-    def _remove_blocks(self, owner: Owner, event: BlocksRemoved) -> None:
+    def _removing(self, owner: Owner, event: BlocksRemoved) -> Generator[None, None, None]:
         for block in event.hashes:
+            yield
             held = self._core.remove(owner.number, block, event.medium, event.group)
             if held or owner.orphans.remove(event.medium, event.group, block):
                 continue

@@ -82,6 +82,11 @@ class AllCleared(msgspec.Struct, frozen=True):
 Event = BlocksStored | BlocksCopied | OtherGroupStored | BlocksRemoved | AllCleared
 
 
+def blocks_of(event: Event) -> int:
+    """How many blocks an event names."""
+    return 0 if isinstance(event, OtherGroupStored | AllCleared) else len(event.hashes)
+
+
 class EventBatch(msgspec.Struct, frozen=True):
     """One message of a feed.
 

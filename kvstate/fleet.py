@@ -187,6 +187,8 @@ class Fleet:
                 await each.subscriber.close()
             except Exception:  # what it held must be forgotten all the same
                 log.exception("feed of %s rank %d: cannot be closed", *each.subscriber.place)
+            for _ in self._index.clearing(each.owner):
+                await asyncio.sleep(0)  # so much at a time that nobody waits for it
             self._index.remove(each.owner)
 
     async def close(self) -> None:

@@ -9,17 +9,18 @@ credited stays true.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvstate.core import WORK, finished
 from kvstate.core_choice import make_core
 from kvstate.event_applier import DOUBTFUL_GROUP, EventApplier
 from kvstate.events import Event, EventBatch
 from kvstate.keys import encoded
 from kvstate.overlap import Overlap, Prompt, of_any_rank
 from kvstate.owner import Owner
-from kvstate.wire.zmq_wire import decode_batch
+from kvstate.wire.zmq_wire import decoding
 
 __all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
 
@@ -74,7 +75,7 @@ class Index:
     ) -> None:
         limits = limits or Limits()
         self._core = make_core(secret, limits.blocks, compiled=compiled)
-        self._applier = EventApplier(self._core, limits.orphans, limits.orphan_bytes)
+        self._applier = EventApplier(self._core, limits.blocks, limits.orphans, limits.orphan_bytes)
         self._models: dict[str, int] = {}
         # what the core takes for workers are ours, and their ranks but one each: see `_holder`
         self._workers: list[str] = []  # by number; "" where a number is free
@@ -109,40 +110,65 @@ class Index:
         self._workers[number] = ""
         self._free.append(number)
 
-    def clear(self, owner: Owner) -> None:
-        """Forgets everything a rank holds, and how it speaks: it restarted."""
-        self._applier.clear(owner)
+    def clearing(self, owner: Owner) -> Generator[None, None, None]:
+        """Forgets everything a rank holds, and how it speaks, in steps: it restarted."""
         owner.forget_layout()
+        yield from self._applier.clearing(owner)
+
+    def clear(self, owner: Owner) -> None:
+        """As `clearing`, in one go."""
+        finished(self.clearing(owner))
+
+    def demoting(self, owner: Owner) -> Generator[None, None, None]:
+        """Makes everything a rank holds uncertain, in steps: its feed has a hole here.
+
+        Until it is done, some of it still counts as certain, unless the rank is not trusted.
+        """
+        yield from self._applier.demoting(owner)
 
     def demote(self, owner: Owner) -> None:
-        """Makes everything a rank holds uncertain: its feed has a hole here."""
-        self._applier.demote(owner)
+        """As `demoting`, in one go."""
+        finished(self.demoting(owner))
 
-    def apply_message(self, owner: Owner, body: bytes | EventBatch) -> Applied:
-        """Applies one message of a feed, in one call of the core where it is as expected.
+    def applying(self, owner: Owner, body: bytes | EventBatch) -> Generator[None, None, Applied]:
+        """Applies one message of a feed in steps, by the core where it is as expected.
 
-        body: a msgpack payload as ZMQ publishers send it, or what another decoder made.
+        body: a msgpack payload as ZMQ publishers send it, or what another decoder made. What is
+        not done when the steps end early stays undone.
 
         Raises:
             WireError: it is no event batch; nothing has happened.
         """
         if isinstance(body, EventBatch):
-            return self._apply_batch(owner, body)
-        fast = None if owner.orphans else self._core.apply(owner.number, body)
-        if fast is None:
-            return self._apply_batch(owner, decode_batch(body))
+            return (yield from self._applying_batch(owner, body))
+        fast = False if owner.orphans else self._core.start(owner.number, body, WORK)
+        try:
+            while fast is True:
+                yield
+                fast = self._core.proceed(owner.number, WORK)
+        finally:
+            if fast is True:
+                self._core.abandon(owner.number)
+        if isinstance(fast, bool):
+            batch = yield from decoding(body)
+            return (yield from self._applying_batch(owner, batch))
         done, events, clears, faults = fast
         if done == events:
             return Applied(clears, faults)
-        rest = self._apply_batch(owner, decode_batch(body, done))
+        batch = yield from decoding(body, done)
+        rest = yield from self._applying_batch(owner, batch)
         return Applied(clears or rest.clears, faults + rest.faults, rest.removal_lost)
+
+    def apply_message(self, owner: Owner, body: bytes | EventBatch) -> Applied:
+        """As `applying`, in one go."""
+        return finished(self.applying(owner, body))
 
     def apply(self, owner: Owner, events: Iterable[Event]) -> tuple[str, ...]:
         """Applies events in their order; the names of what was skipped.
 
         With group_without_kind among them, everything the rank holds is uncertain now.
         """
-        return self._applier.apply(owner, events)
+        return finished(self._applier.applying(owner, events))
 
     def overlaps(self, prompt: Prompt, *, names_ranks: bool = True) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block, its best rank's.
@@ -231,9 +257,9 @@ class Index:
         seconds = memoryview(prompt.tokens)[1:]
         return self._core.overlaps(model, seconds, prompt.lora, first, self._workers)
 
-    def _apply_batch(self, owner: Owner, batch: EventBatch) -> Applied:
-        faults = self.apply(owner, batch.events)
+    def _applying_batch(self, owner: Owner, batch: EventBatch) -> Generator[None, None, Applied]:
+        faults = yield from self._applier.applying(owner, batch.events)
         if batch.removal_lost:
-            self.demote(owner)
+            yield from self.demoting(owner)
         removal_lost = batch.removal_lost or DOUBTFUL_GROUP in faults
         return Applied(batch.clears, batch.faults + faults, removal_lost)

@@ -8,6 +8,9 @@ from kvstate.events import BlockHash, BlocksStored
 from kvstate.keys import BYTES_PER_TOKEN, encoded
 from kvstate.segment import Pool
 
+# What an orphan takes besides its bytes: the object, its names, and its share of both tables.
+ORPHAN_OVERHEAD_BYTES = 600
+
 
 class Name(NamedTuple):
     """What a removal says of a block."""
@@ -37,6 +40,16 @@ class Orphan:
         return self.parent, self.tokens, self.extra
 
     @property
+    def size_bytes(self) -> int:
+        """What it takes, with its share of the tables; hashes may be its own or its parent's."""
+        return (
+            ORPHAN_OVERHEAD_BYTES
+            + len(self.tokens)
+            + len(self.extra or b"")
+            + sum(len(one) for one in (self.parent, self.block) if isinstance(one, bytes))
+        )
+
+    @property
     def name(self) -> Name:
         """By which it is removed."""
         return Name(self.pool.medium, self.pool.group, self.block)
@@ -59,7 +72,7 @@ class Orphanage:
     """The orphans of one rank."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # of their tokens
+        self.bytes = 0  # all that they take
         self._orphans: dict[Name, Orphan] = {}
         self._children: dict[BlockHash, dict[Name, None]] = {}
 
@@ -75,13 +88,13 @@ class Orphanage:
                 return
             self._drop(known)
         self._orphans[orphan.name] = orphan
-        self.bytes += len(orphan.tokens)
+        self.bytes += orphan.size_bytes
         self._children.setdefault(orphan.parent, {})[orphan.name] = None
 
     def take(self, parent: BlockHash) -> list[Orphan]:
         """The children of a block that turned up; they wait no longer."""
         taken = [self._orphans.pop(name) for name in self._children.pop(parent, {})]
-        self.bytes -= sum(len(orphan.tokens) for orphan in taken)
+        self.bytes -= sum(orphan.size_bytes for orphan in taken)
         return taken
 
     def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
@@ -102,7 +115,7 @@ class Orphanage:
 
     def _drop(self, orphan: Orphan) -> None:
         del self._orphans[orphan.name]
-        self.bytes -= len(orphan.tokens)
+        self.bytes -= orphan.size_bytes
         children = self._children[orphan.parent]
         del children[orphan.name]
         if not children:

@@ -8,6 +8,7 @@ Invariants, which `check()` verifies:
 - no row is empty.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from kvstate.wire.groups import Admission, Groups
 
 # Memory of one row and its hash in CPython's dictionaries, for the estimate of `memory`.
 _BYTES_PER_BLOCK = 220
+
+# What a block costs here, in the units of `kvstate.core.WORK`.
+_WORK_PER_BLOCK = 32
 
 
 @dataclass(slots=True)
@@ -91,12 +95,21 @@ class PlainCore:
         del self._owners[owner]
 
     def clear(self, owner: int) -> None:  # noqa: D102
-        self._owners[owner].certain.clear()
-        self._owners[owner].uncertain.clear()
-        self._owners[owner].aging.clear()
+        self.clear_some(owner, sys.maxsize)
 
     def demote(self, owner: int) -> None:  # noqa: D102
-        self._owners[owner].certain.move_to(self._owners[owner].uncertain)
+        self.demote_some(owner, sys.maxsize)
+
+    def clear_some(self, owner: int, work: int) -> bool:  # noqa: D102
+        held, most = self._owners[owner], 1 + work // _WORK_PER_BLOCK
+        if not (held.certain.clear(most) and held.uncertain.clear(most)):
+            return False
+        held.aging.clear()
+        return True
+
+    def demote_some(self, owner: int, work: int) -> bool:  # noqa: D102
+        held = self._owners[owner]
+        return held.certain.move_to(held.uncertain, 1 + work // _WORK_PER_BLOCK)
 
     def trust(self, owner: int, trusted: bool) -> None:  # noqa: D102, FBT001
         self._owners[owner].trusted = trusted
@@ -169,6 +182,15 @@ class PlainCore:
 
     def layout(self, owner: int) -> tuple[None, None]:  # noqa: ARG002, D102
         return None, None  # all its stores are typed ones, which say it themselves
+
+    def start(self, owner: int, payload: bytes, work: int) -> bool:  # noqa: ARG002, D102
+        return False  # the typed decoder is the only way here
+
+    def proceed(self, owner: int, work: int) -> bool:  # noqa: ARG002, D102
+        return False
+
+    def abandon(self, owner: int) -> None:
+        """Nothing is ever under way here."""
 
     def apply(self, owner: int, payload: bytes) -> None:  # noqa: ARG002, D102
         return None  # the typed decoder is the only way here

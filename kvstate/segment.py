@@ -95,6 +95,11 @@ class Segment:
         self._share(pool.tier, key)
         return known is None
 
+    def count(self, pool: Pool, block: BlockHash, copies: int) -> None:
+        """Sets how many copies there are of a block."""
+        if copies > 1:
+            self._copies[pool, block] = copies
+
     def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
         """Drops one copy; False if there was none."""
         for pool, blocks in self._pools.items():
@@ -113,27 +118,30 @@ class Segment:
             self._copies.pop((pool, block), None)
             self._unshare(pool.tier, self._pop(pool, block))
 
-    def clear(self) -> None:
-        """Drops everything."""
-        for pool, blocks in self._pools.items():
-            clear = ~(1 << self.first_bit + pool.tier)
-            for key in blocks.values():
-                self._mask(key, clear)
-        self._pools.clear()
-        self._copies.clear()
-        self._ages.clear()
-        self._sharers.clear()
+    def clear(self, most: int) -> bool:
+        """Drops so many blocks at the most; whether none is left."""
+        for _ in range(most):
+            if not self._pools:
+                break
+            pool, block, _ = self._last()
+            self.forget(pool, block)
+        return not self._pools
 
-    def move_to(self, other: "Segment") -> None:
-        """Drops everything here and holds it there; copies that both had count once."""
-        moved = [(pool, dict(blocks)) for pool, blocks in self._pools.items()]
-        copies, ages = dict(self._copies), dict(self._ages)
-        self.clear()
-        for pool, blocks in moved:
-            for block, key in blocks.items():
-                other.forget(pool, block)
-                for _ in range(copies.get((pool, block), 1)):
-                    other.store(pool, block, key, ages.get((pool, block), 0))
+    def move_to(self, other: "Segment", most: int) -> bool:
+        """Drops so many blocks at the most, and holds them there; whether none is left.
+
+        Copies that both had count once.
+        """
+        for _ in range(most):
+            if not self._pools:
+                break
+            pool, block, key = self._last()
+            copies, age = self._copies.get((pool, block), 1), self._ages.get((pool, block), 0)
+            self.forget(pool, block)
+            other.forget(pool, block)
+            other.store(pool, block, key, age)
+            other.count(pool, block, copies)
+        return not self._pools
 
     def expire(self, media: Collection[str], age: int) -> None:
         """Drops what was stored on these media before this age."""
@@ -148,6 +156,12 @@ class Segment:
             for key in blocks.values():
                 bits[key] |= 1 << self.first_bit + pool.tier
         return dict(bits)
+
+    def _last(self) -> tuple[Pool, BlockHash, int]:
+        """One of the blocks, found without a look at all others."""
+        pool = next(reversed(self._pools))
+        block, key = next(reversed(self._pools[pool].items()))
+        return pool, block, key
 
     def _add(self, pool: Pool) -> None:
         pools = sorted((*self._pools, pool), key=lambda pool: pool.order)

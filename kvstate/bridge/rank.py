@@ -1,7 +1,6 @@
 """One rank of the bridge: follows the engine's feed, keeps what newcomers and the late need."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -22,7 +21,7 @@ from kvstate.wire.grpc_encoding import (
     encode_store,
     encode_stored,
 )
-from kvstate.wire.zmq_wire import decode_batch
+from kvstate.wire.zmq_wire import decoding
 
 # TensorRT-LLM's own bridge packs as many: one event a batch saturates the serving process.
 MAX_BATCH_EVENTS = 1_024
@@ -72,12 +71,15 @@ class BridgedRank:
         self._holes = 0
         self._may_hold = False  # whether a subscriber may hold a block of this rank
 
-    def apply(self, body: Body) -> Taken:
-        """Takes one batch of the engine; raises WireError where it is none."""
-        batch = decode_batch(body) if isinstance(body, bytes) else body
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
+        """Takes one batch of the engine, event by event; raises WireError where it is none."""
+        batch = (yield from decoding(body)) if isinstance(body, bytes) else body
         self._timestamp = batch.timestamp
         refused, doubtful = self.mirror.refused, len(self._doubtful)
-        faults = [*batch.faults, *chain.from_iterable(map(self._apply, batch.events))]
+        faults = [*batch.faults]
+        for event in batch.events:
+            faults += self._apply(event)
+            yield
         missed = ""
         if self.mirror.refused > refused:
             missed = _OVER_LIMIT
@@ -86,12 +88,13 @@ class BridgedRank:
         if batch.removal_lost:
             missed = _REMOVAL_LOST
         if batch.removal_lost or len(self._doubtful) > doubtful:
-            self.demote()
+            yield from self.demoting()
         self._changed()
         return Taken(batch.clears and not missed, missed, tuple(faults))
 
-    def forget(self) -> None:
+    def forgetting(self) -> Generator[None, None, None]:
         """The engine restarted: subscribers are told that nothing is left."""
+        yield
         self._holes = 0
         self._groups.forget()
         self._doubtful.clear()
@@ -99,8 +102,9 @@ class BridgedRank:
             self._clear()
             self._changed()
 
-    def demote(self) -> None:
+    def demoting(self) -> Generator[None, None, None]:
         """A hole: what was held may be gone, so it is told to nobody any more."""
+        yield
         self._holes += 1
         self.unknown_before = self._holes
         self._pending.clear()

@@ -198,7 +198,8 @@ class Feed(ABC, Generic[Body]):
             self._stamps.popitem(last=False)
         effects: list[Effect[Body]] = []
         if batch.body is None:
-            effects += self._hole(f"batch {batch.sequence} could not be decoded")
+            why = f": {batch.fault}" if batch.fault else ""
+            effects += self._hole(f"batch {batch.sequence} could not be decoded{why}")
         else:
             effects.append(Apply(batch.body))
         if self._snapshot_last is not None and batch.sequence >= self._snapshot_last:

@@ -37,13 +37,15 @@ class State(StrEnum):
 class Numbered(Generic[Body]):
     """A batch as the feed sees it: its number, its stamp, and a body that is none of its business.
 
-    body is None where the payload could not be decoded; its size counts while it is held back.
+    body is None where the payload could not be decoded, and fault says why; its size counts while
+    it is held back.
     """
 
     sequence: int
     stamp: float
     body: Body | None
     size_bytes: int = 0
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Where a subscriber puts what its feed may believe."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import msgspec
@@ -13,6 +13,10 @@ log = logging.getLogger("kvsteer.feed")
 
 # A batch as a transport gives it: a msgpack payload, or events decoded already.
 Body = bytes | EventBatch
+
+# Larger batches are shown to no listener, who takes each in one go.
+MAX_SHOWN_BYTES = 128 * 1024
+MAX_SHOWN_EVENTS = 1_024
 
 # Is shown the batches of a rank.
 Listener = Callable[[Body], None]
@@ -31,19 +35,23 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Sink(Protocol):
-    """What follows one rank's feed: the index, or a bridge's mirror of the worker."""
+    """What follows one rank's feed: the index, or a bridge's mirror of the worker.
 
-    def apply(self, body: Body) -> Taken:
+    What may take long is done in steps, each of which is short; what is not done when they end
+    early stays undone.
+    """
+
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
         """Takes one batch.
 
         Raises:
             WireError: it is no event batch; nothing has happened.
         """
 
-    def forget(self) -> None:
+    def forgetting(self) -> Generator[None, None, None]:
         """The publisher restarted: nothing is held any more."""
 
-    def demote(self) -> None:
+    def demoting(self) -> Generator[None, None, None]:
         """There is a hole: what is held is uncertain."""
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001 - a fact, not a mode
@@ -64,11 +72,11 @@ class IndexSink:
         self._index = index
         self._block_sizes = 0  # how often one was learned
 
-    def apply(self, body: Body) -> Taken:
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
         """Applies one batch; raises WireError where it is none."""
         before = self.owner.status
         had_uncertain = self.owner.uncertain_blocks > 0
-        applied = self._index.apply_message(self.owner, body)
+        applied = yield from self._index.applying(self.owner, body)
         after = self.owner.status
         if after["block_size"] != before["block_size"]:
             self._tell_block_size(after["block_size"])
@@ -82,17 +90,17 @@ class IndexSink:
         healed = (applied.clears or had_uncertain) and not self.owner.uncertain_blocks
         if applied.clears and self.emptied is not None:
             self.emptied()
-        if self.listener is not None:
+        if self.listener is not None and _is_shown(body):
             self._show(self.listener, body)
         return Taken(healed and not missed, missed, applied.faults)
 
-    def forget(self) -> None:
+    def forgetting(self) -> Generator[None, None, None]:
         """Forgets all that the rank held."""
-        self._index.clear(self.owner)
+        yield from self._index.clearing(self.owner)
 
-    def demote(self) -> None:
+    def demoting(self) -> Generator[None, None, None]:
         """Makes all that the rank holds uncertain."""
-        self._index.demote(self.owner)
+        yield from self._index.demoting(self.owner)
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001, D102 - as Sink has it
         self.owner.trusted = trusted
@@ -111,3 +119,9 @@ class IndexSink:
             self.listener = None
             # without the error's text, which may quote tokens
             log.error("%s: a listener failed: %s", self.owner.worker, type(error).__name__)
+
+
+def _is_shown(body: Body) -> bool:
+    if isinstance(body, EventBatch):
+        return len(body.events) <= MAX_SHOWN_EVENTS
+    return len(body) <= MAX_SHOWN_BYTES

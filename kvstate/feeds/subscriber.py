@@ -169,7 +169,7 @@ class Subscriber:
                 stamp = stamp_of(body)
             except WireError as error:
                 self.news.tell_undecodable(error)
-                return Numbered(batch.sequence, -math.inf, None)
+                return Numbered(batch.sequence, -math.inf, None, fault=str(error))
         else:
             stamp = body.timestamp
         if self.feed.state is not State.REPLAYING:  # what is repeated is as old as it is
@@ -182,9 +182,7 @@ class Subscriber:
         self._again_at = asyncio.get_running_loop().time() + wait_seconds
         self._replays.stop()
         self._effects.drop()
-        self.feed.failed("an internal error, see the log")
-        self._sink.demote()
-        self._sink.trust(False)  # noqa: FBT003
+        self._effects.put_off(self.feed.failed("an internal error, see the log"))
         self.news.tell_change()
 
     async def _take_replayed(self, message: Batch | Malformed) -> None:

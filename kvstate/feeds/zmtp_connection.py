@@ -16,11 +16,17 @@ from kvstate.wire.zmtp import Session, message
 # What waits here while the loop is busy, beside a message that is not complete. Beyond it messages
 # wait in the publisher, which drops beyond a limit of its own (hwm).
 QUEUE_BYTES = 1024 * 1024
-MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+# Twice what is taken of one (kvstate.wire.zmq_wire), so that a batch that is too large is told by
+# its number; beyond it the connection is given up.
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 # Answers to heartbeats that the peer does not read.
 MAX_ANSWER_BYTES = 64 * 1024
 
 HANDSHAKE_SECONDS = 10.0
+
+# Heartbeats come now and then; who sends as many commands in so many seconds floods us.
+MAX_COMMANDS = 256
+COMMANDS_SECONDS = 2.0
 
 # A peer that says nothing for so many intervals, our heartbeats unanswered, is dead or hangs. They
 # are counted and not timed: while our own loop is held up, nobody else is to blame.
@@ -69,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._silent_heartbeats = 0
         self._is_paused = False
+        self._commands, self._commands_at = 0, 0.0  # where the present count of them began
 
     @property
     def is_ready(self) -> bool:
@@ -96,12 +103,15 @@ class Connection(asyncio.Protocol):
     def take(self, limit: int) -> list[list[bytes]]:
         """Messages that wait, in the order in which they came."""
         taken: list[list[bytes]] = []
+        before = self._session.commands
         try:
             while len(taken) < limit and (frames := self._session.take()) is not None:
                 taken.append(frames)
         except WireError as error:
             self.give_up(str(error))
         self._answer()
+        if self._session.commands > before:
+            self._count_commands()
         self._go_on(has_more=len(taken) == limit)
         return taken
 
@@ -146,6 +156,15 @@ class Connection(asyncio.Protocol):
         self.settled.set()
         self.lost.set()
         self._changed(self)
+
+    def _count_commands(self) -> None:
+        """Gives up a peer that sends too many; what is behind those that were taken comes soon."""
+        loop = asyncio.get_running_loop()
+        if loop.time() >= self._commands_at + COMMANDS_SECONDS:
+            self._commands, self._commands_at = self._session.commands, loop.time()
+        elif self._session.commands - self._commands > MAX_COMMANDS:
+            self.give_up(f"more than {MAX_COMMANDS} commands in {COMMANDS_SECONDS:g} s")
+        loop.call_soon(self._changed, self)
 
     def _go_on(self, *, has_more: bool) -> None:
         """Reads again once there is room, or if what is missing of a message has to come."""

@@ -150,7 +150,8 @@ static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, P
     *pool = (Pool){.medium = name->medium, .group = name->group, .block_size = name->block_size,
                    .tier = name->tier};
     for (int segment = 0; segment < SEGMENTS; segment++)
-        table_init(&pool->blocks[segment], mix64(index->secret + 3), true);
+        /* a secret for each: blocks moved in the order of one table would crowd in the other */
+        table_init(&pool->blocks[segment], mix64(index->secret + 3 + segment), true);
     owner->pools[make_place(owner, name)] = pool;
     if (!has_medium(owner->removing, name->medium)) {
         owner->aging |= 1u << name->medium;
@@ -177,6 +178,7 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
                  uint64_t key, uint32_t copies) {
     Owner *owner = &index->owners[number];
     Table *blocks = &pool->blocks[segment];
+    index->work += 4;
     Slot slot = table_find(blocks, hash);
     if (slot.shard && slot.shard->extras[slot.at] == key) {
         uint32_t *count = &slot.shard->tags[slot.at];
@@ -202,9 +204,11 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
 }
 
 /* Where a block is held under this hash, NULL if it is not; certain ones first. */
-static const Pool *find_key(Owner *owner, uint64_t hash, uint32_t *segment, uint64_t *key) {
+static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *segment,
+                            uint64_t *key) {
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
         *segment = owner->certain ^ uncertain;
+        index->work += owner->pool_count;
         for (uint32_t n = 0; n < owner->pool_count; n++) {
             Slot slot = table_find(&owner->pools[n]->blocks[*segment], hash);
             if (slot.shard) {
@@ -232,12 +236,12 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     uint32_t block_size = stored->pool.block_size, segment = owner->certain;
     owner->block_size = block_size;
     uint64_t key = index_root(index, owner->model, stored->lora, block_size);
-    if (stored->has_parent && !find_key(owner, stored->parent, &segment, &key))
+    if (stored->has_parent && !find_key(index, owner, stored->parent, &segment, &key))
         return INDEX_UNKNOWN_PARENT;
     if (!index_widen(index, block_size)) return INDEX_NO_MEMORY;
     Pool *pool = pool_find(owner, &stored->pool);
     IndexResult result = INDEX_OK;
-    if (owner->blocks + stored->count > index->limit_blocks)
+    if (owner->blocks + stored->count + stored->following > index->limit_blocks)
         result = INDEX_OVER_LIMIT;
     else if (!pool)
         result = pool_make(index, owner, &stored->pool, &pool);
@@ -245,6 +249,7 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
         const uint32_t *tokens = stored->tokens + (size_t)n * block_size;
         uint64_t extra = stored->extras ? stored->extras[n] : 0;
         key = index_child(index, key, tokens, block_size, extra);
+        index->work += block_size / 32;
         result = store_block(index, number, pool, segment, stored->hashes[n], key);
     }
     if (result == INDEX_OVER_LIMIT) owner->over_limit++;
@@ -255,7 +260,7 @@ static IndexResult copy_block(Index *index, uint32_t number, PoolName name, uint
     Owner *owner = &index->owners[number];
     uint32_t segment;
     uint64_t key;
-    const Pool *source = find_key(owner, hash, &segment, &key);
+    const Pool *source = find_key(index, owner, hash, &segment, &key);
     if (!source) {
         owner->copied_unknown++;
         return INDEX_OK;
@@ -282,9 +287,11 @@ bool index_remove(Index *index, uint32_t number, uint32_t medium, int64_t group,
     note_removals(owner, medium);
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
         uint32_t segment = owner->certain ^ uncertain;
+        index->work += 1 + owner->pool_count / 8;
         for (uint32_t n = 0; n < owner->pool_count; n++) {
             Pool *pool = owner->pools[n];
             if (pool->medium != medium || pool->group != group) continue;
+            index->work++;
             Slot slot = table_find(&pool->blocks[segment], hash);
             if (!slot.shard) continue;
             if (slot.shard->tags[slot.at] > 1 && !has_medium(owner->aging, medium))
@@ -319,27 +326,47 @@ bool index_expire(Index *index, uint32_t number, size_t slots) {
     return true;
 }
 
-static void clear_segment(Index *index, uint32_t number, Pool *pool, uint32_t segment) {
-    Holder holder = index_holder(number, segment, pool->tier);
-    Table *blocks = &pool->blocks[segment];
+/* Empties one of a pool's tables from the ends of its shards, where nothing has to move up; moves
+ * what it holds to another segment, if that is another one. */
+static IndexResult empty_segment(Index *index, uint32_t number, Pool *pool, uint32_t from,
+                                 uint32_t to) {
     for (unsigned n = 0; n < SHARDS; n++) {
-        Shard *shard = &blocks->shards[n];
-        for (uint32_t at = 0; at < shard->capacity; at++) {
+        Shard *shard = &pool->blocks[from].shards[n];
+        index->work++;
+        for (uint32_t at = shard->capacity; at-- && shard->used;) {
+            if (!(at % 1024)) index->work++;
             if (!shard->tags[at]) continue;
-            row_release(index, holder, shard->extras[at]);
-            count_block(index, &index->owners[number], pool, -1);
+            if (to != from) {
+                Slot old = table_find(&pool->blocks[to], shard->keys[at]);
+                if (old.shard) forget(index, number, pool, to, old);
+                if (!hold(index, number, pool, to, shard->keys[at], shard->extras[at],
+                          shard->tags[at]))
+                    return INDEX_NO_MEMORY;
+            }
+            index->work += 4;
+            forget(index, number, pool, from, (Slot){shard, at});
+            if (index_is_over(index)) return INDEX_MORE;
+            at++; /* something may have moved up here after all */
         }
     }
-    table_clear(blocks);
+    table_clear(&pool->blocks[from]);
+    return INDEX_OK;
+}
+
+IndexResult index_clear_some(Index *index, uint32_t number) {
+    Owner *owner = &index->owners[number];
+    for (uint32_t n = 0; n < owner->pool_count; n++)
+        for (uint32_t segment = 0; segment < SEGMENTS; segment++)
+            if (empty_segment(index, number, owner->pools[n], segment, segment) == INDEX_MORE)
+                return INDEX_MORE;
+    owner_free(owner);
+    owner->aging = owner->doubted = owner->swept = owner->swept_slot = 0;
+    return INDEX_OK;
 }
 
 void index_clear(Index *index, uint32_t number) {
-    Owner *owner = &index->owners[number];
-    for (uint32_t n = 0; n < owner->pool_count; n++)
-        for (int segment = 0; segment < SEGMENTS; segment++)
-            clear_segment(index, number, owner->pools[n], segment);
-    owner_free(owner);
-    owner->aging = owner->doubted = owner->swept = owner->swept_slot = 0;
+    index_begin(index, UINT64_MAX);
+    index_clear_some(index, number);
 }
 
 void index_remove_owner(Index *index, uint32_t number) {
@@ -354,35 +381,19 @@ static bool segment_is_empty(const Owner *owner, uint32_t segment) {
     return true;
 }
 
-/* Moves one pool's certain blocks to its uncertain ones; copies that both had count once. */
-static bool merge_pool(Index *index, uint32_t number, Pool *pool, uint32_t from) {
-    Table *blocks = &pool->blocks[from];
-    for (unsigned n = 0; n < SHARDS; n++) {
-        Shard *shard = &blocks->shards[n];
-        for (uint32_t at = 0; at < shard->capacity; at++) {
-            if (!shard->tags[at]) continue;
-            Slot old = table_find(&pool->blocks[from ^ 1], shard->keys[at]);
-            if (old.shard) forget(index, number, pool, from ^ 1, old);
-            if (!hold(index, number, pool, from ^ 1, shard->keys[at], shard->extras[at],
-                      shard->tags[at]))
-                return false;
-        }
-    }
-    clear_segment(index, number, pool, from);
-    return true;
-}
-
-IndexResult index_demote(Index *index, uint32_t number) {
+/* Moves certain blocks to the uncertain ones; copies that both had count once. */
+IndexResult index_demote_some(Index *index, uint32_t number) {
     Owner *owner = &index->owners[number];
-    if (segment_is_empty(owner, owner->certain ^ 1)) {
+    uint32_t from = owner->certain;
+    if (segment_is_empty(owner, from ^ 1)) {
         owner->certain ^= 1;
         return INDEX_OK;
     }
     for (uint32_t n = 0; n < owner->pool_count; n++) {
-        if (!merge_pool(index, number, owner->pools[n], owner->certain)) {
+        IndexResult result = empty_segment(index, number, owner->pools[n], from, from ^ 1);
+        if (result == INDEX_NO_MEMORY)
             index_clear(index, number); /* it knows nothing rather than something wrong */
-            return INDEX_NO_MEMORY;
-        }
+        if (result != INDEX_OK) return result;
     }
     return INDEX_OK;
 }

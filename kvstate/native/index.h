@@ -38,6 +38,7 @@ typedef enum {
     INDEX_UNKNOWN_PARENT,
     INDEX_OVER_LIMIT,
     INDEX_NO_MEMORY,
+    INDEX_MORE,
 } IndexResult;
 
 typedef struct {
@@ -78,6 +79,7 @@ typedef struct {
     uint32_t doubted;  /* tiers on which a doubted medium lies, a bit each */
     uint32_t age;      /* from 1 on */
     uint32_t swept, swept_slot; /* how far index_expire() came in this age */
+    void *pending; /* a message that is applied in part, see module.c */
     uint64_t removed_unknown, restored_with_other_tokens, over_limit, copied_unknown;
 } Owner;
 
@@ -93,6 +95,7 @@ typedef struct {
     uint64_t *lanes; /* random multipliers, one for each token of a block */
     uint32_t lane_count;
     size_t limit_blocks; /* of one owner */
+    uint64_t work, work_limit; /* looks at tables, or as much; who may stop does so at the limit */
 } Index;
 
 typedef struct {
@@ -105,6 +108,7 @@ typedef struct {
     PoolName pool;
     const uint64_t *hashes;
     uint32_t count;
+    uint32_t following; /* blocks of the same event that are stored afterwards */
     bool has_parent;
     uint64_t parent;
     const uint32_t *tokens;
@@ -128,7 +132,9 @@ uint32_t index_add_model(Index *index, uint64_t seed);
 uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t rank);
 void index_remove_owner(Index *index, uint32_t owner);
 void index_clear(Index *index, uint32_t owner);
-IndexResult index_demote(Index *index, uint32_t owner);
+/* Goes on with it until the limit of work; INDEX_MORE where something is left. */
+IndexResult index_clear_some(Index *index, uint32_t owner);
+IndexResult index_demote_some(Index *index, uint32_t owner);
 IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
 /* One more copy in the pool of this medium and group of each block that is held under its hash. */
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
@@ -187,6 +193,14 @@ static inline uint64_t index_child(const Index *index, uint64_t parent, const ui
 static inline uint64_t index_root(const Index *index, uint32_t model, uint64_t lora,
                                   uint32_t block_size) {
     return mix64(index->models[model].seed ^ mix64(lora + index->secret) ^ block_size);
+}
+
+static inline bool index_is_over(const Index *index) { return index->work >= index->work_limit; }
+
+/* Begins a piece of work of this size. */
+static inline void index_begin(Index *index, uint64_t limit) {
+    index->work = 0;
+    index->work_limit = limit;
 }
 
 /* Makes sure that blocks of this size can be keyed. */

@@ -8,14 +8,28 @@
 
 #include "wire.h"
 
-/* Longer messages take the typed decoder, so that the arrays here stay small. */
+/* Longer ones are refused before they come here. */
 #define MAX_FAST_PAYLOAD (8u << 20)
+
+/* Of a store that is taken at once, where it has more than one block. */
+#define PIECE_TOKENS 16384u
+#define PIECE_BLOCKS 1024u
+
+/* One message while it is applied. */
+typedef struct {
+    WireBatch batch;
+    Py_buffer view;   /* the payload; without an object where there is none */
+    PyObject *faults; /* a list of names */
+    bool parsed, clears;
+    size_t done;     /* events */
+    uint32_t offset; /* blocks of the next one that are done */
+} Message;
 
 typedef struct {
     PyObject_HEAD
     Index index;
     LookupSpace space;
-    WireBatch batch;
+    Message message; /* the one in hand; its arrays are used again */
     PyTypeObject *overlap;
 } Core;
 
@@ -129,11 +143,28 @@ static PyObject *core_new(PyTypeObject *type, PyObject *arguments, PyObject *Py_
     return (PyObject *)self;
 }
 
+/* Ends a message, done or not; its arrays stay. */
+static void message_end(Message *message) {
+    if (message->view.obj) PyBuffer_Release(&message->view);
+    Py_CLEAR(message->faults);
+}
+
+/* Forgets the message that an owner has in part. */
+static void abandon(Owner *owner) {
+    Message *message = owner->pending;
+    if (!message) return;
+    owner->pending = NULL;
+    message_end(message);
+    wire_free(&message->batch);
+    PyMem_Free(message);
+}
+
 static void core_dealloc(Core *self) {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
+    for (uint32_t n = 0; n < self->index.owner_count; n++) abandon(&self->index.owners[n]);
     index_free(&self->index);
     lookup_free(&self->space);
-    wire_free(&self->batch);
+    wire_free(&self->message.batch);
     Py_XDECREF((PyObject *)self->overlap);
     PyObject_Free(self);
     Py_DECREF(type);
@@ -164,23 +195,52 @@ static PyObject *core_add_owner(Core *self, PyObject *const *arguments, Py_ssize
 static PyObject *core_remove_owner(Core *self, PyObject *number) {
     Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
+    abandon(owner);
     index_remove_owner(&self->index, number_of(self, owner));
     Py_RETURN_NONE;
 }
 
-static PyObject *core_clear(Core *self, PyObject *number) {
+/* Clears or demotes until the limit of work; whether all is done. */
+static PyObject *go_on(Core *self, PyObject *number, uint64_t work,
+                       IndexResult (*some)(Index *, uint32_t)) {
     Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
-    index_clear(&self->index, number_of(self, owner));
+    index_begin(&self->index, work);
+    IndexResult result = some(&self->index, number_of(self, owner));
+    if (result == INDEX_NO_MEMORY) return PyErr_NoMemory();
+    return PyBool_FromLong(result == INDEX_OK);
+}
+
+static PyObject *nothing(PyObject *answer) {
+    if (!answer) return NULL;
+    Py_DECREF(answer);
     Py_RETURN_NONE;
 }
 
+static PyObject *core_clear(Core *self, PyObject *number) {
+    return nothing(go_on(self, number, UINT64_MAX, index_clear_some));
+}
+
 static PyObject *core_demote(Core *self, PyObject *number) {
-    Owner *owner = owner_of(self, number);
-    if (!owner) return NULL;
-    if (index_demote(&self->index, number_of(self, owner)) == INDEX_NO_MEMORY)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+    return nothing(go_on(self, number, UINT64_MAX, index_demote_some));
+}
+
+/* How much work may be done at once. */
+static bool work_of(PyObject *object, uint64_t *work) {
+    *work = PyLong_AsUnsignedLongLong(object);
+    return !PyErr_Occurred();
+}
+
+static PyObject *core_clear_some(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work;
+    if (!arguments_are(count, 2) || !work_of(given[1], &work)) return NULL;
+    return go_on(self, given[0], work, index_clear_some);
+}
+
+static PyObject *core_demote_some(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work;
+    if (!arguments_are(count, 2) || !work_of(given[1], &work)) return NULL;
+    return go_on(self, given[0], work, index_demote_some);
 }
 
 static PyObject *core_trust(Core *self, PyObject *const *arguments, Py_ssize_t count) {
@@ -318,36 +378,63 @@ static PyObject *core_layout(Core *self, PyObject *number) {
     return Py_BuildValue("(OO)", told(owner->names_salts), told(owner->names_loras));
 }
 
-typedef enum { STEP_DONE, STEP_LEFT, STEP_NO_MEMORY } Step;
+typedef enum { STEP_DONE, STEP_LEFT, STEP_MORE, STEP_NO_MEMORY } Step;
 
 static Step step_of(IndexResult result) {
     if (result == INDEX_NO_MEMORY) return STEP_NO_MEMORY;
-    return result == INDEX_UNKNOWN_PARENT ? STEP_LEFT : STEP_DONE;
+    return result == INDEX_MORE ? STEP_MORE : STEP_DONE;
 }
 
-static Step apply_stored(Core *self, uint32_t number, const WireEvent *event) {
+/* The next piece of a store; blocks after the first piece are children of the one before them. */
+static Step apply_stored(Core *self, uint32_t number, Message *message, const WireEvent *event) {
     Owner *owner = &self->index.owners[number];
     if (event->names_salts > owner->names_salts) owner->names_salts = event->names_salts;
     if (event->names_loras > owner->names_loras) owner->names_loras = event->names_loras;
+    uint32_t block_size = event->pool.block_size, left = event->hash_count - message->offset;
+    uint32_t most = block_size < PIECE_TOKENS ? PIECE_TOKENS / block_size : 1;
+    if (most > PIECE_BLOCKS) most = PIECE_BLOCKS;
+    uint32_t count = left < most ? left : most;
+    const uint64_t *hashes = message->batch.hashes + event->first_hash + message->offset;
     Stored stored = {
         .pool = event->pool,
-        .hashes = self->batch.hashes + event->first_hash,
-        .count = event->hash_count,
-        .has_parent = event->has_parent,
-        .parent = event->parent,
-        .tokens = self->batch.tokens + event->first_token,
+        .hashes = hashes,
+        .count = count,
+        .following = left - count,
+        .has_parent = message->offset || event->has_parent,
+        .parent = message->offset ? hashes[-1] : event->parent,
+        .tokens = message->batch.tokens + event->first_token +
+                  (size_t)message->offset * block_size,
         .lora = event->lora,
     };
-    return step_of(index_store(&self->index, number, &stored));
+    IndexResult result = index_store(&self->index, number, &stored);
+    if (result == INDEX_UNKNOWN_PARENT) return message->offset ? STEP_DONE : STEP_LEFT;
+    if (result != INDEX_OK || count == left) return step_of(result);
+    message->offset += count;
+    return STEP_MORE;
 }
 
-static void apply_removed(Core *self, uint32_t number, const WireEvent *event) {
+static Step apply_removed(Core *self, uint32_t number, Message *message, const WireEvent *event) {
     Owner *owner = &self->index.owners[number];
-    const uint64_t *hashes = self->batch.hashes + event->first_hash;
-    for (uint32_t n = 0; n < event->hash_count; n++)
-        if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hashes[n]) &&
+    const uint64_t *hashes = message->batch.hashes + event->first_hash;
+    while (message->offset < event->hash_count) {
+        if (index_is_over(&self->index)) return STEP_MORE;
+        uint64_t hash = hashes[message->offset++];
+        if (!index_remove(&self->index, number, event->pool.medium, event->pool.group, hash) &&
             groups_admission(&owner->groups, event->pool.group) == GROUP_INDEXED)
             owner->removed_unknown++;
+    }
+    return STEP_DONE;
+}
+
+static Step apply_copied(Core *self, uint32_t number, Message *message, const WireEvent *event) {
+    const uint64_t *hashes = message->batch.hashes + event->first_hash;
+    while (message->offset < event->hash_count) {
+        if (index_is_over(&self->index)) return STEP_MORE;
+        IndexResult result =
+            index_copy(&self->index, number, &event->pool, hashes + message->offset++, 1);
+        if (result != INDEX_OK) return step_of(result);
+    }
+    return STEP_DONE;
 }
 
 /* What becomes of a stored event, whatever it stores. */
@@ -356,12 +443,12 @@ static Admission admit(Owner *owner, const WireEvent *event) {
     return groups_stored(&owner->groups, event->pool.group, event->group_kind);
 }
 
-/* Applies one event of the parsed batch; `fault` is the name of what is skipped. */
-static Step apply_event(Core *self, uint32_t number, const WireEvent *event, const char **fault) {
-    const uint64_t *hashes = self->batch.hashes + event->first_hash;
+/* Applies one event of a parsed message; `fault` is the name of what is skipped. */
+static Step apply_event(Core *self, uint32_t number, Message *message, const WireEvent *event,
+                        const char **fault) {
     switch (event->kind) {
-        case EVENT_CLEARED: index_clear(&self->index, number); return STEP_DONE;
-        case EVENT_REMOVED: apply_removed(self, number, event); return STEP_DONE;
+        case EVENT_CLEARED: return step_of(index_clear_some(&self->index, number));
+        case EVENT_REMOVED: return apply_removed(self, number, message, event);
         case EVENT_OTHER_LOCALITY: *fault = "other_locality"; return STEP_DONE;
         case EVENT_FOREIGN_OWNERSHIP: *fault = "foreign_ownership"; return STEP_DONE;
         default: break;
@@ -372,8 +459,8 @@ static Step apply_event(Core *self, uint32_t number, const WireEvent *event, con
         *fault = "other_attention_group";
         return STEP_DONE;
     }
-    if (event->kind == EVENT_STORED) return apply_stored(self, number, event);
-    return step_of(index_copy(&self->index, number, &event->pool, hashes, event->hash_count));
+    if (event->kind == EVENT_STORED) return apply_stored(self, number, message, event);
+    return apply_copied(self, number, message, event);
 }
 
 static bool append_name(PyObject *names, const char *name) {
@@ -383,42 +470,104 @@ static bool append_name(PyObject *names, const char *name) {
     return done;
 }
 
-/* Applies the parsed batch; the faults are appended as they occur. NULL with an exception set. */
-static PyObject *apply_batch(Core *self, uint32_t number, PyObject *faults) {
-    size_t applied = 0;
-    int clears = 0;
-    for (; applied < self->batch.event_count; applied++) {
-        const WireEvent *event = &self->batch.events[applied];
+/* Goes on with a parsed message until the limit of work; false with an exception set. */
+static bool apply_events(Core *self, uint32_t number, Message *message, Step *step) {
+    for (*step = STEP_DONE; message->done < message->batch.event_count; message->done++) {
+        const WireEvent *event = &message->batch.events[message->done];
         const char *fault = NULL;
-        Step step = apply_event(self, number, event, &fault);
-        if (step == STEP_NO_MEMORY) return PyErr_NoMemory();
-        if (step == STEP_LEFT) break;
-        if (fault && !append_name(faults, fault)) return NULL;
-        clears |= event->kind == EVENT_CLEARED;
+        do {
+            if (index_is_over(&self->index)) *step = STEP_MORE;
+            else *step = apply_event(self, number, message, event, &fault);
+        } while (*step == STEP_MORE && !index_is_over(&self->index));
+        if (*step == STEP_NO_MEMORY) return PyErr_NoMemory(), false;
+        if (*step != STEP_DONE) return true;
+        if (fault && !append_name(message->faults, fault)) return false;
+        message->clears |= event->kind == EVENT_CLEARED;
+        message->offset = 0;
     }
-    return Py_BuildValue("(nnON)", (Py_ssize_t)applied, (Py_ssize_t)self->batch.event_count,
-                         clears ? Py_True : Py_False, PyList_AsTuple(faults));
+    return true;
 }
 
-static PyObject *apply(Core *self, uint32_t number, const unsigned char *bytes, size_t length) {
-    if (length > MAX_FAST_PAYLOAD) Py_RETURN_NONE;
-    WireResult parsed = wire_parse(&self->index, bytes, length, &self->batch);
-    if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory();
-    if (parsed == WIRE_SURPRISE) Py_RETURN_NONE;
-    PyObject *faults = PyList_New(0);
-    PyObject *answer = faults ? apply_batch(self, number, faults) : NULL;
-    Py_XDECREF(faults);
+/* Goes on with a message; true or false as an object where there is more, or a surprise. */
+static PyObject *proceed(Core *self, uint32_t number, Message *message, uint64_t work) {
+    index_begin(&self->index, work);
+    if (!message->parsed) {
+        WireResult parsed = wire_parse(&self->index, &message->batch);
+        if (parsed == WIRE_NO_MEMORY) return PyErr_NoMemory();
+        if (parsed == WIRE_SURPRISE) Py_RETURN_FALSE;
+        if (parsed == WIRE_MORE) Py_RETURN_TRUE;
+        message->parsed = true;
+    }
+    Step step;
+    if (!apply_events(self, number, message, &step)) return NULL;
+    if (step == STEP_MORE) Py_RETURN_TRUE;
+    return Py_BuildValue("(nnON)", (Py_ssize_t)message->done,
+                         (Py_ssize_t)message->batch.event_count,
+                         message->clears ? Py_True : Py_False, PyList_AsTuple(message->faults));
+}
+
+/* Keeps the message in hand for its owner, until the rest of it is asked for. */
+static bool put_aside(Core *self, Owner *owner) {
+    Message *kept = PyMem_Malloc(sizeof *kept);
+    if (!kept) return PyErr_NoMemory(), false;
+    *kept = self->message;
+    memset(&self->message, 0, sizeof self->message);
+    owner->pending = kept;
+    return true;
+}
+
+static PyObject *start(Core *self, PyObject *number, PyObject *payload, uint64_t work) {
+    Owner *owner = owner_of(self, number);
+    Message *message = &self->message;
+    if (!owner) return NULL;
+    abandon(owner);
+    if (PyObject_GetBuffer(payload, &message->view, PyBUF_SIMPLE)) return NULL;
+    message->parsed = message->clears = false;
+    message->done = message->offset = 0;
+    message->faults = PyList_New(0);
+    PyObject *answer = NULL;
+    size_t length = (size_t)message->view.len;
+    if (length > MAX_FAST_PAYLOAD ||
+        wire_begin(&message->batch, message->view.buf, length) != WIRE_OK)
+        answer = PyBool_FromLong(false);
+    else if (message->faults)
+        answer = proceed(self, number_of(self, owner), message, work);
+    if (answer == Py_True && !put_aside(self, owner)) Py_CLEAR(answer);
+    message_end(message);
     return answer;
 }
 
 static PyObject *core_apply(Core *self, PyObject *const *given, Py_ssize_t count) {
     if (!arguments_are(count, 2)) return NULL;
+    PyObject *answer = start(self, given[0], given[1], UINT64_MAX);
+    return answer == Py_False ? nothing(answer) : answer;
+}
+
+static PyObject *core_start(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work;
+    if (!arguments_are(count, 3) || !work_of(given[2], &work)) return NULL;
+    return start(self, given[0], given[1], work);
+}
+
+static PyObject *core_proceed(Core *self, PyObject *const *given, Py_ssize_t count) {
+    uint64_t work;
+    if (!arguments_are(count, 2) || !work_of(given[1], &work)) return NULL;
     Owner *owner = owner_of(self, given[0]);
-    Py_buffer view;
-    if (!owner || PyObject_GetBuffer(given[1], &view, PyBUF_SIMPLE)) return NULL;
-    PyObject *answer = apply(self, number_of(self, owner), view.buf, (size_t)view.len);
-    PyBuffer_Release(&view);
+    if (!owner) return NULL;
+    if (!owner->pending) {
+        PyErr_SetString(PyExc_ValueError, "no message is applied in part");
+        return NULL;
+    }
+    PyObject *answer = proceed(self, number_of(self, owner), owner->pending, work);
+    if (answer != Py_True) abandon(owner);
     return answer;
+}
+
+static PyObject *core_abandon(Core *self, PyObject *number) {
+    Owner *owner = owner_of(self, number);
+    if (!owner) return NULL;
+    abandon(owner);
+    Py_RETURN_NONE;
 }
 
 /* (block_size, (device, host, disk, remote), uncertain, rank), as kvstate.overlap.Overlap */
@@ -521,8 +670,9 @@ static PyObject *core_check(Core *self, PyObject *Py_UNUSED(none)) {
 #define NONE(name) {#name, (PyCFunction)core_##name, METH_NOARGS, NULL}
 
 static PyMethodDef core_methods[] = {
-    ONE(add_model), FAST(add_owner), ONE(remove_owner), ONE(clear),     ONE(demote),
-    FAST(trust),    FAST(store),     FAST(copy),        FAST(remove),        FAST(apply),
+    ONE(add_model), FAST(add_owner), ONE(remove_owner), ONE(clear),        ONE(demote),
+    FAST(trust),    FAST(store),     FAST(copy),        FAST(remove),      FAST(apply),
+    FAST(start),    FAST(proceed),   ONE(abandon),      FAST(clear_some),  FAST(demote_some),
     FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
     FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
     FAST(expire),

@@ -7,6 +7,7 @@ static uint64_t take_hash(Index *index, Reader *reader) {
     if (tag != 0xc4 && tag != 0xc5) return take_integer(reader);
     reader->at++;
     Text bytes = take_bytes(reader, big_endian(reader, tag == 0xc4 ? 1 : 2));
+    if (bytes.length > MAX_HASH_BYTES) return fail(reader);
     return reader->failed ? 0 : wire_fold_hash(index, bytes.at, bytes.length);
 }
 
@@ -71,7 +72,9 @@ typedef struct {
 
 static bool read_hashes(Index *index, Reader *reader, WireBatch *batch, Fields *fields) {
     size_t count = take_array(reader);
-    if (reader->failed || count > (size_t)(reader->end - reader->at)) return !fail(reader);
+    if (reader->failed || count > (size_t)(reader->end - reader->at) ||
+        count > MAX_HASHES - batch->hash_count)
+        return !fail(reader);
     if (!make_room((void **)&batch->hashes, &batch->hash_room, batch->hash_count, count,
                    sizeof *batch->hashes))
         return false;
@@ -298,20 +301,29 @@ static WireResult read_event(Index *index, Reader *reader, WireBatch *batch) {
     return WIRE_OK;
 }
 
-WireResult wire_parse(Index *index, const unsigned char *bytes, size_t length, WireBatch *batch) {
-    Reader reader = {bytes, bytes + length, false};
+WireResult wire_begin(WireBatch *batch, const unsigned char *bytes, size_t length) {
+    Reader *reader = &batch->reader;
+    *reader = (Reader){bytes, bytes + length, false};
     batch->event_count = batch->hash_count = batch->token_count = 0;
-    size_t fields = take_array(&reader);
-    if (fields != 2 && fields != 3) return WIRE_SURPRISE;
-    if (peek(&reader) != 0xcb) return WIRE_SURPRISE;
-    reader.at++;
-    uint64_t stamp = big_endian(&reader, 8);
+    batch->fields = take_array(reader);
+    if (batch->fields != 2 && batch->fields != 3) return WIRE_SURPRISE;
+    if (peek(reader) != 0xcb) return WIRE_SURPRISE;
+    reader->at++;
+    uint64_t stamp = big_endian(reader, 8);
     if ((stamp >> 52 & 0x7ff) == 0x7ff) return WIRE_SURPRISE; /* infinite, or no number */
-    size_t events = take_array(&reader);
-    for (size_t n = 0; n < events && !reader.failed; n++) {
-        WireResult result = read_event(index, &reader, batch);
+    batch->left = take_array(reader);
+    return reader->failed || batch->left > MAX_EVENTS ? WIRE_SURPRISE : WIRE_OK;
+}
+
+WireResult wire_parse(Index *index, WireBatch *batch) {
+    Reader *reader = &batch->reader;
+    for (; batch->left && !reader->failed; batch->left--) {
+        if (index_is_over(index)) return WIRE_MORE;
+        const unsigned char *start = reader->at;
+        WireResult result = read_event(index, reader, batch);
         if (result != WIRE_OK) return result;
+        index->work += 4 + (uint64_t)(reader->at - start) / 8;
     }
-    if (fields == 3) skip(&reader);
-    return reader.failed || reader.at != reader.end ? WIRE_SURPRISE : WIRE_OK;
+    if (batch->fields == 3) skip(reader);
+    return reader->failed || reader->at != reader->end ? WIRE_SURPRISE : WIRE_OK;
 }

@@ -9,8 +9,14 @@
 #define KVSTEER_WIRE_H
 
 #include "index.h"
+#include "reader.h"
 
-typedef enum { WIRE_OK, WIRE_SURPRISE, WIRE_NO_MEMORY } WireResult;
+typedef enum { WIRE_OK, WIRE_SURPRISE, WIRE_NO_MEMORY, WIRE_MORE } WireResult;
+
+/* Of one message, as kvstate/wire/zmq_wire.py has them. */
+#define MAX_EVENTS 65536u
+#define MAX_HASHES 262144u
+#define MAX_HASH_BYTES 64u
 
 typedef enum {
     EVENT_STORED, /* the first three in the order of their tags in wire.c */
@@ -34,8 +40,10 @@ typedef struct {
     int8_t names_salts, names_loras; /* as in Owner */
 } WireEvent;
 
-/* A parsed batch; its arrays are used again for the next one. */
+/* A batch while it is parsed, and then; its arrays may be used again for the next one. */
 typedef struct {
+    Reader reader;
+    size_t fields, left; /* of the batch, and events that are not read yet */
     WireEvent *events;
     uint64_t *hashes;
     uint32_t *tokens;
@@ -43,7 +51,10 @@ typedef struct {
     size_t event_room, hash_room, token_room;
 } WireBatch;
 
-WireResult wire_parse(Index *index, const unsigned char *bytes, size_t length, WireBatch *batch);
+/* Begins a payload, then reads its events until the index's limit of work; WIRE_MORE where some are
+ * left. */
+WireResult wire_begin(WireBatch *batch, const unsigned char *bytes, size_t length);
+WireResult wire_parse(Index *index, WireBatch *batch);
 void wire_free(WireBatch *batch);
 
 /* The number and tier of a medium's name, upper case; false if it is unknown. */

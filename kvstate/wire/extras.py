@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from kvstate.events import Extra
 from kvstate.wire.admission import Skipped
 
+# What the extras of one block may take; engines have names, hashes and salts of some 100 bytes.
+MAX_EXTRA_BYTES = 4_096
+
 _SCALARS = str | bytes | int | float | None
 
 
@@ -22,14 +25,27 @@ def extras_of(
     The adapter's name is left out: the root key holds it already.
 
     Raises:
-        Skipped: bad_extra_keys or bad_mm_keys.
+        Skipped: bad_extra_keys, bad_mm_keys or huge_extra_keys.
     """
     if extra_keys is None and mm_keys is None:
         return None
     extras = _per_block(extra_keys, blocks, "bad_extra_keys")
     images = _per_block(mm_keys, blocks, "bad_mm_keys")
     made = [_extra(keys, lora) + _images(items) for keys, items in zip(extras, images, strict=True)]
+    if any(map(is_huge, made)):
+        raise Skipped("huge_extra_keys")
     return made if any(made) else None
+
+
+def is_huge(extra: Extra) -> bool:
+    """Whether a block carries more besides tokens than any engine has."""
+    left = MAX_EXTRA_BYTES
+    for item in extra:
+        for scalar in item if isinstance(item, list) else (item,):
+            left -= 8 + (len(scalar) if isinstance(scalar, str | bytes) else 0)
+            if left < 0:
+                return True
+    return False
 
 
 def with_root(
@@ -42,7 +58,7 @@ def with_root(
     Raises:
         Skipped: bad_cache_salt.
     """
-    if salt is not None and not isinstance(salt, str):
+    if salt is not None and not (isinstance(salt, str) and len(salt) <= MAX_EXTRA_BYTES):
         raise Skipped("bad_cache_salt")
     rest = extras[0] if extras else ()
     root: Extra = () if first_token is None else (first_token,)

@@ -29,6 +29,8 @@ from kvstate.wire.admission import (
 from kvstate.wire.extras import extras_of, with_root
 
 MAX_BLOCK_SIZE = 65_536
+# The longest that engines have are of 32.
+MAX_HASH_BYTES = 64
 
 _STORED_FIELDS = (
     "block_hashes",
@@ -143,7 +145,7 @@ def _place(fields: Fields) -> tuple[str, int | None]:
 def _hash(raw: object) -> BlockHash:
     if type(raw) is int:
         return raw & 0xFFFF_FFFF_FFFF_FFFF
-    if isinstance(raw, bytes):
+    if isinstance(raw, bytes) and len(raw) <= MAX_HASH_BYTES:
         return raw
     raise Skipped("bad_hash")
 

@@ -15,6 +15,8 @@ GREETING_BYTES = 64
 # Of a message: an empty frame, topic, number and payload.
 MAX_FRAMES = 8
 MAX_COMMAND_BYTES = 4096
+# Commands that are taken at once; there is nothing to command but a heartbeat now and then.
+MAX_COMMANDS = 64
 
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _MECHANISM = b"NULL".ljust(20, b"\0")
@@ -48,6 +50,7 @@ class Session:
     def __init__(self, kind: bytes, max_message_bytes: int, topic: bytes = b"") -> None:
         self.is_ready = False
         self.has_heartbeats = False  # whether the peer answers them
+        self.commands = 0  # taken since the handshake
         self._kind = kind
         self._topic = topic
         self._max_message_bytes = max_message_bytes
@@ -91,13 +94,15 @@ class Session:
         return self.is_ready
 
     def take(self) -> list[bytes] | None:
-        """The next message, None if it is not complete yet."""
-        while True:
+        """The next message; None if it is not complete yet, or behind many commands."""
+        until = self.commands + MAX_COMMANDS
+        while self.commands < until:
             read = self._read(self._max_message_bytes - self._message_bytes)
             if read is None:
                 return None
             flags, body = read
             if flags & _COMMAND:
+                self.commands += 1
                 self._command(body)
                 continue
             self._frames.append(body)
@@ -107,6 +112,7 @@ class Session:
                 return frames
             if len(self._frames) >= MAX_FRAMES:
                 raise WireError(f"message of more than {MAX_FRAMES} frames")
+        return None
 
     def _greeted(self, greeting: bytes) -> None:
         if greeting[0] != _SIGNATURE[0] or not greeting[9] & 1:

@@ -15,6 +15,7 @@ from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BridgedRank
 from kvstate.bridge.status import Ended, Status
 from kvstate.bridge.stream import Subscription, subscribe
+from kvstate.core import finished
 from kvstate.events import (
     AllCleared,
     BlocksCopied,
@@ -136,7 +137,7 @@ class Scene:
         self.gateways = [Gateway(self.rank)]
 
     def apply(self, events: Sequence[Event]) -> None:
-        self.rank.apply(EventBatch(1.0, list(events)))
+        finished(self.rank.applying(EventBatch(1.0, list(events))))
         for event in events:
             self.truth.apply(event)
 
@@ -153,11 +154,11 @@ class Scene:
         self.gateways.append(Gateway(self.rank))
 
     def restart(self) -> None:
-        self.rank.forget()
+        finished(self.rank.forgetting())
         self.truth.copies.clear()
 
     def hole(self) -> None:
-        self.rank.demote()
+        finished(self.rank.demoting())
         self.truth.copies.clear()
 
     def read(self) -> None:
@@ -203,7 +204,7 @@ def test_newcomer_is_told_of_parents_before_their_children(batches: list[list[Ev
         History(0, 1, 0.0, max_batches=4, max_bytes=2**20), Mirror(2**20), lambda: None
     )
     for events in batches:
-        rank.apply(EventBatch(1.0, events))
+        finished(rank.applying(EventBatch(1.0, events)))
     first_told: dict[int, int] = {}
     parents: dict[int, int] = {}
     (piece,) = rank.state().pieces

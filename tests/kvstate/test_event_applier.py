@@ -10,6 +10,7 @@ from kvstate.events import (
     Tokens,
 )
 from kvstate.index import Limits
+from kvstate.orphans import ORPHAN_OVERHEAD_BYTES
 from kvstate.overlap import Overlap
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
@@ -84,7 +85,7 @@ def test_clearing_forgets_everything_of_that_rank_only() -> None:
 
 
 def test_orphans_are_bounded_in_bytes() -> None:
-    index, owner = an_index(Limits(orphan_bytes=8))
+    index, owner = an_index(Limits(orphan_bytes=2 * (ORPHAN_OVERHEAD_BYTES + 4)))
     index.apply(owner, [stored([2, 3, 4], [2, 3, 4], 1)])
     assert (len(owner.orphans), owner.counts["orphans_over_limit"]) == (2, 1)
 

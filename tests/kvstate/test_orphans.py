@@ -1,5 +1,5 @@
 from kvstate.events import BlockHash, BlocksStored, Tokens
-from kvstate.orphans import Name, Orphan, Orphanage, orphans_of
+from kvstate.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
 from kvstate.segment import Pool
 
 GPU = Pool.of("GPU", None, 1)
@@ -85,12 +85,12 @@ def test_cleared_orphanage_is_empty() -> None:
     assert (len(orphanage), orphanage.take(1)) == (0, [])
 
 
-def test_bytes_are_those_of_the_tokens_that_wait() -> None:
+def test_all_that_waits_counts() -> None:
     orphanage = Orphanage()
-    orphanage.park(orphan(1, 2, b"12345678"))
+    orphanage.park(orphan(b"parent", b"hash", b"12345678", b"salt"))
     orphanage.park(orphan(2, 3, b"1234"))
-    assert orphanage.bytes == 12
-    orphanage.take(1)
-    assert orphanage.bytes == 4
+    assert orphanage.bytes == 2 * ORPHAN_OVERHEAD_BYTES + 6 + 4 + 8 + 4 + 4
+    orphanage.take(b"parent")
+    assert orphanage.bytes == ORPHAN_OVERHEAD_BYTES + 4
     orphanage.remove("GPU", None, 3)
     assert orphanage.bytes == 0

@@ -117,7 +117,7 @@ def test_cleared_segment_leaves_the_bits_of_others() -> None:
         segment.store(GPU, 1, 77)
         segment.store(GPU_1, 1, 77)
         segment.store(CPU, 1, 77)
-    one.clear()
+    one.clear(9)
     assert table == {77: 0b11_0000}
     assert (len(one), len(two)) == (0, 3)
     assert consistent(table, one, two)
@@ -130,7 +130,7 @@ def test_moved_blocks_replace_what_the_other_segment_had_of_them() -> None:
     one.store(GPU, 1, 77)
     two.store(GPU, 1, 77)
     two.store(GPU, 2, 88)
-    one.move_to(two)
+    assert one.move_to(two, 9)
     assert (len(one), table) == (0, {77: 1 << 4, 88: 1 << 4})
     assert [two.remove("GPU", None, 1) for _ in range(3)] == [True, True, False]
     assert consistent(table, one, two)

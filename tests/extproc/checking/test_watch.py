@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,14 +111,14 @@ class Checked:
 
     def count_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Counts what was applied, to know when all is."""
-        apply = IndexSink.apply
+        applying = IndexSink.applying
 
-        def counting(sink: IndexSink, body: Body) -> Taken:
-            taken = apply(sink, body)
+        def counting(sink: IndexSink, body: Body) -> Generator[None, None, Taken]:
+            taken = yield from applying(sink, body)
             self.applied += 1
             return taken
 
-        monkeypatch.setattr(IndexSink, "apply", counting)
+        monkeypatch.setattr(IndexSink, "applying", counting)
 
     async def ask(self, body: dict[str, Any]) -> None:
         """What a client says to the worker itself."""

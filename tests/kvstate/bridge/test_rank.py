@@ -5,6 +5,7 @@ import pytest
 from kvstate.bridge.history import History
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BridgedRank
+from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
@@ -43,7 +44,7 @@ class Ringing:
         self.rings += 1
 
     def apply(self, *events: Event, **fields: Any) -> Taken:
-        return self.rank.apply(EventBatch(5.0, list(events), **fields))
+        return finished(self.rank.applying(EventBatch(5.0, list(events), **fields)))
 
     def state(self, state: State) -> None:
         self.rank.feed.state = state
@@ -69,7 +70,7 @@ def _shown(event: KvCacheEvent) -> str:
 def test_events_that_wait_together_are_one_batch() -> None:
     ringing = Ringing()
     ringing.apply(store(1))
-    ringing.rank.apply(payload(7, block(2, 1)))
+    finished(ringing.rank.applying(payload(7, block(2, 1))))
     ringing.apply(BlocksRemoved([2]), AllCleared())
     (batch,) = ringing.batches()
     assert (batch.sequence_number, batch.timestamp) == (100, 5.0)
@@ -102,7 +103,7 @@ def test_batch_without_events_takes_no_number() -> None:
 def test_what_is_no_batch_changes_nothing() -> None:
     ringing = Ringing()
     with pytest.raises(WireError):
-        ringing.rank.apply(b"\x00")
+        finished(ringing.rank.applying(b"\x00"))
     assert ringing.rings == 0
 
 
@@ -147,7 +148,7 @@ def test_groups_that_cannot_be_told_apart_are_a_hole_each() -> None:
         assert taken.faults == ("group_without_kind",)
         assert ringing.rank.history.holes == holes
     assert (ringing.events(), ringing.rank.mirror.copies) == ([], 0)
-    ringing.rank.forget()
+    finished(ringing.rank.forgetting())
     assert not ringing.apply(store(1, group=0)).faults
 
 
@@ -179,17 +180,17 @@ def test_more_than_is_kept_is_told_to_those_who_listen_and_missed() -> None:
 
 def test_restart_is_told_as_a_clear_if_there_may_be_something_to_clear() -> None:
     ringing = Ringing()
-    ringing.rank.forget()
+    finished(ringing.rank.forgetting())
     ringing.apply(store(1), BlocksRemoved([1]))
-    ringing.rank.forget()
-    ringing.rank.forget()
+    finished(ringing.rank.forgetting())
+    finished(ringing.rank.forgetting())
     assert ringing.events() == ["stored 1", "removed 1", "cleared"]
 
 
 def test_hole_forgets_what_is_not_numbered_yet_and_takes_a_number() -> None:
     ringing = Ringing()
     ringing.apply(store(1))
-    ringing.rank.demote()
+    finished(ringing.rank.demoting())
     ringing.apply(store(2))
     assert [batch.sequence_number for batch in ringing.batches()] == [101]
     assert ringing.events() == ["stored 2"]
@@ -215,8 +216,8 @@ def test_what_was_never_seen_is_counted_until_the_cache_is_emptied() -> None:
     ringing = Ringing()
     ringing.state(State.LIVE)
     assert ringing.rank.unknown_before == 0
-    ringing.rank.demote()
-    ringing.rank.demote()
+    finished(ringing.rank.demoting())
+    finished(ringing.rank.demoting())
     ringing.state(State.DEGRADED)
     assert ringing.rank.state().unknown_before == 2
     ringing.state(State.REPLAYING)

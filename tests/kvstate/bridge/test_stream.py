@@ -5,6 +5,7 @@ from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank
 from kvstate.bridge.status import Ended, Status
 from kvstate.bridge.stream import Subscription, subscribe
+from kvstate.core import finished
 from kvstate.events import BlocksStored, EventBatch, Tokens
 from kvstate.feeds.feed_terms import State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
@@ -23,7 +24,7 @@ def rank(number: int = 0, *, batches: int = 0, max_batches: int = 1000) -> Bridg
 
 def publish(one: BridgedRank, *hashes: int) -> None:
     events = [BlocksStored([number], None, Tokens("I", [number]), 1) for number in hashes]
-    one.apply(EventBatch(2.0, list(events)))
+    finished(one.applying(EventBatch(2.0, list(events))))
     one.flush()
 
 
@@ -90,7 +91,7 @@ def test_snapshot_stays_that_of_its_number_while_it_is_sent() -> None:
     publish(one, *range(MAX_BATCH_EVENTS))
     stream = begun([one])
     stream.take()
-    one.forget()
+    finished(one.forgetting())
     one.flush()
     piece, batch = taken(stream)
     assert [len(piece.events), piece.snapshot.index] == [1, 1]
@@ -139,7 +140,7 @@ def test_several_ranks_are_told_in_turn_under_their_own_numbers() -> None:
 def test_hole_ends_a_stream_and_no_number_leads_past_it() -> None:
     one = rank(batches=3)
     stream = begun([one])
-    one.demote()
+    finished(one.demoting())
     assert ended(stream) == (Status.DATA_LOSS, "batches of the engine's rank 0 were lost")
     for number in (102, 103):
         assert ended(subscribe([one], number))[0] is Status.OUT_OF_RANGE

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Generator
 
 import pytest
 
@@ -20,16 +21,19 @@ class Written:
         self.done: list[object] = []
         self.taken = Taken()
 
-    def apply(self, body: Body) -> Taken:
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
+        yield
         if body == b"broken":
             raise WireError("payload is not msgpack")
         self.done.append(body)
         return self.taken
 
-    def forget(self) -> None:
+    def forgetting(self) -> Generator[None, None, None]:
+        yield
         self.done.append("forget")
 
-    def demote(self) -> None:
+    def demoting(self) -> Generator[None, None, None]:
+        yield
         self.done.append("demote")
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as `Sink` has it
@@ -123,6 +127,6 @@ async def test_what_a_body_misses_or_skips_is_told(carrying: Carrying) -> None:
 
 async def test_a_body_that_cannot_be_decoded_is_a_hole(carrying: Carrying) -> None:
     await carrying.effects.carry_out([Apply(b"broken")])
-    assert carrying.sink.done == ["demote", True]
-    assert carrying.feed.reason == "a batch could not be decoded"
+    assert carrying.sink.done == [False, "demote", True]
+    assert carrying.feed.reason == "a batch could not be decoded: payload is not msgpack"
     assert carrying.news.counts["undecodable_batch"] == 1

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 
+from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.feeds.sink import Body, IndexSink, Taken
 from kvstate.index import BYTES_PER_BLOCK, Index, Limits
@@ -22,28 +23,28 @@ def certain(index: Index) -> int:
 
 def test_batches_fill_the_index_until_the_publisher_restarts() -> None:
     index, made = sink()
-    assert made.apply(payload(0, block(1), block(2, 1))) == Taken()
+    assert finished(made.applying(payload(0, block(1), block(2, 1)))) == Taken()
     assert certain(index) == 2
-    made.forget()
+    finished(made.forgetting())
     assert made.owner.blocks == 0
 
 
 def test_nothing_is_certain_behind_a_hole_or_without_trust() -> None:
     index, made = sink()
-    made.apply(payload(0, block(1)))
+    finished(made.applying(payload(0, block(1))))
     made.trust(False)  # noqa: FBT003
     assert certain(index) == 0
     made.trust(True)  # noqa: FBT003
-    made.demote()
+    finished(made.demoting())
     assert certain(index) == 0
 
 
 def test_clear_or_the_last_uncertain_block_gone_heals() -> None:
     _, made = sink()
-    made.apply(payload(0, block(1)))
-    made.demote()
-    assert made.apply(payload(1, ["BlockRemoved", [1]])) == Taken(healed=True)
-    assert made.apply(payload(2, ["AllBlocksCleared"])) == Taken(healed=True)
+    finished(made.applying(payload(0, block(1))))
+    finished(made.demoting())
+    assert finished(made.applying(payload(1, ["BlockRemoved", [1]]))) == Taken(healed=True)
+    assert finished(made.applying(payload(2, ["AllBlocksCleared"]))) == Taken(healed=True)
 
 
 def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
@@ -63,40 +64,40 @@ def test_a_cleared_cache_is_told() -> None:
     _, made = sink()
     told: list[str] = []
     made.emptied = lambda: told.append("emptied")
-    made.apply(payload(0, block(1)))
+    finished(made.applying(payload(0, block(1))))
     assert not told
-    made.apply(payload(1, ["AllBlocksCleared"]))
+    finished(made.applying(payload(1, ["AllBlocksCleared"])))
     assert told == ["emptied"]
 
 
 def test_what_a_batch_could_not_say_is_missed() -> None:
     _, made = sink(limit_blocks=1)
-    lost = made.apply(payload(0, ["BlockRemoved", "not a hash"]))
+    lost = finished(made.applying(payload(0, ["BlockRemoved", "not a hash"])))
     assert lost.missed == "an event that may have been a removal could not be read"
     assert lost.faults == ("bad_hash",)
-    full = made.apply(payload(1, block(1), block(2, 1)))
+    full = finished(made.applying(payload(1, block(1), block(2, 1))))
     assert full.missed == "it holds more than the index keeps of one rank"
 
 
 def test_groups_that_cannot_be_told_apart_are_named() -> None:
     _, made = sink()
     two = [["BlockStored", [n], None, [n], 1, None, "GPU", None, None, n] for n in (1, 2)]
-    taken = made.apply(payload(0, *two))
+    taken = finished(made.applying(payload(0, *two)))
     assert taken.missed == "its attention groups cannot be told apart"
 
 
 def test_learned_block_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kvsteer.feed")
     _, made = sink()
-    made.apply(payload(0, block(1)))
-    made.apply(payload(1, block(2)))
+    finished(made.applying(payload(0, block(1))))
+    finished(made.applying(payload(1, block(2))))
     assert caplog.messages == ["w: block size learned: 1"]
 
 
 def test_what_is_no_batch_changes_nothing() -> None:
     _, made = sink()
     with pytest.raises(WireError):
-        made.apply(b"\xc1")
+        finished(made.applying(b"\xc1"))
     assert made.owner.blocks == 0
 
 
@@ -105,9 +106,9 @@ def test_a_listener_is_shown_what_was_applied() -> None:
     shown: list[Body] = []
     made.listener = shown.append
     body = payload(0, block(1))
-    made.apply(body)
+    finished(made.applying(body))
     with pytest.raises(WireError):
-        made.apply(b"\xc1")
+        finished(made.applying(b"\xc1"))
     assert shown == [body]
 
 
@@ -122,7 +123,7 @@ def test_a_listener_that_fails_disturbs_nothing_and_is_not_called_again(
 
     _, made = sink()
     made.listener = failing
-    assert made.apply(payload(0, block(1))) == Taken()
-    assert made.apply(payload(1, block(2, 1))) == Taken()
+    assert finished(made.applying(payload(0, block(1)))) == Taken()
+    assert finished(made.applying(payload(1, block(2, 1)))) == Taken()
     assert shown == [payload(0, block(1))]
     assert caplog.messages[-1] == "w: a listener failed: ValueError"

@@ -422,7 +422,7 @@ async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPa
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.owner.blocks == 1)
-        monkeypatch.setattr(followed.index, "apply_message", None)
+        monkeypatch.setattr(followed.index, "applying", None)
         followed.publish(1, block(2, 1))
         await followed.state(State.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)

@@ -1,0 +1,173 @@
+"""What takes long is done in steps, to the same end as in one go, by both cores."""
+
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvstate.core import finished
+from kvstate.core_choice import IS_COMPILED
+from kvstate.errors import WireError
+from kvstate.events import Tokens
+from kvstate.index import Index, Owner
+from kvstate.overlap import Prompt
+from kvstate.wire.zmq_wire import (
+    MAX_BLOCKS,
+    MAX_EVENT_BYTES,
+    MAX_EVENTS,
+    MAX_PAYLOAD_BYTES,
+    decode_batch,
+    stamp_of,
+)
+
+COUNT = 6_000
+HASHES = list(range(1, COUNT + 1))
+STORED = ["BlockStored", HASHES, None, HASHES, 1, None, "GPU"]
+LONG_CHAIN = ["BlockStored", HASHES[:2_000], None, HASHES * 6 + HASHES[:2_000] * 3, 21, None]
+EVENTS: list[list[Any]] = [
+    [STORED],
+    [LONG_CHAIN],
+    [STORED, ["BlockRemoved", HASHES[1_000:]]],
+    [STORED, ["BlockStored", HASHES, None, [], 0, None, "CPU"], ["BlockRemoved", HASHES]],
+    [STORED, ["AllBlocksCleared"], ["BlockStored", [1], None, [1], 1, None]],
+    [["BlockStored", [n], n - 1 or None, [n], 1, None] for n in HASHES],
+    [["BlockStored", [n], n + 1, [n], 1, None] for n in HASHES[:500]]
+    + [["BlockStored", [501], None, [7], 1, None]],
+]
+
+
+def message(events: list[Any]) -> bytes:
+    return msgspec.msgpack.encode([1.0, events, 0])
+
+
+def taken(index: Index, owner: Owner, payload: bytes) -> None:
+    """As a subscriber takes a payload."""
+    stamp_of(payload)
+    index.apply_message(owner, payload)
+
+
+def steps_of(steps: Generator[None, None, Any]) -> int:
+    return sum(1 for _ in steps)
+
+
+def seen(index: Index, owner: Owner) -> tuple[Any, ...]:
+    prompts = Tokens("I", [*range(1, 400)]), Tokens("I", [7, 500, 499, 498, 497, 2])
+    overlaps = [index.overlaps(Prompt("m", prompt)) for prompt in prompts]
+    index.check()
+    return owner.blocks, owner.uncertain_blocks, len(owner.orphans), owner.counts, overlaps
+
+
+@pytest.fixture(params=["plain", "compiled"])
+def indexes(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes indexes with one trusted rank."""
+    if request.param == "compiled" and not IS_COMPILED:
+        pytest.skip("the compiled core was not built")
+
+    def make() -> tuple[Index, Owner]:
+        index = Index(12345678, compiled=request.param == "compiled")
+        owner = index.add("w", 0, "m")
+        owner.trusted = True
+        return index, owner
+
+    return make
+
+
+@pytest.mark.parametrize("events", EVENTS)
+def test_a_message_in_steps_ends_as_in_one_go(indexes: Any, events: list[Any]) -> None:
+    index, owner = indexes()
+    assert steps_of(index.applying(owner, message(events))) > 2
+    whole, other = indexes()
+    one_by_one = decode_batch(message(events)).events
+    for event in one_by_one:
+        whole.apply(other, [event])
+    assert seen(index, owner) == seen(whole, other)
+
+
+def test_a_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
+    index, owner = indexes()
+    index.apply_message(owner, message([STORED]))
+    index.demote(owner)
+    again = [
+        [*STORED[:1], [n + COUNT for n in HASHES], *STORED[2:]],
+        [*STORED[:1], [1], None, [1], 1],
+    ]
+    index.apply_message(owner, message(again))
+    assert (owner.blocks, owner.uncertain_blocks) == (2 * COUNT, COUNT - 1)
+    assert steps_of(index.demoting(owner)) > 3
+    index.check()
+    assert (owner.blocks, owner.uncertain_blocks) == (2 * COUNT, 2 * COUNT)
+    assert steps_of(index.clearing(owner)) > 3
+    assert seen(index, owner)[0] == 0
+
+
+def test_a_message_that_is_left_in_part_spoils_nothing(indexes: Any) -> None:
+    index, owner = indexes()
+    for _ in range(3):
+        steps = index.applying(owner, message([STORED, ["BlockRemoved", HASHES]]))
+        for _ in range(4):
+            next(steps)
+        steps.close()
+        index.check()
+    index.apply_message(owner, message([["AllBlocksCleared"], ["BlockStored", [1], None, [1], 1]]))
+    assert owner.blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "fault"),
+    [
+        (message([[]] * (MAX_EVENTS + 1)), "more than 65536 events"),
+        (message([["BlockRemoved", [1] * 9_000]] * 30), f"more than {MAX_BLOCKS} blocks"),
+        (message([["BlockRemoved", [[]] * 9_000]]), "too many arrays"),
+        (message([["Unknown", "x" * MAX_EVENT_BYTES]]), "event of more than"),
+        (message([["BlockRemoved", [1] * MAX_PAYLOAD_BYTES]]), "payload of more than"),
+    ],
+)
+def test_a_batch_that_is_too_large_is_refused_as_a_whole(
+    indexes: Any, payload: bytes, fault: str
+) -> None:
+    index, owner = indexes()
+    index.apply_message(owner, message([["BlockStored", [1], None, [1], 1]]))
+    with pytest.raises(WireError, match=fault):
+        taken(index, owner, payload)
+    assert owner.blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "fault"),
+    [
+        (["BlockStored", [b"x" * 65], None, [1], 1], "bad_hash"),
+        (["BlockStored", [1], b"x" * 65, [1], 1], "bad_hash"),
+        (["BlockRemoved", [b"x" * 65]], "bad_hash"),
+        (
+            ["BlockStored", [1], None, [1], 1, None, "GPU", None, [["x" * 5_000]]],
+            "huge_extra_keys",
+        ),
+        (
+            ["BlockStored", [1], None, [1], 1, None, "GPU", None, [[["x", 1]] * 300]],
+            "huge_extra_keys",
+        ),
+        ({"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None,
+          "token_ids": [1], "block_size": 1, "cache_salt": "x" * 5_000}, "bad_cache_salt"),
+    ],
+)  # fmt: skip
+def test_what_no_engine_has_of_a_block_is_left_out(indexes: Any, event: Any, fault: str) -> None:
+    index, owner = indexes()
+    assert index.apply_message(owner, message([event])).faults == (fault,)
+    assert owner.blocks == 0
+
+
+def test_a_hole_costs_what_the_blocks_cost_however_many_there_are(indexes: Any) -> None:
+    # a table filled in the order of another one with the same secret takes time by the square
+    index, owner = indexes()
+    began = time.thread_time()
+    for first in (0, 1):
+        for start in range(0, 60_000, 6_000):
+            chain = [2 * (start + n) + first + 1 for n in range(6_000)]
+            index.apply_message(owner, message([["BlockStored", chain, None, HASHES, 1]]))
+        if not first:
+            index.demote(owner)
+    filled = time.thread_time()
+    finished(index.demoting(owner))
+    assert time.thread_time() - filled < 4 * (filled - began)
