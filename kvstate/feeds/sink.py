@@ -18,6 +18,9 @@ Body = bytes | EventBatch
 MAX_SHOWN_BYTES = 128 * 1024
 MAX_SHOWN_EVENTS = 1_024
 
+# What was left out because it would have taken too much memory.
+_HUGE = frozenset({"huge_hash", "huge_extra_keys"})
+
 # Is shown the batches of a rank.
 Listener = Callable[[Body], None]
 
@@ -83,6 +86,8 @@ class IndexSink:
         missed = ""
         if "group_without_kind" in applied.faults:
             missed = "its attention groups cannot be told apart"
+        elif not _HUGE.isdisjoint(applied.faults):
+            missed = "it stored blocks with longer hashes or extra keys than engines have"
         elif applied.removal_lost:
             missed = "an event that may have been a removal could not be read"
         elif after["over_limit"] != before["over_limit"]:

@@ -145,7 +145,9 @@ def _place(fields: Fields) -> tuple[str, int | None]:
 def _hash(raw: object) -> BlockHash:
     if type(raw) is int:
         return raw & 0xFFFF_FFFF_FFFF_FFFF
-    if isinstance(raw, bytes) and len(raw) <= MAX_HASH_BYTES:
+    if isinstance(raw, bytes):
+        if len(raw) > MAX_HASH_BYTES:
+            raise Skipped("huge_hash")
         return raw
     raise Skipped("bad_hash")
 

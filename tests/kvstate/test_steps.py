@@ -137,9 +137,9 @@ def test_a_batch_that_is_too_large_is_refused_as_a_whole(
 @pytest.mark.parametrize(
     ("event", "fault"),
     [
-        (["BlockStored", [b"x" * 65], None, [1], 1], "bad_hash"),
-        (["BlockStored", [1], b"x" * 65, [1], 1], "bad_hash"),
-        (["BlockRemoved", [b"x" * 65]], "bad_hash"),
+        (["BlockStored", [b"x" * 65], None, [1], 1], "huge_hash"),
+        (["BlockStored", [1], b"x" * 65, [1], 1], "huge_hash"),
+        (["BlockRemoved", [b"x" * 65]], "huge_hash"),
         (
             ["BlockStored", [1], None, [1], 1, None, "GPU", None, [["x" * 5_000]]],
             "huge_extra_keys",

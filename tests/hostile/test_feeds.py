@@ -1,0 +1,144 @@
+"""What a worker's publisher may send: nobody else waits for it, and its own feed says so."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hostile.publisher import Publisher, batch, command, message
+from tests.hostile.victim import MIB, Harm, Victim, running_victim
+from tests.ports import free_port
+
+# For how long nobody else has a turn: CPU time of the loop's thread, on whatever machine.
+MAX_HELD_SECONDS = 0.1
+MAX_GROWN_BYTES = 256 * MIB
+FLOOD_SECONDS = 3.0
+
+
+def stores(first: int, count: int, size: int = 1) -> list[Any]:
+    """A chain."""
+    hashes = list(range(first, first + count))
+    return ["BlockStored", hashes, None, [7] * (count * size), size, None, "GPU"]
+
+
+def numbered(start: int, make: Callable[[int], bytes]) -> Iterator[bytes]:
+    """Message after message."""
+    return map(make, itertools.count(start))
+
+
+def empty_events() -> Iterator[bytes]:
+    payload = b"\x93\xcb" + bytes(8) + b"\xdd" + (MIB).to_bytes(4, "big") + b"\x90" * MIB + b"\0"
+    return numbered(1, lambda number: message(number, payload))
+
+
+def removals() -> Iterator[bytes]:
+    payload = [["BlockRemoved", [n % 100 + 10**6 for n in range(200_000)]]]
+    return numbered(1, lambda number: batch(number, payload))
+
+
+def two_full_segments() -> Iterator[bytes]:
+    chains = (batch(n + 1, [stores(n * 20_000 + 1, 20_000)]) for n in range(15))
+    others = (batch(n + 20, [stores((n + 50) * 20_000, 20_000)]) for n in range(15))
+    holes = (batch(n * 2 + 40, [stores(10**7 + n, 1)]) for n in itertools.count())
+    return itertools.chain(chains, others, holes)
+
+
+def clears() -> Iterator[bytes]:
+    chains = (batch(n + 1, [stores(n * 20_000 + 1, 20_000)]) for n in range(30))
+    return itertools.chain(chains, [batch(32, [["AllBlocksCleared"]])] * 2)
+
+
+def orphans(what: str) -> Iterator[bytes]:
+    def make(number: int) -> bytes:
+        name = number.to_bytes(8, "big")
+        long = name.ljust(500_000, b"x")
+        block = ["BlockStored", [name], b"unknown", [7], 1, None, "GPU", None, None]
+        if what == "hash":
+            block[1] = [long]
+        elif what == "parent":
+            block[2] = long
+        else:
+            block[8] = [[long.decode("latin-1")]]
+        return batch(number, [block])
+
+    return numbered(1, make)
+
+
+def one_block() -> list[bytes]:
+    return [batch(0, [stores(1, 1)])]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """first: what comes before, so that the feed is live. flood: then this, as fast as it goes.
+
+    is_marked: whether its feed says afterwards that not all is known of it; else it is only slow.
+    """
+
+    name: str
+    flood: Callable[[], Iterable[bytes]] = field(repr=False)
+    first: Callable[[], Iterable[bytes]] = field(
+        repr=False, default=lambda: [batch(0, [stores(1, 1)])]
+    )
+    is_marked: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ATTACKS = [
+    Attack("1 MiB of empty events", empty_events),
+    Attack("messages of 32 MiB", lambda: numbered(1, lambda n: message(n, b"\x90" * (32 * MIB)))),
+    Attack(
+        "removals over many pools",
+        removals,
+        lambda: [batch(0, [stores(n * 100, 5, n) for n in range(1, 65)])],
+        is_marked=False,
+    ),
+    Attack("holes with two full segments", two_full_segments),
+    Attack("clearing a full rank", clears),
+    Attack("orphans of large hashes", lambda: orphans("hash")),
+    Attack("orphans of large parents", lambda: orphans("parent")),
+    Attack("orphans of large extra keys", lambda: orphans("extra")),
+    Attack("empty commands", lambda: itertools.repeat(b"\x04\x02\x01?" * 20_000)),
+    Attack("PINGs", lambda: itertools.repeat(command(b"PING", b"\0\0") * 5_000)),
+]
+
+
+async def harm_of(victim: Victim, publisher: Publisher) -> Harm:
+    """What others suffer while it lasts."""
+    async with asyncio.timeout(60):
+        await publisher.subscribed.wait()
+    async with victim.probed(at_least=20) as harm:
+        publisher.flooding.set()
+        await asyncio.sleep(FLOOD_SECONDS)
+    return harm
+
+
+def is_marked(feed: dict[str, Any]) -> bool:
+    """Whether it is not taken for a feed of which everything is known, and it is told why."""
+    return feed["state"] != "live" and bool(feed["reason"])
+
+
+@pytest.mark.parametrize("server", ["lean", "grpcio"])
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+async def test_nobody_waits_for_what_a_publisher_sends(
+    server: str, attack: Attack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    publisher = Publisher(attack.first(), attack.flood())
+    async with publisher.running(port):
+        with running_victim(
+            server, tmp_path, f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}"
+        ) as victim:
+            harm = await harm_of(victim, publisher)
+            feed = (await victim.feeds())[0]
+    with capsys.disabled():
+        print(f"\n{attack}, {server}: {harm}; {feed['state']}: {feed['reason']}")
+    assert harm.worst_held < MAX_HELD_SECONDS, harm
+    assert harm.grown_bytes < MAX_GROWN_BYTES, harm
+    assert is_marked(feed) or not attack.is_marked, feed
