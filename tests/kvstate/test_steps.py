@@ -1,7 +1,7 @@
 """What takes long is done in steps, to the same end as in one go, by both cores."""
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ def seen(index: Index, owner: Owner) -> tuple[Any, ...]:
 
 
 @pytest.fixture(params=["plain", "compiled"])
-def indexes(request: pytest.FixtureRequest) -> Iterator[Any]:
+def indexes(request: pytest.FixtureRequest) -> Callable[[], tuple[Index, Owner]]:
     """Makes indexes with one trusted rank."""
     if request.param == "compiled" and not IS_COMPILED:
         pytest.skip("the compiled core was not built")

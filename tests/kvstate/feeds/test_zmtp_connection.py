@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -99,7 +100,10 @@ async def test_stranger_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
         assert (connection.is_lost, connection.fault) == (True, "no handshake")
 
 
-async def test_publisher_that_asks_without_reading_is_given_up() -> None:
+async def test_publisher_that_asks_without_reading_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zmtp_connection, "MAX_COMMANDS", sys.maxsize)
     async with opened(GREETING + READY) as (connection, peer):
         peer.settimeout(0)
         async with asyncio.timeout(60):
@@ -109,6 +113,29 @@ async def test_publisher_that_asks_without_reading_is_given_up() -> None:
                 connection.take(64)
                 await asyncio.sleep(0)
         assert connection.fault == "it does not read what it asks for"
+
+
+async def test_publisher_that_sends_commands_without_end_is_given_up() -> None:
+    async with opened(GREETING + READY) as (connection, peer):
+        peer.setblocking(False)
+        async with asyncio.timeout(60):
+            while not connection.is_lost:
+                with suppress(BlockingIOError, ConnectionError):
+                    peer.send(b"\x04\x02\x01?" * 8192)
+                assert connection.take(64) == []
+                await asyncio.sleep(0)
+        assert connection.fault == "more than 256 commands in 2 s"
+
+
+async def test_message_behind_many_commands_is_told_of_without_more_of_them() -> None:
+    commands = b"\x04\x02\x01?" * 200
+    async with opened(GREETING + READY + commands + b"\x00\x02hi") as (connection, _):
+        taken: list[list[bytes]] = []
+        async with asyncio.timeout(60):
+            while not taken:
+                taken += connection.take(64)
+                await asyncio.sleep(0)
+        assert (taken, connection.is_lost) == ([[b"hi"]], False)
 
 
 async def test_broken_message_ends_the_connection() -> None:
