@@ -142,7 +142,7 @@ def test_copies_of_what_ages_are_not_counted() -> None:
     for age in (1, 2):
         assert one.store(CPU, 1, 77, age)
     assert not one.store(CPU, 1, 78, 2)
-    one.move_to(two)
+    one.move_to(two, 9)
     two.expire({"CPU"}, 2)
     assert len(two) == 1
     assert [two.remove("CPU", None, 1) for _ in range(2)] == [True, False]

@@ -55,7 +55,7 @@ def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
         for number in range(100):
             size = 1 + number % 2
             stored = ["BlockStored", [number], None, list(range(size)), size]
-            made.apply(payload(number, stored, ["BlockRemoved", [number]]))
+            finished(made.applying(payload(number, stored, ["BlockRemoved", [number]])))
     assert caplog.messages[:2] == ["w: block size learned: 1", "w: block size learned: 2"]
     assert len(caplog.messages) == 7  # of the 1st, 2nd, 4th ... 64th
 

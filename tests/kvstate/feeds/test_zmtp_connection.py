@@ -11,6 +11,7 @@ import pytest
 
 from kvstate.feeds import zmtp_connection
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
+from kvstate.wire import zmtp
 from kvstate.wire.zmtp import GREETING, message
 
 READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
@@ -103,7 +104,8 @@ async def test_stranger_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
 async def test_publisher_that_asks_without_reading_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zmtp_connection, "MAX_COMMANDS", sys.maxsize)
+    for module in (zmtp, zmtp_connection):
+        monkeypatch.setattr(module, "MAX_COMMANDS", sys.maxsize)
     async with opened(GREETING + READY) as (connection, peer):
         peer.settimeout(0)
         async with asyncio.timeout(60):
@@ -117,7 +119,7 @@ async def test_publisher_that_asks_without_reading_is_given_up(
 
 async def test_publisher_that_sends_commands_without_end_is_given_up() -> None:
     async with opened(GREETING + READY) as (connection, peer):
-        peer.setblocking(False)
+        peer.settimeout(0)
         async with asyncio.timeout(60):
             while not connection.is_lost:
                 with suppress(BlockingIOError, ConnectionError):
