@@ -71,7 +71,7 @@ class Router:
         self._monotonic = monotonic
         self._traces = traces
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
-        self.placing = Placing(config, rng.getrandbits(64))
+        self.placing = Placing(config, rng.getrandbits(64), workers.block_size)
         self._watched: dict[Booking, Watched] = {}
         self._compares = config.accounting.responses == "usage"
         self._compared: dict[Booking, Prompt] = {}

@@ -229,8 +229,10 @@ class Fleet:
 
     def block_size(self, worker: str) -> int | None:
         """Tokens in a block, as learned from the worker's events."""
-        sizes = [each.owner.block_size for each in self._followed.get(worker, [])]
-        return next((size for size in sizes if size is not None), None)
+        for each in self._followed.get(worker, ()):
+            if each.sink.block_size is not None:
+                return each.sink.block_size
+        return None
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
         """Blocks that a worker holds on device, host, disk and remote."""

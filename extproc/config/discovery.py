@@ -39,7 +39,10 @@ class FoundWorker:
         "the model they serve; where it is left out, the only one, or what the worker tells", None
     )
     block_size: int | None = key(
-        "tokens in one of their cache blocks, until their events tell", None, minimum=1
+        "tokens in one of their cache blocks, until their events tell; of what was sent there,"
+        " whole blocks are expected there",
+        None,
+        minimum=1,
     )
     lora: tuple[str, ...] | None = key(
         "the adapters they serve, [] for none; where it is left out, what the worker tells", None

@@ -39,8 +39,9 @@ class ExtProc:
         choices=SERVERS,
     )
     dialect: str = key(
-        "protocol spoken where the proxy does not say which: auto and buffered are Envoy's BUFFERED"
-        " body mode, epp the Endpoint Picker Protocol (FULL_DUPLEX_STREAMED)",
+        "which protocol proxies may speak: auto takes what each says, and Envoy's BUFFERED body"
+        " mode where one says nothing; buffered refuses who speaks the Endpoint Picker Protocol"
+        " (FULL_DUPLEX_STREAMED); epp takes who says nothing for one that does",
         "auto",
         choices=DIALECTS,
     )

@@ -90,7 +90,10 @@ class Policy:
         "auto",
     )
     block_size: int = key(
-        "tokens in a cache block, where neither events nor the worker's key tell", 16, minimum=1
+        "tokens in a cache block, where neither events nor the worker's key tell; of what was sent"
+        " to a worker, whole blocks are expected there",
+        16,
+        minimum=1,
     )
     cost: Cost = key("the weights of cost", Cost)
     cache_aware: CacheAware = key("the knobs of cache_aware", CacheAware)

@@ -56,7 +56,10 @@ class Worker:
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
     model: str | None = key("the model it serves; may be left out when there is one model", None)
     block_size: int | None = key(
-        "tokens in one of its cache blocks, until its events tell", None, minimum=1
+        "tokens in one of its cache blocks, until its events tell; of what was sent there, whole"
+        " blocks are expected there",
+        None,
+        minimum=1,
     )
     events: WorkerEvents | Literal["auto"] | None = key(
         "its event feed; without one it is routed by load and by what was sent there; auto asks the"

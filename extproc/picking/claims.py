@@ -39,12 +39,13 @@ def claims_of(
     expected: Sequence[Mapping[str, Expected]],
     state: Callable[[str], str],
     weights: Weights,
+    block_size: Callable[[str], int],
 ) -> dict[str, Claims]:
     """The claims of every worker that has any, by name.
 
     held, expected: one for each prompt; expected may be left out, and alone be there for a text.
     state: of a worker's feeds, by its name. Where none tells what a worker holds of these prompts,
-    whatever the reason, all that was sent there counts.
+    whatever the reason, all that was sent there counts. block_size: of a worker's cache, in tokens.
     """
     found: dict[str, Claims] = {}
     for overlaps in held:
@@ -61,16 +62,22 @@ def claims_of(
             if max(lengths) <= certain:  # as mostly, whatever the state is
                 continue
             is_live = bool(held) and state(name) == LIVE
-            behind = (lengths[0] if is_live else lengths[1]) - certain
-            if behind <= 0:
+            length = lengths[0] if is_live else lengths[1]
+            if held:  # only whole blocks are kept
+                length -= length % block_size(name)
+            if length <= certain:
                 continue
+            behind = length - certain
             more = behind * (weights.speculative if is_live else weights.approximate)
             if known is not None:
                 more = max(0.0, more - weights.uncertain * known.uncertain_tokens)
-            before = found.get(name, NO_CLAIMS)
-            saved = before.saved + more
-            if is_live:
-                found[name] = Claims(saved, before.speculative + behind, before.approximate)
-            else:
-                found[name] = Claims(saved, before.speculative, before.approximate + behind)
+            found[name] = _added(found.get(name, NO_CLAIMS), more, behind, is_live=is_live)
     return found
+
+
+def _added(before: Claims, more: float, behind: int, *, is_live: bool) -> Claims:
+    """The claims with what is expected of one more prompt."""
+    saved, speculative, approximate = before.saved + more, before.speculative, before.approximate
+    if is_live:
+        return Claims(saved, speculative + behind, approximate)
+    return Claims(saved, speculative, approximate + behind)

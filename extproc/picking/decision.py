@@ -127,7 +127,7 @@ def _claims(
 ) -> Mapping[str, Claims]:
     sent = snapshot.sent
     expected = [sent.expected(one, now) for one in marks] if sent is not None else []
-    return claims_of(held, expected, snapshot.state, snapshot.rules.weights)
+    return claims_of(held, expected, snapshot.state, snapshot.rules.weights, snapshot.block_size)
 
 
 def _excluded(query: Query, snapshot: Snapshot) -> list[str]:

@@ -68,6 +68,11 @@ def _always_live(_: str) -> str:
     return "live"
 
 
+def one_token(_: str) -> int:
+    """The block size of a worker of which none is known: any length counts."""
+    return 1
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """All that a decision looks at besides the query and the time.
 
@@ -75,7 +80,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
     a worker's feeds, by name. unfit: endpoints that get no requests, and why. left_out: endpoints
     that fail, and why, to be picked only where no other one is left. ranks: what is known of ranks,
-    where requests may name one.
+    where requests may name one. block_size: of a worker's cache, in tokens, by name.
     """
 
     workers: Sequence[Worker]
@@ -89,6 +94,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     unfit: Mapping[str, str] = {}
     left_out: Mapping[str, str] = {}
     ranks: Ranks | None = None
+    block_size: Callable[[str], int] = one_token
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from extproc.config import Config
 from extproc.picking.decision import FAILING, Decision, Query, Snapshot, decide
+from extproc.picking.decision_terms import one_token
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Booking, Loads
 from extproc.picking.outliers import Outliers
@@ -28,10 +29,13 @@ DRAINING = "draining"
 class Placing:
     """One router's books. Times are seconds of one monotonic clock.
 
-    secret: 64 random bits of this process.
+    secret: 64 random bits of this process. block_size: of a worker, in tokens, by its name.
     """
 
-    def __init__(self, config: Config, secret: int) -> None:
+    def __init__(
+        self, config: Config, secret: int, block_size: Callable[[str], int] = one_token
+    ) -> None:
+        self._block_size = block_size
         policy = config.policy
         self.loads = Loads(policy.cost.prefill_tokens_per_second)
         self.sent = Sent(
@@ -88,6 +92,7 @@ class Placing:
             rules=self._rules,
             sent=self.sent,
             state=state,
+            block_size=self._block_size,
             unfit=dict.fromkeys(self.draining, DRAINING) if self.draining else {},
             left_out=self._left_out(now),
             ranks=self._ranks if self._ranks is not None and self._ranks.may_name() else None,

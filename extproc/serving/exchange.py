@@ -77,7 +77,7 @@ class Exchange:
             bodies=service.bodies,
             names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
-            is_duplex=config.extproc.dialect == "epp",
+            dialect=config.extproc.dialect,
             reads_usage=self._reads_usage,
             wants_status=self._wants_status,
         )

@@ -105,8 +105,9 @@ class Stream:
     room, a body counts as longer than that.
     names_model: whether routes choose a cluster by a model header that we set.
     policy_header: the request header that may name a policy, None if none may.
-    is_duplex: whether a proxy that names no mode speaks dialect B; then, whether this one does:
-    a request in it that cannot be placed is to be refused.
+    dialect: `extproc.dialect`: whether dialect B is refused, or spoken with a proxy that names no
+    mode. is_duplex: whether this one speaks it: a request in it that cannot be placed is to be
+    refused.
     reads_usage: whether responses in dialect A are asked for where they may tell usage.
     wants_status: whether the headers of this response are asked for in dialect A, where Envoy would
     not show them; needs allow_mode_override, and a proxy that tells its modes.
@@ -119,15 +120,16 @@ class Stream:
         bodies: Budget,
         names_model: bool,
         policy_header: str | None = None,
-        is_duplex: bool = False,
+        dialect: str = "auto",
         reads_usage: bool = False,
         wants_status: bool = False,
     ) -> None:
         self.state = State.HEAD
-        self.response = ResponseSide(is_duplex=is_duplex, reads_usage=reads_usage)
-        self.is_duplex = is_duplex
-        self._mode: int = _DUPLEX if is_duplex else ProcessingMode.BUFFERED
+        self.is_duplex = dialect == "epp"
+        self.response = ResponseSide(is_duplex=self.is_duplex, reads_usage=reads_usage)
+        self._mode: int = _DUPLEX if self.is_duplex else ProcessingMode.BUFFERED
         self._told_mode: int | None = None
+        self._refuses_duplex = dialect == "buffered"
         self._max_body_bytes = max_body_bytes
         self._names_model = names_model
         self._policy_header = policy_header
@@ -187,6 +189,8 @@ class Stream:
         self._mode, response_mode = told.request_body_mode, told.response_body_mode
         if _GRPC in (self._mode, response_mode):
             raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
+        if self._refuses_duplex and _DUPLEX in (self._mode, response_mode):
+            raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
         self._told_mode = self._mode
         self.is_duplex = self._mode == _DUPLEX
         self.response.is_duplex = response_mode == _DUPLEX

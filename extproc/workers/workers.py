@@ -100,7 +100,7 @@ class Workers:
         return Circumstances(
             self.state(name),
             tokens_differ=self.checks.status(name)["differs"],
-            block_size=self._block_size(name) if name in self._roster.members else 1,
+            block_size=self.block_size(name),
             ranks=self._fleet.ranks(name),
             held={} if prompt is None else self._fleet.overlaps(prompt),
         )
@@ -219,7 +219,7 @@ class Workers:
             "model": self.model_of(name) or "",
             "state": self.state(name),
             "reason": self._reason(name),
-            "block_size": self._block_size(name),
+            "block_size": self.block_size(name),
             "feeds": [feed_shown(status) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
@@ -242,8 +242,12 @@ class Workers:
             return "its model is not known yet"
         return self._feeds.reason(name)
 
-    def _block_size(self, name: str) -> int:
-        return self._fleet.block_size(name) or self._roster.block_size(name)
+    def block_size(self, name: str) -> int:
+        """Tokens in a worker's block: as its events tell, else as configured, else as it tells."""
+        learned = self._fleet.block_size(name)
+        if learned is not None:
+            return learned
+        return self._roster.block_size(name) if name in self._roster.members else 1
 
     def _note_learned(self) -> None:
         """A worker's feed can be followed once its model is known."""

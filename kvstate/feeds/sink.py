@@ -64,6 +64,7 @@ class Sink(Protocol):
 class IndexSink:
     """Applies a feed to one rank's part of the index; a `Sink`.
 
+    block_size: tokens in a block, as its last store had it; asked for at every pick.
     listener: is shown every batch after it was applied; None, as mostly, costs nothing. emptied: is
     called when a batch cleared the cache.
     """
@@ -71,6 +72,7 @@ class IndexSink:
     def __init__(self, index: Index, owner: Owner) -> None:
         self.owner = owner
         self.listener: Listener | None = None
+        self.block_size: int | None = None
         self.emptied: Callable[[], None] | None = None
         self._index = index
         self._block_sizes = 0  # how often one was learned
@@ -112,6 +114,7 @@ class IndexSink:
 
     def _tell_block_size(self, block_size: int) -> None:
         """Tells of the 1st, 2nd, 4th ... change: a publisher may take two sizes in turns."""
+        self.block_size = block_size
         self._block_sizes += 1
         if self._block_sizes & (self._block_sizes - 1) == 0:
             log.info("%s: block size learned: %s", self.owner.worker, block_size)

@@ -169,3 +169,43 @@ async def test_no_state_of_trust_is_routed_worse_than_without_events(trust: str)
         assert second.claims[second.worker].approximate > 256
     router.close()
     await workers.close()
+
+
+LEARNED = payload(0, ["BlockStored", [1], None, list(range(2048)), 2048])
+
+
+@pytest.mark.parametrize(
+    ("policy", "worker", "learned", "expects"),
+    [
+        (16, None, False, True),
+        (2048, None, False, False),  # more than the prompt: no block of it is kept
+        (2048, 16, False, True),
+        (16, 2048, False, False),
+        (16, 16, True, False),
+    ],
+)
+async def test_what_is_expected_is_in_blocks_as_learned_else_configured(
+    *, policy: int, worker: int | None, learned: bool, expects: bool
+) -> None:
+    size = "null" if worker is None else worker
+    config = parse(
+        f"""
+models: [{{name: tiny, tokenizer: "{TINY_MODEL}"}}]
+workers: [{{endpoint: "127.0.0.1:1", block_size: {size}, events: {{zmq: "tcp://127.0.0.1:2"}}}}]
+policy: {{block_size: {policy}}}
+""",
+        "c",
+    )
+    batch = Batch(1, LEARNED) if learned else Batch(1, EMPTY)  # the first one is missing
+    publisher = followed(Connected(), batch, history=None)
+    workers = Workers(config, Fleet(12345678, lambda: 0.0), publisher)
+    tokenizer = Tokenizer.load(config.models[0])
+    assert tokenizer is not None
+    router = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+    await workers.start()
+    await until(lambda: workers.state("127.0.0.1:1") == "degraded")
+    await turn(router, "tiny", "a question " * 200)
+    second = await turn(router, "tiny", "a question " * 200, "an answer", "and now?")
+    assert bool(second.claims) is expects
+    router.close()
+    await workers.close()

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from extproc.picking.claims import Claims, claims_of
+from extproc.picking.decision_terms import one_token
 from extproc.picking.pick import Weights
 from extproc.picking.sent import Expected
 from kvstate.overlap import Overlap
@@ -14,10 +15,14 @@ def state_of(state: str) -> Callable[[str], str]:
     return lambda _: state
 
 
-def claims(overlap: Overlap | None, expected: Expected | None, state: str = "live") -> Claims:
+def claims(
+    overlap: Overlap | None, expected: Expected | None, state: str = "live", block_size: int = 1
+) -> Claims:
     held = {"a": overlap} if overlap else {}
     sent = {"a": expected} if expected else {}
-    return claims_of([held], [sent], state_of(state), WEIGHTS).get("a", Claims())
+    return claims_of([held], [sent], state_of(state), WEIGHTS, lambda _: block_size).get(
+        "a", Claims()
+    )
 
 
 def test_a_certain_overlap_saves_all_of_itself() -> None:
@@ -50,14 +55,25 @@ def test_of_two_claims_on_the_same_tokens_the_better_one_counts() -> None:
 def test_the_prompts_of_one_request_add_up() -> None:
     held = [{"a": Overlap(10, (1, 0, 0, 0))}, {"a": Overlap(10, (2, 0, 0, 0))}]
     expected = [{"a": (20, 20)}, {"b": (100, 100)}]
-    assert claims_of(held, expected, state_of("live"), WEIGHTS) == {
+    assert claims_of(held, expected, state_of("live"), WEIGHTS, one_token) == {
         "a": Claims(39, 10),
         "b": Claims(90, 100),
     }
-    assert claims_of(held, [], state_of("live"), WEIGHTS) == {"a": Claims(30)}
+    assert claims_of(held, [], state_of("live"), WEIGHTS, one_token) == {"a": Claims(30)}
 
 
 def test_a_text_has_expectations_only() -> None:
     for state in ("unsupported", "live"):  # of what no feed can tell anything
-        found = claims_of([], [{"a": (0, 64)}], state_of(state), WEIGHTS)
+        found = claims_of([], [{"a": (0, 64)}], state_of(state), WEIGHTS, one_token)
         assert found == {"a": Claims(0.4 * 64, 0, 64)}
+
+
+@pytest.mark.parametrize(
+    ("block_size", "expected"), [(16, 192), (64, 192), (128, 128), (192, 192), (1056, 0)]
+)
+@pytest.mark.parametrize("state", ["live", "unsupported"])
+def test_what_is_expected_is_whole_blocks(block_size: int, expected: int, state: str) -> None:
+    found = claims(None, (192, 192), state, block_size)
+    assert found.speculative + found.approximate == expected
+    certain = claims(Overlap(64, (2, 0, 0, 0)), (192, 192), state, block_size)
+    assert certain.speculative + certain.approximate == max(0, expected - 128)

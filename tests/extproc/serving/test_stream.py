@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from google.protobuf.json_format import MessageToDict
 
@@ -22,9 +24,9 @@ PLACEMENT = Placement("10.0.0.1:8000,10.0.0.2:8000", "tiny")
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 
-def stream(*, names_model: bool = False, is_duplex: bool = False) -> Stream:
+def stream(*, names_model: bool = False, dialect: str = "auto") -> Stream:
     return Stream(
-        max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, is_duplex=is_duplex
+        max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, dialect=dialect
     )
 
 
@@ -332,13 +334,13 @@ def test_trailers_alone_end_a_duplex_request_without_a_body() -> None:
 
 
 def test_a_proxy_that_names_no_mode_may_be_configured_to_speak_duplex() -> None:
-    one = stream(is_duplex=True)
+    one = stream(dialect="epp")
     assert one.receive(head(mode=None)) == []
     assert one.is_duplex
 
 
 def test_what_a_proxy_says_of_its_mode_beats_the_configuration() -> None:
-    one = stream(is_duplex=True)
+    one = stream(dialect="epp")
     assert kinds(one.receive(head())) == ["request_headers"]
     assert not one.is_duplex
 
@@ -414,6 +416,17 @@ def test_nothing_of_the_request_comes_between_a_question_and_its_answer() -> Non
     one.receive(head("/metrics"))
     with pytest.raises(ProtocolError, match="request body before the last message was answered"):
         one.receive(body(b"{}"))
+
+
+@pytest.mark.parametrize("modes", [{"mode": DUPLEX}, {"response_mode": DUPLEX}])
+def test_who_speaks_the_other_dialect_is_refused_where_only_one_is_configured(
+    modes: dict[str, Any],
+) -> None:
+    for dialect in ("auto", "epp"):
+        stream(dialect=dialect).receive(head(**modes))
+    with pytest.raises(ProtocolError, match=r"extproc\.dialect is buffered"):
+        stream(dialect="buffered").receive(head(**modes))
+    stream(dialect="buffered").receive(head())
 
 
 @pytest.mark.parametrize("modes", [{"mode": 5}, {"response_mode": 5}])
