@@ -13,7 +13,10 @@ HARMLESS = frozenset({"unknown_event", "unknown_medium", "other_locality", "fore
 # stores and removes them on its own account.
 _RESIDENCY_AGENT = "kvcr"
 
-_MAX_GROUP = 0xFFFF_FFFF
+# The largest number of an attention group, and what an integer may be elsewhere: more is held
+# neither by msgpack nor by the core.
+MAX_GROUP = 0xFFFF_FFFF
+INTEGERS = range(-(2**63), 2**64)
 
 
 class Skipped(Exception):  # noqa: N818 - control flow of the decoders, not an error
@@ -63,6 +66,6 @@ def checked_group(group: object) -> int | None:
     """
     if group is None:
         return None
-    if type(group) is not int or not 0 <= group <= _MAX_GROUP:
+    if type(group) is not int or not 0 <= group <= MAX_GROUP:
         raise Skipped("bad_group")
     return group

@@ -9,7 +9,7 @@ a list of {"hash", "start_offset"}.
 from collections.abc import Mapping
 
 from kvstate.events import Extra
-from kvstate.wire.admission import Skipped
+from kvstate.wire.admission import INTEGERS, Skipped
 
 # What the extras of one block may take; engines have names, hashes and salts of some 100 bytes.
 MAX_EXTRA_BYTES = 4_096
@@ -89,7 +89,10 @@ def _extra(raw: object, lora: str | int | None) -> Extra:
 def _is_plain(item: object) -> bool:
     """A scalar, or scalars such as vLLM's [image hash, offset]: no engine nests deeper."""
     scalars = item if isinstance(item, list) else [item]
-    return all(isinstance(scalar, _SCALARS) for scalar in scalars)
+    return all(
+        isinstance(scalar, _SCALARS) and (type(scalar) is not int or scalar in INTEGERS)
+        for scalar in scalars
+    )
 
 
 def _images(raw: object) -> Extra:

@@ -19,7 +19,7 @@ from kvstate.wire.grpc_events import decode_event
 
 # Servers pack at most 1,024 events; one store of a long prompt has thousands of blocks.
 MAX_EVENTS = 65_536
-MAX_BLOCKS = 1_048_576
+MAX_BLOCKS = 262_144
 MAX_SNAPSHOT_CHUNKS = 1_048_576
 
 

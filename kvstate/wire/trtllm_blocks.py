@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kvstate.events import BlockHash, BlocksStored, Extra, Tokens
-from kvstate.wire.admission import Skipped
+from kvstate.wire.admission import INTEGERS, Skipped
 from kvstate.wire.extras import extras_of, with_root
 from kvstate.wire.zmq_events import MAX_BLOCK_SIZE
 
@@ -86,6 +86,8 @@ def chains(blocks: Sequence[Block], parent: int | None, group: int | None) -> li
     loras = {block.lora_id for block in blocks}
     if len(loras) > 1:
         raise Skipped("mixed_blocks")
+    if any(isinstance(lora, int) and lora not in INTEGERS for lora in loras):
+        raise Skipped("bad_lora")
     events: list[BlocksStored] = []
     for medium, run in groupby(blocks, lambda block: medium_of(block.cache_level)):
         if medium is None:
@@ -139,5 +141,7 @@ def _with_token_extras(extras: list[Extra] | None, blocks: Sequence[Block]) -> l
     ]
     if not any(carried):
         return extras
+    if any(item[1] not in INTEGERS for extra in carried for item in extra):
+        raise Skipped("bad_tokens")
     known = extras or [()] * len(blocks)
     return [(*first, *second) for first, second in zip(known, carried, strict=True)]

@@ -11,7 +11,7 @@ import msgspec
 
 from kvstate.events import BlockHash, BlocksCopied, BlocksRemoved, Event, EventBatch
 from kvstate.tiers import DEFAULT_MEDIUM
-from kvstate.wire.admission import HARMLESS, Skipped
+from kvstate.wire.admission import HARMLESS, MAX_GROUP, Skipped
 from kvstate.wire.trtllm_blocks import StoredData, chains, fold, full, largest, medium_of
 from kvstate.wire.trtllm_drain import BAD_JSON, DrainedEvent
 
@@ -70,6 +70,8 @@ class RankDecoder:
             self._forget()  # the server counts from 0 again
         self._last_sequence = event.sequence
         kind = _kind_of(event.data)
+        if event.window_tokens is not None and not 0 <= event.window_tokens <= MAX_GROUP:
+            return EventBatch(timestamp, [], event.rank, ("bad_group",), kind != "stored")
         events: list[Event] = []
         faults: list[str] = []
         removal_lost = self._see_window(event.window_tokens)

@@ -20,6 +20,7 @@ from kvstate.events import (
     Tokens,
 )
 from kvstate.wire.admission import (
+    INTEGERS,
     Skipped,
     checked_group,
     checked_medium,
@@ -184,6 +185,6 @@ def _bigrams(raw: list[Any]) -> tuple[Tokens, int]:
 def _lora(name: object, number: object) -> str | int | None:
     if isinstance(name, str):
         return name
-    if name is None and (number is None or type(number) is int):
+    if name is None and (number is None or (type(number) is int and number in INTEGERS)):
         return number
     raise Skipped("bad_lora")

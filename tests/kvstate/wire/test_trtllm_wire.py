@@ -193,3 +193,27 @@ def test_any_bytes_are_batches_or_refused(body: bytes) -> None:
         for one in parse_drain(body):
             with contextlib.suppress(WireError):
                 assert isinstance(decoder.decode(parse_event(one), 1.5), EventBatch)
+
+
+@pytest.mark.parametrize(
+    ("data", "window", "fault"),
+    [
+        (stored(block(1, 7)), 2**70, "bad_group"),
+        (stored(block(1, 7)), -1, "bad_group"),
+        (stored(block(1, 7, lora_id=2**70)), None, "bad_lora"),
+        (stored(block(1, 7, mm_keys=[{"hash": "h", "start_offset": 2**70}])), None, "bad_mm_keys"),
+        (
+            stored({**block(1), "tokens": [{"token_id": 7, "token_extra_id": 2**70}]}),
+            None,
+            "bad_tokens",
+        ),
+    ],
+)
+def test_integers_beyond_64_bits_are_left_out(data: Any, window: int | None, fault: str) -> None:
+    decoding = Decoding()
+    assert decoding.fault(data, window) == (fault, False)
+    assert len(decoding.events(stored(block(2, 7)))) == 1
+
+
+def test_what_was_removed_beyond_64_bits_may_be_anything() -> None:
+    assert Decoding().fault(removed(1), 2**70) == ("bad_group", True)
