@@ -14,6 +14,7 @@ from extproc.config import Config
 from extproc.config.doubts import doubts
 from extproc.config.reader import load
 from extproc.errors import ConfigError
+from extproc.serving.listening import raise_file_limit
 from kvstate.core_choice import default_core_name, plain_core_warning
 
 log = logging.getLogger("kvsteer")
@@ -26,6 +27,9 @@ _RELOADED = "events.enabled"
 # A thread that parses or renders gives the event loop its turn after so long: Python's own 5 ms are
 # a good part of what a decision may take.
 SWITCH_SECONDS = 0.001
+
+# Below this a fleet of a thousand workers may find no room.
+FEW_FILES = 4096
 
 # Besides `extproc.drain_ms`: what hangs after that is not waited for.
 STOP_SECONDS = 10.0
@@ -42,6 +46,14 @@ async def serve(path: str) -> None:
     """
     config = load(path)
     logs.configure(config.log.level, config.log.format)
+    before, files = raise_file_limit()
+    log.info("open files: %d at most (raised from %d)", files, before)
+    if files < FEW_FILES:
+        log.warning(
+            "only %d files may be open, connections among them: raise the limit (ulimit -Hn,"
+            " LimitNOFILE) for fleets of hundreds of workers",
+            files,
+        )
     for doubt in doubts(config, os.path.exists):
         log.warning("%s", doubt)
     stopped = asyncio.Event()

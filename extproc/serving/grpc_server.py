@@ -17,6 +17,7 @@ from extproc.serving.listening import (
     cannot_listen,
     max_message_bytes,
     place_for,
+    proxy_connections,
     socket_path,
     try_address,
 )
@@ -26,6 +27,11 @@ log = logging.getLogger("kvsteer.extproc")
 
 # One open stream for every request in flight; grpc's own limit is as good as none.
 _MAX_STREAMS = 100_000
+
+# A connection on which nothing happens is closed after so long, so that such as say nothing do not
+# keep their places; a proxy opens another. One that does not even greet is closed sooner.
+_IDLE_MS = 120_000
+_GREETING_MS = 10_000
 
 # Calls that wait to be taken. Beyond that grpc core cancels some, at random; by its own limit from
 # a thousand on, which a proxy on a busy machine reaches. Each keeps some 30 KB, and floods come.
@@ -51,6 +57,9 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
                 ("grpc.server.max_pending_requests", _MAX_PENDING),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING),
+                ("grpc.max_allowed_incoming_connections", min(2**31 - 1, proxy_connections())),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
+                ("grpc.server_handshake_timeout_ms", _GREETING_MS),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.max_ping_strikes", 0),

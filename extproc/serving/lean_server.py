@@ -22,6 +22,7 @@ from extproc.serving.listening import (
     bound_socket,
     cannot_listen,
     max_message_bytes,
+    proxy_connections,
     socket_path,
 )
 from extproc.tracing import traceparent
@@ -30,10 +31,12 @@ log = logging.getLogger("kvsteer.extproc")
 
 TICK_SECONDS = 5.0
 
-# An Envoy opens one a worker thread. For more, such as are idle are closed.
+# An Envoy opens one a worker thread. For more, such as are idle are closed. Fewer where the system
+# lets us have few files.
 MAX_CONNECTIONS = 4096
 
-_BACKLOG = 1024
+# So many are accepted in one go, before any of them is counted.
+_BACKLOG = 128
 
 # A peer that connects and does not come to the point of TLS is let go after so long.
 _HANDSHAKE_SECONDS = 10.0
@@ -71,6 +74,8 @@ class LeanServer:
             self._left,
         )
         self._connections: dict[LeanConnection, None] = {}
+        self._coming = 0
+        self._is_full_told = False
         self._faults: Counter[str] = Counter()
         self._all_left = asyncio.Event()
         # uvloop closes a listening server that nobody refers to
@@ -139,13 +144,27 @@ class LeanServer:
             await self._all_left.wait()
 
     def _accept(self) -> asyncio.Protocol:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) + self._coming >= min(MAX_CONNECTIONS, proxy_connections()):
+            self._tell_full()
             idle = self._dispensable()
-            if idle is None:
+            # a proxy's own is not to go for one of many that come at once
+            if idle is None or (self._coming and idle.has_served):
                 return _Refused()
             del self._connections[idle]
             idle.drain()
+        if self._certificates is None:  # with TLS some never come
+            self._coming += 1
         return LeanConnection(self._host)
+
+    def _tell_full(self) -> None:
+        if self._is_full_told:
+            return
+        self._is_full_told = True
+        log.warning(
+            "%d connections are open, as many as may be: from now on one that has nothing to do"
+            " is closed for each that comes; this is told once",
+            len(self._connections),
+        )
 
     def _dispensable(self) -> LeanConnection | None:
         """The oldest connection on which nothing is under way, best one that was never used."""
@@ -158,6 +177,7 @@ class LeanServer:
         return used
 
     def _came(self, connection: LeanConnection) -> None:
+        self._coming = max(0, self._coming - 1)
         self._connections[connection] = None
         if self._health.is_stopping:  # it was shaking hands when the others were told
             connection.drain()

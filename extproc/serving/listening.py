@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +22,35 @@ _MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 
 _ALL_RIGHTS = 0o777
+
+
+# Shares of the files that may be open: proxies' connections; those of each HTTP server of ours. The
+# rest is for feeds, questions to workers and files.
+_PROXIES_SHARE = 3 / 4
+_HTTP_SHARE = 1 / 16
+
+
+def raise_file_limit() -> tuple[int, int]:
+    """Raises the limit of open files to what the system lets this process have; before, now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def proxy_connections() -> int:
+    """How many connections of proxies leave files for everything else."""
+    return _share(_PROXIES_SHARE)
+
+
+def http_connections() -> int:
+    """How many connections one of our HTTP servers may have at once."""
+    return min(256, _share(_HTTP_SHARE))
+
+
+def _share(share: float) -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, int(limit * share)) if limit != resource.RLIM_INFINITY else sys.maxsize
 
 
 def max_message_bytes(config: Config) -> int:

@@ -130,6 +130,15 @@ class Victim:
             feeds: list[dict[str, Any]] = (await response.json())[0]["feeds"]
             return feeds
 
+    @property
+    def http_ports(self) -> list[int]:
+        """Where admin and metrics are served."""
+        return [self._admin, self._metrics]
+
+    def log_text(self) -> str:
+        """What it has logged."""
+        return self._log.read_text(errors="replace")
+
     @contextlib.asynccontextmanager
     async def probed(self, *, at_least: int = 10) -> AsyncIterator[Harm]:
         """Whatever is done meanwhile: how long others wait for their decisions, and what it takes.
