@@ -86,6 +86,7 @@ PURE = (
     "extproc.config.workers",
     "extproc.config.yaml_text",
     "extproc.requests.continuation",
+    "extproc.requests.costly_json",
     "extproc.tokenizing.cuts",
     "extproc.picking.decision",
     "extproc.picking.decision_terms",

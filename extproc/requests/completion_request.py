@@ -12,7 +12,6 @@ from extproc.errors import RequestError
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.request_parts import (
     NULL,
-    RawPrompts,
     answers_in,
     is_given,
     kept_tokens,
@@ -23,7 +22,7 @@ PATH = "/v1/completions"
 
 
 class _Body(msgspec.Struct):
-    prompt: RawPrompts
+    prompt: msgspec.Raw
     model: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None

@@ -12,13 +12,13 @@ import msgspec
 from extproc.errors import RequestError
 from extproc.requests.chat_request import Options, conversation
 from extproc.requests.prompt import InferenceRequest
-from extproc.requests.request_parts import RawPrompts, prompts_of
+from extproc.requests.request_parts import NULL, is_given, prompts_of
 
 PATH = "/v1/embeddings"
 
 
 class _Body(msgspec.Struct):
-    input: RawPrompts | None = None
+    input: msgspec.Raw = NULL
     messages: list[dict[str, Any]] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
@@ -48,9 +48,11 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_padding")
     if body.messages is None:
         add = body.add_special_tokens is not False
-        prompts = prompts_of(body.input or "", add_special_tokens=add)
+        if not is_given(body.input):
+            raise RequestError("empty_prompt")
+        prompts = prompts_of(body.input, add_special_tokens=add)
         return InferenceRequest(body.model, prompts, body.cache_salt)
-    if body.input is not None:
+    if is_given(body.input):
         raise RequestError("bad_request")
     chat = conversation(
         body.messages,

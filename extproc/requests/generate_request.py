@@ -12,10 +12,12 @@ from extproc.errors import RequestError
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.request_parts import (
     NULL,
+    Texts,
     answers_in,
+    ids_of,
     is_filled,
     is_given,
-    prompts_of,
+    texts_of,
     token_ids,
 )
 
@@ -24,8 +26,8 @@ TOKENS_PATH = "/inference/v1/generate"
 
 
 class _Body(msgspec.Struct):
-    text: str | list[str] | None = None
-    input_ids: list[int | list[int]] | None = None
+    text: Texts | None = None
+    input_ids: msgspec.Raw = NULL
     input_embeds: msgspec.Raw = NULL
     image_data: msgspec.Raw = NULL
     video_data: msgspec.Raw = NULL
@@ -46,7 +48,7 @@ class _Sampling(msgspec.Struct):
 
 
 class _TokensBody(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     model: str | None = None
     features: msgspec.Raw = NULL
     content_parts: msgspec.Raw = NULL
@@ -78,12 +80,11 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_lora")
     if not isinstance(body.cache_salt, str | None):
         raise RequestError("unsupported_cache_salt")
-    if (body.text is None) == (body.input_ids is None):
+    if (body.text is not None) == is_given(body.input_ids):
         raise RequestError("bad_request")
-    raw: Any = body.text if body.input_ids is None else body.input_ids
+    prompts = ids_of(body.input_ids) if body.text is None else texts_of(body.text)
     # from logprob_start_len on, the prompt's probabilities are wanted
     reads_cache = not body.return_logprob or body.logprob_start_len in (None, -1)
-    prompts = prompts_of(raw)
     options = body.sampling_params
     return InferenceRequest(
         body.lora_path,

@@ -1,6 +1,8 @@
 """Pieces of requests that several APIs share."""
 
+import re
 from array import array
+from collections.abc import Iterator
 
 import msgspec
 
@@ -12,32 +14,69 @@ from kvstate.events import Tokens
 NULL = msgspec.Raw(b"null")
 _EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 
-# A prompt as completions and embeddings take it: a text, token ids, or a list of either.
-RawPrompts = str | list[str | int | list[int]]
+# Prompts of text, one or several.
+Texts = str | list[str]
+
+# Longer lists of token ids are decoded in pieces, between which another thread gets its turn.
+_PIECE_BYTES = 65_536
+
+_LISTS = re.compile(rb'\[[ \t\r\n]*[\["]')
+
+_text = msgspec.json.Decoder(str)
+_ids = msgspec.json.Decoder(list[int])
+_lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def prompts_of(
-    raw: RawPrompts, *, add_special_tokens: bool = True, special_tokens_vary: bool = False
+    raw: msgspec.Raw, *, add_special_tokens: bool = True, special_tokens_vary: bool = False
 ) -> list[Prompt]:
-    """The prompts of a request that holds one or several.
+    """The prompts of a request, as completions and embeddings take them: texts or token ids.
 
     Raises:
         RequestError: there is none, one is empty, or there are too many.
+        msgspec.DecodeError: they are something else.
     """
-    if not raw:
+    if bytes(memoryview(raw)[:2]) == b'""':
         raise RequestError("empty_prompt")
-    if isinstance(raw, str):
-        return [Text(raw, add_special_tokens, special_tokens_vary)]
-    if isinstance(raw[0], int):
-        return [token_ids(raw)]
-    if len(raw) > MAX_PROMPTS:
-        raise RequestError("too_many_prompts")
     return [
-        Text(item, add_special_tokens, special_tokens_vary)
-        if isinstance(item, str)
-        else token_ids(item)
-        for item in raw
+        Text(_text.decode(one), add_special_tokens, special_tokens_vary)
+        if bytes(memoryview(one)[:1]) == b'"'
+        else token_ids(one)
+        for one in _several(raw)
     ]
+
+
+def texts_of(texts: Texts) -> list[Prompt]:
+    """Prompts of text, as they are tokenized by default.
+
+    Raises:
+        RequestError: there is none, or there are too many.
+    """
+    if not texts:
+        raise RequestError("empty_prompt")
+    several = [texts] if isinstance(texts, str) else texts
+    if len(several) > MAX_PROMPTS:
+        raise RequestError("too_many_prompts")
+    return [Text(text) for text in several]
+
+
+def ids_of(raw: msgspec.Raw) -> list[Prompt]:
+    """Prompts of token ids: a list of them, or a list of lists.
+
+    Raises:
+        RequestError: one is empty, or there are too many.
+        msgspec.DecodeError: they are something else.
+    """
+    return [token_ids(one) for one in _several(raw)]
+
+
+def _several(raw: msgspec.Raw) -> list[msgspec.Raw]:
+    if not _LISTS.match(memoryview(raw)):
+        return [raw]
+    several = _lists.decode(raw)
+    if len(several) > MAX_PROMPTS:
+        raise RequestError("too_many_prompts")
+    return several
 
 
 def is_given(field: msgspec.Raw) -> bool:
@@ -50,18 +89,39 @@ def is_filled(field: msgspec.Raw) -> bool:
     return bytes(memoryview(field)[:6]) not in _EMPTY
 
 
-def token_ids(ids: object) -> Tokens:
+def token_ids(raw: msgspec.Raw) -> Tokens:
     """Token ids as they came, in a buffer.
 
     Raises:
         RequestError: there is none, or one is no token id.
+        msgspec.DecodeError: they are something else.
     """
-    if not isinstance(ids, list) or not ids:
-        raise RequestError("empty_prompt")
+    found = array("I")
     try:
-        return array("I", ids)
-    except (TypeError, OverflowError):
+        for piece in _pieces(raw):
+            found.extend(_ids.decode(piece))
+    except OverflowError:
         raise RequestError("bad_request") from None
+    if not found:
+        raise RequestError("empty_prompt")
+    return found
+
+
+def _pieces(raw: msgspec.Raw) -> Iterator[msgspec.Raw | bytes]:
+    """A list in pieces, each a list."""
+    length = len(memoryview(raw))
+    if length <= _PIECE_BYTES:
+        yield raw
+        return
+    whole = bytes(raw)
+    start = 1
+    while True:
+        end = whole.rfind(b",", start, start + _PIECE_BYTES)
+        if end < 0 or start + _PIECE_BYTES >= length:
+            break
+        yield b"[%b]" % whole[start:end]
+        start = end + 1
+    yield b"[%b" % whole[start:]
 
 
 def answers_in(n: object) -> int:

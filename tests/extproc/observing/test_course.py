@@ -23,7 +23,8 @@ def test_phases_follow_one_another() -> None:
 
 
 def test_a_request_without_a_prompt_is_only_picked_for() -> None:
-    times = ticking(1, 3)
+    times = ticking(1, 2, 3)
     course = Course(lambda: next(times))
+    assert course.now() == 2
     course.picked()
     assert list(course.phases()) == [("pick", 1, 3)]

@@ -234,6 +234,16 @@ def test_text_without_tokens_is_compared_with_the_text_sent_before() -> None:
     made = decision(longer, sent=sent, state=lambda _: "unsupported")
     assert (made.pick[0], made.reason, made.prompt_tokens) == ("c:1", "no_tokenizer", 0)
     assert made.weighed_tokens == len(longer.text) / 4
+    unknown = msgspec.structs.replace(longer, salt="")
+    made = decision(unknown, sent=sent, state=lambda _: "unsupported")
+    assert (made.uncached_tokens, made.marks) == (made.weighed_tokens, ())
+
+
+def test_a_request_that_reads_no_cache_is_weighed_whole_and_remembered() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0))}
+    made = decision(Query("m", [PROMPT], "reads_no_cache", reads_cache=False), held)
+    assert (made.uncached_tokens, made.reason) == (len(PROMPT.tokens), "reads_no_cache")
+    assert not made.claims
 
 
 def test_of_a_long_text_only_the_beginning_is_looked_at() -> None:

@@ -17,7 +17,6 @@ from extproc.requests.request import (
     MAX_BYTES,
     MAX_MESSAGES,
     Chat,
-    model_of,
     parse,
 )
 from tests.hostile.bodies import BODIES, Body
@@ -52,7 +51,7 @@ def test_a_body_costs_no_more_than_a_few_times_a_text_of_its_length(body: Body) 
         return time.process_time() - began
 
     assert len(body.content) > 0.9 * MAX_BYTES
-    assert min(seconds() for _ in range(3)) < 0.15  # a tenth where nobody else works
+    assert min(seconds() for _ in range(3)) < 0.3  # a tenth where nobody else works
 
 
 @pytest.mark.parametrize("content", ["a", [{"type": "text", "text": 'say "{[,"\\'}]])
@@ -110,37 +109,9 @@ def test_texts_before_the_parts_hide_none_of_them(
         assert messages_in(body)[0]["content"] == text
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model": "a", "messages": []},
-        {"messages": [], "model": "a"},
-        {"messages": [{"model": "b", "content": 'x "model": "c"'}], "model": "a", "n": {"m": 1}},
-        {"metadata": {"model": "b"}, "model": "a", "messages": [{"model": "b"}]},
-        {"n": [{"model": "b"}], "model": 'a \\"', "messages": [], "metadata": {"model": "b"}},
-    ],
-)
-@pytest.mark.parametrize("length", [0, 40 * 2**20])
-def test_the_model_of_a_long_body_is_found_at_either_end(
-    fields: dict[str, Any], length: int
-) -> None:
-    text = 'say "model": "d", ' * (length // 18)
-    fields = {**fields, "messages": [*fields["messages"], {"content": text}]}
-    body = json.dumps(fields).encode()
-    began = time.process_time()
-    assert model_of(body) == fields["model"]
-    assert time.process_time() - began < 0.05
-
-
-@pytest.mark.parametrize("fields", [{}, {"model": None}, {"metadata": {"model": "a"}}])
-def test_no_model_is_found_where_none_is_named(fields: dict[str, Any]) -> None:
-    messages = [{"content": "x" * 10**6}]
-    assert model_of(json.dumps({**fields, "messages": messages}).encode()) is None
-    assert model_of(json.dumps({"messages": messages, **fields}).encode()) is None
-
-
 def test_a_body_is_light_by_its_length_and_its_brackets() -> None:
     assert is_light(b"[" * 8_192)
     assert not is_light(b"[" * 8_193)
     assert is_light(b"a" * INLINE_BYTES)
     assert not is_light(b"a" * (INLINE_BYTES + 1))
+    assert not is_light(b"{" * 1_025 + b"a" * 9_000)

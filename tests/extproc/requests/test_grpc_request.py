@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import RequestError
 from extproc.pb import kvsteer_generate_pb2 as pb
-from extproc.requests.grpc_request import PATHS, parse
+from extproc.requests.grpc_request import MAX_TOKENS, PATHS, parse
 
 VLLM = "/vllm.grpc.engine.VllmEngine/Generate"
 SGLANG = "/sglang.grpc.scheduler.SglangScheduler/Generate"
@@ -110,3 +110,13 @@ def test_any_bytes_give_a_request_or_a_reason(path: str, content: bytes) -> None
         except RequestError:
             continue
         assert request.prompts
+
+
+@pytest.mark.parametrize("path", [VLLM, TOKENSPEED])
+def test_as_many_token_ids_are_keyed_as_any_model_takes(path: str) -> None:
+    def sent(count: int) -> bytes:
+        return framed(MESSAGES[path](tokenized={"input_ids": range(count)}).SerializeToString())
+
+    (ids,) = parse(path, sent(MAX_TOKENS)).prompts
+    assert list(ids) == list(range(MAX_TOKENS))
+    assert refusal(path, sent(MAX_TOKENS + 1)) == "too_many_parts"

@@ -1,4 +1,5 @@
 import json
+import time
 from typing import Any
 
 import pytest
@@ -136,3 +137,32 @@ def test_only_posts_to_known_paths_carry_prompts(path: str) -> None:
     assert is_inference("POST", CHAT_PATH)
     assert not is_inference("GET", CHAT_PATH)
     assert not is_inference("POST", path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "a", "messages": []},
+        {"messages": [], "model": "a"},
+        {"messages": [{"model": "b", "content": 'x "model": "c"'}], "model": "a", "n": {"m": 1}},
+        {"metadata": {"model": "b"}, "model": "a", "messages": [{"model": "b"}]},
+        {"n": [{"model": "b"}], "model": 'a \\"', "messages": [], "metadata": {"model": "b"}},
+    ],
+)
+@pytest.mark.parametrize("length", [0, 40 * 2**20])
+def test_the_model_of_a_long_body_is_found_at_either_end(
+    fields: dict[str, Any], length: int
+) -> None:
+    text = 'say "model": "d", ' * (length // 18)
+    fields = {**fields, "messages": [*fields["messages"], {"content": text}]}
+    body = json.dumps(fields).encode()
+    began = time.process_time()
+    assert model_of(body) == fields["model"]
+    assert time.process_time() - began < 0.05
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": None}, {"metadata": {"model": "a"}}])
+def test_no_model_is_found_where_none_is_named(fields: dict[str, Any]) -> None:
+    messages = [{"content": "x" * 10**6}]
+    assert model_of(json.dumps({**fields, "messages": messages}).encode()) is None
+    assert model_of(json.dumps({"messages": messages, **fields}).encode()) is None

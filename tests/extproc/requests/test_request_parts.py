@@ -1,11 +1,25 @@
+import json
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import MAX_PROMPTS, Text
-from extproc.requests.request_parts import answers_in, kept_tokens, prompts_of, token_ids
+from extproc.requests.request_parts import (
+    answers_in,
+    ids_of,
+    is_filled,
+    is_given,
+    kept_tokens,
+    prompts_of,
+    token_ids,
+)
+
+
+def json_of(value: object) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
 
 
 @pytest.mark.parametrize(
@@ -18,13 +32,15 @@ from extproc.requests.request_parts import answers_in, kept_tokens, prompts_of, 
     ],
 )
 def test_prompts_are_texts_or_token_ids(raw: Any, prompts: list[object]) -> None:
-    assert prompts_of(raw) == prompts
+    assert prompts_of(json_of(raw)) == prompts
 
 
 def test_texts_know_about_special_tokens() -> None:
-    prompts = prompts_of(["a"], add_special_tokens=False, special_tokens_vary=True)
+    prompts = prompts_of(json_of(["a"]), add_special_tokens=False, special_tokens_vary=True)
     assert prompts == [Text("a", add_special_tokens=False, special_tokens_vary=True)]
-    assert prompts_of("a", add_special_tokens=False) == [Text("a", add_special_tokens=False)]
+    assert prompts_of(json_of("a"), add_special_tokens=False) == [
+        Text("a", add_special_tokens=False)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -34,19 +50,53 @@ def test_texts_know_about_special_tokens() -> None:
         ([], "empty_prompt"),
         ([[]], "empty_prompt"),
         (["a"] * (MAX_PROMPTS + 1), "too_many_prompts"),
-        ([1, "a"], "bad_request"),
-        (["a", 1], "empty_prompt"),
+        ([[1]] * (MAX_PROMPTS + 1), "too_many_prompts"),
+        ([-1], "bad_request"),
+        ([[2**32]], "bad_request"),
     ],
 )
 def test_prompts_that_are_none_say_why(raw: Any, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        prompts_of(raw)
+        prompts_of(json_of(raw))
 
 
-@pytest.mark.parametrize("ids", [[-1], [2**32], [1.5], ["a"]])
-def test_what_is_no_token_id_is_refused(ids: object) -> None:
-    with pytest.raises(RequestError, match="bad_request"):
-        token_ids(ids)
+@pytest.mark.parametrize(
+    "raw", [None, {}, 1, [1, "a"], ["a", 1], [[1], "a"], [1.5], [True], "a" * 99_999]
+)
+def test_what_is_no_list_of_token_ids_is_refused(raw: object) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        ids_of(json_of(raw))
+
+
+@pytest.mark.parametrize("spaces", ["", " ", "\n" * 70_000])
+@pytest.mark.parametrize("count", [1, 9_999, 20_000, 99_999])
+def test_long_lists_of_token_ids_are_read_whole(count: int, spaces: str) -> None:
+    ids = [number % 1_000_003 for number in range(0, 7 * count, 7)]
+    text = f"[{spaces}" + ",".join(map(str, ids)).replace(",", f",{spaces}", 2) + f"{spaces}]"
+    assert token_ids(msgspec.Raw(text.encode())).tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("value", "given", "filled"),
+    [
+        ("a", True, True),
+        ([1], True, True),
+        (5, True, True),
+        ("", True, False),
+        ([], True, False),
+        ({}, True, False),
+        (0, True, False),
+        (False, True, False),
+        (None, False, False),
+    ],
+)
+def test_a_field_is_there_though_nothing_is_made_of_it(
+    value: object,
+    given: bool,  # noqa: FBT001
+    filled: bool,  # noqa: FBT001
+) -> None:
+    assert is_given(json_of(value)) == given
+    assert is_filled(json_of(value)) == filled
 
 
 @pytest.mark.parametrize(
