@@ -8,6 +8,7 @@ A rank's blocks are bounded: a store that would go beyond is refused, newest fir
 credited stays true.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -24,16 +25,12 @@ from kvstate.wire.zmq_wire import decoding
 
 __all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
 
-# Between the name of a worker and the number of a rank; no address has it.
-_RANK = "\n"
+# Between the name of a worker and a number that tells its further ranks apart, each of which the
+# core takes for a worker of its own; no address has it.
+_FURTHER = "\n"
 
 # What a block takes in the compiled core at the most, tables half grown and all.
 BYTES_PER_BLOCK = 64
-
-
-def _holder(worker: str, rank: int) -> str:
-    """The name of a further rank of a worker, which the core counts as a worker of its own."""
-    return f"{worker}{_RANK}{rank}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,10 @@ class Index:
         self._core = make_core(secret, limits.blocks, compiled=compiled)
         self._applier = EventApplier(self._core, limits.blocks, limits.orphans, limits.orphan_bytes)
         self._models: dict[str, int] = {}
-        # what the core takes for workers are ours, and their ranks but one each: see `_holder`
         self._workers: list[str] = []  # by number; "" where a number is free
         self._holders: dict[int, str] = {}  # by owner
         self._further = 0  # of them, those that are further ranks
+        self._serials = itertools.count()
         self._free: list[int] = []  # numbers
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
@@ -89,7 +86,8 @@ class Index:
     def add(self, worker: str, rank: int, model: str) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet."""
         owners = self._owners.setdefault(worker, [])
-        holder = _holder(worker, rank) if owners else worker
+        # a worker may be added again before its ranks of before are removed
+        holder = f"{worker}{_FURTHER}{next(self._serials)}" if owners else worker
         number = self._core.add_owner(self._worker(holder), self._model(model), rank)
         owner = Owner(self._core, number, worker, rank, model)
         self._holders[number] = holder
@@ -182,7 +180,7 @@ class Index:
             return found
         by_worker: defaultdict[str, list[Overlap]] = defaultdict(list)
         for holder, overlap in found.items():
-            by_worker[holder.partition(_RANK)[0]].append(overlap)
+            by_worker[holder.partition(_FURTHER)[0]].append(overlap)
         return {
             worker: self._of_ranks(worker, overlaps, names_ranks=names_ranks)
             for worker, overlaps in by_worker.items()
@@ -235,13 +233,11 @@ class Index:
         self._core.check()
 
     def _worker(self, name: str) -> int:
-        number = self._numbers.get(name)
-        if number is None:
-            if not self._free:
-                self._free.append(len(self._workers))
-                self._workers.append("")
-            number = self._numbers[name] = self._free.pop()
-            self._workers[number] = name
+        if not self._free:
+            self._free.append(len(self._workers))
+            self._workers.append("")
+        number = self._numbers[name] = self._free.pop()
+        self._workers[number] = name
         return number
 
     def _model(self, name: str) -> int:

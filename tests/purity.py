@@ -47,6 +47,7 @@ PURE = (
     "extproc.accounting.account",
     "extproc.accounting.causes",
     "extproc.accounting.drifts",
+    "extproc.accounting.elsewhere",
     "extproc.accounting.outcome",
     "extproc.accounting.outcome_counts",
     "extproc.accounting.usage_scanner",

@@ -279,6 +279,19 @@ def test_worker_keeps_its_number_while_a_rank_is_left() -> None:
     assert index.overlaps(prompt(1, 9)).keys() == {"w"}
 
 
+def test_worker_that_is_added_again_before_it_is_removed_keeps_its_new_ranks() -> None:
+    index, first = an_index()
+    before = [first, index.add("w", 1, "m")]
+    after = [index.add("w", rank, "m") for rank in range(2)]
+    index.apply(after[1], [stored([1], [1])])
+    for owner in before:
+        index.remove(owner)
+    assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1, rank=1)}
+    for owner in after:
+        index.remove(owner)
+    assert index.overlaps(prompt(1, 9)) == {}
+
+
 def test_where_no_rank_is_named_only_what_all_of_a_worker_hold_is_certain() -> None:
     index, first = an_index()
     second = index.add("w", 1, "m")

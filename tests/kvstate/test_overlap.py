@@ -1,5 +1,5 @@
 from kvstate.events import Tokens
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap, Prompt, of_any_rank
 
 
 def test_tokens_are_blocks_times_their_size() -> None:
@@ -23,3 +23,10 @@ def test_salt_is_what_the_first_block_carries() -> None:
     tokens = Tokens("I", [1])
     assert Prompt("m", tokens).namespace == ()
     assert Prompt("m", tokens, salt="tenant").namespace == ("tenant",)
+
+
+def test_of_any_rank_only_what_all_hold_is_certain() -> None:
+    best = Overlap(16, (3, 1, 0, 0), uncertain=1, rank=2)
+    assert of_any_rank(best) == Overlap(16, uncertain=5, rank=2)
+    assert of_any_rank(best, Overlap(16, (1, 1, 0, 0), 9)) == Overlap(16, (1, 1, 0, 0), 3, rank=2)
+    assert of_any_rank(best, Overlap(32, (1, 0, 0, 0))) == Overlap(16, uncertain=5, rank=2)

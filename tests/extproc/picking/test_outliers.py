@@ -141,3 +141,10 @@ def test_an_answer_of_a_worker_that_is_gone_says_nothing() -> None:
     assert len(one) == 0
     assert not one.alive(WORKER, 0.0)
     assert not one.failed(WORKER, 0.0, is_certain=True)
+
+
+def test_one_whose_last_answer_was_a_failure_is_doubted() -> None:
+    one = failing()
+    assert (one.is_doubted(WORKER), one.is_doubted("b:1")) == (True, False)
+    one.answered(WORKER, 200, 0.0)
+    assert not one.is_doubted(WORKER)

@@ -190,7 +190,10 @@ def test_a_request_that_its_worker_answers_keeps_its_claim() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
+    one.doubted.add(made.pick[0])
+    assert one.is_doubted(made.pick[0])
     one.answered(booking, 200, made.pick[0], 0.0)
+    assert not one.is_doubted(made.pick[0])
     assert decided(one).claims[made.worker].speculative == 960
 
 

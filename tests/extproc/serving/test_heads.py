@@ -69,6 +69,14 @@ def test_status_and_served_endpoint_of_a_response_are_read() -> None:
     assert response_head_of(served) == ResponseHead(503, is_readable=False, served="10.0.0.2:1")
 
 
+@pytest.mark.parametrize(("name", "served"), [("upstream.address", "10.0.0.2:1"), ("other", "")])
+def test_the_served_endpoint_is_read_from_an_attribute_of_envoys(name: str, served: str) -> None:
+    message = response_head(200)
+    told = message.attributes["envoy.filters.http.ext_proc"].fields
+    told[name].string_value = "10.0.0.2:1"
+    assert response_head_of(message).served == served
+
+
 @pytest.mark.parametrize("namespace", ["other", "envoy.lb"])
 def test_other_metadata_tells_no_served_endpoint(namespace: str) -> None:
     assert response_head_of(with_metadata(response_head(200), namespace, x=1)).served == ""
