@@ -42,6 +42,7 @@ class Workers:
         self._roster = Roster(config, self._note_moved, self._note_learned)
         self._following: asyncio.Task[None] | None = None
         self._candidates: dict[str, list[Worker]] = {}  # by model, until anything changes
+        self._block_sizes: dict[str, int] = {}  # without events, until anything changes
         self._fault_of: Callable[[str], str] = lambda _: ""
         self._down_of: Callable[[str], str] = lambda _: ""
         self._astray_of: Callable[[str, str], str] = lambda *_: ""
@@ -247,7 +248,11 @@ class Workers:
         learned = self._fleet.block_size(name)
         if learned is not None:
             return learned
-        return self._roster.block_size(name) if name in self._roster.members else 1
+        size = self._block_sizes.get(name)  # it is asked for at every pick
+        if size is None:
+            size = self._roster.block_size(name) if name in self._roster.members else 1
+            self._block_sizes[name] = size
+        return size
 
     def _note_learned(self) -> None:
         """A worker's feed can be followed once its model is known."""
@@ -274,5 +279,6 @@ class Workers:
 
     def _note_change(self) -> None:
         self._candidates.clear()
+        self._block_sizes.clear()
         for tell in self.changed:
             tell()
