@@ -15,6 +15,7 @@ from tests.ports import free_port
 
 # For how long nobody else has a turn: CPU time of the loop's thread, on whatever machine.
 MAX_HELD_SECONDS = 0.1
+MAX_LATENCY_SECONDS = 2.0  # on a machine that does other things as well
 MAX_GROWN_BYTES = 256 * MIB
 FLOOD_SECONDS = 3.0
 
@@ -124,6 +125,7 @@ def is_marked(feed: dict[str, Any]) -> bool:
     return feed["state"] != "live" and bool(feed["reason"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["lean", "grpcio"])
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
 async def test_nobody_waits_for_what_a_publisher_sends(
@@ -140,5 +142,6 @@ async def test_nobody_waits_for_what_a_publisher_sends(
     with capsys.disabled():
         print(f"\n{attack}, {server}: {harm}; {feed['state']}: {feed['reason']}")
     assert harm.worst_held < MAX_HELD_SECONDS, harm
+    assert harm.quantile(1.0) < MAX_LATENCY_SECONDS, harm
     assert harm.grown_bytes < MAX_GROWN_BYTES, harm
     assert is_marked(feed) or not attack.is_marked, feed
