@@ -15,7 +15,7 @@ from tests.ports import free_port
 
 # For how long nobody else has a turn: CPU time of the loop's thread, on whatever machine.
 MAX_HELD_SECONDS = 0.1
-MAX_LATENCY_SECONDS = 2.0  # on a machine that does other things as well
+MAX_LATENCY_SECONDS = 10.0  # on a machine that does other things as well
 MAX_GROWN_BYTES = 256 * MIB
 FLOOD_SECONDS = 3.0
 
