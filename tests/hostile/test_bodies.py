@@ -9,7 +9,7 @@ import pytest
 
 from simulator.settings import TINY_MODEL
 from tests.hostile.bodies import BODIES, CHAT, Body
-from tests.hostile.victim import MIB, Victim, running_victim
+from tests.hostile.victim import MIB, Harm, Victim, running_victim
 
 # What a template with reasoning, tools and macros costs, and a conversation of 64 KiB of turns.
 TEMPLATE = """{% for m in messages %}{% for i in range(60) %}{% set x = i %}{% endfor %}\
@@ -38,6 +38,13 @@ async def sent(victim: Victim, bodies: list[Body], interval_seconds: float = 0.0
             await rest
 
 
+def assert_undelayed(harm: Harm, calm: Harm) -> None:
+    """Decisions come in time, where this machine has them come in time without an attack."""
+    assert harm.quantile(0.99) <= max(0.05, 2 * calm.quantile(1.0)), f"{harm}; calm: {calm}"
+    assert harm.quantile(1.0) <= max(0.25, 4 * calm.quantile(1.0)), f"{harm}; calm: {calm}"
+    assert harm.grown_bytes <= 256 * MIB, str(harm)
+
+
 async def test_costly_bodies_are_placed_by_load_and_hold_up_nobody(either: Victim) -> None:
     before = await either.decisions("too_many_parts")
     async with either.probed() as harm:
@@ -59,21 +66,19 @@ async def test_conversations_of_many_short_turns_hold_up_nobody(rendering: Victi
 @pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES, ids=str)
 async def test_three_costly_bodies_a_second_delay_no_decision(either: Victim, body: Body) -> None:
-    async with either.probed(at_least=30) as harm:
-        await sent(either, [body] * 12, 0.33)
-    print(harm)
-    assert harm.quantile(0.99) <= 0.05, harm
-    assert harm.quantile(1.0) <= 0.25, harm
-    assert harm.grown_bytes <= 256 * MIB, harm
+    async with either.probed(at_least=30) as calm:
+        pass
+    async with either.probed(at_least=100) as harm:
+        await sent(either, [body] * 30, 0.33)
+    assert_undelayed(harm, calm)
 
 
 @pytest.mark.slow
 async def test_twenty_conversations_of_short_turns_a_second_delay_no_decision(
     rendering: Victim,
 ) -> None:
-    async with rendering.probed(at_least=30) as harm:
-        await sent(rendering, [SHORT_TURNS] * 80, 0.05)
-    print(harm)
-    assert harm.quantile(0.99) <= 0.05, harm
-    assert harm.quantile(1.0) <= 0.25, harm
-    assert harm.grown_bytes <= 256 * MIB, harm
+    async with rendering.probed(at_least=30) as calm:
+        pass
+    async with rendering.probed(at_least=100) as harm:
+        await sent(rendering, [SHORT_TURNS] * 200, 0.05)
+    assert_undelayed(harm, calm)
