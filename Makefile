@@ -13,7 +13,7 @@ test: $(READY)
 	$(BIN)/python -m pytest $(ARGS)
 
 slow: $(READY)
-	$(BIN)/python -m pytest -m 'slow or docker' $(ARGS)
+	$(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
 
 # The property tests with examples that no run before has had.
 explore: $(READY)

@@ -109,8 +109,9 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
 def _responses(about: About, config: Config, mode: Node) -> Iterator[Finding]:
     """Whether the router sees of responses what it needs: their end, and what is accounted for."""
     if mode.get("response_trailer_mode") != "SEND" and mode.get("response_body_mode") is None:
-        says = "response_trailer_mode is not SEND: the router does not learn when responses end"
-        yield about.wrong("envoy-trailer-mode", says)
+        says = "response_trailer_mode is not SEND: Envoy 1.40 tells the router when a response ends"
+        says += " all the same; where one does not, load is counted until the pick only"
+        yield about.note("envoy", says)
     wanted = config.accounting.responses
     if wanted != "none" and mode.get("response_header_mode") == "SKIP":
         says = f"accounting.responses is {wanted}, and response_header_mode is SKIP: the router"

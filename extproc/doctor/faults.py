@@ -163,7 +163,6 @@ FAULTS = {
     "envoy-no-retries": Fault(
         "envoy", "set the `retry_policy` of envoy/envoy.yaml on the workers' routes or virtual host"
     ),
-    "envoy-trailer-mode": Fault("envoy", "set `response_trailer_mode: SEND` in ext_proc"),
     "envoy-response-headers": Fault(
         "envoy", "set `response_header_mode: SEND` in ext_proc, or `accounting.responses: none`"
     ),

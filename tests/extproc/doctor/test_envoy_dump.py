@@ -6,7 +6,7 @@ import pytest
 
 from extproc.config import Accounting, Config, ExtProc
 from extproc.doctor.envoy_dump import judge_envoy
-from extproc.doctor.findings import About
+from extproc.doctor.findings import About, Verdict
 
 CONFIG = Config(extproc=ExtProc(deadline_ms=250, max_body_bytes=1024 * 1024))
 TYPE = "type.googleapis.com/envoy"
@@ -91,7 +91,6 @@ def test_an_override_by_header_or_original_destination_is_one_too() -> None:
         ({"message_timeout": None}, "envoy-message-timeout"),
         ({"failure_mode_allow": False}, "envoy-fails-closed"),
         ({"processing_mode": {"response_trailer_mode": "SEND"}}, "envoy-body-mode"),
-        ({"processing_mode": {"request_body_mode": "BUFFERED"}}, "envoy-trailer-mode"),
         ({"allow_mode_override": False}, "envoy-mode-override"),
         ({"metadata_options": {}}, "envoy-namespaces"),
         ({"metadata_options": {"receiving_namespaces": {"untyped": 1}}}, "envoy-namespaces"),
@@ -99,6 +98,14 @@ def test_an_override_by_header_or_original_destination_is_one_too() -> None:
 )
 def test_a_filter_that_is_set_otherwise_is_found(change: dict[str, Any], code: str) -> None:
     assert codes_of(manager(ext_proc(**change))) == [code]
+
+
+def test_a_response_whose_end_may_not_be_told_is_noted() -> None:
+    quiet = manager(ext_proc(processing_mode={"request_body_mode": "BUFFERED"}))
+    dump = json.dumps({"configs": [{"filter_chains": [quiet]}, OVERRIDE]}).encode()
+    (found,) = judge_envoy(About("envoy"), CONFIG, dump, {}, {})
+    assert found.verdict is Verdict.NOTE
+    assert found.says.startswith("response_trailer_mode is not SEND")
 
 
 def test_a_client_that_could_steer_is_found() -> None:

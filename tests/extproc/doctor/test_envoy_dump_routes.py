@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from extproc.doctor.envoy_dump_routes import Around, judge_routes
+from extproc.config import Config, ExtProc
+from extproc.doctor.envoy_dump_routes import Around, judge_buffers, judge_routes
 from extproc.doctor.findings import About
 
 FILTER = "ext_proc"
@@ -56,6 +57,7 @@ def test_a_filter_that_is_disabled_for_the_workers_is_found() -> None:
 
 
 def test_a_filter_that_is_disabled_for_what_is_no_llm_api_is_right() -> None:
+    assert codes_of(route({"prefix": "/api/"}, config=DISABLED)) == []
     assert codes_of(route({"prefix": "/api/"}, config=DISABLED), route()) == []
     assert codes_of(route({"prefix": "/"}, "website", config=DISABLED)) == []
 
@@ -93,3 +95,26 @@ def test_a_route_behind_one_that_takes_everything_is_never_taken() -> None:
 )
 def test_every_way_to_name_the_workers_cluster_is_read(action: Any) -> None:
     assert codes_of(route(action=action, config=DISABLED)) == ["envoy-route-disabled"]
+
+
+def test_a_route_that_leads_to_another_cluster_is_no_way_to_the_workers() -> None:
+    some = route({"prefix": "/v1/", "headers": [{"name": "x"}]}, "website", config=DISABLED)
+    assert codes_of(some, route({"path": "/v1/completions"}), route(cluster="website")) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "codes"), [("1024", ["envoy-buffer-limit"]), (1 << 20, []), (None, [])]
+)
+def test_bodies_that_the_router_reads_have_to_fit(limit: object, codes: list[str]) -> None:
+    config = Config(extproc=ExtProc(max_body_bytes=1 << 20))
+    hosts = [
+        {"request_body_buffer_limit": limit},
+        {"routes": [{"request_body_buffer_limit": limit}]},
+    ]
+    for one in hosts:
+        tree = {"route_config": {"virtual_hosts": [one]}}
+        around = Around(FILTER, {}, tree, [], {"workers"})
+        assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes
+    apart = {"rds": {"route_config_name": "r"}}
+    around = Around(FILTER, {}, apart, [{"name": "r", "virtual_hosts": hosts[:1]}], {"workers"})
+    assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes

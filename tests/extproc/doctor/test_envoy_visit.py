@@ -170,7 +170,6 @@ def no_trailers(tree: Tree) -> None:
         (disabled, "envoy-route-disabled"),
         (hasty, "envoy-route-timeout"),
         (no_retries, "envoy-no-retries"),
-        (no_trailers, "envoy-trailer-mode"),
     ],
 )
 async def test_what_made_envoy_steer_elsewhere_in_silence_is_found(
@@ -180,6 +179,13 @@ async def test_what_made_envoy_steer_elsewhere_in_silence_is_found(
     tree = yaml.safe_load(render(config))
     plant(tree)
     assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.WRONG, code)]
+
+
+async def test_a_response_whose_end_may_not_be_told_is_noted() -> None:
+    config = configuration()
+    tree = yaml.safe_load(render(config))
+    no_trailers(tree)
+    assert await found_in(config, yaml.safe_dump(tree)) == [(Verdict.NOTE, "")]
 
 
 async def test_responses_that_are_not_shown_are_found() -> None:

