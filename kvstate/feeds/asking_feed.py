@@ -49,6 +49,7 @@ class AskingFeed(Feed[Body]):
         self._held: Held[Body] = Held()
         self._asked_at: int | None = None
         self._overtaken: int | None = None  # where the live stream was when it was started over
+        self._proof: float | None = None  # the stamp of the batch that proves the publisher
         self._asks_everything = False
         self._heard = False
         self._heard_stamps: OrderedDict[int, float] = OrderedDict()
@@ -176,7 +177,9 @@ class AskingFeed(Feed[Body]):
         return [Forget(), *self._ask(f"publisher restarted: {reason}")]
 
     def _overlap(self, batch: Numbered[Body]) -> list[Effect[Body]]:
-        known = self._stamps.get(batch.sequence)
+        # live batches may have pushed the stamp of the proving one out since it was asked for
+        is_proof = batch.sequence == self._unproven
+        known = self._proof if is_proof else self._stamps.get(batch.sequence)
         if known is not None and known != batch.stamp:
             return self._restart(f"batch {batch.sequence} was replayed with other contents")
         if known is not None:
@@ -192,7 +195,8 @@ class AskingFeed(Feed[Body]):
         self._asks_everything = False
         self._asked_at, self._overtaken = self._next, None
         start = max(0, (self._next or 0) - 1)
-        self._unproven = start if start in self._stamps else None
+        self._proof = self._stamps.get(start)
+        self._unproven = None if self._proof is None else start
         return [Replay(start)]
 
     def _start_over(self) -> list[Effect[Body]]:

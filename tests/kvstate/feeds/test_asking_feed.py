@@ -510,3 +510,17 @@ def test_what_was_to_be_asked_again_is_moot_once_the_cache_was_emptied() -> None
     feed = degraded()
     feed.healed()
     assert (feed.state, feed.ask_everything()) == (State.LIVE, [])
+
+
+def test_publisher_that_went_on_while_it_was_asked_did_not_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_module, "MAX_STAMPS", 2)
+    feed = live(2)
+    feed.received(batch(3))
+    assert feed.quiet() == [Replay(3)]
+    for number in (4, 5, 6):  # so many that the stamp of batch 3 is no longer kept
+        assert feed.received(batch(number)) == applied(number)
+    assert feed.replayed(batch(3)) == []
+    assert feed.replay_ended() == []
+    assert (feed.state, feed.restarts, feed.last_sequence) == (State.LIVE, 0, 6)
