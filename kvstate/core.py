@@ -59,9 +59,9 @@ class OwnerStatus(TypedDict):
 class Core(Protocol):
     """Which owner (rank) holds which blocks.
 
-    Made with (secret, limit_blocks, overlap type): 64 random bits, the most blocks of one owner,
-    and `Overlap`, which a compiled core cannot import. Engine hashes are unsigned 64-bit ints, as
-    the wire decoders fold them, or bytes.
+    Made with (secret, limit_blocks, overlap type): 64 random bits, the most blocks of an owner
+    that was given no other limit, and `Overlap`, which a compiled core cannot import. Engine hashes
+    are unsigned 64-bit ints, as the wire decoders fold them, or bytes.
     """
 
     def add_model(self, seed: bytes) -> int:
@@ -69,6 +69,9 @@ class Core(Protocol):
 
     def add_owner(self, worker: int, model: int, rank: int) -> int:
         """The number of a new owner, which holds nothing; ranks of one worker share its number."""
+
+    def limit(self, owner: int, blocks: int) -> None:
+        """From now on an owner may hold so many blocks at the most."""
 
     def remove_owner(self, owner: int) -> None:
         """Frees everything an owner had; its number may be given to another."""

@@ -18,7 +18,7 @@ from kvstate.events import (
     OtherGroupStored,
 )
 from kvstate.keys import encoded
-from kvstate.orphans import Orphan, Orphanage, orphans_of
+from kvstate.orphans import Orphan, orphans_of
 from kvstate.owner import Owner
 from kvstate.wire.groups import Admission
 
@@ -40,18 +40,12 @@ _ADMISSION_FAULTS: dict[int, str] = {
 class EventApplier:
     """Applies typed events to a core.
 
-    max_blocks, max_orphans, max_orphan_bytes: of one rank.
     models_with_bigrams: those of which a rank stored pages of bigrams.
     """
 
-    def __init__(
-        self, core: Core, max_blocks: int, max_orphans: int, max_orphan_bytes: int
-    ) -> None:
+    def __init__(self, core: Core) -> None:
         self.models_with_bigrams: set[str] = set()
         self._core = core
-        self._max_blocks = max_blocks
-        self._max_orphans = max_orphans
-        self._max_orphan_bytes = max_orphan_bytes
 
     def applying(
         self, owner: Owner, events: Iterable[Event]
@@ -122,7 +116,7 @@ class EventApplier:
         """A long chain as several; whole where it will be refused, which costs nothing."""
         size, count = event.block_size, len(event.hashes)
         most = max(1, min(PIECE_TOKENS // size, PIECE_BLOCKS))
-        if count <= most or owner.blocks + count > self._max_blocks:
+        if count <= most or owner.blocks + count > owner.limits.blocks:
             yield event
             return
         for begin in range(0, count, most):
@@ -161,14 +155,11 @@ class EventApplier:
     def _parking(self, owner: Owner, event: BlocksStored) -> Generator[None, None, None]:
         for orphan in orphans_of(event):
             owner.count("orphaned")
-            if self._is_full(owner.orphans):
+            if _is_full(owner):
                 owner.count("orphans_over_limit")
                 return
             owner.orphans.park(orphan)
             yield
-
-    def _is_full(self, orphans: Orphanage) -> bool:
-        return len(orphans) >= self._max_orphans or orphans.bytes >= self._max_orphan_bytes
 
     def _attaching(self, owner: Owner, block: BlockHash) -> Generator[None, None, None]:
         """Gives the orphans of a block that turned up their keys, and theirs in turn."""
@@ -202,3 +193,9 @@ class EventApplier:
                 continue
             if self._core.admission(owner.number, event.group) == Admission.INDEXED:
                 owner.count("removed_unknown")
+
+
+def _is_full(owner: Owner) -> bool:
+    """Whether no more orphans of a rank are kept."""
+    orphans, limits = owner.orphans, owner.limits
+    return len(orphans) >= limits.orphans or orphans.bytes >= limits.orphan_bytes

@@ -118,15 +118,15 @@ class Fleet:
             self._expiring = asyncio.create_task(self._keep_expiring())
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
         self._followed[worker] = [
-            self._follow(worker, rank, model, transport)
+            self._follow(Place(worker, rank), model, transport, len(transports))
             for rank, transport in enumerate(transports)
         ]
 
-    def _follow(self, worker: str, rank: int, model: str, transport: Transport) -> _Followed:
-        owner = self._index.add(worker, rank, model)
+    def _follow(self, place: Place, model: str, transport: Transport, ranks: int) -> _Followed:
+        owner = self._index.add(place.worker, place.rank, model, ranks)
         sink = IndexSink(self._index, owner)
-        subscriber = Subscriber(Place(worker, rank), sink, transport, self._shared)
-        sink.emptied = subscriber.news.emptied = functools.partial(self._empty, worker)
+        subscriber = Subscriber(place, sink, transport, self._shared)
+        sink.emptied = subscriber.news.emptied = functools.partial(self._empty, place.worker)
         return _Followed(owner, sink, subscriber, asyncio.create_task(subscriber.run()))
 
     async def _keep_expiring(self) -> None:

@@ -11,7 +11,6 @@ credited stays true.
 import itertools
 from collections import defaultdict
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvstate.core import WORK, finished
@@ -20,7 +19,7 @@ from kvstate.event_applier import DOUBTFUL_GROUP, EventApplier
 from kvstate.events import Event, EventBatch
 from kvstate.keys import encoded
 from kvstate.overlap import Overlap, Prompt, of_any_rank
-from kvstate.owner import Owner
+from kvstate.owner import BYTES_PER_BLOCK, Limits, Owner
 from kvstate.wire.zmq_wire import decoding
 
 __all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
@@ -28,23 +27,6 @@ __all__ = ["BYTES_PER_BLOCK", "Applied", "Index", "Limits", "Owner"]
 # Between the name of a worker and a number that tells its further ranks apart, each of which the
 # core takes for a worker of its own; no address has it.
 _FURTHER = "\n"
-
-# What a block takes in the compiled core at the most, tables half grown and all.
-BYTES_PER_BLOCK = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one rank may make us remember: a publisher gone wrong must not take the memory."""
-
-    bytes: int = 256 * 1024 * 1024
-    orphans: int = 65_536
-    orphan_bytes: int = 32 * 1024 * 1024
-
-    @property
-    def blocks(self) -> int:
-        """The most blocks of one rank."""
-        return self.bytes // BYTES_PER_BLOCK
 
 
 class Applied(NamedTuple):
@@ -70,9 +52,9 @@ class Index:
     def __init__(
         self, secret: int, limits: Limits | None = None, *, compiled: bool | None = None
     ) -> None:
-        limits = limits or Limits()
+        self._limits = limits = limits or Limits()
         self._core = make_core(secret, limits.blocks, compiled=compiled)
-        self._applier = EventApplier(self._core, limits.blocks, limits.orphans, limits.orphan_bytes)
+        self._applier = EventApplier(self._core)
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._holders: dict[int, str] = {}  # by owner
@@ -83,13 +65,18 @@ class Index:
         self._numbers: dict[str, int] = {}  # of workers
         self._with_bigrams = self._applier.models_with_bigrams
 
-    def add(self, worker: str, rank: int, model: str) -> Owner:
-        """Makes room for a rank; it holds nothing and is not trusted yet."""
+    def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:
+        """Makes room for a rank; it holds nothing and is not trusted yet.
+
+        ranks: how many the worker has, which share what it may make us remember.
+        """
         owners = self._owners.setdefault(worker, [])
         # a worker may be added again before its ranks of before are removed
         holder = f"{worker}{_FURTHER}{next(self._serials)}" if owners else worker
         number = self._core.add_owner(self._worker(holder), self._model(model), rank)
-        owner = Owner(self._core, number, worker, rank, model)
+        limits = self._limits.share(ranks)
+        self._core.limit(number, limits.blocks)
+        owner = Owner(self._core, number, worker, rank, model, limits)
         self._holders[number] = holder
         self._further += holder != worker
         owners.append(owner)

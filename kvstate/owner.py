@@ -1,16 +1,47 @@
 """What the index knows of one rank."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 from kvstate.core import Core, OwnerStatus
 from kvstate.events import BlocksStored
 from kvstate.orphans import Orphanage
 
+# What a block takes in the compiled core at the most, tables half grown and all.
+BYTES_PER_BLOCK = 64
+
+# Ranks that a worker really has are never given less, however many it is said to have.
+MIN_BYTES_OF_RANK = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one worker may make us remember: a publisher gone wrong must not take the memory."""
+
+    bytes: int = 256 * 1024 * 1024
+    orphans: int = 65_536
+    orphan_bytes: int = 32 * 1024 * 1024
+
+    @property
+    def blocks(self) -> int:
+        """The most blocks."""
+        return self.bytes // BYTES_PER_BLOCK
+
+    def share(self, ranks: int) -> "Limits":
+        """What one of a worker's ranks may take of it."""
+        least = min(self.bytes, MIN_BYTES_OF_RANK)
+        return Limits(
+            max(self.bytes // ranks, least), self.orphans // ranks, self.orphan_bytes // ranks
+        )
+
 
 class Owner:
     """A rank: who it is, what is counted of it, and its orphans; the core has its blocks."""
 
-    def __init__(self, core: Core, number: int, worker: str, rank: int, model: str) -> None:
+    def __init__(
+        self, core: Core, number: int, worker: str, rank: int, model: str, limits: Limits
+    ) -> None:
+        self.limits = limits
         self.number = number
         self.worker = worker
         self.rank = rank

@@ -37,6 +37,7 @@ class _Owner:
     certain: Segment
     uncertain: Segment
     first_bit: int
+    limit_blocks: int
     trusted: bool = False
     block_size: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -87,8 +88,13 @@ class PlainCore:
         number = next(n for n in range(len(self._owners) + 1) if n not in self._owners)
         certain = Segment(self._table, first_bit=8 * number)
         uncertain = Segment(self._table, first_bit=8 * number + 4)
-        self._owners[number] = _Owner(worker, model, rank, certain, uncertain, 8 * number)
+        self._owners[number] = _Owner(
+            worker, model, rank, certain, uncertain, 8 * number, self._limit_blocks
+        )
         return number
+
+    def limit(self, owner: int, blocks: int) -> None:  # noqa: D102
+        self._owners[owner].limit_blocks = blocks
 
     def remove_owner(self, owner: int) -> None:  # noqa: D102
         self.clear(owner)
@@ -131,7 +137,7 @@ class PlainCore:
         found = None if parent is None else held.find(parent)
         if parent is not None and found is None:
             return StoreResult.UNKNOWN_PARENT
-        if held.blocks + len(hashes) > self._limit_blocks:
+        if held.blocks + len(hashes) > held.limit_blocks:
             held.counts["over_limit"] += 1
             return StoreResult.OVER_LIMIT
         root = root_key(self._secret, self._seeds[held.model], lora, block_size)
@@ -157,7 +163,7 @@ class PlainCore:
                 continue
             if tier_of(medium) is Tier.HOST:
                 held.removing.add(medium)
-            if held.blocks >= self._limit_blocks:
+            if held.blocks >= held.limit_blocks:
                 held.counts["over_limit"] += 1
                 return
             segment, source, key = found

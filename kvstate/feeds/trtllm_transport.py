@@ -31,7 +31,7 @@ CONNECT_SECONDS = 2.0
 # Releases up to 1.2 answer only after two seconds without an event, and what was drained is lost if
 # nobody waits for it.
 ANSWER_SECONDS = 30.0
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 65_536
 
 # No such route, not with this method, not in this build.

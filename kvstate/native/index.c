@@ -77,7 +77,8 @@ uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t
     }
     index->owners[at] = (Owner){.present = true, .worker = worker, .model = model,
                                 .rank = rank, .names_salts = -1, .names_loras = -1,
-                                .removing = REMOVING_MEDIA, .age = 1};
+                                .removing = REMOVING_MEDIA, .age = 1,
+                                .limit_blocks = index->limit_blocks};
     return at;
 }
 
@@ -241,7 +242,7 @@ IndexResult index_store(Index *index, uint32_t number, const Stored *stored) {
     if (!index_widen(index, block_size)) return INDEX_NO_MEMORY;
     Pool *pool = pool_find(owner, &stored->pool);
     IndexResult result = INDEX_OK;
-    if (owner->blocks + stored->count + stored->following > index->limit_blocks)
+    if (owner->blocks + stored->count + stored->following > owner->limit_blocks)
         result = INDEX_OVER_LIMIT;
     else if (!pool)
         result = pool_make(index, owner, &stored->pool, &pool);
@@ -266,7 +267,7 @@ static IndexResult copy_block(Index *index, uint32_t number, PoolName name, uint
         return INDEX_OK;
     }
     if (name.tier == HOST_TIER) note_removals(owner, name.medium);
-    if (owner->blocks >= index->limit_blocks) return INDEX_OVER_LIMIT;
+    if (owner->blocks >= owner->limit_blocks) return INDEX_OVER_LIMIT;
     name.block_size = source->block_size;
     Pool *pool = pool_find(owner, &name);
     IndexResult result = pool ? INDEX_OK : pool_make(index, owner, &name, &pool);

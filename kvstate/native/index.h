@@ -71,7 +71,7 @@ typedef struct {
     uint32_t block_size; /* of the last store */
     Pool **pools; /* in one order for both cores: by medium, group and block size */
     uint32_t pool_count;
-    size_t blocks;
+    size_t blocks, limit_blocks; /* how many it holds, and may hold */
     Groups groups;
     int8_t names_salts, names_loras; /* what layouts could say: -1 unknown, 0 no, 1 yes */
     uint32_t removing; /* media of which removals are known to come, a bit each */
@@ -94,7 +94,7 @@ typedef struct {
     uint64_t secret;
     uint64_t *lanes; /* random multipliers, one for each token of a block */
     uint32_t lane_count;
-    size_t limit_blocks; /* of one owner */
+    size_t limit_blocks; /* of an owner, unless it was given another limit */
     uint64_t work, work_limit; /* looks at tables, or as much; who may stop does so at the limit */
 } Index;
 

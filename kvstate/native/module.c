@@ -192,6 +192,16 @@ static PyObject *core_add_owner(Core *self, PyObject *const *arguments, Py_ssize
     return owner == UINT32_MAX ? PyErr_NoMemory() : PyLong_FromUnsignedLong(owner);
 }
 
+static PyObject *core_limit(Core *self, PyObject *const *arguments, Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    Owner *owner = owner_of(self, arguments[0]);
+    if (!owner) return NULL;
+    size_t blocks = PyLong_AsSize_t(arguments[1]);
+    if (PyErr_Occurred()) return NULL;
+    owner->limit_blocks = blocks;
+    Py_RETURN_NONE;
+}
+
 static PyObject *core_remove_owner(Core *self, PyObject *number) {
     Owner *owner = owner_of(self, number);
     if (!owner) return NULL;
@@ -675,7 +685,7 @@ static PyMethodDef core_methods[] = {
     FAST(start),    FAST(proceed),   ONE(abandon),      FAST(clear_some),  FAST(demote_some),
     FAST(admit),    FAST(admission), ONE(layout),       ONE(forget_layout),
     FAST(overlaps), ONE(status),     FAST(tiers),       NONE(memory),        NONE(check),
-    FAST(expire),
+    FAST(expire),   FAST(limit),
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,6 +12,13 @@ from kvstate.errors import WireError
 
 MAX_SEQUENCE = 0xFFFF_FFFF_FFFF_FFFF
 
+# Events of one answer. The queue of the engine (`event_buffer_max_size`) is mostly 1,024 long.
+MAX_EVENTS = 65_536
+
+# A list with something in it that is no event is only taken apart up to here: 16 MiB of zeros would
+# be 8 million of them, and hold the event loop for seconds.
+MAX_SPOILT_BYTES = 64 * 1024
+
 # What msgspec raises on bytes that are not what they should be.
 BAD_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -36,11 +43,16 @@ class _Envelope(msgspec.Struct):
     attention_dp_rank: int | None = None
 
 
+class _Numbered(msgspec.Struct):
+    event_id: msgspec.Raw
+
+
 class _Error(msgspec.Struct):
     error: object
 
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_numbered_decoder = msgspec.json.Decoder(list[_Numbered])
 _envelope_decoder = msgspec.json.Decoder(_Envelope)
 _error_decoder = msgspec.json.Decoder(_Error)
 
@@ -49,9 +61,13 @@ def parse_drain(body: bytes) -> list[msgspec.Raw]:
     """The events of an answer, undecoded.
 
     Raises:
-        WireError: it is no JSON list.
+        WireError: it is no JSON list, or one that would take long to take apart.
     """
+    if body.count(b'"event_id"') > MAX_EVENTS:
+        raise WireError(f"answer of more than {MAX_EVENTS} events")
     try:
+        if len(body) > MAX_SPOILT_BYTES:
+            _numbered_decoder.decode(body)  # ends at the first that is no event
         return _list_decoder.decode(body)
     except BAD_JSON:
         raise WireError("answer is no JSON list of events") from None

@@ -11,7 +11,7 @@ from kvstate.events import (
     Extra,
     Tokens,
 )
-from kvstate.index import BYTES_PER_BLOCK, Applied, Limits
+from kvstate.index import BYTES_PER_BLOCK, Applied, Index, Limits
 from kvstate.overlap import Overlap, Prompt
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
@@ -375,3 +375,10 @@ def test_restarted_engine_is_doubted_anew() -> None:
     index.clear(owner)
     index.apply(owner, [stored([1], [1], medium="CPU")])
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
+
+
+def test_ranks_share_the_limits_of_their_worker() -> None:
+    index = Index(12345678, Limits())
+    assert [index.add("w", rank, "m", ranks=4).limits for rank in range(4)] == [
+        Limits().share(4)
+    ] * 4

@@ -3,7 +3,7 @@ import pytest
 
 from kvstate.events import BlocksStored, Tokens
 from kvstate.index import Index
-from kvstate.owner import Owner
+from kvstate.owner import Limits, Owner
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
@@ -114,3 +114,14 @@ def test_doubted_blocks_are_those_that_may_never_be_removed() -> None:
     assert (owner.blocks, owner.uncertain_blocks, owner.doubted_blocks) == (2, 0, 1)
     index.apply_message(owner, message(["BlockRemoved", [7], "cpu"]))
     assert owner.doubted_blocks == 0
+
+
+def test_ranks_share_what_their_worker_may_make_us_remember() -> None:
+    whole = Limits(bytes=256 * 1024 * 1024, orphans=65_536, orphan_bytes=32 * 1024 * 1024)
+    assert whole.share(1) == whole
+    assert whole.share(8) == Limits(32 * 1024 * 1024, 8_192, 4 * 1024 * 1024)
+
+
+def test_a_rank_may_hold_some_blocks_however_many_ranks_there_are() -> None:
+    assert Limits().share(1_024).blocks == 65_536
+    assert Limits(bytes=640).share(1_024).blocks == 10

@@ -64,6 +64,14 @@ def test_store_beyond_the_bound_is_refused_and_counted(core: Core) -> None:
     assert (core.status(owner)["blocks"], core.status(owner)["over_limit"]) == (0, 1)
 
 
+def test_an_owner_may_be_given_another_limit(core: Core) -> None:
+    core.limit(owner := add(core), 2)
+    assert store(core, owner, [1, 2, 3], [1, 2, 3]) == StoreResult.OVER_LIMIT
+    assert store(core, owner, [1, 2], [1, 2]) == StoreResult.STORED
+    core.limit(owner, 3)
+    assert store(core, owner, [3], [3], parent=2) == StoreResult.STORED
+
+
 def test_extras_and_tiers_are_told_apart(core: Core) -> None:
     owner = add(core)
     store(core, owner, [1], [1], extras=[b"salt"])

@@ -1,3 +1,4 @@
+import time
 from typing import Any
 
 import msgspec
@@ -30,3 +31,25 @@ def test_server_may_say_that_it_has_none() -> None:
     assert error_of(b'{"error": "not enabled"}') == "not enabled"
     assert error_of(b'{"error": {"code": 1}}') == "an error"
     assert error_of(b"[]") is None
+
+
+@pytest.mark.parametrize("element", [b"0", b"{}", b'"text"'])
+def test_a_long_list_of_other_things_is_refused_at_the_first(element: bytes) -> None:
+    body = b"[" + b",".join([element] * 2_000_000) + b"]"
+    began = time.thread_time()
+    with pytest.raises(WireError, match="no JSON list of events"):
+        parse_drain(body)
+    refused, began = time.thread_time() - began, time.thread_time()
+    msgspec.json.decode(body, type=list[msgspec.Raw])
+    assert refused < (time.thread_time() - began) / 4
+
+
+def test_more_events_than_any_engine_keeps_are_refused() -> None:
+    body = b"[" + b",".join([b'{"event_id":1}'] * 65_537) + b"]"
+    with pytest.raises(WireError, match="more than 65536 events"):
+        parse_drain(body)
+
+
+def test_a_long_list_of_events_is_taken_apart() -> None:
+    body = b"[" + b",".join([b'{"event_id":1,"data":{}}'] * 10_000) + b"]"
+    assert len(parse_drain(body)) == 10_000
