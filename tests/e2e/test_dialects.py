@@ -143,6 +143,7 @@ async def test_salted_prompts_meet_their_own_blocks_only(dialect: str) -> None:
 
 async def test_ranks_are_followed_each() -> None:
     async with followed(settings("vllm-0.32", ranks=2)) as one:
+        one.fleet.names_ranks = True  # as these requests do
         prompts = [list(range(start, start + 30)) for start in range(0, 600, 100)]
         for number, prompt in enumerate(prompts):
             await one.ask(prompt, rank=number % 2)

@@ -38,11 +38,24 @@ async def sent(victim: Victim, bodies: list[Body], interval_seconds: float = 0.0
             await rest
 
 
-def assert_undelayed(harm: Harm, calm: Harm) -> None:
-    """Decisions come in time, where this machine has them come in time without an attack."""
-    assert harm.quantile(0.99) <= max(0.05, 2 * calm.quantile(1.0)), f"{harm}; calm: {calm}"
-    assert harm.quantile(1.0) <= max(0.25, 4 * calm.quantile(1.0)), f"{harm}; calm: {calm}"
-    assert harm.grown_bytes <= 256 * MIB, str(harm)
+async def assert_undelayed(
+    victim: Victim, bodies: list[Body], interval_seconds: float, tries: int = 3
+) -> None:
+    """Decisions come in time while bodies are sent, in one of a few tries.
+
+    Other work on the machine delays decisions as well, now and then; what a body does, it does
+    every time.
+    """
+    harms: list[Harm] = []
+    while len(harms) < tries:
+        async with victim.probed(at_least=100) as harm:
+            await sent(victim, bodies, interval_seconds)
+        assert harm.worst_held < 0.05, harm
+        assert harm.grown_bytes <= 256 * MIB, harm
+        if harm.quantile(0.99) <= 0.05 and harm.quantile(1.0) <= 0.25:
+            return
+        harms.append(harm)
+    pytest.fail("; ".join(map(str, harms)))
 
 
 async def test_costly_bodies_are_placed_by_load_and_hold_up_nobody(either: Victim) -> None:
@@ -66,19 +79,11 @@ async def test_conversations_of_many_short_turns_hold_up_nobody(rendering: Victi
 @pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES, ids=str)
 async def test_three_costly_bodies_a_second_delay_no_decision(either: Victim, body: Body) -> None:
-    async with either.probed(at_least=30) as calm:
-        pass
-    async with either.probed(at_least=100) as harm:
-        await sent(either, [body] * 30, 0.33)
-    assert_undelayed(harm, calm)
+    await assert_undelayed(either, [body] * 12, 0.33)
 
 
 @pytest.mark.slow
 async def test_twenty_conversations_of_short_turns_a_second_delay_no_decision(
     rendering: Victim,
 ) -> None:
-    async with rendering.probed(at_least=30) as calm:
-        pass
-    async with rendering.probed(at_least=100) as harm:
-        await sent(rendering, [SHORT_TURNS] * 200, 0.05)
-    assert_undelayed(harm, calm)
+    await assert_undelayed(rendering, [SHORT_TURNS] * 80, 0.05)
