@@ -28,7 +28,8 @@ EVIL = "<img src=x onerror=document.title='taken'>"
 def test_a_dead_worker_and_a_router_that_is_away_are_shown_under_their_names(
     browser: Browser,
 ) -> None:
-    with in_background(running(workers=2)) as system:
+    unprobed = {"policy": {"probe_interval_ms": 0}}
+    with in_background(running(workers=2, changes=unprobed)) as system:
         browser.open(f"{system.it.admin}/")
         dead = system.it.workers[1].endpoint
         system.do(system.it.stop_worker(dead))
