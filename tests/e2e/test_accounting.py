@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,23 +84,37 @@ async def test_misses_by_swapped_feeds_are_no_evictions() -> None:
         assert causes["feed_of_another"] == causes.total() > 0
 
 
-async def queued(system: System, paths_and_bodies: Sequence[tuple[str, Any]]) -> None:
+async def queued(
+    system: System,
+    paths_and_bodies: Sequence[tuple[str, Any]],
+    before_the_last: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Has the one worker take these in this order, each placed before any of them is computed."""
     (worker,) = system.workers
-    tasks: list[asyncio.Task[None]] = []
+    engine = worker.ranks[0].engine
 
     async def send(path: str, body: Any) -> None:
         async with system.session.post(f"{system.envoy}{path}", json=body) as response:
             assert response.status == 200, await response.text()
 
-    async def all_wait() -> bool:
-        return await system.in_flight(len(tasks))
+    async def pause() -> None:
+        async with engine._prefilling:
+            if before_the_last is not None:
+                await before_the_last()
 
-    async with worker.ranks[0].engine._prefilling:
-        for path, body in paths_and_bodies:
-            tasks.append(asyncio.create_task(send(path, body)))
-            await until(all_wait, "the request waits in the queue")
-    await asyncio.gather(*tasks)
+    # the lock is handed on in the order of asking
+    async with asyncio.TaskGroup() as tasks, engine._prefilling:
+        for place, (path, body) in enumerate(paths_and_bodies, 1):
+            if place == len(paths_and_bodies):
+                tasks.create_task(pause())
+            tasks.create_task(send(path, body))
+            await until(partial(waits, system, place), "the request waits")
+
+
+async def waits(system: System, count: int) -> bool:
+    """Whether so many requests are placed, and the one worker has them."""
+    (worker,) = system.workers
+    return worker.ranks[0].engine.counters.in_flight == count and await system.in_flight(count)
 
 
 async def test_blocks_that_left_before_the_prefill_are_named_evicted() -> None:
@@ -122,8 +137,14 @@ async def test_of_several_answers_nothing_is_compared() -> None:
 async def test_a_message_with_cached_tokens_is_no_token_mismatch() -> None:
     """Its `input_tokens` leaves the cached ones out."""
     async with running(workers=1, changes=USAGE) as system:
-        body = {"messages": chat(long_text("alpha"))["messages"], "max_tokens": 2}
-        await queued(system, [("/v1/messages", body)] * 2)
+        (worker,) = system.workers
+        alpha = chat(long_text("alpha"))
+        body = {"messages": alpha["messages"], "max_tokens": 2}
+
+        async def first_is_told() -> None:
+            await system.learned(alpha, worker.endpoint)
+
+        await queued(system, [("/v1/messages", body)] * 2, before_the_last=first_is_told)
         assert await compared(system, 2) == {"stored_meanwhile": 1}
 
 
