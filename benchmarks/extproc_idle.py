@@ -16,7 +16,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from extproc.config import Config, ExtProc
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyResponse,
     HeadersResponse,

@@ -13,9 +13,9 @@ from measure import Cost, Figure, Goal, Row, interleave, timed
 
 from extproc import router as routing
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
 from extproc.observing.course import NO_TRACE, Course
 from extproc.observing.decision_counts import BATCH
+from extproc.observing.metrics import Metrics
 from extproc.router import Routed, Router
 from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from measure import Figure, Goal, Row
 from routing_run import Contestant, Result
 
-from extproc.picking.pick import Weights
-from extproc.picking.rules import Rules
+from extproc.picking.policies import Rules, Weights
 
 DEFAULT = "cost"
 

@@ -13,9 +13,8 @@ from routing_fleet import BLOCK_TOKENS, Fleet, Request
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, Loads, Report
-from extproc.picking.marks import Marks, marks_of
-from extproc.picking.rules import Rules
-from extproc.picking.sent import Claim, Sent
+from extproc.picking.policies import Rules
+from extproc.picking.sent import Claim, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
 
 

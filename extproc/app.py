@@ -2,46 +2,142 @@
 
 import asyncio
 import contextlib
+import functools
+import gc
+import logging
 import os
 import random
 import secrets
+import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from extproc import address
-from extproc.admin.application import admin_application
-from extproc.admin.discovery_routes import discovery_routes
-from extproc.admin.listening import listen
-from extproc.admin.metrics_application import metrics_application
+from extproc import address, logs
+from extproc.admin.application import Sampling, admin_application, listen, metrics_application
 from extproc.admin.observed import Observed
-from extproc.admin.sampling import Sampling
+from extproc.admin.routes import discovery_routes
 from extproc.config import Config
+from extproc.config import RemoteTokenizer as RemoteTokenizerOptions
+from extproc.config.reader import changed_keys, load
+from extproc.config.rules import doubts
 from extproc.discovery.configured import sources_of
-from extproc.discovery.discovery import Discovery
-from extproc.discovery.discovery_families import DiscoveryCollector
+from extproc.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.discovery.view import listed
-from extproc.metrics import Metrics
-from extproc.model_tokenizers import load_tokenizers, remote_tokenizers
-from extproc.observing.server_families import ServerCollector
+from extproc.errors import ConfigError
+from extproc.observing.fleet_families import ServerCollector
+from extproc.observing.metrics import Metrics
 from extproc.picking.placing import Placing
-from extproc.picking.probe import Doubts, HealthProbe
-from extproc.picking.scrape import LoadReports
-from extproc.readiness import Readiness
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
+from extproc.serving.grpc_server import GrpcServer
 from extproc.serving.lean_server import LeanServer
-from extproc.serving.server import server_for
+from extproc.serving.listening import raise_file_limit
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
+from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
+from extproc.tokenizing.tokens import Tokenizer
 from extproc.tracing.telemetry import telemetry
+from extproc.workers.asking import Doubts, HealthProbe, LoadReports
 from extproc.workers.workers import Workers
+from kvstate.core_choice import default_core_name, plain_core_warning
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
+
+STOPPING = "stopping: streams under way are ended, no new ones are taken"
+
+
+class Readiness:
+    """Ready once the workers have told what they hold, or had their time to; never when stopping.
+
+    is_stopping: set when the router is about to end.
+    awaited: what is still to come before the workers have told, in words; "" if nothing.
+    deadline_seconds: from now on. monotonic: seconds.
+    """
+
+    def __init__(
+        self,
+        awaited: Callable[[], str],
+        deadline_seconds: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.is_stopping = False
+        self._awaited = awaited
+        self._monotonic = monotonic
+        self._deadline = monotonic() + deadline_seconds
+
+    def __call__(self) -> bool:
+        """Whether it is ready now."""
+        return not self.hindrance()
+
+    def hindrance(self) -> str:
+        """Why it is not ready now, in words; "" if it is."""
+        if self.is_stopping:
+            return STOPPING
+        return "" if self._monotonic() >= self._deadline else self._awaited()
+
+
+class Server(Protocol):
+    """A server of ext_proc and gRPC health on `extproc.listen`."""
+
+    async def start(self) -> None:
+        """Listens.
+
+        Raises:
+            StartError: the address cannot be bound.
+        """
+
+    async def stop(self) -> None:
+        """Takes no new streams and gives those under way `extproc.drain_ms`."""
+
+
+def server_for(
+    service: Service, is_ready: Callable[[], bool], certificates: Certificates | None = None
+) -> Server:
+    """The one that the configuration names.
+
+    certificates: to speak TLS with; plain text without them.
+    """
+    if service.config.extproc.server == "lean":
+        return LeanServer(service, is_ready, certificates=certificates)
+    return GrpcServer(service, is_ready, certificates)
+
+
+def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
+    """The tokenizer of every model that has one in files.
+
+    Raises:
+        StartError: one cannot be loaded.
+    """
+    local = [model for model in config.models if isinstance(model.tokenizer, str)]
+    loaded = {model.name: Tokenizer.load(model) for model in local}
+    return {name: tokenizer for name, tokenizer in loaded.items() if tokenizer is not None}
+
+
+def remote_tokenizers(
+    config: Config, workers: Workers, metrics: Metrics
+) -> dict[str, RemoteTokenizer]:
+    """The tokenizer of every model whose workers are asked for tokens; they are to be closed."""
+    made: dict[str, RemoteTokenizer] = {}
+    for model in config.models:
+        options = model.tokenizer
+        if isinstance(options, RemoteTokenizerOptions) and options.remote:
+            endpoints = functools.partial(workers.endpoints, model.name)
+            count = functools.partial(metrics.count_question, model.name)
+            one = made[model.name] = RemoteTokenizer(model, options, endpoints, count)
+            metrics.add_tokenizer(model.name, one.away)
+            workers.gone.append(functools.partial(_forget, one))
+    return made
+
+
+def _forget(tokenizer: RemoteTokenizer, _name: str, endpoint: str) -> None:
+    tokenizer.forget(endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +253,7 @@ async def _discovering(
     """Follows the sources of workers; has Envoy follow the workers if that is configured."""
     async with contextlib.AsyncExitStack() as stack:
         if config.envoy.eds_directory is not None:
-            from extproc.discovery.envoy_follows import envoy_follows  # noqa: PLC0415 - large
+            from extproc.eds import envoy_follows  # noqa: PLC0415 - large
 
             files = await envoy_follows(config, config.envoy.eds_directory, workers, discovery)
             stack.push_async_callback(files.close)
@@ -225,3 +321,105 @@ def _join(fleet: Fleet, workers: Workers, placing: Placing) -> None:
     workers.gone.append(lambda name, endpoint: placing.remove(name, endpoint, time.monotonic()))
     fleet.emptied = lambda worker: placing.sent.forget(worker, time.monotonic())
     placing.name_ranks(fleet.ranks, lambda: fleet.names_ranks)
+
+
+log = logging.getLogger("kvsteer")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# What SIGHUP changes.
+_RELOADED = "events.enabled"
+
+# A thread that parses or renders gives the event loop its turn after so long: Python's own 5 ms are
+# a good part of what a decision may take.
+SWITCH_SECONDS = 0.001
+
+# Below this a fleet of a thousand workers may find no room.
+FEW_FILES = 4096
+
+# Besides `extproc.drain_ms`: what hangs after that is not waited for.
+STOP_SECONDS = 10.0
+
+
+async def serve(path: str) -> None:
+    """Runs a router until SIGTERM or SIGINT.
+
+    It then says that it is not ready, takes no new streams, gives those under way their time, and
+    ends; a second signal ends it at once. SIGHUP reads the kill switch and the TLS files anew.
+
+    Raises:
+        ConfigError, StartError: it cannot start.
+    """
+    config = load(path)
+    logs.configure(config.log.level, config.log.format)
+    before, files = raise_file_limit()
+    log.info("open files: %d at most (raised from %d)", files, before)
+    if files < FEW_FILES:
+        log.warning(
+            "only %d files may be open, connections among them: raise the limit (ulimit -Hn,"
+            " LimitNOFILE) for fleets of hundreds of workers",
+            files,
+        )
+    for doubt in doubts(config, os.path.exists):
+        log.warning("%s", doubt)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        _end_by_force(loop, config.extproc.drain_ms / 1000 + STOP_SECONDS)
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    # what it would reload has just been read; unhandled, it would end the process
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    async with running(config) as parts:
+        reloads: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            task = loop.create_task(_reload(path, config, parts))
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        gc.freeze()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        if warning := plain_core_warning():
+            log.warning("%s", warning)
+        log.info("index core: %s", default_core_name())
+        log.info(
+            "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
+            config.extproc.listen,
+            config.admin.listen,
+            config.metrics.listen,
+        )
+        await stopped.wait()
+        log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
+        parts.readiness.is_stopping = True
+
+
+def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """Has the next signal end the process, and the clock, if nothing else has by then."""
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+async def _reload(path: str, before: Config, parts: Parts) -> None:
+    if parts.certificates is not None:
+        await parts.certificates.look(anyway=True)
+    try:
+        read = await asyncio.to_thread(load, path)  # thousands of workers take a second
+    except ConfigError as error:
+        for fault in error.faults:
+            log.error("not reloaded: %s", fault)
+        return
+    is_switched = read.events.enabled != parts.workers.events_enabled
+    await parts.workers.enable_events(enabled=read.events.enabled)
+    changed = [key for key in changed_keys(before, read) if key != _RELOADED]
+    if changed:
+        log.warning("read again: these changed, and take a restart: %s", ", ".join(changed))
+    elif not is_switched:
+        log.info("read again: nothing changed")

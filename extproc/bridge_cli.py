@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from extproc import address, logs
 from extproc.config import WorkerEvents
 from extproc.errors import ConfigError, StartError
-from extproc.workers.feed_sources import configured
+from extproc.workers.feeds import configured
 from kvstate.bridge.bridge import Bridge, BridgeLimits
 from kvstate.bridge.server import BridgeServer
 from kvstate.feeds.feed_sources import DrainSource

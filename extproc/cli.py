@@ -89,7 +89,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         "doctor", help="ask all that a configuration names, and say what is wrong; exit 1 if any is"
     )
     if command == "doctor":
-        from extproc.doctor import command as doctor_command  # noqa: PLC0415
+        from extproc.doctor import doctor as doctor_command  # noqa: PLC0415
 
         doctor_command.add_arguments(doctor)
         doctor.set_defaults(run=doctor_command.run)
@@ -125,16 +125,16 @@ class _ShowVersion(argparse.Action):
 
 
 def _serve(arguments: argparse.Namespace) -> int:
+    from extproc.app import serve  # noqa: PLC0415
     from extproc.event_loop import run  # noqa: PLC0415 - what a command does not use, it loads not
-    from extproc.lifecycle import serve  # noqa: PLC0415
 
     run(serve(arguments.config))
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from extproc.config.doubts import doubts  # noqa: PLC0415
     from extproc.config.reader import load  # noqa: PLC0415
+    from extproc.config.rules import doubts  # noqa: PLC0415
     from kvstate.core_choice import plain_core_warning  # noqa: PLC0415
 
     config = load(arguments.config)

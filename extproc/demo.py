@@ -2,20 +2,437 @@
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import random
 import signal
+import socket
+import sys
 import tempfile
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import aiohttp
+import yaml
 
 from extproc import event_loop
 from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.reader import load
-from extproc.demo_check import judge
-from extproc.demo_configuration import KVSTEER, MODEL, Ports, configuration, worker_command
-from extproc.demo_processes import AGAIN_SECONDS, Part, keep_running, ready, started
 from extproc.envoy_config import render
 from extproc.errors import StartError
+from kvstate.errors import ReplayError
+from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.zmq_transport import ZmqTransport
+from simulator.settings import TINY_MODEL
+
+MODEL = "tiny"
+
+# So that a worker that is killed is shown as down, and not as one whose feed alone is gone.
+PROBE_INTERVAL_MS = 2000
+
+KVSTEER = [sys.executable, "-m", "extproc"]
+
+
+# Below those that systems give to outgoing connections, which come and go meanwhile.
+_PORTS = range(20_000, 32_768)
+
+
+class Ports:
+    """Loopback ports for one demo, until the block ends.
+
+    Nobody listens on them yet, and the parts take seconds until they do. Meanwhile no other demo of
+    this user takes them: each is a lock on one byte of a file.
+    """
+
+    def __enter__(self) -> Self:
+        name = Path(tempfile.gettempdir()) / f"kvsteer-ports-{os.getuid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._locks = os.open(name, flags, 0o600)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._locks)
+
+    def take(self, port: int) -> None:
+        """Takes this port.
+
+        Raises:
+            StartError: somebody has it. Envoys would share it without a word.
+        """
+        reason = self._fault(port)
+        if reason:
+            raise StartError(
+                f"demo: cannot listen on 127.0.0.1:{port}: {reason}; --port takes another"
+            )
+
+    def free(self, usual: int) -> int:
+        """Takes the usual port, or another where somebody has that."""
+        for port in (usual, *random.sample(_PORTS, len(_PORTS))):
+            if not self._fault(port):
+                return port
+        raise StartError("demo: no port is free")
+
+    def any(self) -> int:
+        """Takes any port that is free."""
+        return self.free(random.choice(_PORTS))  # noqa: S311 - no secret
+
+    def _fault(self, port: int) -> str:
+        """Why a port cannot be had, "" if it is ours now."""
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones do no harm
+            try:
+                fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                probe.bind(("127.0.0.1", port))
+            except BlockingIOError:
+                return "another demo has it"
+            except OSError as error:
+                return error.strerror or str(error)
+        return ""
+
+
+def configuration(workers: int, port: int, ports: Ports) -> str:
+    """The YAML of a router with so many workers.
+
+    Raises:
+        StartError: somebody has Envoy's port.
+    """
+    ports.take(port)
+    # the usual ones where they are free, so that `kvsteer explain` needs no --admin
+    admin, metrics, extproc, envoy_admin = map(ports.free, (9090, 9091, 9002, 9901))
+    of_workers = [tuple(ports.any() for _ in range(3)) for _ in range(workers)]
+    return yaml.safe_dump(
+        {
+            "extproc": {"listen": f"127.0.0.1:{extproc}"},
+            "admin": {"listen": f"127.0.0.1:{admin}"},
+            "metrics": {"listen": f"127.0.0.1:{metrics}"},
+            "envoy": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{envoy_admin}"},
+            "log": {"level": "debug"},
+            "policy": {"probe_interval_ms": PROBE_INTERVAL_MS},
+            "models": [{"name": MODEL, "tokenizer": str(TINY_MODEL)}],
+            "workers": [
+                {
+                    "endpoint": f"127.0.0.1:{api}",
+                    "events": {
+                        "zmq": f"tcp://127.0.0.1:{events}",
+                        "replay": f"tcp://127.0.0.1:{replay}",
+                    },
+                }
+                for api, events, replay in of_workers
+            ],
+        }
+    )
+
+
+def worker_command(worker: Worker) -> list[str]:
+    """What starts a simulated worker as the configuration has it."""
+    command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
+    if isinstance(worker.events, WorkerEvents):
+        command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
+    speed = ["--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
+    return [*command, *speed, "--misbehave"]
+
+
+READY_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 5.0
+
+# Long enough for the page, the metrics and the log to show a worker that is gone.
+AGAIN_SECONDS = 15.0
+
+
+class Part:
+    """One process of the demo; the last lines it wrote are kept for when it dies.
+
+    decisions: whether those that it logs are printed. comes_back: whether the demo goes on without
+    it, and starts it again.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, decisions: bool, comes_back: bool = False
+    ) -> None:
+        self.name = name
+        self.comes_back = comes_back
+        self._command = command
+        self._decisions = decisions
+        self._lines: deque[str] = deque(maxlen=8)
+        self._process: Process
+        self._following: asyncio.Task[None]
+
+    async def start(self) -> None:
+        """Starts the process, for the first time or again."""
+        self._lines.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdout=PIPE, stderr=STDOUT
+        )
+        self._following = asyncio.create_task(self._follow(self._process))
+
+    async def ended(self) -> str:
+        """Waits until the process has ended; how it did, with the last lines that it wrote."""
+        await self._process.wait()
+        await self._following
+        return self._end()
+
+    async def stop(self) -> None:
+        """Ends the process."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+        await self._following
+
+    def raise_if_dead(self) -> None:
+        """Raises StartError, with the last lines, if the process has ended."""
+        if self._process.returncode is not None:
+            raise StartError(f"demo: {self._end()}")
+
+    def said(self) -> str:
+        """The last lines that it wrote, each on a line of its own."""
+        return "".join(f"\n  {line}" for line in self._lines)
+
+    def _end(self) -> str:
+        return f"{self.name} ended with {self._process.returncode}{self.said()}"
+
+    async def _follow(self, process: Process) -> None:
+        """Reads what the process writes until it ends."""
+        assert process.stdout is not None  # noqa: S101 - it was started with a pipe
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            _, marker, decision = line.partition("decision: ")
+            if marker and self._decisions:
+                print(f"-> {decision}", flush=True)
+
+
+@contextlib.asynccontextmanager
+async def started(part: Part) -> AsyncIterator[Part]:
+    """Starts a part; stops it at the end."""
+    await part.start()
+    try:
+        yield part
+    finally:
+        await part.stop()
+
+
+async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
+    """Starts those that come back again, some time after they ended, until it is cancelled.
+
+    Raises:
+        StartError: one without which nothing works has ended.
+    """
+    watching = [asyncio.create_task(_watch(part, again_seconds)) for part in parts]
+    try:
+        await asyncio.gather(*watching)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+    raise AssertionError  # each is watched for good
+
+
+async def _watch(part: Part, again_seconds: float) -> NoReturn:
+    while True:
+        end = await part.ended()
+        if not part.comes_back:
+            raise StartError(f"demo: {end}")
+        print(f"{end}\n  it is started again in {again_seconds:g} s", flush=True)
+        await asyncio.sleep(again_seconds)
+        await part.start()
+        print(f"{part.name} is started again", flush=True)
+
+
+async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
+    """Waits until all answer that they are ready.
+
+    Raises:
+        StartError: one does not in time, or a part has ended, whoever answers in its place.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        for url in urls:
+            while fault := await _fault(session, url):
+                _raise_if_dead(parts)
+                if time.monotonic() > deadline:
+                    raise StartError(_not_ready(url, fault, parts))
+                await asyncio.sleep(0.05)
+    _raise_if_dead(parts)
+
+
+def _raise_if_dead(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.raise_if_dead()
+
+
+def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
+    said = "".join(f"\n{part.name} said last:{part.said()}" for part in parts if part.said())
+    return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
+
+
+async def _fault(session: aiohttp.ClientSession, url: str) -> str:
+    """Why a URL does not say that it is ready, "" if it does."""
+    try:
+        async with session.get(url) as response:
+            if response.status == HTTPStatus.OK:
+                return ""
+            return f"{response.status} {(await response.text())[:200].strip()}".rstrip()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return str(error) or "it does not answer"
+
+
+CONVERSATIONS = 6
+TURNS = 3
+WORDS_IN_FIRST_PROMPT = 240
+WORDS_IN_FOLLOW_UP = 30
+CHAT = "/v1/chat/completions"
+
+CAUGHT_UP_SECONDS = 30.0
+
+_TEXT = (
+    "a request with the same prefix as one before it need not be computed again if it reaches the"
+    " worker that still holds those blocks in its cache and every other worker would start over"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request that was sent; holder is the worker of the turn before, None at the first."""
+
+    conversation: int
+    turn: int
+    worker: str
+    holder: str | None
+    predicted: int
+    reported: int
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it, "" if nothing is."""
+        if self.holder is not None and self.worker != self.holder:
+            return f"its prefix is on {self.holder}"
+        return "" if self.predicted == self.reported else "prediction differs"
+
+
+async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> bool:
+    """Sends the sample workload, prints its table, and tells whether all is as it should be.
+
+    envoy, admin: base URLs. replays: the workers' replay endpoints, in the router's order.
+    """
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        conversations = [_Conversation(number, model) for number in range(CONVERSATIONS)]
+        # at once, so that load spreads them
+        rows = await asyncio.gather(*(one.turn(session, envoy, admin) for one in conversations))
+        for _ in range(TURNS - 1):
+            for conversation in conversations:
+                await _caught_up(session, admin, replays)
+                rows.append(await conversation.turn(session, envoy, admin))
+        async with session.get(f"{admin}/workers") as response:
+            workers = await response.json()
+    return report(rows, workers)
+
+
+class _Conversation:
+    def __init__(self, number: int, model: str) -> None:
+        self._number = number
+        self._model = model
+        self._rng = random.Random(number)  # noqa: S311 - the same words every time
+        self._messages: list[dict[str, str]] = []
+        self._turn = 0
+        self._holder: str | None = None
+
+    async def turn(self, session: aiohttp.ClientSession, envoy: str, admin: str) -> Row:
+        """Sends the next message, and remembers the answer for the one after it."""
+        words = WORDS_IN_FOLLOW_UP if self._turn else WORDS_IN_FIRST_PROMPT
+        text = f"Conversation {self._number}. " + " ".join(
+            self._rng.choices(_TEXT.split(), k=words)
+        )
+        self._messages.append({"role": "user", "content": text})
+        body = {"model": self._model, "messages": self._messages, "max_tokens": 24}
+        async with session.post(f"{admin}/explain", json={"path": CHAT, "body": body}) as response:
+            explained = await response.json()
+        async with session.post(f"{envoy}{CHAT}", json=body) as response:
+            response.raise_for_status()
+            worker = response.headers["x-worker"]
+            answer = await response.json()
+        self._messages.append(answer["choices"][0]["message"])
+        row = Row(
+            conversation=self._number,
+            turn=self._turn,
+            worker=worker,
+            holder=self._holder,
+            predicted=_predicted(explained, worker),
+            reported=answer["usage"]["prompt_tokens_details"]["cached_tokens"],
+        )
+        self._turn += 1
+        self._holder = worker
+        return row
+
+
+def _predicted(explained: dict[str, Any], worker: str) -> int:
+    overlaps = {one["endpoint"]: one["overlap_tokens"] for one in explained["candidates"]}
+    return int(overlaps[worker])
+
+
+async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequence[str]) -> None:
+    """Waits until the router has taken every batch that the workers have published."""
+    async with asyncio.timeout(CAUGHT_UP_SECONDS):
+        while True:
+            async with session.get(f"{admin}/workers") as response:
+                workers = await response.json()
+            last = [worker["feeds"][0]["last_sequence"] for worker in workers]
+            # a worker that is too busy to answer is asked again
+            with contextlib.suppress(ReplayError):
+                left = [await _published_after(*pair) for pair in zip(replays, last, strict=True)]
+                if not any(left):
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def _published_after(replay: str, sequence: int | None) -> bool:
+    transport = ZmqTransport(ZmqSource(events=replay, replay=replay, topic=""))
+    try:
+        start = 0 if sequence is None else sequence + 1
+        return [batch async for batch in transport.replay(start)] != []
+    finally:
+        await transport.close()
+
+
+def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
+    """Prints the table and what is wrong; tells whether nothing is.
+
+    workers: the answer of GET /workers after the last request.
+    """
+    print(f"{'request':<24}{'worker':<24}{'predicted':>10}{'reported':>10}")
+    for row in rows:
+        name = f"conversation {row.conversation} turn {row.turn + 1}"
+        print(f"{name:<24}{row.worker:<24}{row.predicted:>10}{row.reported:>10}  {row.fault}")
+    faults = [f"{row.conversation}.{row.turn + 1}: {row.fault}" for row in rows if row.fault]
+    faults += [
+        f"feed of {worker['endpoint']} is {feed['state']}: {feed['reason']}"
+        for worker in workers
+        for feed in worker["feeds"]
+        if feed["state"] != "live"
+    ]
+    used = {row.worker for row in rows}
+    if len(used) < 2:  # noqa: PLR2004 - one worker alone proves no choice
+        faults.append(f"only {len(used)} worker was used")
+    if not any(row.predicted for row in rows):
+        faults.append("nothing was predicted to be cached")
+    for fault in faults:
+        print(f"FAULT {fault}")
+    cached, reported = sum(row.predicted for row in rows), sum(row.reported for row in rows)
+    print(
+        f"{len(rows)} requests on {len(used)} workers, {reported} tokens cached,"
+        f" {cached} predicted: {'FAILED' if faults else 'ok'}"
+    )
+    return not faults
+
 
 # Each is a process of some 70 MB.
 MAX_WORKERS = 64

@@ -4,11 +4,128 @@ import shutil
 import sys
 import textwrap
 import time
-from typing import TextIO
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 from extproc.admin_client import ask
 from extproc.errors import StartError
-from extproc.top_screen import screen
+
+# Below this many columns, what is least needed is left out.
+NARROW = 72
+LEAST = 32
+
+Row = Sequence[str]
+
+
+def screen(
+    workers: Sequence[Mapping[str, Any]],
+    decisions: Sequence[Mapping[str, Any]],
+    size: tuple[int, int],
+    *,
+    events_enabled: bool,
+) -> list[str]:
+    """The lines to show.
+
+    workers, decisions: as GET /workers and GET /decisions tell them, the oldest decision first.
+    size: columns and lines of the terminal; lines 0 if there is no end to them.
+    """
+    columns, lines = max(size[0], LEAST), size[1]
+    head = [_summary(workers, events_enabled=events_enabled), ""]
+    fleet = _workers(workers, columns)
+    room = max(len(decisions), 1)
+    if lines:
+        shown = max(3, lines // 2 - len(head))
+        if len(fleet) > shown:
+            fleet = [*fleet[: shown - 1], f"... and {len(fleet) - shown + 1} more"]
+        room = max(1, lines - len(head) - len(fleet) - 4)
+    told = _decisions(decisions[::-1][:room], columns)
+    return [_cut(line, columns) for line in [*head, *fleet, "", *told]]
+
+
+def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> str:
+    states = [str(worker["state"]) for worker in workers]
+    told = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    down = sum(bool(worker["down"]) for worker in workers)
+    told += f"; {down} down" if down else ""
+    in_flight = sum(worker["in_flight"] for worker in workers)
+    switched = "" if events_enabled else "; EVENTS OFF"
+    count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
+    return f"{count}: {told or 'none'}; {in_flight} in flight{switched}"
+
+
+def _workers(workers: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    by_need = sorted(workers, key=_is_well)
+    rows = [_worker(worker, columns) for worker in by_need]
+    if columns < NARROW:
+        return _table(["WORKER", "FEED", "RUN"], [[row[0], row[1], row[3]] for row in rows], "<<>")
+    return _table(["WORKER", "FEED", "BLOCKS", "RUN", "TIERS, REASON"], rows, "<<>><")
+
+
+def _is_well(worker: Mapping[str, Any]) -> bool:
+    lacks = any(feed["reason"] for feed in worker["feeds"])
+    return worker["state"] == "live" and not worker["down"] and not lacks
+
+
+def _worker(worker: Mapping[str, Any], columns: int) -> Row:
+    tiers = worker["blocks_by_tier"]
+    notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
+    reasons = [f"DOWN: {worker['down']}" if worker["down"] else "", worker["reason"]]
+    reasons += [feed["reason"] for feed in worker["feeds"]]
+    reasons += [f"ANSWERED ELSEWHERE: {worker['astray']}" if worker["astray"] else ""]
+    reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
+    reasons += [worker["source_fault"]]
+    notes += [reason for reason in reasons if reason]
+    name = _plain(worker["name"])
+    if columns < NARROW:
+        name = _cut(name, columns - 18)
+    return [
+        name,
+        _plain(worker["state"]),
+        str(sum(tiers.values())),
+        str(worker["in_flight"]),
+        _plain("; ".join(notes)),
+    ]
+
+
+def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    if not decisions:
+        return ["no request yet"]
+    rows = [_decision(one) for one in decisions]
+    if columns < NARROW:
+        short = [[row[0], _cut(row[1], columns - 26), row[2]] for row in rows]
+        return _table(["TIME", "PICKED", "HELD"], short, "<<>")
+    return _table(["TIME", "PICKED", "HELD/PROMPT", "REASON", "WHY"], rows, "<<><<")
+
+
+def _decision(told: Mapping[str, Any]) -> Row:
+    at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
+    worker = _plain(told["pick"][0]) if told["pick"] else "-"
+    if told["served"] not in ("", worker):
+        worker += f", {_plain(told['served'])} answered"
+    held = f"{told['predicted_tokens']}/{told['weighed_tokens']}"
+    return [at, worker, held, _plain(told["reason"]), _plain(told["why"])]
+
+
+def _table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
+    """Columns as wide as what is in them, the last one left open."""
+    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
+    return [
+        "  ".join(
+            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in [heads, *rows]
+    ]
+
+
+def _plain(text: object) -> str:
+    """Without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in str(text))
+
+
+def _cut(line: str, columns: int) -> str:
+    return line if len(line) <= columns else f"{line[: columns - 1]}~"
+
 
 REFRESH_SECONDS = 2.0
 

@@ -6,14 +6,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstate.feeds.engine_load import EngineLoad
-from kvstate.feeds.feed_news import Place
+from kvstate.events import EngineLoad
 from kvstate.feeds.feed_terms import State
-from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.sink import Body, IndexSink
+from kvstate.feeds.replays import ReplaySlots, Turns
+from kvstate.feeds.sink import Body, IndexSink, Place
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Transport
-from kvstate.feeds.turns import Turns
 from kvstate.index import Index, Owner
 from kvstate.overlap import Overlap, Prompt
 

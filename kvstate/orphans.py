@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvstate.core import BYTES_PER_TOKEN, encoded
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.keys import BYTES_PER_TOKEN, encoded
-from kvstate.segment import Pool
+from kvstate.plain_core import Pool
 
 # What an orphan takes besides its bytes: the object, its names, and its share of both tables.
 ORPHAN_OVERHEAD_BYTES = 600

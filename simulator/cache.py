@@ -3,8 +3,18 @@
 Pure: nothing here sleeps, sends or looks at a clock. Calls change the state at once and leave
 events behind, which `take_events` hands over; one scheduler step is whatever lies between two of
 those calls. Only full blocks are reusable and announced.
+
+The physical blocks: who uses them, what they hold, and which is overwritten next.
+
+A block nobody uses waits in one queue, with or without reusable content, and is taken from its
+front; released blocks with content go to its back, which makes it least-recently-used.
+
+The offload tier: blocks that were evicted from the device and kept in the host's memory.
+
+Pure, as the cache that it belongs to. A block found here is copied back and stays here too.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,10 +22,144 @@ import msgspec
 
 from simulator.dialects import Habits
 from simulator.events import ATTENTION, DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event
-from simulator.hashing import Hashing, Namespace, chain
-from simulator.host import HostTier
-from simulator.pool import BlockPool
-from simulator.vllm_hashing import VllmHashing
+from simulator.hashing import Hashing, Namespace, VllmHashing, chain_of
+
+_RESERVED = 1  # vLLM keeps block 0 as a placeholder ("null block"): N blocks hold N - 1
+
+
+class BlockPool:
+    """`blocks` counts as vLLM's --num-gpu-blocks-override does, the reserved block included."""
+
+    def __init__(self, blocks: int) -> None:
+        self._references = [0] * blocks
+        self._digests: list[bytes | None] = [None] * blocks
+        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(_RESERVED, blocks))
+        # Several blocks may hold the same content; the oldest copy serves the hits.
+        self._copies: dict[bytes, OrderedDict[int, None]] = {}
+
+    @property
+    def usable(self) -> int:
+        """Blocks that requests can use."""
+        return len(self._references) - _RESERVED
+
+    @property
+    def unused(self) -> int:
+        """Blocks that no request uses, whether or not their content can be reused."""
+        return len(self._queue)
+
+    @property
+    def filled(self) -> int:
+        """Blocks whose content can be reused, copies included."""
+        return sum(map(len, self._copies.values()))
+
+    def digests(self) -> list[bytes]:
+        """All reusable content."""
+        return list(self._copies)
+
+    def content(self, block: int) -> bytes | None:
+        """What this block holds, if it was ever full."""
+        return self._digests[block]
+
+    def find(self, digest: bytes) -> int | None:
+        """A block that holds this content."""
+        copies = self._copies.get(digest)
+        return None if copies is None else next(iter(copies))
+
+    def is_unused(self, block: int) -> bool:
+        """Whether no request uses this block."""
+        return block in self._queue
+
+    def share(self, block: int) -> None:
+        """One more request uses this block."""
+        self._queue.pop(block, None)
+        self._references[block] += 1
+
+    def take(self) -> tuple[int, bytes | None]:
+        """The next unused block for one request, and the content that is lost with it, if any."""
+        block, _ = self._queue.popitem(last=False)
+        self._references[block] = 1
+        return block, self._forget(block)
+
+    def fill(self, block: int, digest: bytes) -> None:
+        """The block is full now and can be found by its content."""
+        self._digests[block] = digest
+        self._copies.setdefault(digest, OrderedDict())[block] = None
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One request stops using these; they queue in the order given."""
+        for block in blocks:
+            self._references[block] -= 1
+            if not self._references[block]:
+                self._queue[block] = None
+                # Nothing is lost with a block that was never full, so it goes first.
+                if self._digests[block] is None:
+                    self._queue.move_to_end(block, last=False)
+
+    def clear(self) -> None:
+        """Forget all content; the queue keeps its order."""
+        self._digests = [None] * len(self._digests)
+        self._copies.clear()
+
+    def _forget(self, block: int) -> bytes | None:
+        digest = self._digests[block]
+        if digest is None:
+            return None
+        self._digests[block] = None
+        copies = self._copies[digest]
+        del copies[block]
+        if not copies:
+            del self._copies[digest]
+        return digest
+
+
+class HostTier:
+    """Room for `blocks` blocks; those that were kept or found longest ago are lost first."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._kept: OrderedDict[bytes, BlockStored] = OrderedDict()
+        # Of blocks on the device: what there will be to say when they come here.
+        self._on_device: dict[bytes, BlockStored] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The digests of all blocks here."""
+        return iter(self._kept)
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether this block is here."""
+        return digest in self._kept
+
+    def touch(self, digest: bytes) -> None:
+        """This block was found."""
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+
+    def learn(self, digest: bytes, stored: BlockStored) -> None:
+        """A block came to be on the device; `stored` announces it alone."""
+        self._on_device[digest] = stored
+
+    def keep(self, digest: bytes) -> tuple[BlockStored | None, bytes | None]:
+        """The device lost its last copy of a block.
+
+        What announces it here, unless it was here or never will be, and the digest of the block
+        that had to go for it, if one had to.
+        """
+        stored = self._on_device.pop(digest, None)
+        if stored is None or digest in self._kept:
+            self.touch(digest)
+            return None, None
+        lost = self._kept.popitem(last=False)[0] if len(self._kept) == self._blocks else None
+        self._kept[digest] = stored
+        return stored, lost
+
+    def clear(self) -> None:
+        """Lose everything."""
+        self._kept.clear()
+        self._on_device.clear()
+
 
 _GROUP = 0  # a model with one kind of attention has one group of caches
 
@@ -76,7 +220,7 @@ class PrefixCache:
 
     def held_tokens(self, prompt: Sequence[int], namespace: Namespace) -> int:
         """How many leading tokens of a prompt would be found, at least one being computed."""
-        digests = chain(prompt, self._block_size, namespace, self._hashing)
+        digests = chain_of(prompt, self._block_size, namespace, self._hashing)
         return sum(1 for _ in self._find(digests, len(prompt))) * self._block_size
 
     def begin(
@@ -91,7 +235,7 @@ class PrefixCache:
 
         With `reuse` off the cache is filled but not read, as vLLM does for `prompt_logprobs`.
         """
-        digests = list(chain(prompt, self._block_size, namespace, self._hashing))
+        digests = list(chain_of(prompt, self._block_size, namespace, self._hashing))
         found = list(self._find(digests, len(prompt))) if reuse else []
         on_device = [block for block in found if block is not None]
         missing = -(-len(prompt) // self._block_size) - len(on_device)

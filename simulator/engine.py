@@ -8,11 +8,28 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from simulator.answers import Writer
 from simulator.cache import Holding, PrefixCache
 from simulator.events import Event
 from simulator.hashing import NO_NAMESPACE, Namespace
-from simulator.latency import Latency
+from simulator.responses import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Speeds in tokens per second; infinity means no delay at all."""
+
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+
+    def prefill_seconds(self, uncached_tokens: int) -> float:
+        """Until the first token, for a prompt of which this much is not cached."""
+        return uncached_tokens / self.prefill_tokens_per_second
+
+    @property
+    def decode_seconds(self) -> float:
+        """Between two tokens of an answer."""
+        return 1 / self.decode_tokens_per_second
+
 
 FinishReason = Literal["stop", "length"]
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from simulator import prompts
-from simulator.answers import Writer
+from simulator import requests
 from simulator.engine import Engine, Job, Step
 from simulator.hashing import Namespace
 from simulator.requests import Chat, Completion, Generation, Message
-from simulator.responses import ApiError, Body, Form, Usage, bad_request
+from simulator.responses import ApiError, Body, Form, Usage, Writer, bad_request
 from simulator.tokens import ModelTokens
 from simulator.worker import Worker
 
@@ -76,14 +75,14 @@ class Generator:
         self.check_model(body.model)
         limit = body.max_tokens or _DEFAULT_COMPLETION_TOKENS
         jobs: list[Job] = []
-        for prompt in await prompts.of_completion(self._tokens, body):
+        for prompt in await requests.of_completion(self._tokens, body):
             jobs += self._jobs(request, body, prompt, limit)
         return await self._answer(request, body, jobs, chat=False)
 
     async def chat(self, request: web.Request, body: Chat) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         self.check_model(body.model)
-        prompt = await prompts.of_chat(self._tokens, body)
+        prompt = await requests.of_chat(self._tokens, body)
         limit = body.max_completion_tokens or body.max_tokens
         return await self._answer(
             request, body, self._jobs(request, body, prompt, limit), chat=True
@@ -95,7 +94,7 @@ class Generator:
             raise bad_request("messages are not streamed by this simulator")
         chat = body.as_chat()
         self.check_model(chat.model)
-        prompt = await prompts.of_chat(self._tokens, chat)
+        prompt = await requests.of_chat(self._tokens, chat)
         jobs = self._jobs(request, chat, prompt, chat.max_tokens)
         return await self._answer(request, chat, jobs, chat=True, message=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simulator.layouts import WireEvent
+from simulator.dialects import WireEvent
 
 Corruption = Literal["event", "batch"]
 ReplayFault = Literal["silent", "absent", "truncated"]

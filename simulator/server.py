@@ -1,21 +1,338 @@
-"""One worker, composed of its parts and listening."""
+"""One worker, composed of its parts and listening.
+
+The HTTP API of an engine's server, as far as clients, routers and operators use it.
+
+The OpenAI endpoints are vLLM's; what tells of the cache depends on the dialect. Every dialect has
+POST /reset_prefix_cache.
+"""
 
 import os
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from statistics import fmean
+from typing import Any
 
+import msgspec
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from simulator.answers import Writer
-from simulator.api import Api
-from simulator.endpoints import split_address
-from simulator.faults import Faults
+from simulator import requests, responses
 from simulator.generation import Generator
+from simulator.publisher import HIGH_WATER_MARK_BATCHES, Publisher
 from simulator.rank import Rank
-from simulator.settings import Settings
+from simulator.requests import CachedPrefix, Chat, Completion, Message, Misbehave, Tokenize
+from simulator.responses import ApiError, Writer, bad_request, decoded, json_response
+from simulator.settings import Settings, split_address
 from simulator.tokens import ModelTokens
-from simulator.worker import Worker
+from simulator.worker import Faults, Worker
+
+
+class Inspection:
+    """The endpoints that Settings.misbehave opens."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def routes(self) -> list[web.RouteDef]:
+        """To be added to the worker's API."""
+        return [
+            web.post("/misbehave", self._misbehave),
+            web.get("/cache", self._cache),
+            web.post("/cache/prefix", self._prefix),
+        ]
+
+    async def _misbehave(self, request: web.Request) -> web.Response:
+        body = await decoded(request, Misbehave)
+        self._check_rank(body.rank)
+        self._break(body)
+        return json_response({"success": True})
+
+    def _break(self, body: Misbehave) -> None:
+        """A restart comes first and garbage last; what is not mentioned stays as it was."""
+        faults, rank = self._worker.faults, body.rank
+        if body.restart:
+            faults.restart(rank=rank)
+        if body.hide_replay is not msgspec.UNSET:
+            faults.hide_replay(body.hide_replay, rank=rank)
+        if body.hide_events is not None:
+            faults.hide_events(hidden=body.hide_events, rank=rank)
+        for batches, method in (
+            (body.drop, faults.drop),
+            (body.lose, faults.lose),
+            (body.duplicate, faults.duplicate),
+        ):
+            if batches is not None:
+                method(batches, rank=rank)
+        if body.reorder:
+            faults.reorder(rank=rank)
+        if body.corrupt is not None:
+            faults.corrupt(body.corrupt, rank=rank)
+        if body.garbage is not None:
+            faults.garbage(body.garbage, rank=rank)
+
+    async def _cache(self, _: web.Request) -> web.Response:
+        """Blocks held on the device and off it, and the number of the next batch, by rank."""
+        return json_response([self._of_rank(rank.number) for rank in self._worker.ranks])
+
+    def _of_rank(self, number: int) -> dict[str, int]:
+        blocks, host_blocks = self._worker.ranks[number].engine.cache.blocks_held
+        return {
+            "rank": number,
+            "blocks": blocks,
+            "host_blocks": host_blocks,
+            "next_sequence": self._worker.next_sequence(number),
+        }
+
+    async def _prefix(self, request: web.Request) -> web.Response:
+        """Leading tokens of a prompt that a rank holds, short of the last one."""
+        body = await decoded(request, CachedPrefix)
+        self._check_rank(body.rank)
+        if body.lora is not None and body.lora not in self._worker.settings.adapters:
+            raise bad_request("no such adapter", "lora")
+        held = self._worker.held_prefix_tokens(body.tokens, body.salt, body.lora, body.rank)
+        return json_response({"held_tokens": held})
+
+    def _check_rank(self, rank: int | None) -> None:
+        if rank is not None and rank >= len(self._worker.ranks):
+            raise bad_request("no such rank", "rank")
+
+
+Body = dict[str, Any]
+
+
+def kv_event_sources(worker: Worker) -> Body:
+    """GET /kv_event_sources of vLLM 0.30 and later: by data-parallel rank."""
+    return {
+        str(rank.number): _source(rank.publisher, worker.settings)
+        for rank in worker.ranks
+        if rank.publisher
+    }
+
+
+def server_info(worker: Worker) -> Body:
+    """GET /server_info of SGLang, as far as it tells of events: rank r is on both ports + r."""
+    settings = worker.settings
+    return {
+        "version": settings.speaks.version,
+        "model_path": str(settings.model_dir),
+        "served_model_name": settings.model,
+        "page_size": settings.block_size_tokens,
+        "dp_size": settings.ranks,
+        "disable_radix_cache": not settings.prefix_caching,
+        "kv_events": _kv_events(worker),
+    }
+
+
+def _source(publisher: Publisher, settings: Settings) -> Body:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": publisher.endpoint,
+        "replay_endpoint": publisher.replay_endpoint,
+        "buffer_steps": settings.buffer_batches,
+        "hwm": HIGH_WATER_MARK_BATCHES,
+        "max_queue_size": HIGH_WATER_MARK_BATCHES,
+        "topic": settings.topic,
+    }
+
+
+def _kv_events(worker: Worker) -> Body | None:
+    if worker.events_endpoint is None:
+        return None
+    host, port = _host_and_port(worker.events_endpoint)
+    body = {
+        "publisher": "zmq",
+        "endpoint_host": host,
+        "endpoint_port_base": port,
+        "topic": worker.settings.topic,
+        "block_size": worker.settings.block_size_tokens,
+        "dp_size": worker.settings.ranks,
+    }
+    if worker.replay_endpoint is not None:
+        body["replay_endpoint_port_base"] = _host_and_port(worker.replay_endpoint)[1]
+    return body
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    """SGLang calls every address of the host "*"."""
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
+    return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)  # noqa: S104 - read, not bound
+
+
+class WorkerCollector(Collector):
+    """Reads the counters of all ranks when scraped, and adds them up."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._engines = [rank.engine for rank in worker.ranks]
+        self._model = worker.settings.model
+        self._settings = worker.settings
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric families, each with the label `model_name`."""
+        counters = [engine.counters for engine in self._engines]
+        running = sum(one.running for one in counters)
+        yield self._gauge("num_requests_running", "Requests being computed.", running)
+        waiting = sum(one.in_flight for one in counters) - running
+        yield self._gauge("num_requests_waiting", "Requests waiting to be computed.", waiting)
+        usage = fmean(engine.cache_usage for engine in self._engines)
+        yield self._gauge("kv_cache_usage_perc", "Used share of the cache, 1 is all.", usage)
+        queried = sum(one.queried_tokens for one in counters)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", queried)
+        hit = sum(one.hit_tokens for one in counters)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hit)
+        settings = self._settings
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "The cache.", labels=["block_size", "enable_prefix_caching"]
+        )
+        config.add_metric([str(settings.block_size_tokens), str(settings.prefix_caching)], 1)
+        yield config
+
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+
+def registry(worker: Worker) -> CollectorRegistry:
+    """A registry of this worker's metrics alone."""
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(worker))
+    return registry
+
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Far above any prompt that fits a context; keeps a client from filling the memory."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """The endpoints of one worker."""
+
+    def __init__(self, tokens: ModelTokens, generator: Generator, worker: Worker) -> None:
+        self._settings = worker.settings
+        self._tokens = tokens
+        self._generator = generator
+        self._worker = worker
+        self._metrics = registry(worker)
+        self._created = int(time.time())
+
+    def application(self) -> web.Application:
+        """All routes, ready to be served."""
+        application = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_openai_sends_them]
+        )
+        application.add_routes([*self._routes(), *self._routes_of_dialect()])
+        if self._settings.misbehave:
+            application.add_routes(Inspection(self._worker).routes())
+        application.on_response_prepare.append(self._sign)
+        return application
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", self._chat),
+            web.post("/v1/completions", self._completion),
+            web.post("/tokenize", self._tokenize),
+            web.post("/reset_prefix_cache", self._reset_prefix_cache),
+            web.get("/v1/models", self._models),
+            web.get("/health", self._health),
+            web.get("/metrics", self._show_metrics),
+            web.get("/version", self._version),
+        ]
+
+    def _routes_of_dialect(self) -> list[web.RouteDef]:
+        dialect = self._settings.speaks
+        if dialect.lists_sources:
+            return [
+                web.get("/kv_event_sources", self._kv_event_sources),
+                web.post("/v1/messages", self._message),
+            ]
+        if dialect.engine == "sglang":
+            return [
+                web.get("/server_info", self._server_info),
+                web.get("/get_server_info", self._server_info),
+                web.post("/flush_cache", self._reset_prefix_cache),
+            ]
+        if dialect.engine == "trtllm":
+            return [web.post("/kv_cache_events", self._kv_cache_events)]
+        return []
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._generator.chat(request, await decoded(request, Chat))
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        return await self._generator.completion(request, await decoded(request, Completion))
+
+    async def _message(self, request: web.Request) -> web.StreamResponse:
+        return await self._generator.message(request, await decoded(request, Message))
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await decoded(request, Tokenize)
+        self._generator.check_model(body.model)
+        tokens = await requests.of_tokenize(self._tokens, body)
+        limit = self._settings.context_tokens
+        return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
+
+    async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
+        return json_response({"success": self._worker.reset_prefix_cache()})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        settings = self._settings
+        return json_response(
+            responses.models(
+                settings.model,
+                settings.loras,
+                created=self._created,
+                max_model_len=settings.context_tokens,
+            )
+        )
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        text = generate_latest(self._metrics)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _kv_event_sources(self, _: web.Request) -> web.Response:
+        return json_response(kv_event_sources(self._worker))
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        return json_response(server_info(self._worker))
+
+    async def _kv_cache_events(self, _: web.Request) -> web.Response:
+        return json_response([event for rank in self._worker.ranks for event in rank.drain()])
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response({"version": self._settings.speaks.version})
+
+    async def _sign(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers["x-worker"] = self._worker.name
+
+
+@web.middleware
+async def _errors_as_openai_sends_them(
+    request: web.Request, handler: Handler
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return json_response(error.body(), status=error.status)
+    except web.HTTPException as error:
+        kind = error.reason.replace(" ", "")
+        body = responses.error(error.status, kind, error.text or error.reason)
+        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return json_response(body, status=error.status, headers=headers)
+
 
 _SHUTDOWN_SECONDS = 0.2  # a stand-in has no answers worth waiting for
 _BACKLOG = 1024

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from extproc.accounting import causes
 from extproc.config import Config
 from extproc.config.reader import parse
-from extproc.discovery.discovery_families import DiscoveryCollector
-from extproc.metrics import Metrics
-from extproc.observing.server_families import ServerCollector, ServerFigures
+from extproc.discovery.discovery import DiscoveryCollector
+from extproc.observing import outcomes
+from extproc.observing.fleet_families import ServerCollector, ServerFigures
+from extproc.observing.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -88,7 +88,7 @@ def test_every_alert_and_cause_is_documented() -> None:
     assert alerts == re.findall(r"^### (\w+)$", text, re.MULTILINE)
     for alert in alerts:
         assert f"docs/metrics.md#{alert.lower()}" in rules
-    explained = re.findall(r"^- `(\w+)`:", causes.__doc__ or "", re.MULTILINE)
+    explained = re.findall(r"^- `(\w+)`:", outcomes.__doc__ or "", re.MULTILINE)
     section = text.partition("## Why predictions drift")[2].partition("\n## ")[0]
     assert explained == re.findall(r"^\| `(\w+)`", section, re.MULTILINE)
 

@@ -1,16 +1,259 @@
 """The admin server: everything that an operator may ask, and the live page."""
 
-from aiohttp import web
+import asyncio
+import ipaddress
+import json
+import logging
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import urlsplit
 
-from extproc.admin.decision_routes import decision_routes
-from extproc.admin.fleet_routes import fleet_routes
-from extproc.admin.json_errors import errors_as_json
-from extproc.admin.map_routes import map_routes
-from extproc.admin.observed import Observed
-from extproc.admin.page_routes import page_routes
-from extproc.admin.same_host import same_host_only
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler, Middleware
+
+from extproc.address import Address
+from extproc.admin.observed import STEP_SECONDS, Observed
+from extproc.admin.routes import decision_routes, fleet_routes, map_routes, page_routes
+from extproc.errors import StartError
+from extproc.observing.metrics import Metrics
 from extproc.router import Router
+from extproc.serving.listening import http_connections
 from extproc.workers.workers import Workers
+
+_OWN_SITES = ("same-origin", "none")
+
+
+def same_host_only(host: str) -> Middleware:
+    """Requests must name loopback or `host`, and come from no page of another origin."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        named = _host_in(request.host)
+        if not (_is_loopback(named) or named == host):
+            raise web.HTTPForbidden(text=f"Host {named!r} is not served here\n")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            raise web.HTTPForbidden(text="requests from other origins are refused\n")
+        # browsers tell where a request comes from, also where they leave the Origin out; "none" is
+        # what somebody typed or chose
+        if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+            raise web.HTTPForbidden(text="requests from pages of other sites are refused\n")
+        return await handler(request)
+
+    return check
+
+
+def _host_in(authority: str) -> str:
+    try:
+        return urlsplit(f"//{authority}").hostname or ""
+    except ValueError:
+        return ""  # as a bracket that is not closed
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+_JSON = "application/json"
+
+
+def errors_as_json() -> Middleware:
+    """Errors become `{"error": ...}`; those that are JSON already stay as they are."""
+
+    @web.middleware
+    async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPError as error:
+            if error.content_type != _JSON:
+                error.text, error.content_type = json.dumps({"error": _reason(error)}), _JSON
+            raise
+
+    return tell
+
+
+def _reason(error: web.HTTPError) -> str:
+    match error:
+        case web.HTTPNotFound():
+            return "there is no such path"
+        case web.HTTPMethodNotAllowed():
+            methods = ", ".join(sorted(error.allowed_methods))
+            return f"{error.method} is not for this path: {methods}"
+    said = (error.text or "").strip()
+    return said or HTTPStatus(error.status).phrase
+
+
+log = logging.getLogger("kvsteer.admin")
+
+# What a client did wrong, before or while a handler read it.
+_THEIRS = (HttpProcessingError, web.RequestPayloadError)
+
+
+class ServerLog:
+    """The part of `logging.Logger` that aiohttp uses for a server.
+
+    What is no HTTP is told in one line, the 1st, 2nd, 4th ... time, or any client could fill the
+    log; without the error's text, which holds what the client sent. An error of a handler of ours
+    is told with its traceback.
+
+    name: of the server.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._malformed = 0
+
+    def debug(self, message: str, *args: object, exc_info: object = None) -> None:
+        """aiohttp: nothing to worry about; a request that is not even HTTP is told so, too."""
+        if isinstance(exc_info, _THEIRS):
+            self.exception(message, *args, exc_info=exc_info)
+
+    def exception(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """aiohttp: a request failed."""
+        if not isinstance(exc_info, _THEIRS):
+            log.error("%s: %s", self._name, message % args, exc_info=exc_info or True)
+            return
+        self._malformed += 1
+        if self._malformed & (self._malformed - 1) == 0:
+            log.warning(
+                "%s: a client sent what is no HTTP request: %s (%d so far)",
+                self._name,
+                type(exc_info).__name__,
+                self._malformed,
+            )
+
+
+# So many are accepted in one go, before any of them is counted.
+_BACKLOG = 16
+
+
+class _Site(web.TCPSite):
+    """Has so many connections at most: for one more, the oldest is closed."""
+
+    async def start(self) -> None:
+        """Listens."""
+        await web.BaseSite.start(self)
+        server = cast("web.Server", self._runner.server)  # set up before
+
+        def accepted() -> asyncio.Protocol:
+            connections = server.connections
+            if len(connections) >= http_connections():
+                connections[0].force_close()
+            return server()
+
+        self._server = await asyncio.get_running_loop().create_server(
+            accepted, self._host, self._port, backlog=_BACKLOG
+        )
+
+
+async def listen(application: web.Application, address: Address, what: str) -> web.AppRunner:
+    """Serves an application until its runner is cleaned up.
+
+    what: the server is called in the configuration and the log.
+
+    Raises:
+        StartError: the address cannot be bound.
+    """
+    runner = web.AppRunner(
+        application, access_log=None, logger=ServerLog(what), shutdown_timeout=1.0
+    )
+    await runner.setup()
+    site = _Site(runner, address.host, address.port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise StartError(f"{what}.listen: cannot listen on {address}: {error.strerror}") from None
+    return runner
+
+
+def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.Application:
+    """GET /metrics, /healthz, /readyz.
+
+    hindrance: why the router is not ready, in words, "" if it is.
+    """
+
+    async def get_metrics(request: web.Request) -> web.Response:
+        body, content_type = await metrics.exposed(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def get_healthz(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def get_readyz(_: web.Request) -> web.Response:
+        reason = hindrance()
+        return web.Response(text=f"{reason or 'ready'}\n", status=503 if reason else 200)
+
+    application = web.Application()
+    application.add_routes(
+        [
+            web.get("/metrics", get_metrics),
+            web.get("/healthz", get_healthz),
+            web.get("/readyz", get_readyz),
+        ]
+    )
+    return application
+
+
+# A worker's name, its requests in flight and its blocks.
+Fill = tuple[str, int, int]
+
+# Workers that are looked at in one go, on the loop that picks.
+AT_ONCE = 32
+
+
+class Sampling:
+    """Samples until it is closed.
+
+    fills: looks at one worker after the other. clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        observed: Observed,
+        fills: Callable[[], Iterator[Fill]],
+        clock: Callable[[], float],
+        step_seconds: float = STEP_SECONDS,
+    ) -> None:
+        self._observed = observed
+        self._fills = fills
+        self._clock = clock
+        self._step_seconds = step_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins, with a sample at once."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Ends it, and the streams of those who watch."""
+        self._observed.is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._sample()
+            except Exception:  # the next step must be noted all the same
+                log.exception("the fleet could not be sampled")
+            await asyncio.sleep(self._step_seconds)
+
+    async def _sample(self) -> None:
+        found: dict[str, tuple[int, int]] = {}
+        for name, in_flight, blocks in self._fills():
+            found[name] = in_flight, blocks
+            if len(found) % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._observed.sample(self._clock(), found)
 
 
 def admin_application(

@@ -6,13 +6,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from extproc.checking.evidence import Asked, usable_tokens
 from extproc.checking.self_check import (
     MAX_PROMPT_TOKENS,
+    Asked,
     Placed,
     Result,
     Watched,
     WorkerCheck,
+    usable_tokens,
 )
 from kvstate.events import EventBatch, Tokens
 from kvstate.feeds.feed_terms import State

@@ -1,15 +1,443 @@
-"""Rules between the keys of a configuration, and of addresses and files that they name."""
+"""Rules between the keys of a configuration, and of the addresses that they name.
 
+Places that two workers name as their own, as a copied line does: an endpoint, a feed.
+
+A feed's messages do not say which worker sent them: what two workers claim would be credited to
+both.
+"""
+
+import ipaddress
 import re
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 
-from extproc import headers
-from extproc.config import Config, Model
-from extproc.config.fleet_rules import AT_LEAST_ONE, fleet_faults
-from extproc.config.listener_rules import listener_faults
-from extproc.tokenizing.tokenizer_files import TokenizerFiles
+from extproc import address, headers
+from extproc.address import Address
+from extproc.config.schema import (
+    Config,
+    Envoy,
+    EventPorts,
+    FoundWorker,
+    Worker,
+    WorkerEvents,
+)
+
+_LOOPBACK = "127.0.0.1"
+
+
+def same_place(place: Address) -> Address:
+    """An address in the one spelling by which it is compared."""
+    host = place.host.lower()
+    return Address(_LOOPBACK if host == "localhost" else host, place.port)
+
+
+def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+    """What is wrong where workers have one endpoint.
+
+    key: of the list of workers.
+    """
+    spelled: dict[Address | str, list[str]] = defaultdict(list)
+    for worker in workers:
+        try:
+            spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
+        except ValueError:  # told as what it is
+            spelled[worker.endpoint].append(worker.endpoint)
+    for texts in spelled.values():
+        several = list(dict.fromkeys(texts))
+        if len(several) > 1:
+            yield f"{key}: the endpoints {' and '.join(several)} are the same"
+        elif len(texts) > 1:
+            yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
+
+
+def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+    """What is wrong where workers have one feed, or ranks of theirs; one fault a worker and key.
+
+    key: of the list of workers.
+    """
+    owners: dict[tuple[object, ...], int] = {}
+    for position, worker in enumerate(workers):
+        if not isinstance(worker.events, WorkerEvents):
+            continue
+        told: set[str] = set()
+        for name, place, source in _sources(worker.events):
+            owner = owners.setdefault(source, position)
+            if owner != position and name not in told:
+                told.add(name)
+                yield f"{key}[{position}].events.{name}: {place} is that of {key}[{owner}] too"
+
+
+def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
+    """The key that names a source, its address, and what no other worker may have as well.
+
+    Publishers behind one proxy have one address, and a topic each.
+    """
+    tcp, topic = address.parse_tcp, None if events.bind else events.topic
+    yield from _places("zmq", events.zmq, tcp, events.ranks, topic)
+    yield from _places("replay", events.replay, tcp, events.ranks)
+    yield from _places("grpc", events.grpc, address.parse, 1, events.service)
+    yield from _places("drain", events.drain, address.parse_http)
+
+
+def _places(
+    name: str,
+    text: str | None,
+    parse: Callable[[str], Address],
+    ranks: int = 1,
+    beside: str | None = None,
+) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
+    """One a rank; none of an address that cannot be read, which is told as what it is."""
+    if text is None:
+        return
+    try:
+        host, port = parse(text)
+    except ValueError:
+        return
+    for one in range(port, min(port + ranks, address.MAX_PORT + 1)):
+        place = Address(host, one)
+        yield name, place, (name, same_place(place), beside)
+
+
+AT_LEAST_ONE = "at least one is needed"
+
+
+def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
+    """What is wrong with an address, if anything."""
+    try:
+        parse(text)
+    except ValueError as error:
+        yield f"{key}: {error}"
+
+
+def fleet_faults(config: Config) -> Iterator[str]:
+    """What is wrong with the workers and where they are found."""
+    found = config.discovery
+    if not (config.workers or found.file or found.dns or found.kubernetes):
+        yield f"workers: {AT_LEAST_ONE}"
+    yield from worker_faults("workers", config.workers, config)
+    names = Counter(name.name for name in found.dns)
+    yield from (
+        f"discovery.dns: the name {name} is given {count} times"
+        for name, count in names.items()
+        if count > 1
+    )
+    for position, name in enumerate(found.dns):
+        key = f"discovery.dns[{position}]"
+        if name.nameserver is not None:
+            yield from address_fault(f"{key}.nameserver", name.nameserver, _parse_nameserver)
+        yield from _found(f"{key}.worker", name.worker, config)
+    if found.kubernetes is not None:
+        pods = found.kubernetes
+        if (pods.selector is None) is (pods.inference_pool is None):
+            yield "discovery.kubernetes: needs exactly one of selector and inference_pool"
+        yield from _found("discovery.kubernetes.worker", pods.worker, config)
+
+
+def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterator[str]:
+    """What is wrong with a list of workers.
+
+    key: of the list.
+    """
+    yield from shared_endpoints(key, workers)
+    yield from shared_feeds(key, workers)
+    for position, worker in enumerate(workers):
+        yield from _worker(f"{key}[{position}]", worker, config)
+
+
+def _parse_nameserver(text: str) -> None:
+    if not address.parse(text).is_ip:
+        raise ValueError(f"must be ip:port, is {text!r}")
+
+
+def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None]:
+    """For addresses that are connected to."""
+
+    def parsed(text: str) -> None:
+        place = parse(text)
+        _raise_unless_reachable(place, text)
+        if not place.port:
+            raise ValueError(f"must have a port above 0, is {text!r}")
+
+    return parsed
+
+
+def _raise_unless_reachable(place: address.Address, text: str) -> None:
+    if place.host in address.WILDCARDS:
+        raise ValueError(
+            f"{text!r} is where a server listens; write the worker's own host instead of"
+            f" {place.host}"
+        )
+
+
+def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
+    yield from address_fault(f"{key}.endpoint", worker.endpoint, _parse_port(address.parse))
+    yield from _model(key, worker.model, learn=worker.learn, config=config)
+    if isinstance(worker.events, WorkerEvents):
+        yield from _events(f"{key}.events", worker.events)
+
+
+def _model(key: str, model: str | None, *, learn: bool, config: Config) -> Iterator[str]:
+    names = [one.name for one in config.models]
+    if model is None and len(names) > 1 and not learn:
+        yield f"{key}.model: missing; there are {len(names)} models: {', '.join(names)}"
+    if model is not None and model not in names:
+        yield f"{key}.model: {model!r} is not under models"
+
+
+def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
+    if worker.port > address.MAX_PORT:
+        yield f"{key}.port: is above 65535"
+    yield from _model(key, worker.model, learn=worker.learn, config=config)
+    if isinstance(worker.events, EventPorts):
+        yield from event_ports_faults(f"{key}.events", worker.events)
+
+
+def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
+    """What is wrong with the ports of a feed."""
+    if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
+        yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
+    if events.zmq_port is None and events.replay_port is not None:
+        yield f"{key}.replay_port: needs zmq_port"
+    first, second = events.zmq_port, events.replay_port
+    for name, port in (
+        ("zmq_port", first),
+        ("replay_port", second),
+        ("grpc_port", events.grpc_port),
+    ):
+        last = (port or 0) + (0 if name == "grpc_port" else events.ranks - 1)
+        if last > address.MAX_PORT:
+            yield f"{key}.{name}: with its ranks it is above 65535"
+    if first is not None and second is not None and abs(first - second) < events.ranks:
+        yield f"{key}: {_overlap(events.ranks)}"
+
+
+def _overlap(ranks: int) -> str:
+    if ranks == 1:
+        return "zmq and replay have the same port"
+    return f"with {ranks} ranks the ports of zmq and replay overlap (rank r uses both ports + r)"
+
+
+def _events(key: str, events: WorkerEvents) -> Iterator[str]:
+    if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
+        yield f"{key}: needs exactly one of zmq, grpc and drain"
+    if events.grpc is not None:
+        yield from address_fault(f"{key}.grpc", events.grpc, _parse_port(address.parse))
+    if events.drain is not None:
+        yield from address_fault(f"{key}.drain", events.drain, _parse_port(address.parse_http))
+    if events.zmq is None:
+        yield from (
+            f"{key}.{name}: needs zmq"
+            for name, value in (("replay", events.replay), ("bind", events.bind))
+            if value
+        )
+    yield from _ports(key, events)
+
+
+def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
+    taken: set[tuple[str, int]] = set()
+    for name, text in (("zmq", events.zmq), ("replay", events.replay)):
+        if text is None:
+            continue
+        try:
+            place = address.parse_tcp(text)
+            if not (name == "zmq" and events.bind):
+                _raise_unless_reachable(place, text)
+            if not place.port:
+                raise ValueError(f"must have a port above 0, is {text!r}")
+        except ValueError as error:
+            yield f"{key}.{name}: {error}"
+            continue
+        if place.port + events.ranks - 1 > address.MAX_PORT:
+            yield f"{key}.{name}: port {place.port} + {events.ranks} ranks is above 65535"
+        ports = {(place.host, place.port + rank) for rank in range(events.ranks)}
+        if ports & taken:
+            yield f"{key}: {_overlap(events.ranks)}"
+        taken |= ports
+
+
+_MODE = re.compile("0?[0-7]{3}")
+
+# sun_path of unix(7) has 108 bytes, the last of which is 0.
+_MAX_PATH_BYTES = 107
+
+_WILDCARDS = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - compared with, not bound
+
+
+def listener_faults(config: Config) -> Iterator[str]:
+    """What is wrong with where the router and Envoy listen."""
+    yield from _socket_or_address("extproc.listen", config.extproc.listen)
+    yield from address_fault("admin.listen", config.admin.listen, address.parse)
+    yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
+    yield from address_fault("envoy.listen", config.envoy.listen, _parse_listener)
+    yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
+    if config.envoy.router is not None:
+        yield from _socket_or_address("envoy.router", config.envoy.router)
+    if not _MODE.fullmatch(config.extproc.socket_mode):
+        yield f'extproc.socket_mode: must be as "0660", is {config.extproc.socket_mode!r}'
+    yield from _tls(config)
+    yield from _taken_twice(config)
+
+
+def _socket_or_address(key: str, text: str) -> Iterator[str]:
+    if text.startswith("/"):
+        yield f"{key}: must be host:port or unix:PATH, is {text!r}; did you mean unix:{text}?"
+        return
+    if not text.startswith(address.UNIX_PREFIX):
+        yield from address_fault(key, text, address.parse)
+        return
+    # gRPC also writes unix:///absolute/path.
+    path = text.removeprefix(address.UNIX_PREFIX).removeprefix("//")
+    size = len(path.encode())
+    if not path:
+        yield f"{key}: unix: needs a path"
+    elif size > _MAX_PATH_BYTES:
+        yield f"{key}: a socket's path has {_MAX_PATH_BYTES} bytes at the most, this one {size}"
+
+
+def _parse_listener(text: str) -> None:
+    place = address.parse(text)
+    if not place.is_ip and place.host != "localhost":
+        raise ValueError(f"must be an IP address and a port: Envoy listens on no name: {text!r}")
+
+
+def _tls(config: Config) -> Iterator[str]:
+    ours, theirs = config.extproc.tls, config.envoy.router_tls
+    if ours is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
+        yield "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket"
+    if theirs is None:
+        return
+    if (theirs.certificate is None) != (theirs.key is None):
+        yield "envoy.router_tls: certificate and key belong together"
+    elif theirs.certificate is None and ours is not None and ours.client_ca is not None:
+        yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca asks for them"
+
+
+def _taken_twice(config: Config) -> Iterator[str]:
+    """Addresses of which the system gives only one away.
+
+    Envoy's are held against the router's only where both are known to be on one host, and where
+    they are not those that nobody wrote: Envoy may have another configuration than ours.
+    """
+    envoy, plain = config.envoy, Envoy()
+    ours = [
+        ("extproc.listen", config.extproc.listen),
+        ("admin.listen", config.admin.listen),
+        ("metrics.listen", config.metrics.listen),
+    ]
+    theirs = [("envoy.listen", envoy.listen), ("envoy.admin", envoy.admin)]
+    written = [
+        one
+        for one, usual in zip(theirs, (plain.listen, plain.admin), strict=True)
+        if one[1] != usual
+    ]
+    faults = [*_clashes(ours), *_clashes(theirs)]
+    if _listens_on_loopback(envoy.router or config.extproc.listen):
+        faults += _clashes([*ours, *written])
+    yield from dict.fromkeys(faults)
+
+
+def _clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
+    for position, (key, text) in enumerate(listeners):
+        for before, other in listeners[:position]:
+            if _is_same(text, other):
+                yield f"{key}: {text} is taken: {before} is {other}"
+                break
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        first, second = (same_place(address.parse(text)) for text in (one, other))
+    except ValueError:  # told as what it is
+        return False
+    if first.port != second.port or not first.port:
+        return False
+    return first.host == second.host or _takes_in(first, second) or _takes_in(second, first)
+
+
+def _takes_in(one: Address, other: Address) -> bool:
+    """Whether the first is bound to all addresses of the second's kind."""
+    return other.is_ip and one.host == _WILDCARDS[ipaddress.ip_address(other.host).version]
+
+
+def _listens_on_loopback(text: str) -> bool:
+    try:
+        host = same_place(address.parse(text)).host
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
+    """What to look at twice, "key: what" each.
+
+    is_there: whether there is a file or directory of this name.
+    """
+    return [
+        *_unserved(config),
+        *_adapters(config),
+        *_open_to_others(config),
+        *_missing(config, is_there),
+    ]
+
+
+def _open_to_others(config: Config) -> Iterator[str]:
+    """Servers for the operator, on addresses that others can reach."""
+    for key, text, power in (
+        ("admin.listen", config.admin.listen, "drain workers and turn their events off"),
+        ("envoy.admin", config.envoy.admin, "stop Envoy and read its configuration"),
+    ):
+        host = address.parse(text).host
+        if host != "localhost" and not _is_loopback(host):
+            yield f"{key}: whoever reaches {text} can {power}, without a password: use 127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
+    """What may come to be while the router runs."""
+    file, directory = config.discovery.file, config.envoy.eds_directory
+    if file is not None and not is_there(file):
+        yield f"discovery.file: there is no {file}: until there is, no worker is found in it"
+    if directory is not None and not is_there(directory):
+        yield (
+            f"envoy.eds_directory: there is no {directory}: until there is, the router cannot write"
+            " the workers' addresses there, and Envoy does not start without them"
+        )
+
+
+def _unserved(config: Config) -> Iterator[str]:
+    """Models of which no worker is listed, where all workers are, and each names its model."""
+    found = config.discovery
+    if found.file or found.dns or found.kubernetes or len(config.models) == 1:
+        return
+    if all(worker.model for worker in config.workers):
+        served = {worker.model for worker in config.workers}
+        for position, model in enumerate(config.models):
+            if model.name not in served:
+                yield f"models[{position}]: no worker serves {model.name!r}"
+
+
+def _adapters(config: Config) -> Iterator[str]:
+    """Adapters of workers that no request can name."""
+    known = {name for model in config.models for name in model.lora}
+    for key, worker in _workers(config):
+        unknown = [name for name in worker.lora or () if name not in known]
+        yield from (f"{key}.lora: {name!r} is under no model's lora" for name in unknown)
+
+
+def _workers(config: Config) -> Iterator[tuple[str, Worker | FoundWorker]]:
+    for position, worker in enumerate(config.workers):
+        yield f"workers[{position}]", worker
+    for position, name in enumerate(config.discovery.dns):
+        yield f"discovery.dns[{position}].worker", name.worker
+    if config.discovery.kubernetes is not None:
+        yield "discovery.kubernetes.worker", config.discovery.kubernetes.worker
+
 
 # A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -70,15 +498,3 @@ def _models(config: Config) -> Iterator[str]:
         if uses[name] > 1 and name not in seen:
             seen.add(name)
             yield f"{key}: the name {name!r} is used {uses[name]} times"
-    for position, model in enumerate(config.models):
-        yield from _files(f"models[{position}]", model)
-
-
-def _files(key: str, model: Model) -> Iterator[str]:
-    if isinstance(model.tokenizer, str):
-        try:
-            TokenizerFiles.find(model.tokenizer)
-        except FileNotFoundError as error:
-            yield f"{key}.tokenizer: {error}"
-    if model.chat_template is not None and not Path(model.chat_template).is_file():
-        yield f"{key}.chat_template: no such file: {model.chat_template}"

@@ -2,35 +2,302 @@
 
 What a pod's annotations say (kvsteer.io/...) comes before AIBrix's labels (model.aibrix.ai/...),
 and those before the configuration. What cannot be read is noted and left out; the pod stays.
+
+What a pod says of itself in annotations (kvsteer.io/... and llm-d's) and AIBrix's labels.
+
+What cannot be read is noted and taken for not said.
+
+What the Kubernetes API server answers to list and watch, as far as discovery reads it.
+
+Sources: the API conventions (resourceVersion, continue, 410 Gone, watch events and bookmarks),
+core/v1 Pod, and InferencePool of inference.networking.k8s.io/v1. Objects come as raw JSON and each
+is decoded alone, so that a bad one spoils no other.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from extproc import address
 from extproc.address import MAX_PORT, Address
-from extproc.config import AUTO, EventPorts, FoundWorker, Model
-from extproc.config.fleet_rules import event_ports_faults
-from extproc.discovery.kubernetes_wire import Pod
-from extproc.discovery.pod_words import (
-    AIBRIX,
-    MAX_SHOWN,
-    OURS,
-    PodWords,
-    auto_or_none_in,
-    flag_in,
-    names_in,
-    number_in,
-    port_in,
-    ports_in,
-    positive_in,
-    ranks_in,
-    service_in,
-    text_in,
-)
-from extproc.discovery.view import Found
-from extproc.discovery.worker_at import worker_at
+from extproc.config import AUTO, SERVICES, EventPorts, FoundWorker, Model
+from extproc.config.rules import event_ports_faults
+from extproc.config.schema import MAX_NAMED_RANKS
+from extproc.discovery.view import Found, worker_at
+
+Part = TypeVar("Part", bound="Thing")
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    """Of any object."""
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Thing(msgspec.Struct, frozen=True):
+    """Any object."""
+
+    metadata: Metadata
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """One condition of a pod; status is True, False or Unknown."""
+
+    type: str
+    status: str
+
+
+class PodStatus(msgspec.Struct, frozen=True):
+    """How a pod is."""
+
+    phase: str = ""
+    conditions: list[Condition] | None = None
+    pod_ip: str = msgspec.field(default="", name="podIP")
+
+
+class Pod(Thing, frozen=True):
+    """A pod."""
+
+    status: PodStatus = PodStatus()
+
+
+class TargetPort(msgspec.Struct, frozen=True):
+    """One port of a pool: an engine of each of its pods."""
+
+    number: int
+
+
+class Selector(msgspec.Struct, frozen=True, rename="camel"):
+    """Which pods."""
+
+    match_labels: dict[str, str] = {}
+
+
+class PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """What a pool is."""
+
+    selector: Selector
+    target_ports: list[TargetPort] = []
+
+
+class Pool(Thing, frozen=True):
+    """An InferencePool."""
+
+    spec: PoolSpec
+
+
+class _ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+    continues: str = msgspec.field(default="", name="continue")
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """One page of a list."""
+
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A `Status` object."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+def read_listing(body: bytes) -> Listing | None:
+    """A page of a list; None if it is none."""
+    try:
+        return msgspec.json.decode(body, type=Listing)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def read_event(line: bytes) -> WatchEvent | None:
+    """An event; None if it is none."""
+    try:
+        return msgspec.json.decode(line, type=WatchEvent)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def read_thing(raw: msgspec.Raw, kind: type[Part]) -> Part | None:
+    """An object of a kind; None if it is none that could be told from others."""
+    try:
+        thing = msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return thing if thing.metadata.uid else None
+
+
+def read_refusal(body: bytes | msgspec.Raw) -> Refusal:
+    """Why the server refuses; empty if it does not say."""
+    try:
+        return msgspec.json.decode(body, type=Refusal)
+    except (msgspec.DecodeError, RecursionError):
+        return Refusal()
+
+
+def read_version(raw: msgspec.Raw) -> str:
+    """The resourceVersion of any object, a bookmark's too; "" if it has none."""
+    try:
+        return msgspec.json.decode(raw, type=Thing).metadata.resource_version
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+
+
+Word = TypeVar("Word")
+
+OURS = "kvsteer.io/"
+AIBRIX = "model.aibrix.ai/"
+
+# Which of a pool's ports the pod serves; the second is what llm-d called it before.
+ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
+
+# An InferencePool has so many target ports at the most (its schema).
+MAX_PORTS = 8
+
+# More of what a pod says is not repeated: an annotation may have 256 KiB.
+MAX_SHOWN = 40
+
+
+class PodWords:
+    """What a pod says of itself."""
+
+    def __init__(self, pod: Pod) -> None:
+        self._name = pod.metadata.name
+        self._annotations = pod.metadata.annotations or {}
+        self._labels = pod.metadata.labels or {}
+        self._notes: list[str] = []
+
+    def annotation(self, name: str, read: Callable[[str], Word]) -> Word | None:
+        """One of ours."""
+        return self._read(self._annotations, OURS + name, read)
+
+    def label(self, name: str, read: Callable[[str], Word]) -> Word | None:
+        """One of AIBrix's."""
+        return self._read(self._labels, AIBRIX + name, read)
+
+    def active_ports(self) -> frozenset[int] | None:
+        """The ports of llm-d's annotation, None where there is none; what is no port is noted."""
+        key = next((key for key in ACTIVE_PORTS if key in self._annotations), None)
+        if key is None:
+            return None
+        said = (one.strip() for one in self._annotations[key].split(","))
+        ports = (self._read({key: one}, key, port_in) for one in said if one)
+        return frozenset(port for port in ports if port is not None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is wrong with it."""
+        return tuple(self._notes)
+
+    def note(self, what: str) -> None:
+        """Something is wrong with the pod; noted once."""
+        text = f"pod {self._name}: {what}"
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def _read(self, said: Mapping[str, str], key: str, read: Callable[[str], Word]) -> Word | None:
+        if key not in said:
+            return None
+        try:
+            return read(said[key].strip())
+        except ValueError:
+            self.note(f"{key}: cannot be read: {said[key][:MAX_SHOWN]!r}")
+            return None
+
+
+# Each of these raises ValueError where a text is none of its kind.
+
+
+def number_in(text: str) -> int:
+    """A number of at most 18 digits, so that it fits 64 bits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):  # noqa: PLR2004 - int64
+        raise ValueError
+    return int(text)
+
+
+def positive_in(text: str) -> int:
+    """A number above 0."""
+    number = number_in(text)
+    if not number:
+        raise ValueError
+    return number
+
+
+def port_in(text: str) -> int:
+    """A port."""
+    port = positive_in(text)
+    if port > MAX_PORT:
+        raise ValueError
+    return port
+
+
+def ports_in(text: str) -> tuple[int, ...]:
+    """Ports with commas between them, each once."""
+    ports = tuple(port_in(one.strip()) for one in text.split(","))
+    if len(set(ports)) != len(ports) or len(ports) > MAX_PORTS:
+        raise ValueError
+    return ports
+
+
+def ranks_in(text: str) -> int:
+    """A number of ranks, of which no pod may name as many as the configuration."""
+    ranks = positive_in(text)
+    if ranks > MAX_NAMED_RANKS:
+        raise ValueError
+    return ranks
+
+
+def text_in(text: str) -> str:
+    """Any text but none."""
+    if not text:
+        raise ValueError
+    return text
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Texts with commas between them."""
+    return tuple(text_in(one.strip()) for one in text.split(","))
+
+
+def flag_in(text: str) -> bool:
+    """`true` or `false`, in any case."""
+    return _word(text.lower(), ("false", "true")) == "true"
+
+
+def auto_or_none_in(text: str) -> str:
+    """`auto` or `none`."""
+    return _word(text, (AUTO, "none"))
+
+
+def service_in(text: str) -> str:
+    """The name of a gRPC service of events."""
+    return _word(text, SERVICES)
+
+
+def _word(text: str, words: Sequence[str]) -> str:
+    if text not in words:
+        raise ValueError
+    return text
+
 
 # AIBrix subscribes to these ports of every pod that it is told to.
 AIBRIX_EVENTS = EventPorts(zmq_port=5557, replay_port=5558)

@@ -3,11 +3,12 @@
 A source always gives a whole view, never a difference: what it does not name any more is gone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from extproc.config import Worker
+from extproc.address import Address
+from extproc.config import EventPorts, FoundWorker, Worker, WorkerEvents
 
 # More from one source is a mistake, such as a selector that takes in the whole cluster.
 MAX_FOUND = 10_000
@@ -63,3 +64,122 @@ def doubles(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
             owner = first.setdefault(found.worker.endpoint, source)
             if owner != source:
                 yield source, f"{found.worker.endpoint} is taken from {owner}, which names it too"
+
+
+class TakeView(Protocol):
+    """Takes all workers that there are now."""
+
+    def __call__(self, view: View, note: str, fault: str = "") -> None:
+        """Note: what is wrong with some of them; fault: as Report's; each "" if there is none."""
+
+
+class Report(NamedTuple):
+    """Where a source tells what it sees; each may be called at any time.
+
+    confirm: the last view still holds. fault: it cannot be known now, and why in words; the last
+    view stays.
+    """
+
+    view: TakeView
+    confirm: Callable[[], None]
+    fault: Callable[[str], None]
+
+
+class Source(Protocol):
+    """Something that knows workers."""
+
+    @property
+    def name(self) -> str:
+        """Its name for people and metrics, one of few."""
+
+    async def run(self, report: Report) -> None:
+        """Reports until it is cancelled; whatever goes wrong is a fault, and is tried again."""
+
+
+class PartReports:
+    """Reports of the parts, told on as one: a fault lasts until its own part is well.
+
+    What fails in several parts in the same words is told once, and a view that comes while a part
+    fails does not make the source well.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._faults: dict[str, str] = {}
+
+    def viewing(self, part: str) -> Report:
+        """The report of the part that gives the views; what it confirms is confirmed."""
+        return Report(
+            self._view, lambda: self._confirm(part), lambda fault: self._note(part, fault)
+        )
+
+    def aside(self, part: str) -> Report:
+        """The report of a part that only has to be well; it confirms no view."""
+        return self.viewing(part)._replace(confirm=lambda: self._confirm_aside(part))
+
+    def _view(self, view: View, note: str, fault: str = "") -> None:
+        self._report.view(view, note, fault or self._fault())
+
+    def _confirm(self, part: str) -> None:
+        if not self._heal(part) and not self._faults:
+            self._report.confirm()
+
+    def _confirm_aside(self, part: str) -> None:
+        self._heal(part)
+
+    def _note(self, part: str, fault: str) -> None:
+        self._faults[part] = fault
+        self._report.fault(self._fault())
+
+    def _heal(self, part: str) -> bool:
+        """Whether it was at fault; what is left of all faults is told then."""
+        if self._faults.pop(part, None) is None:
+            return False
+        if self._faults:
+            self._report.fault(self._fault())
+        else:
+            self._report.confirm()
+        return True
+
+    def _fault(self) -> str:
+        return "; ".join(dict.fromkeys(self._faults.values()))
+
+
+def worker_at(
+    host: str, port: int, of_all: FoundWorker, *, draining: bool = False, offset: int = 0
+) -> Worker:
+    """The worker at host:port.
+
+    host: an IP address. offset: how many engines of the same host come before it, each with as many
+    event ports as it has ranks.
+    """
+    return Worker(
+        endpoint=str(Address(host, port)),
+        model=of_all.model,
+        block_size=of_all.block_size,
+        events=_events(host, port, of_all.events, offset),
+        lora=of_all.lora,
+        learn=of_all.learn,
+        draining=draining,
+    )
+
+
+def _events(
+    host: str, port: int, ports: EventPorts | Literal["auto"] | None, offset: int
+) -> WorkerEvents | Literal["auto"] | None:
+    if not isinstance(ports, EventPorts):
+        return ports
+
+    def at(base: int | None, step: int) -> str | None:
+        return None if base is None else str(Address(host, base + offset * step))
+
+    zmq, replay = at(ports.zmq_port, ports.ranks), at(ports.replay_port, ports.ranks)
+    return WorkerEvents(
+        zmq=zmq and f"tcp://{zmq}",
+        replay=replay and f"tcp://{replay}",
+        topic=ports.topic,
+        ranks=ports.ranks,
+        grpc=at(ports.grpc_port, 1),
+        service=ports.service,
+        drain=f"http://{Address(host, port)}" if ports.drain else None,
+    )

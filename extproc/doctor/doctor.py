@@ -1,28 +1,131 @@
 """Puts the doctor together: everything at once, each part bounded in time."""
 
+import argparse
 import asyncio
 import contextlib
+import dataclasses
+import logging
 import os
-from collections.abc import Awaitable, Sequence
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TypeVar
 
-from extproc.config import Config, Worker
-from extproc.config.doubts import doubts
-from extproc.discovery.view import Found
-from extproc.doctor import (
-    envoy_visit,
-    feed_visit,
-    http_visit,
-    sources_visit,
-    tls_visit,
-    token_visit,
-)
-from extproc.doctor.feed_places import Telling, judge_swapped
-from extproc.doctor.findings import About, Finding
-from extproc.doctor.means import Means
-from extproc.doctor.web_client import WebClient
+from extproc.config import Config, Tls, Worker
+from extproc.config.reader import load
+from extproc.config.rules import doubts
+from extproc.discovery.configured import sources_of
+from extproc.discovery.view import STATIC, Found, Report, Source, View, listed, merged
+from extproc.doctor import envoy_visit, feed_visit, token_visit, worker_visit
+from extproc.doctor.feed_visit import Telling, judge_swapped
+from extproc.doctor.findings import About, Finding, as_json, as_text, exit_status
+from extproc.doctor.worker_visit import Means, WebClient
 from extproc.errors import RequestError, StartError
+from extproc.serving.certificates import Certificates
 from extproc.tokenizing.tokens import Tokenizer
+
+
+async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], list[Finding]]:
+    """All workers, those of the configuration and those found; and what is wrong with sources."""
+    try:
+        sources = sources_of(config)
+    except StartError as error:
+        return list(listed(config.workers)), [_about("").wrong("discovery-fault", str(error))]
+    answers = await asyncio.gather(*(_ask(one, seconds) for one in sources))
+    views: dict[str, View] = {STATIC: listed(config.workers)}
+    findings: list[Finding] = []
+    for source, (view, finding) in zip(sources, answers, strict=True):
+        views[source.name] = view
+        findings += finding
+    fleet = [member.found for member in merged(views).values()]
+    if not fleet and not any(one.code == "no-workers" for one in findings):
+        findings.append(_about("").wrong("no-workers", "there is no worker at all"))
+    return fleet, findings
+
+
+async def _ask(source: Source, seconds: float) -> tuple[View, list[Finding]]:
+    """The first view of a source."""
+    about = _about(source.name)
+    seen: list[tuple[View, str]] = []
+    faults: list[str] = []
+    answered = asyncio.Event()
+
+    def take(view: View, note: str, fault: str = "") -> None:
+        seen.append((view, fault or note))
+        answered.set()
+
+    def fail(fault: str) -> None:
+        faults.append(fault)
+        answered.set()
+
+    running = asyncio.create_task(source.run(Report(take, lambda: None, fail)))
+    waiting = asyncio.create_task(answered.wait())
+    await asyncio.wait((running, waiting), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    running.cancel()
+    waiting.cancel()
+    ended, _ = await asyncio.gather(running, waiting, return_exceptions=True)
+    if isinstance(ended, Exception):
+        faults.append(f"ended with {type(ended).__name__}")
+    return _judged(about, seen, faults or [f"no answer within {seconds:g} s"])
+
+
+def _judged(
+    about: About, seen: Sequence[tuple[View, str]], faults: Sequence[str]
+) -> tuple[View, list[Finding]]:
+    if not seen:
+        return (), [about.wrong("discovery-fault", faults[0])]
+    view, note = seen[-1]
+    if note:
+        return view, [about.wrong("discovery-fault", note)]
+    if not view:
+        return view, [about.wrong("no-workers", "it names no worker")]
+    names = "1 worker" if len(view) == 1 else f"{len(view)} workers"
+    return view, [about.right("discovery", f"names {names}")]
+
+
+def _about(name: str) -> About:
+    return About(f"discovery {name}".strip())
+
+
+# Certificates that are renewed by themselves have been by then.
+SOON_DAYS = 14
+
+_DAY_SECONDS = 86_400
+
+
+def visit_tls(config: Config) -> list[Finding]:
+    """What is right and wrong with the files; they are read as the router itself reads them."""
+    options = config.extproc.tls
+    return [] if options is None else list(_findings(About("router"), options))
+
+
+def _findings(about: About, options: Tls) -> Iterator[Finding]:
+    try:
+        found = Certificates(dataclasses.replace(options, client_ca=None))
+    except StartError as error:
+        yield about.wrong("tls-certificate", str(error))
+    else:
+        yield _expiry(about, found.current.expires_at, time.time())
+    if options.client_ca is None:
+        return
+    try:
+        Certificates(options)
+    except StartError as error:
+        if str(error).startswith("extproc.tls.client_ca"):
+            yield about.wrong("tls-client-ca", str(error))
+    else:
+        yield about.right("tls", "extproc.tls.client_ca can be read: clients need a certificate")
+
+
+def _expiry(about: About, expires_at: float, now: float) -> Finding:
+    day = datetime.fromtimestamp(expires_at, UTC).date()
+    if expires_at <= now:
+        return about.wrong("tls-expired", f"the certificate ended on {day}: nobody connects")
+    days = int((expires_at - now) // _DAY_SECONDS)
+    if days < SOON_DAYS:
+        return about.note("tls", f"the certificate ends on {day}, in {days} days: renew it")
+    return about.right("tls", f"the certificate and its key go together until {day}")
+
 
 T = TypeVar("T")
 
@@ -40,11 +143,11 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
     probes: whether completions are asked for to provoke events, and queues are drained.
     """
     tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
-    findings += await asyncio.to_thread(tls_visit.visit, config)
+    findings += await asyncio.to_thread(visit_tls, config)
     async with contextlib.AsyncExitStack() as stack:
         web = await stack.enter_async_context(WebClient(seconds))
         means = Means(config, web, tokenizers, seconds, probes)
-        fleet, discovered = await sources_visit.visit(config, seconds)
+        fleet, discovered = await visit_sources(config, seconds)
         turns = asyncio.Semaphore(MAX_WORKERS)
         tellings: list[Telling] = []
         found = await asyncio.gather(
@@ -78,7 +181,7 @@ async def _in_turn(
 async def _worker(
     means: Means, worker: Worker, about: About, tellings: list[Telling]
 ) -> Sequence[Finding]:
-    visited = await http_visit.visit(means, worker, about)
+    visited = await worker_visit.visit(means, worker, about)
     tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.told))
     parts = [feed_visit.visit(means, worker, visited, about)]
     if visited.is_there:
@@ -122,3 +225,49 @@ def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
             says = "none is configured: the model is routed by load"
             findings.append(about.note("tokenizer", says))
     return loaded, findings
+
+
+DEFAULT_SECONDS = 5.0
+MAX_SECONDS = 600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="for each question and each wait (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="ask each worker for tiny completions and wait for their events, ask for whole"
+        " replays, and drain queues: what is drained, a running router does not get",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examines everything and prints what was found; 0 when nothing is wrong, 1 otherwise.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
+    config = load(arguments.config)
+    logging.disable(logging.WARNING)  # what the parts log, the findings say
+    try:
+        findings = asyncio.run(examine(config, arguments.timeout, probes=arguments.probe))
+    finally:
+        logging.disable(logging.NOTSET)
+    print(as_json(findings) if arguments.json else as_text(findings))
+    return exit_status(findings)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be above 0 and up to {MAX_SECONDS:g}")
+    return seconds

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from extproc import address
 from extproc.discovery.view import Found
-from extproc.doctor.envoy_dump import judge_envoy
-from extproc.doctor.envoy_dump_clusters import hosts_in
+from extproc.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.doctor.findings import About, Finding
-from extproc.doctor.means import Means
+from extproc.doctor.worker_visit import Means
 
 DUMP = "/config_dump"
 CLUSTERS = "/clusters?format=json"

@@ -1,18 +1,399 @@
-"""A worker's feed, whichever transport it has."""
+"""A worker's feed, whichever transport it has.
+
+The first bytes of a ZMQ connection: whether it is ZMQ at all, and which kind of socket.
+
+Source: ZMTP 3.0 (https://rfc.zeromq.org/spec/23). A greeting is 64 octets: signature (0xFF, eight
+octets, 0x7F), version, mechanism (20, padded with zeros), as-server, filler. With the mechanism
+NULL each peer then sends the command READY, with its Socket-Type among other properties.
+"""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+from extproc import address
+from extproc.address import Address
 from extproc.config import AUTO, Worker, WorkerEvents
-from extproc.doctor import listening, zmq_visit
+from extproc.doctor import probe
 from extproc.doctor.findings import About, Finding
-from extproc.doctor.heard import Heard, judge_heard
-from extproc.doctor.http_visit import Visited
-from extproc.doctor.listening import Listener
-from extproc.doctor.means import Means
-from extproc.doctor.probed_feed import judge_probe, judge_sizes
-from extproc.workers.feed_sources import configured
+from extproc.doctor.probe import (
+    BEYOND_ALL,
+    Heard,
+    Listener,
+    judge_heard,
+    judge_probe,
+    judge_sizes,
+    replayed,
+)
+from extproc.doctor.worker_visit import Means, Told, Visited
+from extproc.workers.feeds import configured
+from kvstate.events import Tokens
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.wire.zmtp import GREETING, GREETING_BYTES
+
+MAX_READY_BYTES = 512
+NULL = "NULL"
+
+_READY = b"\x05READY"
+_SOCKET_TYPE = b"socket-type"
+_LEAST_VERSION = 3
+
+
+class Greeted(NamedTuple):
+    """What answers at a host:port.
+
+    reason: why nobody does, "" if somebody does. mechanism: of its greeting, "" if it is no ZMQ.
+    socket: the kind of its socket, "" if it did not tell.
+    """
+
+    reason: str = ""
+    mechanism: str = ""
+    socket: str = ""
+
+    @property
+    def is_zmq(self) -> bool:
+        """Whether it greets as ZMQ does."""
+        return bool(self.mechanism)
+
+
+def mechanism_in(greeting: bytes) -> str:
+    """The security mechanism that a greeting names; "" if this is none of ZMTP 3."""
+    if len(greeting) < GREETING_BYTES or greeting[0] != GREETING[0] or not greeting[9] & 1:
+        return ""
+    if greeting[10] < _LEAST_VERSION:
+        return ""
+    return greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
+
+
+def socket_in(frame: bytes) -> str:
+    """The Socket-Type of a READY command, with or without its flags and size; "" if it has none."""
+    _, found, properties = frame.partition(_READY)
+    while found and properties:
+        name = properties[1 : 1 + properties[0]]
+        size_at = 1 + len(name)
+        size = int.from_bytes(properties[size_at : size_at + 4], "big")
+        value = properties[size_at + 4 : size_at + 4 + size]
+        if name.lower() == _SOCKET_TYPE:
+            return value.decode("ascii", "replace")
+        properties = properties[size_at + 4 + size :]
+    return ""
+
+
+PUBLISHERS = ("PUB", "XPUB")
+REPLAYERS = ("ROUTER",)
+
+Looks = Mapping[str, Greeted]  # by ZMQ endpoint
+
+
+def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) -> Iterator[Finding]:
+    """What the worker itself says of its feed, against what is configured."""
+    if told is None:
+        return
+    if not told.sources:
+        yield about.wrong("events-off", f"the worker says that it publishes none ({told.path})")
+        return
+    if len(told.sources) != len(sources):
+        says = f"{len(sources)} configured; the worker says {len(told.sources)} ({told.path})"
+        yield about.wrong("ranks-miscounted", says)
+    for ours, theirs in zip(sources, told.sources, strict=False):
+        if not theirs.topic.startswith(ours.topic):
+            says = f"{ours.topic!r} is subscribed to; the worker publishes under {theirs.topic!r}"
+            yield about.wrong("topic-wrong", says)
+            break
+    if sources[0].replay is None and told.sources[0].replay is not None:
+        says = f"none is configured; the worker has one at {told.sources[0].replay}"
+        yield about.wrong("replay-unused", says)
+
+
+class Telling(NamedTuple):
+    """A worker, the places of its feed as they are configured, and what it says of them itself."""
+
+    worker: str
+    sources: Sequence[ZmqSource]
+    told: Told | None
+
+
+def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
+    """Whether the places of one worker's feed are those that another one has by its own word.
+
+    A place that nobody names may be right all the same: ports can be mapped between.
+    """
+    feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
+    for one in fleet:
+        about = About(f"worker {one.worker}")
+        for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
+            owner = feeds.get(ours.events, one.worker)
+            if owner != one.worker:
+                says = f"{ours.events} is the feed of worker {owner}, by that worker's own word"
+                says += f"; this one publishes at {theirs.events}"
+                yield about.wrong("feed-swapped", says)
+            elif not ours.binds and _port(ours.events) != _port(theirs.events):
+                says = f"{ours.events} is configured; the worker says {theirs.events}"
+                yield about.note("feed", f"{says}: right only if the ports are mapped or relayed")
+            owner = replays.get(ours.replay or "", one.worker)
+            if owner != one.worker:
+                says = f"{ours.replay} is the replay of worker {owner}, by that worker's own word"
+                says += f"; this one's is {theirs.replay or 'nowhere'}"
+                yield about.wrong("replay-swapped", says)
+
+
+def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
+    """The worker that names a place as its own, by place; without those that several name."""
+    owners: dict[str, str] = {}
+    shared: set[str] = set()
+    for one in fleet:
+        for source in one.told.sources if one.told else ():
+            place = getattr(source, what)
+            if place is not None and owners.setdefault(place, one.worker) != one.worker:
+                shared.add(place)
+    return {place: name for place, name in owners.items() if place not in shared}
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
+
+
+def judge_places(
+    about: About, sources: Sequence[ZmqSource], looks: Looks, told: Told | None
+) -> Iterator[Finding]:
+    """Whether the publishers of all ranks are where they should be."""
+    some_answer = any(looks[one.events].is_zmq for one in sources)
+    for rank, source in enumerate(sources):
+        look = looks[source.events]
+        hint = _hint(source.events, told, rank)
+        where = f"rank {rank}: {source.events}" if len(sources) > 1 else source.events
+        if look.reason:
+            is_only_rank = rank > 0 and some_answer
+            code = "rank-missing" if is_only_rank else "feed-nobody-listens"
+            yield about.wrong(code, f"{where}: {look.reason}{hint}")
+        elif not look.is_zmq:
+            yield about.wrong("feed-not-zmq", f"{where}: answers, but not as ZMQ does{hint}")
+        elif look.mechanism != NULL:
+            yield about.wrong("feed-secured", f"{where}: asks for ZMQ's {look.mechanism}")
+        elif look.socket and look.socket not in PUBLISHERS:
+            says = f"{where}: is a {look.socket} socket, and no publisher{hint}"
+            yield about.wrong("feed-wrong-socket", says)
+
+
+def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+    """Whether the replay sockets of all ranks are where they should be."""
+    for source in sources:
+        if source.replay is None:
+            continue
+        look = looks[source.replay]
+        if look.reason:
+            yield about.wrong("replay-nobody-listens", f"{source.replay}: {look.reason}")
+        elif not look.is_zmq:
+            yield about.wrong("replay-not-zmq", f"{source.replay}: answers, but not as ZMQ does")
+        elif look.socket and look.socket not in REPLAYERS:
+            says = f"{source.replay}: is a {look.socket} socket, and answers no replays"
+            yield about.wrong("replay-wrong-socket", says)
+
+
+def is_publisher(look: Greeted) -> bool:
+    """Whether it can be subscribed to."""
+    return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
+
+
+def is_replayer(look: Greeted) -> bool:
+    """Whether it can be asked for a replay."""
+    return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
+
+
+def _hint(endpoint: str, told: Told | None, rank: int) -> str:
+    """Where else the worker says that the rank is; hosts may be its own names for itself."""
+    if told is None or rank >= len(told.sources):
+        return ""
+    theirs = told.sources[rank].events
+    if _port(theirs) == _port(endpoint):
+        return ""
+    return f"; the worker says that it publishes at {theirs}"
+
+
+# Of the time for a look, what may go into waiting for a greeting; a socket that is ZMQ but says no
+# more is one all the same.
+READY_SECONDS = 1.0
+
+
+async def greeted(place: Address, seconds: float) -> Greeted:
+    """Who answers at a host:port, within some seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(place.host, place.port)
+    except TimeoutError:
+        return Greeted(reason=f"no connection within {seconds:g} s")
+    except (OSError, UnicodeError) as error:  # the latter of what can be no host name
+        return Greeted(reason=_words(error))
+    try:
+        writer.write(GREETING)
+        return await _answer(reader, seconds)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _answer(reader: asyncio.StreamReader, seconds: float) -> Greeted:
+    try:
+        async with asyncio.timeout(seconds):
+            mechanism = mechanism_in(await reader.readexactly(GREETING_BYTES))
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        return Greeted()
+    if mechanism != NULL:
+        return Greeted(mechanism=mechanism)
+    try:
+        async with asyncio.timeout(min(READY_SECONDS, seconds)):
+            return Greeted(mechanism=mechanism, socket=socket_in(await _command(reader)))
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
+        return Greeted(mechanism=mechanism)
+
+
+async def _command(reader: asyncio.StreamReader) -> bytes:
+    """The first command: flags, one octet of size, and so many octets."""
+    _, size = await reader.readexactly(2)
+    return await reader.readexactly(min(size, MAX_READY_BYTES))
+
+
+def _words(error: OSError | UnicodeError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return getattr(error, "strerror", None) or str(error)
+
+
+# How long a feed is listened to where nothing is provoked.
+LISTEN_SECONDS = 2.0
+
+Provoked = tuple[Tokens, int]  # as in Heard
+
+
+async def visit_zmq(
+    means: Means, worker: Worker, visited: Visited, sources: Sequence[ZmqSource], about: About
+) -> list[Finding]:
+    """Looks at every port, then listens; nothing that was published before is asked for."""
+    findings = list(judge_told(about, sources, visited.told))
+    if sources[0].binds:
+        says = "not checked: the router binds this feed's ports, and GET /workers tells its state"
+        return [*findings, about.note("feed", says)]
+    looks = await _looks(sources, means.seconds)
+    findings += judge_places(about, sources, looks, visited.told)
+    findings += judge_replays(about, sources, looks)
+    there = {rank: one for rank, one in enumerate(sources) if is_publisher(looks[one.events])}
+    heard: list[Heard] = []
+    if there:
+        findings += await _listened(means, worker, visited, there, about, heard)
+    provoked = {one.rank: one.provoked for one in heard if one.provoked is not None}
+    return [*findings, *await _replays(means, sources, looks, provoked, about)]
+
+
+async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
+    places = [each for one in sources for each in (one.events, one.replay) if each is not None]
+    found = await asyncio.gather(*(greeted(address.parse_tcp(one), seconds) for one in places))
+    return dict(zip(places, found, strict=True))
+
+
+async def _listened(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    sources: Mapping[int, ZmqSource],
+    about: About,
+    heard: list[Heard],
+) -> list[Finding]:
+    """Listens to the topic, and beside it to all, which shows what goes out under another.
+
+    heard: gets what was heard of each rank.
+    """
+    all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
+    ours = probe.subscribed(sources)
+    heard += (one.heard for one in ours)
+    others = [] if sources == all_topics else probe.subscribed(all_topics)
+    try:
+        return await _zmq_heard(means, worker, visited, (ours, others), about)
+    finally:
+        await asyncio.gather(*(one.close() for one in (*ours, *others)))
+
+
+async def _zmq_heard(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    both: tuple[list[Listener], list[Listener]],
+    about: About,
+) -> list[Finding]:
+    ours, others = both
+    every = [*ours, *others]
+    connected = await asyncio.gather(
+        *(one.until(lambda heard: heard.is_connected, means.seconds) for one in every)
+    )
+    if not all(connected):
+        lost = next(
+            (one.heard.lost for one in every if one.heard.lost), "no ZMQ connection in time"
+        )
+        return [about.wrong("feed-lost", lost)]
+    findings: list[Finding] = []
+    if means.probes and visited.is_there:
+        findings += await judge_probe(means, worker, visited, ours, about)
+    else:
+        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
+        if not any(one.heard.batches for one in every):
+            says = "connected; nothing was published meanwhile: --probe provokes an event"
+            findings.append(about.note("feed", says))
+    heard = [one.heard for one in ours]
+    if any(one.heard.batches for one in others) and not any(one.batches for one in heard):
+        says = "nothing came under the topic of the configuration, and something under another"
+        return [about.wrong("topic-wrong", says)]
+    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
+
+
+async def _replays(
+    means: Means,
+    sources: Sequence[ZmqSource],
+    looks: Looks,
+    provoked: Mapping[int, Provoked],
+    about: About,
+) -> list[Finding]:
+    asked = {
+        rank: one
+        for rank, one in enumerate(sources)
+        if one.replay is not None and is_replayer(looks[one.replay])
+    }
+    if not any(one.replay for one in sources):
+        return [about.note("replay", "none is configured: what is lost on the way stays unknown")]
+    found = await asyncio.gather(
+        *(_replay(means, one, provoked.get(rank), about) for rank, one in asked.items())
+    )
+    return [finding for finding in found if finding is not None]
+
+
+async def _replay(
+    means: Means, source: ZmqSource, provoked: Provoked | None, about: About
+) -> Finding | None:
+    """Asks for the end of a replay; where probes are allowed, for all of it."""
+    start = 0 if means.probes else BEYOND_ALL
+    numbers, fault = await replayed(source, start, means.seconds)
+    if fault and numbers:
+        says = f"{source.replay}: {len(numbers)} batches came, then: {fault}"
+        return about.wrong("replay-truncated", says)
+    if fault:
+        return about.wrong("replay-silent", f"{source.replay}: {fault}")
+    if provoked is not None and not await _has(source, provoked, means.seconds):
+        says = f"{source.replay}: its replay lacks the test request that the feed announced"
+        return about.wrong("replay-swapped", says)
+    if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
+        says = f"{source.replay}: {len(numbers)} batches between {numbers[0]} and {numbers[-1]}"
+        return about.wrong("replay-truncated", says)
+    return about.right("replay", f"{source.replay} answers")
+
+
+async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
+    """Whether a replay has the blocks that were heard on the feed."""
+    tokens, since = provoked
+    heard = Heard(0, is_live=False)
+    await replayed(source, since, seconds, heard)
+    return heard.holds(tokens)
+
 
 _OFF = "`events.enabled` is false: requests are routed by load and by what was sent where"
 
@@ -26,7 +407,7 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
     sources = visited.told.sources if visited.told else ()
     if worker.events == AUTO:
         if sources:
-            return await zmq_visit.visit(means, worker, visited, sources, about)
+            return await visit_zmq(means, worker, visited, sources, about)
         if not visited.is_there:
             return []
         code = "events-untold" if visited.told is None else "events-off"
@@ -58,7 +439,7 @@ async def _configured(
             says = "not drained: each event goes to one caller, the router; --probe drains it"
             return [about.note("feed", says)]
         case _:
-            return await zmq_visit.visit(means, worker, visited, source, about)
+            return await visit_zmq(means, worker, visited, source, about)
 
 
 async def _connection(
@@ -69,7 +450,7 @@ async def _connection(
     about: About,
 ) -> list[Finding]:
     """One connection for all ranks."""
-    listeners = listening.connected(source)
+    listeners = probe.connected(source)
     try:
         await listeners[0].until(
             lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
@@ -100,7 +481,7 @@ async def _heard(
     if means.probes and visited.is_there:
         findings += await judge_probe(means, worker, visited, listeners, about)
     else:
-        await asyncio.sleep(min(zmq_visit.LISTEN_SECONDS, means.seconds))
+        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
     heard = [one.heard for one in listeners]
     if heard[0].lost:
         return [*findings, about.wrong("feed-lost", heard[0].lost)]

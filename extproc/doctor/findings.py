@@ -1,12 +1,183 @@
-"""What the doctor found, and how it is told: as text for people, as JSON for programs."""
+"""What the doctor found, and how it is told: as text for people, as JSON for programs.
+
+Every fault that the doctor knows, by its code: the check that finds it, and what to do.
+
+docs/doctor.md has the same table with what each means; a test compares them.
+"""
 
 import enum
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from extproc.doctor.faults import FAULTS
 from kvstate.errors import printable
+
+
+class Fault(NamedTuple):
+    """check: the name of the check that finds it. fix: what to do, for people."""
+
+    check: str
+    fix: str
+
+
+FAULTS = {
+    "not-checked": Fault("time", "give more time with --timeout, or see what else is wrong there"),
+    # workers over HTTP
+    "worker-unreachable": Fault(
+        "http", "start the engine, or correct `endpoint`; a firewall or network policy may block it"
+    ),
+    "worker-unhealthy": Fault(
+        "http", "read the engine's log; Envoy sends it requests all the same"
+    ),
+    "answer-unreadable": Fault("http", "see what listens there: no engine answers like this"),
+    "model-not-served": Fault(
+        "models", "correct `models[].name` or `workers[].model`, or the engine's served model name"
+    ),
+    "adapter-not-served": Fault(
+        "models", "load the adapter in the engine, or take it out of `lora` for this worker"
+    ),
+    "adapter-not-configured": Fault(
+        "models", "add the adapter to `models[].lora`, or unload it from the engine"
+    ),
+    "prefix-caching-off": Fault(
+        "events", "turn prefix caching on: vLLM's --enable-prefix-caching, SGLang's radix cache"
+    ),
+    "clock-skew": Fault("clock", "synchronize the clocks (NTP): a feed's lag is measured by them"),
+    "block-size": Fault(
+        "block size", "set `workers[].block_size` to the engine's, or leave it out"
+    ),
+    # feeds
+    "events-off": Fault(
+        "events", "turn events on in the engine; the engine's page in docs/ has the flags"
+    ),
+    "events-untold": Fault(
+        "events", "`events: auto` needs vLLM 0.32 or SGLang: else name the ports in `events`"
+    ),
+    "feed-nobody-listens": Fault(
+        "feed",
+        "correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)",
+    ),
+    "feed-not-zmq": Fault("feed", "correct the port in `events.zmq`: another server has this one"),
+    "feed-wrong-socket": Fault(
+        "feed", "correct the port in `events.zmq`: this may be the replay's, or another rank's"
+    ),
+    "feed-secured": Fault("feed", "switch ZMQ security off: the engines' feeds have none"),
+    "feed-swapped": Fault("feed", "give each worker the ports of its own feed in `events.zmq`"),
+    "feed-lost": Fault("feed", "read the engine's log; too many subscribers, or a proxy between?"),
+    "feed-unreadable": Fault(
+        "feed", "correct `events`: what is published there are no KV-cache events"
+    ),
+    "feed-flooded": Fault("feed", "correct `events`: no engine publishes as much as this"),
+    "ranks-miscounted": Fault("ranks", "set `events.ranks` to the engine's data-parallel size"),
+    "rank-missing": Fault(
+        "ranks",
+        "set `events.ranks` to the engine's data-parallel size; rank r is on both ports + r",
+    ),
+    "ranks-mixed-up": Fault("ranks", "correct the ports: each rank's feed has one of its own"),
+    "topic-wrong": Fault(
+        "topic", "leave `events.topic` empty: it is a prefix, and empty takes all"
+    ),
+    "feed-silent": Fault(
+        "probe", "is prefix caching on in the engine, and is this the feed of this very worker?"
+    ),
+    "probe-refused": Fault("probe", "read the engine's answer: it refuses a plain completion"),
+    "replay-unused": Fault(
+        "replay", "set `events.replay`: without it every lost message is a hole"
+    ),
+    "replay-nobody-listens": Fault(
+        "replay", "set `replay_endpoint` in the engine's events configuration, or correct the port"
+    ),
+    "replay-not-zmq": Fault("replay", "correct the port in `events.replay`"),
+    "replay-wrong-socket": Fault("replay", "correct the port in `events.replay`"),
+    "replay-swapped": Fault("replay", "give each worker its own port in `events.replay`"),
+    "replay-silent": Fault(
+        "replay", "restart the engine; correct `events.replay` if it is another's"
+    ),
+    "replay-truncated": Fault("replay", "restart the engine, or update it"),
+    "grpc-unreachable": Fault("feed", "correct `events.grpc`, or start its server or the bridge"),
+    "grpc-unimplemented": Fault(
+        "feed", "turn events on in the engine, correct `events.service`, or run `kvsteer bridge`"
+    ),
+    "drain-refused": Fault(
+        "feed", "set `event_buffer_max_size` and `enable_block_reuse`, or correct `events.drain`"
+    ),
+    "drain-shared": Fault(
+        "feed", "let one caller drain it: for several routers run `kvsteer bridge --trtllm`"
+    ),
+    # tokens
+    "tokenizer-unloadable": Fault("tokenizer", "correct `models[].tokenizer`, or fetch its files"),
+    "tokens-differ": Fault(
+        "tokens", "give `models[].tokenizer` the very files that the engine was started with"
+    ),
+    "tokenizer-refuses": Fault(
+        "tokens", "use a local tokenizer: this engine's /tokenize does not take such questions"
+    ),
+    "tokenizer-slow": Fault("tokens", "raise `tokenizer.deadline_ms`, or use a local tokenizer"),
+    # discovery
+    "discovery-fault": Fault("discovery", "correct the source, or what it needs to be reached"),
+    "no-workers": Fault("discovery", "correct the selector, name or file, or start workers"),
+    # TLS of the router itself
+    "tls-certificate": Fault(
+        "tls", "correct `extproc.tls`: PEM files that may be read, and the certificate's own key"
+    ),
+    "tls-expired": Fault("tls", "renew the certificate: new files are taken without a restart"),
+    "tls-client-ca": Fault("tls", "correct `extproc.tls.client_ca`: PEM with certificates in it"),
+    # Envoy
+    "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
+    "envoy-no-ext-proc": Fault("envoy", "add the filter: docs/ingress.md, or `kvsteer envoy`"),
+    "envoy-plain-to-tls": Fault(
+        "envoy", "give the router's cluster a TLS `transport_socket` (`envoy.router_tls`)"
+    ),
+    "envoy-tls-to-plain": Fault(
+        "envoy", "set `extproc.tls`, or take `transport_socket` from the router's cluster"
+    ),
+    "envoy-no-client-certificate": Fault(
+        "envoy", "set `envoy.router_tls.certificate` and `key`: the router's cluster shows them"
+    ),
+    "envoy-message-timeout": Fault(
+        "envoy", "raise ext_proc's `message_timeout` above `extproc.deadline_ms`"
+    ),
+    "envoy-fails-closed": Fault("envoy", "set `failure_mode_allow: true` in ext_proc"),
+    "envoy-body-mode": Fault(
+        "envoy", "set `request_body_mode: BUFFERED` (or FULL_DUPLEX_STREAMED) in ext_proc"
+    ),
+    "envoy-mode-override": Fault("envoy", "set `allow_mode_override: true` in ext_proc"),
+    "envoy-namespaces": Fault(
+        "envoy", "set ext_proc's `metadata_options.receiving_namespaces.untyped: [envoy.lb]`"
+    ),
+    "envoy-client-header": Fault(
+        "envoy", "remove x-gateway-destination-endpoint by `early_header_mutation_extensions`"
+    ),
+    "envoy-buffer-limit": Fault(
+        "envoy", "raise `request_body_buffer_limit` to `extproc.max_body_bytes` or above"
+    ),
+    "envoy-worker-missing": Fault(
+        "envoy", "add the worker to the cluster, or let Envoy follow `envoy.eds_directory`"
+    ),
+    "envoy-host-unknown": Fault(
+        "envoy", "add the host to `workers`, or take it out of the cluster: it is never picked"
+    ),
+    "envoy-router-place": Fault(
+        "envoy", "correct the address in the router's cluster, `extproc.listen` or `envoy.router`"
+    ),
+    "envoy-router-protocol": Fault(
+        "envoy", "give the router's cluster `http2_protocol_options` (HttpProtocolOptions)"
+    ),
+    "envoy-route-disabled": Fault(
+        "envoy", "take ExtProcPerRoute `disabled: true` off the routes to the workers"
+    ),
+    "envoy-route-timeout": Fault("envoy", "set `timeout: 0s` on the routes to the workers"),
+    "envoy-no-retries": Fault(
+        "envoy", "set the `retry_policy` of envoy/envoy.yaml on the workers' routes or virtual host"
+    ),
+    "envoy-response-headers": Fault(
+        "envoy", "set `response_header_mode: SEND` in ext_proc, or `accounting.responses: none`"
+    ),
+    "envoy-no-override": Fault(
+        "envoy", "give the workers' cluster the load balancing policy override_host"
+    ),
+}
+
 
 # What peers say is repeated so far, and without what would move a terminal's cursor.
 MAX_SAID = 400

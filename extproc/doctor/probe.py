@@ -3,17 +3,243 @@
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from extproc.config import Worker
-from extproc.doctor.http_visit import Visited
-from extproc.doctor.listening import Listener
-from extproc.doctor.means import Means
+from extproc.doctor.findings import About, Finding
 from extproc.doctor.token_visit import engine_tokens
+from extproc.doctor.worker_visit import Means, Visited, judge_block_size, judge_clock
 from extproc.errors import RequestError
 from extproc.requests.prompt import Text
-from kvstate.events import Tokens
+from kvstate.errors import ReplayError, WireError
+from kvstate.events import BlocksStored, EventBatch, Tokens
+from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.replays import MAX_REPLAY_SECONDS
+from kvstate.feeds.transport import (
+    Batch,
+    Connected,
+    Disconnected,
+    Malformed,
+    Refused,
+    Signal,
+    Snapshot,
+    Transport,
+)
+from kvstate.feeds.trtllm_transport import drain_transports
+from kvstate.feeds.zmq_transport import ZmqTransport
+from kvstate.wire.zmq_wire import decode_batch
+
+# What is decoded of a feed; no engine publishes as much in the seconds that the doctor listens.
+MAX_MESSAGES = 20_000
+MAX_BYTES = 128 * 1024 * 1024
+MAX_CHAINS = 4_096
+
+# Blocks with so many tokens of a prompt that nobody else sends are its blocks.
+ENOUGH_TOKENS = 8
+
+
+class Heard:
+    """What one rank's transport signalled, summed up.
+
+    is_live: messages carry the publisher's own time, and come as they are published. provoked: the
+    tokens of a request whose blocks were heard here, and the first batch that may have them.
+    """
+
+    def __init__(self, rank: int, *, is_live: bool) -> None:
+        self.rank = rank
+        self.is_live = is_live
+        self.is_connected = False
+        self.refused = ""
+        self.lost = ""
+        self.batches = 0
+        self.unreadable = 0
+        self.first_sequence: int | None = None
+        self.last_sequence: int | None = None
+        self.provoked: tuple[Tokens, int] | None = None
+        self.missing = 0
+        self.ahead_seconds: float | None = None
+        self.block_sizes: set[int] = set()
+        self.ranks: set[int] = set()
+        self._chains: deque[Tokens] = deque(maxlen=MAX_CHAINS)
+        self._messages = 0
+        self._bytes = 0
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether more came than is listened to."""
+        return self._messages > MAX_MESSAGES or self._bytes > MAX_BYTES
+
+    def count_message(self) -> None:
+        """Something came, whatever it is."""
+        self._messages += 1
+
+    def holds(self, tokens: Tokens) -> bool:
+        """Whether blocks of this prompt, which nobody else sends, were stored."""
+        whole = tokens.tobytes()
+        known = sum(len(chain) for chain in self._chains if _is_part(chain.tobytes(), whole))
+        return known >= min(ENOUGH_TOKENS, len(tokens))
+
+    def take(self, sequence: int, body: bytes | EventBatch, now: float) -> None:
+        """Takes a batch in.
+
+        body: a payload of the wire, or what it was decoded to. now: seconds since the epoch.
+        """
+        self.batches += 1
+        if self.last_sequence is not None and sequence > self.last_sequence + 1:
+            self.missing += sequence - self.last_sequence - 1
+        self.last_sequence = sequence
+        if self.first_sequence is None:
+            self.first_sequence = sequence
+        if isinstance(body, bytes):
+            self._bytes += len(body)
+        try:
+            batch = body if isinstance(body, EventBatch) else decode_batch(body)
+        except WireError:
+            self.unreadable += 1
+            return
+        if self.is_live:
+            self._note_time(batch.timestamp - now)
+        if batch.rank is not None:
+            self.ranks.add(batch.rank)
+        for event in batch.events:
+            if isinstance(event, BlocksStored):
+                self.block_sizes.add(event.block_size)
+                self._chains.append(event.tokens)
+
+    def _note_time(self, ahead_seconds: float) -> None:
+        """The batch that was on its way for the shortest time tells best."""
+        if self.ahead_seconds is None or abs(ahead_seconds) < abs(self.ahead_seconds):
+            self.ahead_seconds = ahead_seconds
+
+
+def _is_part(chain: bytes, whole: bytes) -> bool:
+    at = whole.find(chain)
+    return at >= 0 and at % 4 == 0
+
+
+def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
+    """What is right and wrong with a worker's feeds that connected."""
+    all_heard = list(heard)
+    batches = sum(one.batches for one in all_heard)
+    unreadable = sum(one.unreadable for one in all_heard)
+    if unreadable:
+        says = f"{unreadable} of {batches or unreadable} messages could not be read"
+        yield about.wrong("feed-unreadable", says)
+    elif batches:
+        yield about.right("feed", f"batches that came and were read: {batches}")
+    if any(one.is_over_limit for one in all_heard):
+        yield about.wrong("feed-flooded", f"{batches} batches came, more than were listened to")
+    for one in all_heard:
+        others = sorted(one.ranks - {one.rank})
+        if one.is_live and others:
+            says = f"the feed of rank {one.rank} has events of rank {others[0]}"
+            yield about.wrong("ranks-mixed-up", says)
+    times = [one.ahead_seconds for one in all_heard if one.ahead_seconds is not None]
+    if times:
+        yield judge_clock(about, min(times, key=abs), "the time in its batches")
+
+
+# A replay from here has no batches, only its end: it costs the engine nothing.
+BEYOND_ALL = 1 << 62
+
+
+class Listener:
+    """One rank's feed, listened to until it is closed."""
+
+    def __init__(self, rank: int, transport: Transport, *, is_live: bool) -> None:
+        self.heard = Heard(rank, is_live=is_live)
+        self._transport = transport
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._listen())
+
+    async def until(self, condition: Callable[[Heard], bool], seconds: float) -> bool:
+        """Waits until what was heard meets a condition; whether it did in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition(self.heard):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Listens no more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._transport.close()
+
+    async def _listen(self) -> None:
+        while not self.heard.is_over_limit:
+            for signal in await self._transport.receive():
+                self._take(signal)
+            self._changed.set()
+            await asyncio.sleep(0)  # a feed that never pauses must not keep others from their turn
+
+    def _take(self, signal: Signal) -> None:
+        heard = self.heard
+        heard.count_message()
+        match signal:
+            case Connected():
+                heard.is_connected = True
+            case Disconnected(reason):
+                heard.lost = reason
+            case Refused(reason):
+                heard.refused = reason
+            case Snapshot():
+                heard.last_sequence = None
+            case Malformed():
+                heard.unreadable += 1
+            case Batch(sequence, body):
+                heard.take(sequence, body, time.time())
+
+
+def subscribed(sources: Mapping[int, ZmqSource]) -> list[Listener]:
+    """Listeners for some ranks of a ZMQ feed."""
+    return [Listener(rank, ZmqTransport(one), is_live=True) for rank, one in sources.items()]
+
+
+def connected(source: GrpcSource | DrainSource) -> list[Listener]:
+    """Listeners for all ranks of a feed with one connection."""
+    transports: Sequence[Transport] = (
+        grpc_transports(source, random.random)
+        if isinstance(source, GrpcSource)
+        else drain_transports(source, random.random)
+    )
+    return [Listener(rank, one, is_live=False) for rank, one in enumerate(transports)]
+
+
+async def replayed(
+    source: ZmqSource, start: int, seconds: float, heard: Heard | None = None
+) -> tuple[list[int], str]:
+    """The numbers of the batches that a replay gives; why it did not come to its end, "" if it did.
+
+    start: the first number that is asked for. seconds: for each batch, not for all: a full buffer
+    takes as long as it takes. heard: takes in what comes.
+    """
+    transport = ZmqTransport(source)
+    numbers: list[int] = []
+    now = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(seconds) as patience, asyncio.timeout(MAX_REPLAY_SECONDS):
+            async for batch in transport.replay(start):
+                numbers.append(getattr(batch, "sequence", start))
+                if heard is not None and isinstance(batch, Batch):
+                    heard.take(batch.sequence, batch.body, time.time())
+                patience.reschedule(now() + seconds)
+                await asyncio.sleep(0)  # nor must a replay
+    except TimeoutError:
+        return numbers, f"neither a batch nor the end within {seconds:g} s"
+    except ReplayError as error:
+        return numbers, str(error)
+    finally:
+        await transport.close()
+    return numbers, ""
+
 
 PATH = "/v1/completions"
 RANK_HEADER = "X-data-parallel-rank"
@@ -124,3 +350,32 @@ async def _any_holds(
         wait.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
     return is_heard()
+
+
+async def judge_probe(
+    means: Means, worker: Worker, visited: Visited, listeners: Sequence[Listener], about: About
+) -> list[Finding]:
+    """Probes every rank, one after the other; the first fault ends it."""
+    if not visited.is_served:
+        return [about.note("probe", "not made: the worker does not serve the model")]
+    ranks = [one.heard.rank for one in listeners] if len(listeners) > 1 else [None]
+    for rank in ranks:
+        probed = await probe(means, worker, visited, listeners, rank)
+        where = "" if rank is None else f" to rank {rank}"
+        if probed.refused:
+            return [about.wrong("probe-refused", probed.refused)]
+        if not probed.heard and probed.elsewhere and not probed.by_engine:
+            says = f"after a test request{where} blocks were stored, none of them with our tokens"
+            return [about.wrong("tokens-differ", says)]
+        if not probed.heard:
+            says = f"a test request{where} was answered, and the feed did not announce its blocks"
+            return [about.wrong("feed-silent", says)]
+    return [about.right("probe", "the engine published the blocks of a test request")]
+
+
+def judge_sizes(
+    means: Means, worker: Worker, heard: Sequence[Heard], about: About
+) -> Iterator[Finding]:
+    """Whether the blocks that were heard of are as large as configured."""
+    for size in sorted({size for one in heard for size in one.block_sizes}):
+        yield judge_block_size(about, means.config, worker, size, "its events")

@@ -3,20 +3,52 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from extproc.config import RemoteTokenizer, Worker
 from extproc.doctor.findings import About, Finding
-from extproc.doctor.http_visit import Visited
-from extproc.doctor.means import Means
-from extproc.doctor.token_claims import TEXTS, Claim, judge_tokens
+from extproc.doctor.worker_visit import Means, Visited
 from extproc.errors import RequestError
 from extproc.requests.prompt import Chat, Text
 from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Tokens
+
+# Words, numbers, spaces, code, accents, other scripts: where tokenizers differ, they differ here.
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "    for n in range(1234567890):\n\t\treturn {'a': n ** 2}  # 3.14159\n\n",
+    "naïve café, Straße, 東京 도쿄 Москва \U0001f680",
+)
+
+Claim = tuple[str, Tokens, Tokens]  # of what; the engine's ids, ours
+
+
+def judge_tokens(about: About, claims: Iterable[Claim], witness: str) -> Finding:
+    """Whether an engine's ids are ours.
+
+    witness: what told the engine's.
+    """
+    count = 0
+    for what, theirs, ours in claims:
+        count += 1
+        at = next(
+            (at for at, pair in enumerate(zip(theirs, ours, strict=False)) if _differ(pair)), None
+        )
+        if at is not None:
+            says = f"of {what}, token {at} is {theirs[at]} in the engine and {ours[at]} here"
+            return about.wrong("tokens-differ", f"{says}, by {witness}")
+        if len(theirs) != len(ours):
+            says = f"of {what}, the engine has {len(theirs)} tokens and we have {len(ours)}"
+            return about.wrong("tokens-differ", f"{says}, by {witness}")
+    return about.right("tokens", f"the engine's are ours in {count} of {count} texts, by {witness}")
+
+
+def _differ(pair: tuple[int, int]) -> bool:
+    return pair[0] != pair[1]
+
 
 _USER = {"role": "user", "content": TEXTS[0]}
 _SYSTEM = {"role": "system", "content": "Answer briefly, in the words of the question."}

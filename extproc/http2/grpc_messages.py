@@ -8,8 +8,7 @@ from struct import Struct
 from typing import Final
 
 from extproc.errors import CallError
-from extproc.http2.header_blocks import encode
-from extproc.http2.request_head import RequestHead
+from extproc.http2.header_blocks import RequestHead, encode
 
 _PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = 5

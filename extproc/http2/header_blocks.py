@@ -7,14 +7,139 @@ Until then it may use a table of the default size, and every block is decoded.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
 from extproc.errors import Http2Error
 from extproc.http2.frames import ErrorCode
-from extproc.http2.header_fields import cut_at_fields
-from extproc.http2.request_head import RequestHead, head_of
+
+# The first byte: 1xxxxxxx an index; 01xxxxxx, 0001xxxx and 0000xxxx literals, with the index of
+# their name or 0; 001xxxxx a table size. The x begin an integer (section 5.1).
+_INDEXED, _INDEX_PREFIX_MAX = 0x80, 0x7F
+_ADDED, _ADDED_PREFIX_MAX = 0x40, 0x3F
+_SIZE_CHANGE = 0x20
+_LITERAL_PREFIX_MAX = 0x0F
+_LENGTH_PREFIX_MAX = 0x7F
+_MORE = 0x80
+
+# Of a length; longer strings are in no block that is worth it, and numbers would grow with theirs.
+_MAX_LENGTH_BYTES = 3
+
+
+def cut_at_fields(block: bytes) -> list[bytes] | None:
+    """The fields of a block, encoded; None where it holds anything else or is not plain to cut."""
+    fields = []
+    at, end = 0, len(block)
+    try:
+        while at < end:
+            start, first = at, block[at]
+            if first & _INDEXED:
+                at = _behind_integer(block, at, _INDEX_PREFIX_MAX)
+            elif first & _ADDED or not first & _SIZE_CHANGE:
+                most = _ADDED_PREFIX_MAX if first & _ADDED else _LITERAL_PREFIX_MAX
+                at = _behind_integer(block, at, most)
+                if not first & most:
+                    at = _behind_string(block, at)
+                at = _behind_string(block, at)
+            else:
+                return None
+            fields.append(block[start:at])
+    except (IndexError, OverflowError):
+        return None
+    return fields if at == end else None
+
+
+def _behind_integer(block: bytes, at: int, prefix_max: int) -> int:
+    if block[at] & prefix_max != prefix_max:
+        return at + 1
+    at += 1
+    while block[at] & _MORE:
+        at += 1
+    return at + 1
+
+
+def _behind_string(block: bytes, at: int) -> int:
+    """A length, then so many bytes (RFC 7541, section 5.2)."""
+    length = block[at] & _LENGTH_PREFIX_MAX
+    if length < _LENGTH_PREFIX_MAX:
+        return at + 1 + length
+    for shift in range(_MAX_LENGTH_BYTES):
+        at += 1
+        length += (block[at] & ~_MORE) << 7 * shift
+        if not block[at] & _MORE:
+            return at + 1 + length
+    raise OverflowError
+
+
+Fields = Sequence[tuple[bytes, bytes]]
+
+# RFC 9113, section 8.2.2: what belongs to a connection is malformed in HTTP/2.
+_FORBIDDEN = frozenset(
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+)
+_REQUEST_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
+_REQUIRED = frozenset((b":method", b":scheme", b":path"))
+_NOT_IN_NAMES = frozenset(range(0x21)) | frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:")
+_NOT_IN_NAMES |= frozenset(range(0x7F, 0x100))
+_NOT_IN_VALUES = frozenset(b"\0\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """Headers that are well formed, of a request or its trailers.
+
+    is_request: it has what every request has (RFC 9113, section 8.3.1). is_trailers: it has no
+    pseudo-header. content_length: in bytes, None if not told. fields: all of them, in order.
+    """
+
+    is_request: bool
+    is_trailers: bool
+    method: bytes
+    path: bytes
+    content_type: bytes
+    encoding: bytes
+    content_length: int | None
+    fields: Fields
+
+
+def head_of(fields: Fields) -> RequestHead | None:
+    """The head that these fields make, None if they are malformed (RFC 9113, section 8.1.1)."""
+    known: dict[bytes, bytes] = {}
+    is_regular = False
+    for name, value in fields:
+        if name.startswith(b":"):
+            if is_regular or name not in _REQUEST_PSEUDO or name in known:
+                return None
+        else:
+            is_regular = True
+            if not _is_allowed(name, value):
+                return None
+        if not _NOT_IN_VALUES.isdisjoint(value) or value != value.strip(b" \t"):
+            return None
+        known[name] = value
+    length = known.get(b"content-length")
+    if length is not None and not (length.isdigit() and len(length) < 20):  # noqa: PLR2004 - 64 bits
+        return None
+    return RequestHead(
+        known.keys() >= _REQUIRED and known[b":path"] != b"",
+        known.keys().isdisjoint(_REQUEST_PSEUDO),
+        known.get(b":method", b""),
+        known.get(b":path", b""),
+        known.get(b"content-type", b""),
+        known.get(b"grpc-encoding", b""),
+        None if length is None else int(length),
+        fields,
+    )
+
+
+def _is_allowed(name: bytes, value: bytes) -> bool:
+    """RFC 9113, sections 8.2.1 and 8.2.2."""
+    if not name or not _NOT_IN_NAMES.isdisjoint(name) or name in _FORBIDDEN:
+        return False
+    return name != b"te" or value == b"trailers"
+
 
 # Blocks of one proxy differ in little; those with an id of the request in them, and such fields,
 # would never be met again, so that the cache starts anew when it is full.
@@ -39,7 +164,6 @@ _FIELD_BYTES = 32
 # RFC 7541, section 4.2: the least size there was meanwhile, and the last. 001xxxxx, section 6.3.
 _MAX_SIZE_UPDATES = 2
 _SIZE_UPDATE, _SIZE_UPDATE_MASK, _SIZE_PREFIX_MAX = 0x20, 0xE0, 0x1F
-_LENGTH_PREFIX_MAX = 127
 _TOO_LARGE = "header list too large"
 
 Field = tuple[bytes, bytes]

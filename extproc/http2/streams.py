@@ -12,20 +12,185 @@
 "Half closed" is the remote side; a stream is closed when our answer has ended, too.
 """
 
+from typing import NamedTuple
+
 from extproc.errors import Http2Error
-from extproc.http2.events import Aborted, Event, Opened, Received
-from extproc.http2.floods import Floods
-from extproc.http2.frames import MAX_WINDOW, ErrorCode, Flag, rst_stream, uint32, window_update
-from extproc.http2.head_joiner import unpadded
+from extproc.http2.frames import (
+    MAX_WINDOW,
+    ErrorCode,
+    Flag,
+    FrameType,
+    rst_stream,
+    uint32,
+    window_update,
+)
+from extproc.http2.header_blocks import RequestHead
 from extproc.http2.limits import Limits
-from extproc.http2.outbox import Outbox
-from extproc.http2.request_head import RequestHead
-from extproc.http2.stream import Stream
+from extproc.http2.outbox import Outbox, Stream
+
+
+class Floods:
+    """Of one connection.
+
+    Each method counts one and raises Http2Error (ENHANCE_YOUR_CALM) when it is one too many.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.tick()
+
+    def tick(self) -> None:
+        """Counting starts anew."""
+        limits = self._limits
+        self._pings = limits.pings_a_tick
+        self._settings = limits.settings_a_tick
+        self._idle_frames = limits.idle_frames_a_tick
+        self._rapid_resets = limits.rapid_resets_a_tick
+        self._faults = limits.faults_a_tick
+
+    def stream_opened(self) -> None:
+        """A stream allows for a few idle frames of its own."""
+        self._idle_frames += self._limits.idle_frames_a_stream
+
+    def ping(self) -> None:
+        """PING, or its acknowledgement."""
+        self._pings -= 1
+        _check(self._pings, "PING")
+
+    def settings(self) -> None:
+        """SETTINGS, or its acknowledgement."""
+        self._settings -= 1
+        _check(self._settings, "SETTINGS")
+
+    def idle_frame(self) -> None:
+        """A frame that moves nothing."""
+        self._idle_frames -= 1
+        _check(self._idle_frames, "frames that move nothing")
+
+    def rapid_reset(self) -> None:
+        """RST_STREAM on a stream on which nothing was sent."""
+        self._rapid_resets -= 1
+        _check(self._rapid_resets, "streams reset at once")
+
+    def fault(self) -> None:
+        """An error of one stream."""
+        self._faults -= 1
+        _check(self._faults, "stream errors")
+
+
+def _check(left: int, what: str) -> None:
+    if left < 0:
+        raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
+
+
+_PRIORITY_BYTES = 5
+
+
+class HeadJoiner:
+    """Of one connection: nothing may come between the frames of a block."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.is_open = False
+        self._stream_id = 0
+        self._is_last = False
+        self._block = b""
+        self._continuations = 0
+
+    def begin(self, flags: int, stream_id: int, payload: bytes) -> tuple[int, bytes, bool] | None:
+        """HEADERS: the stream, its block and whether nothing follows it, if that is whole.
+
+        Raises:
+            Http2Error: it cannot be read.
+        """
+        if stream_id == 0:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "HEADERS on no stream")
+        if flags & Flag.PADDED:
+            payload = unpadded(payload)
+        if flags & Flag.PRIORITY:
+            if len(payload) < _PRIORITY_BYTES:
+                raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short")
+            payload = payload[_PRIORITY_BYTES:]
+        is_last = bool(flags & Flag.END_STREAM)
+        if flags & Flag.END_HEADERS and len(payload) <= self._limits.max_header_block_bytes:
+            return stream_id, payload, is_last
+        self.is_open = True
+        self._stream_id, self._is_last = stream_id, is_last
+        self._block = b""
+        self._continuations = 0
+        return self._append(flags, payload)
+
+    def go_on(
+        self, kind: int, flags: int, stream_id: int, payload: bytes
+    ) -> tuple[int, bytes, bool] | None:
+        """What came after HEADERS that did not end its block: as `begin`.
+
+        Raises:
+            Http2Error: it is not its CONTINUATION, or one too many.
+        """
+        if kind != FrameType.CONTINUATION or not self.is_open or stream_id != self._stream_id:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION and nothing else follows")
+        self._continuations += 1
+        if self._continuations > self._limits.max_continuations:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many CONTINUATION")
+        return self._append(flags, payload)
+
+    def _append(self, flags: int, payload: bytes) -> tuple[int, bytes, bool] | None:
+        self._block += payload
+        if len(self._block) > self._limits.max_header_block_bytes:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        if not flags & Flag.END_HEADERS:
+            return None
+        block, self._block = self._block, b""
+        self.is_open = False
+        return self._stream_id, block, self._is_last
+
+
+def unpadded(payload: bytes) -> bytes:
+    """The content of a padded payload (RFC 9113, section 6.1).
+
+    Raises:
+        Http2Error: there is more padding than payload.
+    """
+    if not payload:
+        raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "padded frame without a length of padding")
+    padding = payload[0]
+    if padding >= len(payload):
+        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
+    return payload[1 : len(payload) - padding]
+
+
+class Opened(NamedTuple):
+    """A request began; is_whole: nothing follows its head."""
+
+    stream_id: int
+    head: RequestHead
+    is_whole: bool
+
+
+class Received(NamedTuple):
+    """More of a request's DATA, which may be empty at its end; is_last: it is whole now.
+
+    What is used of it is to be told by `Connection.consume`.
+    """
+
+    stream_id: int
+    data: bytes | memoryview
+    is_last: bool
+
+
+class Aborted(NamedTuple):
+    """A stream is over before both sides ended it, by the peer or for its fault."""
+
+    stream_id: int
+
+
+Event = Opened | Received | Aborted
+
 
 _PADDED = int(Flag.PADDED)
 _END_STREAM = int(Flag.END_STREAM)
 _UINT32_BYTES = 4
-_PRIORITY_BYTES = 5
 
 # Streams that we reset, on which frames may still be under way.
 _MAX_RESET_KEPT = 1_000

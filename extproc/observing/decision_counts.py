@@ -1,12 +1,77 @@
 """What is counted of decisions, in plain numbers: a request must not pay for being counted."""
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import sub
+from typing import NamedTuple
 
-from extproc.observing.buckets import Buckets, Seen
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
 from extproc.observing.course import PHASES, Course
 from extproc.picking.decision import Decision
+
+
+class Seen(NamedTuple):
+    """One observation that a trace shows: trace_id, its value, and when, in seconds since 1970."""
+
+    trace_id: str
+    value: float
+    at: float
+
+
+class Buckets:
+    """Observations, counted by the least bound that they do not exceed.
+
+    bounds: upper ones, rising, each inclusive as Prometheus has it; what exceeds all is counted
+    too. counts: of each bound, and of what exceeds them, not cumulative. total: of the values.
+    seen: the last observation in each bucket that a trace shows.
+    """
+
+    __slots__ = ("bounds", "counts", "seen", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+        self.seen: dict[int, Seen] = {}
+
+    def observe(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: list[float]) -> None:
+        """Counts many values, which are left in order."""
+        values.sort()
+        below = 0
+        for at, bound in enumerate(self.bounds):
+            within = bisect_right(values, bound, below)
+            self.counts[at] += within - below
+            below = within
+        self.counts[-1] += len(values) - below
+        self.total += sum(values)
+
+    def show(self, seen: Seen) -> None:
+        """Has the bucket of an observation show it."""
+        self.seen[bisect_left(self.bounds, seen.value)] = seen
+
+    def cumulative(self) -> list[tuple[str, int, Seen | None]]:
+        """Each bound as text, what does not exceed it, and the observation to show with it."""
+        shown: list[tuple[str, int, Seen | None]] = []
+        count = 0
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        for at, (name, own) in enumerate(zip(names, self.counts, strict=True)):
+            count += own
+            shown.append((name, count, self.seen.get(at)))
+        return shown
+
 
 # Seconds, of a whole decision.
 DECISION_BOUNDS = (
@@ -118,3 +183,79 @@ class DecisionCounts:
 
 def _spans(starts: Sequence[float], ends: Sequence[float]) -> list[float]:
     return list(map(sub, ends, starts))
+
+
+class DecisionCollector(Collector):
+    """Shows the counts at every scrape."""
+
+    def __init__(self, counts: DecisionCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of decisions."""
+        counts = self._counts
+        counts.settle()
+        decisions = CounterMetricFamily(
+            "kvsteer_decisions",
+            "Requests placed, by model (empty if none is known) and reason",
+            labels=["model", "reason"],
+        )
+        for (model, reason), count in counts.by_reason.items():
+            decisions.add_metric([model, reason], count)
+        yield decisions
+        yield histogram_family(
+            "kvsteer_decision_seconds",
+            "Time from the whole request to the pick",
+            [],
+            [((), counts.seconds)],
+        )
+        yield histogram_family(
+            "kvsteer_phase_seconds",
+            "Time of one phase of a decision",
+            ["phase"],
+            [((phase,), buckets) for phase, buckets in counts.phases.items()],
+        )
+        yield histogram_family(
+            "kvsteer_match_percent",
+            "Percent of a prompt that the picked worker certainly held, by model",
+            ["model"],
+            [((model,), buckets) for model, buckets in counts.match_percent.items()],
+        )
+        yield _by_model(
+            "kvsteer_prompt_tokens",
+            "Prompt tokens of the requests that could be keyed",
+            counts.prompt_tokens,
+        )
+        yield _by_model(
+            "kvsteer_predicted_cached_tokens",
+            "Prompt tokens that the picked worker certainly held",
+            counts.predicted_tokens,
+        )
+
+
+def histogram_family(
+    name: str, what: str, labels: list[str], series: Iterable[tuple[tuple[str, ...], Buckets]]
+) -> HistogramMetricFamily:
+    """A histogram of one or more series, each with the values of its labels."""
+    family = HistogramMetricFamily(name, what, labels=labels)
+    for values, buckets in series:
+        family.add_metric(
+            list(values),
+            [
+                (bound, count) if seen is None else (bound, count, _exemplar(seen))
+                for bound, count, seen in buckets.cumulative()
+            ],
+            buckets.total,
+        )
+    return family
+
+
+def _exemplar(seen: Seen) -> Exemplar:
+    return Exemplar({"trace_id": seen.trace_id}, seen.value, seen.at)
+
+
+def _by_model(name: str, what: str, tokens: Mapping[str, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, what, labels=["model"])
+    for model, count in tokens.items():
+        family.add_metric([model], count)
+    return family

@@ -1,11 +1,13 @@
 """Why a request goes where it goes: every candidate, every term of its cost, and the words."""
 
+import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from extproc.picking.claims import NO_CLAIMS
 from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Verdict
 from extproc.picking.load import Load
+from extproc.picking.sent import NO_CLAIMS
 from kvstate.tiers import Tier
 
 
@@ -121,3 +123,32 @@ def _reported(load: Load) -> dict[str, Any] | None:
         "of_others": round(load.others, 3),
         "age_seconds": round(load.age_seconds, 3),
     }
+
+
+log = logging.getLogger("kvsteer.decisions")
+
+
+class DecisionLog:
+    """Writes some decisions as POST /explain would show them; never anything of a prompt.
+
+    percent: how many of a hundred decisions, by chance. chance: 0 to below 1. state: of a worker's
+    feeds, by its name.
+    """
+
+    def __init__(
+        self, percent: int, chance: Callable[[], float], state: Callable[[str], str]
+    ) -> None:
+        self._share = percent / 100
+        self._chance = chance
+        self._state = state
+
+    def tell(self, decision: Decision, trace_id: str = "") -> None:
+        """Writes a decision, if it is in the sample.
+
+        trace_id: of the trace that the request belongs to, if it is traced.
+        """
+        if self._share and self._chance() < self._share:
+            shown = explanation(decision, self._state)
+            if trace_id:
+                shown["trace_id"] = trace_id
+            log.info("%s", json.dumps(shown, separators=(",", ":")))

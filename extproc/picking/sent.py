@@ -10,14 +10,90 @@ One table serves two purposes, by two lifetimes of the same claim:
 
 Kept apart from the index, and bounded: two generations, the older one dropped when the younger one
 is full or old.
+
+Marks: keys of a prompt's prefixes at a few lengths, so that what was sent can be met again.
+
+Chaining a key for every block of a long prompt costs more than a whole pick may. What we sent where
+need not be known that exactly: eight lengths an octave miss a ninth of a shared prefix at most.
+
+What is claimed of each worker for one request: overlaps, and what was sent there, weighed.
+
+What is certain counts fully. What the index is not sure of, and what we only expect because we sent
+it, counts behind that, with a discount; where both claim something the better claim counts.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from extproc.picking.marks import Marks, marks_of, root_key
-from kvstate.overlap import Prompt
+import msgspec
+import xxhash
+
+from extproc.picking.policies import Weights, worth_tokens
+from kvstate.events import Tokens
+from kvstate.overlap import Overlap, Prompt
+
+BYTES_PER_TOKEN = 4
+
+# Shorter prefixes save no work worth a choice; this is also the least step between two marks.
+FIRST_TOKENS = 64
+
+# Marks behind each doubling of the length.
+MARKS_PER_OCTAVE = 8
+
+# Behind this no more marks are made: an index entry a mark, for any prompt.
+LAST_TOKENS = 1 << 20
+
+
+def _lengths() -> Iterator[int]:
+    length = FIRST_TOKENS
+    while length <= LAST_TOKENS:
+        yield length
+        octave = 1 << (length.bit_length() - 1)
+        length += max(FIRST_TOKENS, octave // MARKS_PER_OCTAVE)
+
+
+LENGTHS = tuple(_lengths())
+_ENDS = tuple(length * BYTES_PER_TOKEN for length in LENGTHS)
+
+_key = xxhash.xxh3_64_intdigest
+
+
+class Marks(NamedTuple):
+    """The marks of one prompt: how many tokens lie before each, and its key, shortest first."""
+
+    lengths: Sequence[int]
+    keys: Sequence[int]
+
+
+NO_MARKS = Marks((), ())
+
+
+def root_key(secret: int, *namespace: str | int | None) -> int:
+    """The key before the first token.
+
+    secret: 64 random bits of this process, so that nobody outside can aim for a mark. namespace:
+    what must be equal for prompts to share anything: model, adapter, salt.
+    """
+    return int(_key(msgspec.msgpack.encode((secret, *namespace))))
+
+
+def marks_of(root: int, prompt: Tokens | bytes) -> Marks:
+    """The marks of token ids, or of text: four bytes of it count as one token.
+
+    The last token is left out, since an engine always computes it.
+    """
+    view = memoryview(prompt).cast("B")
+    count = bisect_right(_ENDS, len(view) - BYTES_PER_TOKEN)
+    keys: list[int] = []
+    key, start = root, 0
+    for end in _ENDS[:count]:
+        key = _key(view[start:end], key)
+        keys.append(key)
+        start = end
+    return Marks(LENGTHS[:count], keys)
+
 
 # What a mark takes: its key, its slot in a dict that is at worst a third full, its share of the
 # claims.
@@ -190,3 +266,74 @@ def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[i
             return stretches
         longest = length
     return stretches if before is None else [*stretches, (longest, before)]
+
+
+# The state in which a feed tells all of a prompt whose tokens are known: what is missing from the
+# index is not there, or on its way.
+LIVE = "live"
+
+
+class Claims(msgspec.Struct, frozen=True, gc=False):
+    """Of one worker, in tokens, over all prompts of the request.
+
+    saved: what need not be computed, by the weights. speculative, approximate: expected there
+    behind what is certain, where a feed tells what is there now, or where none does.
+    """
+
+    saved: float = 0.0
+    speculative: int = 0
+    approximate: int = 0
+
+
+NO_CLAIMS = Claims()
+
+_NOTHING_HELD: Mapping[str, Overlap] = {}
+
+
+def claims_of(
+    held: Sequence[Mapping[str, Overlap]],
+    expected: Sequence[Mapping[str, Expected]],
+    state: Callable[[str], str],
+    weights: Weights,
+    block_size: Callable[[str], int],
+) -> dict[str, Claims]:
+    """The claims of every worker that has any, by name.
+
+    held, expected: one for each prompt; expected may be left out, and alone be there for a text.
+    state: of a worker's feeds, by its name. Where none tells what a worker holds of these prompts,
+    whatever the reason, all that was sent there counts. block_size: of a worker's cache, in tokens.
+    """
+    found: dict[str, Claims] = {}
+    for overlaps in held:
+        for name, overlap in overlaps.items():
+            worth = worth_tokens(overlap, weights.uncertain)
+            if name in found:
+                worth += found[name].saved
+            found[name] = Claims(worth)
+    for number, each in enumerate(expected):
+        overlaps = held[number] if held else _NOTHING_HELD
+        for name, lengths in each.items():
+            known = overlaps.get(name)
+            certain = 0 if known is None else known.certain_tokens
+            if max(lengths) <= certain:  # as mostly, whatever the state is
+                continue
+            is_live = bool(held) and state(name) == LIVE
+            length = lengths[0] if is_live else lengths[1]
+            if held:  # only whole blocks are kept
+                length -= length % block_size(name)
+            if length <= certain:
+                continue
+            behind = length - certain
+            more = behind * (weights.speculative if is_live else weights.approximate)
+            if known is not None:
+                more = max(0.0, more - weights.uncertain * known.uncertain_tokens)
+            found[name] = _added(found.get(name, NO_CLAIMS), more, behind, is_live=is_live)
+    return found
+
+
+def _added(before: Claims, more: float, behind: int, *, is_live: bool) -> Claims:
+    """The claims with what is expected of one more prompt."""
+    saved, speculative, approximate = before.saved + more, before.speculative, before.approximate
+    if is_live:
+        return Claims(saved, speculative + behind, approximate)
+    return Claims(saved, speculative, approximate + behind)

@@ -1,7 +1,13 @@
 """What a request asks of a model, whichever API it came by."""
 
+import re
+from array import array
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
+from extproc.errors import RequestError
 from kvstate.events import Tokens
 
 # Conversations and lists beyond these are not keyed: every message costs template time, and every
@@ -65,3 +71,138 @@ class InferenceRequest(NamedTuple):
     def kept(self, tokens: Tokens) -> Tokens:
         """What the engine computes of a prompt's tokens."""
         return tokens if self.keep_last_tokens is None else tokens[-self.keep_last_tokens :]
+
+
+# Where only this much is to be known of a field, whether it is there, nothing is made of it.
+NULL = msgspec.Raw(b"null")
+_EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
+
+# Prompts of text, one or several.
+Texts = str | list[str]
+
+# Longer lists of token ids are decoded in pieces, between which another thread gets its turn.
+_PIECE_BYTES = 65_536
+
+_LISTS = re.compile(rb'\[[ \t\r\n]*[\["]')
+
+_text = msgspec.json.Decoder(str)
+_ids = msgspec.json.Decoder(list[int])
+_lists = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def prompts_of(
+    raw: msgspec.Raw, *, add_special_tokens: bool = True, special_tokens_vary: bool = False
+) -> list[Prompt]:
+    """The prompts of a request, as completions and embeddings take them: texts or token ids.
+
+    Raises:
+        RequestError: there is none, one is empty, or there are too many.
+        msgspec.DecodeError: they are something else.
+    """
+    if bytes(memoryview(raw)[:2]) == b'""':
+        raise RequestError("empty_prompt")
+    return [
+        Text(_text.decode(one), add_special_tokens, special_tokens_vary)
+        if bytes(memoryview(one)[:1]) == b'"'
+        else token_ids(one)
+        for one in _several(raw)
+    ]
+
+
+def texts_of(texts: Texts) -> list[Prompt]:
+    """Prompts of text, as they are tokenized by default.
+
+    Raises:
+        RequestError: there is none, or there are too many.
+    """
+    if not texts:
+        raise RequestError("empty_prompt")
+    several = [texts] if isinstance(texts, str) else texts
+    if len(several) > MAX_PROMPTS:
+        raise RequestError("too_many_prompts")
+    return [Text(text) for text in several]
+
+
+def ids_of(raw: msgspec.Raw) -> list[Prompt]:
+    """Prompts of token ids: a list of them, or a list of lists.
+
+    Raises:
+        RequestError: one is empty, or there are too many.
+        msgspec.DecodeError: they are something else.
+    """
+    return [token_ids(one) for one in _several(raw)]
+
+
+def _several(raw: msgspec.Raw) -> list[msgspec.Raw]:
+    if not _LISTS.match(memoryview(raw)):
+        return [raw]
+    several = _lists.decode(raw)
+    if len(several) > MAX_PROMPTS:
+        raise RequestError("too_many_prompts")
+    return several
+
+
+def is_given(field: msgspec.Raw) -> bool:
+    """Whether a field is there, and not null."""
+    return bytes(memoryview(field)[:5]) != b"null"
+
+
+def is_filled(field: msgspec.Raw) -> bool:
+    """Whether a field is there, and neither empty nor false nor 0."""
+    return bytes(memoryview(field)[:6]) not in _EMPTY
+
+
+def token_ids(raw: msgspec.Raw) -> Tokens:
+    """Token ids as they came, in a buffer.
+
+    Raises:
+        RequestError: there is none, or one is no token id.
+        msgspec.DecodeError: they are something else.
+    """
+    found = array("I")
+    try:
+        for piece in _pieces(raw):
+            found.extend(_ids.decode(piece))
+    except OverflowError:
+        raise RequestError("bad_request") from None
+    if not found:
+        raise RequestError("empty_prompt")
+    return found
+
+
+def _pieces(raw: msgspec.Raw) -> Iterator[msgspec.Raw | bytes]:
+    """A list in pieces, each a list."""
+    length = len(memoryview(raw))
+    if length <= _PIECE_BYTES:
+        yield raw
+        return
+    whole = bytes(raw)
+    start = 1
+    while True:
+        end = whole.rfind(b",", start, start + _PIECE_BYTES)
+        if end < 0 or start + _PIECE_BYTES >= length:
+            break
+        yield b"[%b]" % whole[start:end]
+        start = end + 1
+    yield b"[%b" % whole[start:]
+
+
+def answers_in(n: object) -> int:
+    """How many answers a request's `n` asks for; 1 where it is none that an engine takes."""
+    return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
+
+
+def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
+    """How many tokens vLLM keeps of a prompt, None: all.
+
+    Its default side is left, so the last ones; it took the side into requests only lately. With -1
+    it keeps as many as the model takes, which only the engine knows.
+
+    Raises:
+        RequestError: releases differ, or only the engine knows.
+    """
+    if truncate_prompt_tokens is None:
+        return None
+    if truncate_prompt_tokens < 1 or side not in (None, "left"):
+        raise RequestError("unsupported_truncation")
+    return truncate_prompt_tokens

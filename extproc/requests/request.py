@@ -13,12 +13,12 @@ from extproc.errors import RequestError
 from extproc.requests import (
     chat_request,
     completion_request,
-    embeddings_request,
-    generate_request,
     grpc_request,
     messages_request,
     responses_request,
 )
+from extproc.requests import completion_request as embeddings_request
+from extproc.requests import completion_request as generate_request
 from extproc.requests.costly_json import MAX_COMMAS, MAX_ID_COMMAS, refuse_costly
 from extproc.requests.prompt import MAX_MESSAGES, MAX_PROMPTS, Chat, InferenceRequest, Prompt, Text
 
@@ -59,8 +59,8 @@ _PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
     COMPLETIONS_PATH: completion_request.parse,
     responses_request.PATH: responses_request.parse,
     messages_request.PATH: messages_request.parse,
-    embeddings_request.PATH: embeddings_request.parse,
-    generate_request.PATH: generate_request.parse,
+    embeddings_request.EMBEDDINGS_PATH: embeddings_request.parse_embeddings,
+    generate_request.GENERATE_PATH: generate_request.parse_generate,
     generate_request.TOKENS_PATH: generate_request.parse_tokens,
 }
 
@@ -104,8 +104,8 @@ _TEXT = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")')
 _ID_PATHS = frozenset(
     (
         COMPLETIONS_PATH,
-        embeddings_request.PATH,
-        generate_request.PATH,
+        embeddings_request.EMBEDDINGS_PATH,
+        generate_request.GENERATE_PATH,
         generate_request.TOKENS_PATH,
     )
 )

@@ -5,19 +5,16 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from extproc.accounting.account import Account
 from extproc.config import Config
 from extproc.http2.limits import MIB, Budget
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Account
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
-from extproc.picking.decision import Decision, Verdict
+from extproc.picking.decision import Decision, Verdict, refusal_of
 from extproc.picking.load import Booking
-from extproc.picking.ranks import rank_header
-from extproc.picking.refusal import refusal_of
-from extproc.picking.rules import endpoints_named
+from extproc.picking.policies import endpoints_named, rank_header
 from extproc.router import Routed, Router
-from extproc.serving.heads import traceparent_of
-from extproc.serving.stream import Ask, Placement, Stream
+from extproc.serving.stream import Ask, Placement, Stream, traceparent_of
 from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")

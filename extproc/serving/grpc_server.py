@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from extproc.config.listeners import ExtProc
+from extproc.config.schema import ExtProc
 from extproc.errors import ProtocolError, StartError
+from extproc.observing import course
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.certificates import Certificates, Material
@@ -21,7 +22,6 @@ from extproc.serving.listening import (
     socket_path,
     try_address,
 )
-from extproc.tracing import traceparent
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -113,7 +113,7 @@ class GrpcServer:
         """The trace that Envoy carries with the stream; not looked for where nothing is traced."""
         if not self._service.is_traced:
             return ""
-        told = dict(context.invocation_metadata() or ()).get(traceparent.NAME, "")
+        told = dict(context.invocation_metadata() or ()).get(course.NAME, "")
         return told if isinstance(told, str) else ""
 
     def _ext_proc_handler(self) -> grpc.GenericRpcHandler:

@@ -1,12 +1,15 @@
 """One gRPC call on the lean server: pieces of its request in, answers and a status out."""
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from extproc.errors import CallError
+from google.protobuf.message import DecodeError
+
+from extproc.errors import CallError, ProtocolError
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
     MessageReader,
@@ -17,6 +20,11 @@ from extproc.http2.grpc_messages import (
     trailers_only,
 )
 from extproc.http2.limits import Budget
+from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
+from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.serving.exchange import Service
+from extproc.serving.health_service import WATCH_SECONDS, Health, ServingStatus
+from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -231,3 +239,134 @@ class Call(ABC):
         self._unread.clear()
         self._wire.budget.give_back(self._charged)
         self.close()
+
+
+class ExtProcCall(Call):
+    """One ext_proc stream. Without a task, unless an answer has to be awaited."""
+
+    def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
+        super().__init__(wire, stream_id)
+        self._metrics = service.metrics
+        self._exchange = service.open(traceparent)
+        self._awaited: asyncio.Future[Answers] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """While an answer is awaited, too."""
+        return self._awaited is not None or super().is_busy
+
+    def take(self, message: Piece) -> None:
+        """Hands it to the exchange, and sends what is answered."""
+        try:
+            answers = self._exchange.receive(ProcessingRequest.FromString(message))  # type: ignore[arg-type]
+        except DecodeError:
+            raise self._refusal(Status.INTERNAL, "malformed message") from None
+        except ProtocolError as error:
+            raise self._refusal(Status.INVALID_ARGUMENT, str(error)) from None
+        if isinstance(answers, list):
+            self._send(answers)
+        else:
+            self._awaited = asyncio.ensure_future(answers)
+            self._awaited.add_done_callback(self._answered)
+
+    def end(self) -> None:
+        """The HTTP request is over, and so are we."""
+        self.finish()
+
+    def close(self) -> None:
+        """Releases what the request held."""
+        if self._awaited is not None:
+            self._awaited.cancel()
+        self._exchange.close()
+
+    def _send(self, answers: Answers) -> None:
+        for answer in answers:
+            self.answer(answer.SerializeToString())
+
+    def _answered(self, awaited: asyncio.Future[Answers]) -> None:
+        if awaited.cancelled():
+            if not self._is_over:
+                self.finish(Status.INTERNAL)
+        else:
+            self.guarded(self._take_awaited, awaited)
+        self.go_on()
+        self._wire.flush()
+
+    def _take_awaited(self, awaited: asyncio.Future[Answers]) -> None:
+        self._awaited = None
+        try:
+            self._send(awaited.result())
+        except ProtocolError as error:
+            raise self._refusal(Status.INVALID_ARGUMENT, str(error)) from None
+
+    def _refusal(self, status: int, text: str) -> CallError:
+        self._metrics.protocol_errors.inc()
+        log.warning("stream ended: %s", text)
+        return CallError(status, text)
+
+
+class HealthCall(Call):
+    """One question, which is the only message of its request."""
+
+    def __init__(self, wire: Wire, stream_id: int, health: Health) -> None:
+        super().__init__(wire, stream_id)
+        self._health = health
+        self._question: str | None = None
+
+    def take(self, message: Piece) -> None:
+        """The question."""
+        if self._question is not None:
+            raise CallError(Status.INTERNAL, "more than one message")
+        try:
+            self._question = HealthCheckRequest.FromString(message).service  # type: ignore[arg-type]
+        except DecodeError:
+            raise CallError(Status.INTERNAL, "malformed message") from None
+
+    def end(self) -> None:
+        """Answers, once."""
+        status = self._status()
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            raise CallError(Status.NOT_FOUND, "unknown service")
+        self._tell(status)
+        self.finish()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _status(self) -> ServingStatus:
+        if self._question is None:
+            raise CallError(Status.INTERNAL, "no message")
+        return self._health.of(self._question)
+
+    def _tell(self, status: ServingStatus) -> None:
+        self.answer(HealthCheckResponse(status=status).SerializeToString())
+
+
+class WatchCall(HealthCall):
+    """The same question, answered whenever the answer changes."""
+
+    def __init__(self, wire: Wire, stream_id: int, health: Health) -> None:
+        super().__init__(wire, stream_id, health)
+        self._told: ServingStatus | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def end(self) -> None:
+        """Answers now, and from now on."""
+        status = self._status()
+        if status != self._told:
+            self._told = status
+            self._tell(status)
+            self._wire.flush()
+        if self._health.is_stopping:
+            raise CallError(Status.UNAVAILABLE, "stopping")
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_again)
+
+    def close(self) -> None:
+        """Nobody watches any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_again(self) -> None:
+        self.guarded(self.end)
+        self._wire.flush()

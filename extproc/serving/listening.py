@@ -12,7 +12,7 @@ from pathlib import Path
 
 from extproc import address
 from extproc.config import Config
-from extproc.config.listeners import ExtProc
+from extproc.config.schema import ExtProc
 from extproc.errors import StartError
 
 # What a message carries besides the body: headers, which Envoy limits to 60 KiB by default.

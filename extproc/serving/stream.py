@@ -37,23 +37,248 @@ A pick on the headers in dialect A tells Envoy not to buffer the body (mode_over
 allow_mode_override); headers are held by Envoy until the body was answered, so a pick with the
 body still steers. So it does on trailers, by its metadata: Envoy takes no other headers there.
 No header is ever rebuilt and no body changed: duplicates and content-length stay as they are.
+
+The response of one ext_proc stream: it goes on unchanged, and its headers are read.
+
+It is no state machine: a response may begin at any time, even before the request has ended, and
+whatever comes of it is let through.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+from extproc import headers
 from extproc.errors import ProtocolError
 from extproc.http2.limits import Budget
-from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingRequest
-from extproc.picking.refusal import Refusal
-from extproc.requests.request import why_unkeyed
+from extproc.observing import course
+from extproc.pb.kvsteer_ext_proc_pb2 import (
+    HeaderValue,
+    ProcessingMode,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from extproc.picking.decision import Refusal
+from extproc.picking.eligibility import subset_of
+from extproc.requests.request import path_of, why_unkeyed
 from extproc.serving import stream_answers as say
-from extproc.serving.collected_body import CollectedBody
-from extproc.serving.heads import Head, head_of
-from extproc.serving.response_side import ResponseSide
 from extproc.serving.stream_answers import Answers, Placement
+
+# Decimal digits of the largest content-length and status that are read: 64 bits, and three.
+_LENGTH_DIGITS = 19
+_STATUS_DIGITS = 3
+
+# More of a value changes nothing: nothing that we look for is as long. What is read is kept as long
+# as its stream.
+_TEXT_BYTES = 1024
+
+# Media types of responses that may carry usage (OpenAI's, Anthropic's and SGLang's APIs).
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What of a request's headers decides how it is treated.
+
+    content_length: in bytes, None if not told. policy: what the request asks for, where that is
+    read. subset: the only endpoints that it may go to, by the proxy's hint; None for all.
+    """
+
+    method: str
+    path: str
+    content_length: int | None
+    policy: str | None = None
+    subset: frozenset[str] | None = None
+
+
+class ResponseHead(NamedTuple):
+    """What of a response's headers is accounted for.
+
+    status: None if unreadable. is_readable: whether its body may tell usage: JSON or server-sent
+    events, not compressed. served: ip:port of the endpoint that sent it, "" if not told.
+    """
+
+    status: int | None
+    is_readable: bool = False
+    served: str = ""
+
+
+def head_of(message: ProcessingRequest, policy_header: str | None) -> Head:
+    """A request's head.
+
+    policy_header: the header that may name a policy, in lower case; None if none may.
+    """
+    method = path = ""
+    length: int | None = None
+    policy: str | None = None
+    for header in message.request_headers.headers.headers:
+        key = header.key  # made anew each time it is read
+        if key == ":method":
+            method = _text(header)
+        elif key == ":path":
+            path = path_of(_text(header))
+        elif key == "content-length":
+            length = _number(_text(header), _LENGTH_DIGITS)
+        elif key == policy_header:
+            policy = _text(header)
+    return Head(method, path, length, policy, _subset(message))
+
+
+def traceparent_of(message: ProcessingRequest) -> str:
+    """The trace that a client says its request belongs to, "" if it says none."""
+    for header in message.request_headers.headers.headers:
+        if header.key == course.NAME:
+            return _text(header)
+    return ""
+
+
+def response_head_of(message: ProcessingRequest) -> ResponseHead:
+    """A response's head."""
+    status: int | None = None
+    media_type = ""
+    is_plain = True
+    for header in message.response_headers.headers.headers:
+        key = header.key
+        if key == ":status":
+            status = _number(_text(header), _STATUS_DIGITS)
+        elif key == "content-type":
+            media_type = _text(header).partition(";")[0].strip().lower()
+        elif key == "content-encoding":
+            is_plain = _text(header).strip().lower() in ("", "identity")
+    return ResponseHead(status, is_plain and media_type in (JSON, EVENTS), _served(message))
+
+
+def _subset(message: ProcessingRequest) -> frozenset[str] | None:
+    """The proxy's hint at the endpoints that are allowed, if it gives one."""
+    if not message.HasField("metadata_context"):
+        return None
+    namespace = message.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
+    if namespace is None or headers.SUBSET not in namespace.fields:
+        return None
+    hint = namespace.fields[headers.SUBSET]
+    if hint.WhichOneof("kind") == "list_value":
+        return subset_of([each.string_value for each in hint.list_value.values])
+    return subset_of(hint.string_value)
+
+
+def _served(message: ProcessingRequest) -> str:
+    """The endpoint that answered.
+
+    As the Endpoint Picker Protocol 1.0.0 has the proxy tell it, or as an attribute of Envoy's.
+    """
+    if message.HasField("metadata_context"):
+        namespace = message.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
+        if namespace is not None and headers.SERVED in namespace.fields:
+            return namespace.fields[headers.SERVED].string_value
+    told = message.attributes.get(headers.ATTRIBUTES)
+    if told is None or headers.UPSTREAM not in told.fields:
+        return ""
+    return told.fields[headers.UPSTREAM].string_value[:_TEXT_BYTES]
+
+
+def _number(text: str, digits: int) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits
+    return int(text) if is_number else None
+
+
+def _text(header: HeaderValue) -> str:
+    """Envoy fills raw_value; value is for those that do not (HeaderValue, core/v3/base.proto)."""
+    if header.raw_value:
+        return header.raw_value[:_TEXT_BYTES].decode("utf-8", "replace")
+    return header.value[:_TEXT_BYTES]
+
+
+class ResponseSide:
+    """The response as it passes.
+
+    is_duplex: whether its body comes FULL_DUPLEX_STREAMED, so that every byte is to be given back.
+    reads_usage: whether a body that may tell usage is to be shown to us, where Envoy would not.
+    head: None until the headers came.
+    """
+
+    def __init__(self, *, is_duplex: bool, reads_usage: bool) -> None:
+        self.is_duplex = is_duplex
+        self.head: ResponseHead | None = None
+        self.reads_usage = reads_usage
+
+    def receive(self, kind: str, message: ProcessingRequest) -> Answers:
+        """Takes one message of the response.
+
+        kind: which of `response_headers`, `response_body` and `response_trailers` it is.
+        """
+        if kind == "response_headers":
+            return [self._headers(message)]
+        if kind == "response_trailers":
+            return [say.response_trailers_go_on()]
+        if not self.is_duplex:
+            return [say.response_body_goes_on()]
+        part = message.response_body
+        return list(say.response_body_echo(part.body, end_of_stream=part.end_of_stream))
+
+    def _headers(self, message: ProcessingRequest) -> ProcessingResponse:
+        self.head = response_head_of(message)
+        has_body = not message.response_headers.end_of_stream
+        may_tell = self.reads_usage and self.head.is_readable and has_body
+        return say.response_headers_go_on(read_body=may_tell and not self.is_duplex)
+
+
+# Pieces below this are joined, so many at a time: a client may send a byte at a time, and a piece
+# of one byte takes forty. What is joined fits into one echo (stream_answers.MAX_ECHO_BYTES).
+SMALL_BYTES = 960
+SMALL_PIECES = 64
+
+
+class CollectedBody:
+    """The pieces of one body, in order. budget: what all bodies together may keep."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.size_bytes = 0
+        self._budget = budget
+        self._taken_bytes = 0
+        self._pieces: list[bytes] = []
+        self._small: list[bytes] = []
+
+    def add(self, piece: bytes) -> bool:
+        """Takes the next piece; False if there is no room, so that it is not to stay long."""
+        self.size_bytes += len(piece)
+        has_room = self._budget.take(len(piece))
+        if has_room:
+            self._taken_bytes += len(piece)
+        self._keep(piece)
+        return has_room
+
+    def _keep(self, piece: bytes) -> None:
+        if len(piece) < SMALL_BYTES:
+            self._small.append(piece)
+            if len(self._small) == SMALL_PIECES:
+                self._join_small()
+            return
+        self._join_small()
+        self._pieces.append(piece)
+
+    def whole(self) -> bytes:
+        """All of it, in one; copied only where it came in more than one piece."""
+        self._join_small()
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    def take(self) -> list[bytes]:
+        """All of it, in pieces; nothing is left here."""
+        self._join_small()
+        pieces, self._pieces = self._pieces, []
+        self.size_bytes = 0
+        self._budget.give_back(self._taken_bytes)
+        self._taken_bytes = 0
+        return pieces
+
+    def _join_small(self) -> None:
+        if self._small:
+            joined = b"".join(self._small)
+            self._small.clear()
+            if joined:
+                self._pieces.append(joined)
+
 
 __all__ = ["Ask", "Head", "Placement", "State", "Stream"]
 

@@ -22,7 +22,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     StreamedBodyResponse,
     TrailersResponse,
 )
-from extproc.picking.refusal import Refusal
+from extproc.picking.decision import Refusal
 
 # Of a body that is echoed, at most so many bytes go into one message: with its frame around it, it
 # stays below the 64 KiB that Envoy's documentation asks for (BodyMutation.streamed_response).

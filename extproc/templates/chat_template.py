@@ -2,18 +2,37 @@
 
 The text is what vLLM makes of it: its parsing of messages, then transformers' apply_chat_template.
 Where releases differ, it is not claimed. A client's template is never run.
+
+Continuing the final message of a conversation: where its text ends in what was rendered.
+
+Source: transformers' continue_final_message: 4.57.1 and 5.23.0 append a tag and cut there, 4.55.4
+looks for the message's text. They agree unless a template changes or repeats it.
+
+Whether a chat template takes message contents apart itself, or expects them as text.
+
+vLLM finds it out from the template's syntax tree, and gives the template parts or text accordingly.
+Source: its detection in 0.10.2 to 0.19.1, 0.24.0 and 0.32.0, told here by their outcome.
+
+The sandbox in which chat templates run, and the limits on what they may take.
+
+What templates find in it is what the transformers library (4.55 to 5.23) gives them. A template is
+code from the model's files, and its input comes from clients: a loop in it that is harmless for ten
+messages may not be for thousands. A rendering runs in a thread, which nobody can stop from outside,
+so every turn of a loop and every call of a macro asks whether there is time left.
 """
 
+import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.ext
+import jinja2.sandbox
 from jinja2 import nodes
 
 from extproc.errors import RequestError
-from extproc.requests.continuation import tagged, up_to_final, up_to_tag
 from extproc.requests.message_shapes import (
     MEDIA_MARK,
     Messages,
@@ -23,8 +42,303 @@ from extproc.requests.message_shapes import (
     marked,
     texts_before_media,
 )
-from extproc.templates.content_format import content_formats
-from extproc.templates.template_environment import Sandbox, rendered
+
+# transformers' own.
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+def tagged(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text to be continued, and its message with the tag behind it.
+
+    Raises:
+        RequestError: there is none, as engines find too.
+    """
+    content = message["content"]
+    if isinstance(content, str):
+        return content, {**message, "content": content + _TAG}
+    if not content:
+        raise RequestError("template_failed")
+    *before, last = content
+    tagged = {**last, "text": last["text"] + _TAG}
+    return last["text"], {**message, "content": [*before, tagged]}
+
+
+def up_to_tag(text: str, final: str) -> str:
+    """As newer releases cut: at the tag, with the spaces before it if the template kept them.
+
+    Raises:
+        RequestError: the template leaves the message out, as engines find too.
+    """
+    tag = _TAG.strip()
+    if final.strip() not in text or tag not in text:
+        raise RequestError("template_failed")
+    place = text.rindex(tag)
+    is_kept = text.startswith(_TAG, place)
+    return text[:place] if is_kept else text[:place].rstrip()
+
+
+def up_to_final(text: str, final: str) -> str:
+    """As 4.55 cuts: behind the last occurrence of what is continued.
+
+    Raises:
+        RequestError: there is none.
+    """
+    stripped = final.strip()
+    if stripped not in text:
+        raise RequestError("unsupported_continuation")
+    place = text.rindex(stripped)
+    end = place + len(final.lstrip())
+    return text[:end] if text[place:end] == final else text[: place + len(stripped)]
+
+
+class _UntrackedError(Exception):
+    """A name is bound in a way that the engine does not follow; it then assumes text."""
+
+
+def content_formats(tree: nodes.Template) -> frozenset[bool]:
+    """What the releases find: True, the template takes parts; False, it expects text."""
+    return frozenset(_finds_parts(rule, tree) for rule in (_oldest, _newer, _newest))
+
+
+def _finds_parts(rule: Callable[[nodes.Template, set[str]], bool], tree: nodes.Template) -> bool:
+    try:
+        return rule(tree, _loop_names(tree, _aliases(tree, "messages")))
+    except _UntrackedError:
+        return False
+
+
+def _oldest(tree: nodes.Template, items: set[str]) -> bool:
+    return any(_over_content(loop, items) for loop in tree.find_all(nodes.For))
+
+
+def _newer(tree: nodes.Template, items: set[str]) -> bool:
+    """From 0.24: a loop over any `content` counts too."""
+    loops = tree.find_all(nodes.For)
+    return any(_over_content(loop, items) or _over(loop, {"content"}) for loop in loops)
+
+
+def _newest(tree: nodes.Template, items: set[str]) -> bool:
+    """From 0.32: within macros only if the macro is called with the content of a message."""
+    parameters: dict[int, set[str]] = {}
+    for macro in tree.find_all(nodes.Macro):
+        given = _given_content(tree, macro, items)
+        for loop in macro.find_all(nodes.For):
+            parameters[id(loop)] = given or parameters.get(id(loop), set())
+    return any(
+        _over_content(loop, items) or _over(loop, parameters.get(id(loop), {"content"}))
+        for loop in tree.find_all(nodes.For)
+    )
+
+
+def _given_content(tree: nodes.Template, macro: nodes.Macro, items: set[str]) -> set[str]:
+    """The parameters of a macro that somewhere get the content of a message."""
+    names = [argument.name for argument in macro.args]
+    given = set()
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
+            by_place = zip(names, call.args, strict=False)
+            by_name = ((pair.key, pair.value) for pair in call.kwargs if pair.key in names)
+            for name, value in (*by_place, *by_name):
+                if any(_reads(value, item, "content") for item in items):
+                    given.add(name)
+    return given
+
+
+def _aliases(tree: nodes.Template, name: str) -> set[str]:
+    """A name and all that the template assigns it, or a slice or filtering of it, to."""
+    known = {name}
+    pending = [name]
+    while pending:
+        source = pending.pop()
+        for assignment in tree.find_all(nodes.Assign):
+            if _reads(assignment.node, source):
+                target = _name(assignment.target)
+                if target not in known:
+                    known.add(target)
+                    pending.append(target)
+    return known
+
+
+def _loop_names(tree: nodes.Template, sources: set[str]) -> set[str]:
+    """The names under which loops over these sources know an item."""
+    return {
+        _name(loop.target)
+        for loop in tree.find_all(nodes.For)
+        if any(_reads(loop.iter, source) for source in sources)
+    }
+
+
+def _over_content(loop: nodes.For, items: Iterable[str]) -> bool:
+    return any(_reads(loop.iter, item, "content") for item in items) and bool(_name(loop.target))
+
+
+def _over(loop: nodes.For, names: set[str]) -> bool:
+    is_one = isinstance(loop.iter, nodes.Name) and loop.iter.name in names
+    return is_one and bool(_name(loop.target))
+
+
+def _name(target: nodes.Node) -> str:
+    if not isinstance(target, nodes.Name):
+        raise _UntrackedError
+    return target.name
+
+
+def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
+    """Whether an expression is a variable, or a key of it, perhaps filtered, tested or sliced."""
+    while True:
+        match node:
+            case nodes.Filter() | nodes.Test():
+                node = node.node
+            case nodes.Getitem(arg=nodes.Slice()):
+                node = node.node
+            case _:
+                break
+    if key is not None:
+        match node:
+            case nodes.Getitem(arg=nodes.Const(value=value)) if value == key:
+                node = node.node
+            case nodes.Getattr(attr=attr) if attr == key:
+                node = node.node
+            case _:
+                return False
+    return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+
+
+# Longer texts are not keyed; a body of the largest size, printed with indented tools, stays below.
+MAX_CHARACTERS = 8 * 1024 * 1024
+
+# How large a product may become: characters or items of what is repeated, bits of a number.
+_MAX_PRODUCT = 1_000_000
+
+# The name by which the compiled template asks for its budget; no template has it.
+_TICK = "kvsteer_tick_"
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with what transformers adds.
+
+    now: what strftime_now formats; local time, as there.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
+        )
+        self.filters["tojson"] = _tojson
+        self.filters[_TICK] = lambda tick: tick()
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+
+    def call_binop(
+        self,
+        context: jinja2.runtime.Context,
+        operator: str,
+        left: Any,  # noqa: ANN401 - whatever a template multiplies
+        right: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Multiplies, unless the result would be enormous."""
+        if _product_size(operator, left, right) > _MAX_PRODUCT:
+            raise jinja2.exceptions.SecurityError("too large a product")
+        return super().call_binop(context, operator, left, right)
+
+    def compiled(self, tree: nodes.Template) -> jinja2.Template:
+        """A template whose loops and macros ask for their budget."""
+        turns: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For)]
+        turns += tree.find_all(nodes.Macro)
+        for node in turns:
+            # a filter, since the sandbox asks more of a call than the rest of a turn costs
+            asking = nodes.Filter(nodes.Name(_TICK, "load"), _TICK, [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(asking).set_lineno(node.lineno))
+        return self.from_string(tree)
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} blocks mark what a model wrote; for a prompt they are their contents."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+        """The block as a scope of its own: names set in it end with it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def rendered(
+    template: jinja2.Template,
+    variables: Mapping[str, Any],
+    monotonic: Callable[[], float],
+    end: float,
+) -> str:
+    """The text that a template makes of its variables.
+
+    monotonic: seconds; at its `end` the rendering is given up.
+
+    Raises:
+        RequestError: the template refuses (template_failed), takes longer
+            (template_too_slow), or writes more than is keyed (too_many_characters).
+    """
+
+    def tick() -> None:
+        if monotonic() > end:
+            raise RequestError("template_too_slow")
+
+    environment = template.environment
+    # as template.generate, at half the cost: that merges globals and errors' line numbers anew
+    context = environment.context_class(
+        environment,
+        {**environment.globals, **variables, _TICK: tick},
+        template.name,
+        template.blocks,
+    )
+    pieces = []
+    characters = 0
+    try:
+        for piece in template.root_render_func(context):
+            characters += len(piece)
+            if characters > MAX_CHARACTERS:
+                raise RequestError("too_many_characters")
+            pieces.append(piece)
+    except RequestError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever a template does, the request must go on
+        raise RequestError("template_failed") from None
+    return "".join(pieces)
+
+
+def _product_size(operator: str, left: object, right: object) -> int:
+    match left, right:
+        case int(), int():
+            bits = left.bit_length(), right.bit_length()
+            return bits[0] * abs(right) if operator == "**" else sum(bits)
+        case (str() | list() | tuple(), int()):
+            return len(left) * right
+        case (int(), str() | list() | tuple()):
+            return len(right) * left
+    return 0
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - the signature templates call
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
 
 # A rendering takes under a millisecond; one that takes this long is given up.
 BUDGET_SECONDS = 0.25

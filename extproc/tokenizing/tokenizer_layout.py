@@ -1,8 +1,27 @@
 """What a tokenizer.json says about its steps, as far as it decides where a text may be cut.
 
 Source: the format of the `tokenizers` library (0.22 to 0.23), as `Tokenizer.to_str` writes it.
+
+Where a prompt's text may be cut so that the ids of the parts are the ids of the whole.
+
+The `tokenizers` library first takes the added tokens that are not normalized out of the text, the
+leftmost first, the longest of those that start at one place; every step after that looks at the
+pieces between them, one by one. A cut right before such a token therefore changes nothing, if the
+token is found there whatever stands around it:
+
+- it overlaps no occurrence of another added token, nor of itself;
+- it takes no white space to its left (lstrip), and does not ask what stands there (single_word);
+- it starts with a punctuation mark, not with what an added token to its left may ask for, part of a
+  word (single_word), or take, white space (rstrip).
+
+A part that does not begin the text begins with its token, so that steps which treat the beginning
+of a text apart (Metaspace "first") see the same in the part as in the whole.
 """
 
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -142,3 +161,141 @@ def _template_frame(pieces: list[Step], known: dict[str, Any]) -> Frame | None:
             case _:
                 return None
     return Frame(tuple(sides[0]), tuple(sides[1])) if len(sides) > 1 else None
+
+
+# Parts are at least this long, and this share of the text before them: to look for cuts takes time.
+PART_CHARACTERS = 2_048
+_PART_SHARE = 8
+
+# Between two tokens, so much text or more is taken for a message, less for the name of a role.
+MESSAGE_CHARACTERS = 24
+
+# Each first character among the tokens is one search through the text.
+_MAX_FIRST_CHARACTERS = 4
+
+# No known token is as long; the search pattern nests as deep.
+_MAX_TOKEN_CHARACTERS = 64
+
+# ASCII, so that no two versions of Unicode disagree; the underscore is part of words.
+_FIRST_CHARACTERS = frozenset(string.punctuation) - {"_"}
+
+# The start of a cut, and the end of the token it stands before, in characters.
+Span = tuple[int, int]
+
+
+def sparse(cut: int) -> int:
+    """The least distance from a cut to the next: what may have to be tokenized once more."""
+    return max(PART_CHARACTERS, cut // _PART_SHARE)
+
+
+def everywhere(_: int) -> int:
+    """No distance at all."""
+    return 1
+
+
+class Cutter:
+    """Finds cuts in text.
+
+    added: all added tokens of a tokenizer.
+    distance: from a cut to the next, but for the last.
+    """
+
+    def __init__(
+        self, added: Sequence[AddedToken], distance: Callable[[int], int] = sparse
+    ) -> None:
+        self._distance = distance
+        matched = {token.content for token in added if _is_matched(token)}
+        overlapping = _overlapping(matched)
+        contents = {one.content for one in added if _stands_alone(one)} - overlapping
+        firsts = Counter(content[:1] for content in contents).most_common(_MAX_FIRST_CHARACTERS)
+        groups = [{one for one in contents if one[:1] == first} for first, _ in firsts]
+        self.contents = frozenset().union(*groups)
+        self._patterns = [re.compile(_pattern(group)) for group in groups]
+
+    def find(self, text: str, after: int) -> list[Span]:
+        """Cuts in order, at the least distance from `after` and from each other; and the last ones.
+
+        The last one, since the next turn goes on there. And the one before the last message, since
+        others with the same beginning may ask something else there.
+
+        after: the place of a cut, or 0.
+        """
+        far = after + self._distance(after)
+        spans = list(self._apart(text, far)) if far < len(text) else []
+        start, end = spans[-1] if spans else (after, after + 1)
+        window = (end, start + self._distance(start) + _MAX_TOKEN_CHARACTERS)
+        close = [match.span() for one in self._patterns for match in one.finditer(text, *window)]
+        if len(self._patterns) > 1:
+            close.sort()
+        return spans + _last(close)
+
+    def _apart(self, text: str, position: int) -> Iterator[Span]:
+        coming = [pattern.search(text, position) for pattern in self._patterns]
+        while spans := [match.span() for match in coming if match]:
+            nearest = min(spans)
+            yield nearest
+            position = nearest[0] + self._distance(nearest[0])
+            for number, match in enumerate(coming):
+                if match and match.start() < position:
+                    coming[number] = self._patterns[number].search(text, position)
+
+
+def _last(close: list[Span]) -> list[Span]:
+    """The last cut, behind the one before the last message: what is longer than a role's name."""
+    following = close[-1:]
+    for span in reversed(close[:-1]):
+        if following[0][0] - span[1] >= MESSAGE_CHARACTERS:
+            return [span, close[-1]]
+        following = [span]
+    return close[-1:]
+
+
+def _is_matched(token: AddedToken) -> bool:
+    """Whether it is taken out of the text before normalization."""
+    return bool(token.content) and not token.normalized
+
+
+def _stands_alone(token: AddedToken) -> bool:
+    """Whether what is around it makes no difference, except for overlaps."""
+    return (
+        _is_matched(token)
+        and not token.lstrip
+        and not token.single_word
+        and token.content[0] in _FIRST_CHARACTERS
+        and len(token.content) <= _MAX_TOKEN_CHARACTERS
+    )
+
+
+def _overlapping(tokens: set[str]) -> set[str]:
+    """Those of which an occurrence can share characters with another occurrence of any."""
+    beginning: dict[str, set[str]] = {}
+    for token in tokens:
+        for end in range(1, len(token)):
+            beginning.setdefault(token[:end], set()).add(token)
+    found: set[str] = set()
+    for token in tokens:
+        for start in range(len(token)):
+            rest = token[start:]
+            others = {rest[:end] for end in range(1, len(rest) + 1)} & tokens
+            if start:
+                others |= beginning.get(rest, set())
+            else:
+                others.discard(token)
+            if others:
+                found |= others | {token}
+    return found
+
+
+def _pattern(tokens: set[str]) -> str:
+    """A pattern that finds any of the tokens, none of which begins another."""
+    tree: dict[str, Any] = {}
+    for token in tokens:
+        node = tree
+        for character in token:
+            node = node.setdefault(character, {})
+    return _branches(tree)
+
+
+def _branches(tree: dict[str, Any]) -> str:
+    parts = [re.escape(one) + _branches(rest) for one, rest in sorted(tree.items())]
+    return parts[0] if len(parts) == 1 else "(?:" + "|".join(parts) + ")" if parts else ""

@@ -14,9 +14,9 @@ from extproc.requests.prompt import Chat, Prompt, Text
 from extproc.templates import template_files
 from extproc.templates.chat_template import BUDGET_SECONDS
 from extproc.templates.template_files import ChatTemplates
+from extproc.tokenizer_files import TokenizerFiles
 from extproc.tokenizing.encoder_choice import NO_FRAME, Choice, choose, framed_ids
 from extproc.tokenizing.text_encoder import Encoded
-from extproc.tokenizing.tokenizer_files import TokenizerFiles
 from extproc.tokenizing.tokenizer_layout import Frame
 from kvstate.events import Tokens
 

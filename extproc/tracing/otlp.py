@@ -1,25 +1,183 @@
-"""The OTLP exporters, over HTTP or gRPC; what they read of OTEL_* themselves is not repeated."""
+"""The OTLP exporters, over HTTP or gRPC; what they read of OTEL_* themselves is not repeated.
+
+Decisions as spans: one for the whole, and one for each phase, made once they are over.
+
+Nothing is measured for them that is not measured anyway, so a request that is not sampled pays for
+the sampling alone. They tell counts and reasons, never anything of a prompt.
+
+The metrics as OpenTelemetry has them: the same figures, read, never counted twice.
+
+Made without the SDK's instruments, which remember every series that there ever was, and put all
+beyond some 2,000 into one: workers come and go, and each has series of its own.
+"""
 
 import asyncio
 import contextlib
 import importlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from importlib.metadata import version
 from types import ModuleType
+from typing import NamedTuple
 
-from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Metric,
+    MetricExporter,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+    Tracer,
+    format_trace_id,
+    set_span_in_context,
+)
+from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from extproc.tracing.metrics_data import Origin, metrics_data
-from extproc.tracing.spans import SpanRecorder
+from extproc.observing.course import Course, Trace, parse
+from extproc.picking.decision import Decision
 
 log = logging.getLogger("kvsteer.tracing")
+
+_NO_PARENT = Context()
+_NANOSECONDS = 1_000_000_000
+
+
+class SpanRecorder:
+    """Records decisions with a tracer, whose sampler says which.
+
+    clock_ns: nanoseconds since 1970.
+    """
+
+    def __init__(self, tracer: Tracer, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._tracer = tracer
+        self._clock_ns = clock_ns
+
+    def record(self, decision: Decision, course: Course) -> Trace:
+        """Records a decision that was just made, if its trace is sampled; the trace it is of.
+
+        It never fails, whatever a sampler or an exporter of the environment does.
+        """
+        try:
+            return self._record(decision, course)
+        except Exception as error:  # noqa: BLE001 - a span is no matter of the request's
+            log.error("a span could not be recorded: %s", type(error).__name__)
+            return Trace()
+
+    def _record(self, decision: Decision, course: Course) -> Trace:
+        now = self._clock_ns()
+
+        def at(moment: float) -> int:
+            return now - int((course.picked_at - moment) * _NANOSECONDS)
+
+        span = self._tracer.start_span(
+            "kvsteer decision",
+            _context_of(course.traceparent),
+            kind=SpanKind.SERVER,  # its parent is the proxy's call of us
+            start_time=at(course.started_at),
+        )
+        if span.is_recording():
+            _describe(span, decision)
+            around = set_span_in_context(span, _NO_PARENT)
+            for phase, began, ended in course.phases():
+                one = self._tracer.start_span(phase, around, start_time=at(began))
+                one.end(at(ended))
+            span.end(now)
+        context = span.get_span_context()
+        if not context.is_valid:
+            return Trace()
+        return Trace(format_trace_id(context.trace_id), context.trace_flags.sampled)
+
+
+def _context_of(traceparent: str) -> Context:
+    parent = parse(traceparent)
+    if parent is None:
+        return _NO_PARENT
+    flags = TraceFlags(TraceFlags.SAMPLED if parent.is_sampled else TraceFlags.DEFAULT)
+    context = SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
+    return set_span_in_context(NonRecordingSpan(context), _NO_PARENT)
+
+
+def _describe(span: Span, decision: Decision) -> None:
+    span.set_attributes(
+        {
+            "gen_ai.request.model": decision.model or "",
+            "kvsteer.reason": decision.reason,
+            "kvsteer.policy": decision.policy,
+            "kvsteer.verdict": decision.verdict.value,
+            "kvsteer.worker": decision.worker,
+            "kvsteer.pick": decision.pick,
+            "kvsteer.prompt_tokens": decision.prompt_tokens,
+            "kvsteer.predicted_cached_tokens": decision.certain_tokens,
+            "kvsteer.uncertain_tokens": decision.uncertain_tokens,
+        }
+    )
+
+
+# The parts of a family, each a metric of its own: how its samples' names end, and how the metric's
+# does. What is of another type is sent as a gauge.
+_PARTS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "counter": (("_total", ""),),
+    "histogram": (("_bucket", "_bucket"), ("_count", "_count"), ("_sum", "_sum")),
+}
+_GAUGE = (("", ""),)
+
+
+class Origin(NamedTuple):
+    """Whose figures they are; started_ns: nanoseconds since 1970 from which on is counted."""
+
+    resource: Resource
+    scope: InstrumentationScope
+    started_ns: int
+
+
+def metrics_data(families: Iterable[Family], origin: Origin, now_ns: int) -> MetricsData:
+    """The families of a registry as one export; counters are cumulative."""
+    metrics = [metric for family in families for metric in _metrics(family, origin, now_ns)]
+    scope = ScopeMetrics(origin.scope, metrics, schema_url="")
+    return MetricsData([ResourceMetrics(origin.resource, [scope], schema_url="")])
+
+
+def _metrics(family: Family, origin: Origin, now_ns: int) -> Iterator[Metric]:
+    is_counted = family.type in _PARTS
+    for sample, ending in _PARTS.get(family.type, _GAUGE):
+        points = [
+            NumberDataPoint(one.labels, origin.started_ns, now_ns, float(one.value))
+            for one in family.samples
+            if one.name == family.name + sample
+        ]
+        if points:
+            data = _sum(points) if is_counted else Gauge(points)
+            yield Metric(family.name + ending, family.documentation, "", data)
+
+
+def _sum(points: Sequence[NumberDataPoint]) -> Sum:
+    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+
 
 # How long the last spans and figures may take at the end.
 FLUSH_SECONDS = 2.0

@@ -1,12 +1,80 @@
-"""Opens what is to be sent to OpenTelemetry; loads nothing of it where nothing is wanted."""
+"""Opens what is to be sent to OpenTelemetry; loads nothing of it where nothing is wanted.
+
+Which telemetry is wanted, by OpenTelemetry's environment variables; docs/tracing.md lists them.
+
+Unlike an OpenTelemetry SDK alone, which would send to a collector on this host, nothing is sent
+before an exporter or an endpoint is named.
+"""
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping
+from typing import NamedTuple
 
 from extproc.errors import StartError
-from extproc.metrics import Metrics
-from extproc.observing.traces import Traces
-from extproc.tracing.wanted import wanted
+from extproc.observing.course import Traces
+from extproc.observing.metrics import Metrics
+
+# What may be asked for; none of it is sent as OTLP.
+_ELSEWHERE = {"traces": ("none",), "metrics": ("none", "prometheus")}
+_PROTOCOLS = ("http/protobuf", "grpc")
+
+# The specification's default, and the least that is taken: each export reads all metrics.
+DEFAULT_INTERVAL_MS = 60_000
+MIN_INTERVAL_MS = 100
+_MILLISECONDS = re.compile(r"[0-9]{1,9}")
+
+
+class Wanted(NamedTuple):
+    """What is to be sent, by OTLP's protocol for it: http/protobuf or grpc, "" if it is not sent.
+
+    interval_ms: milliseconds between two exports of the metrics.
+    """
+
+    traces: str = ""
+    metrics: str = ""
+    interval_ms: int = DEFAULT_INTERVAL_MS
+
+
+def wanted(environment: Mapping[str, str]) -> Wanted:
+    """What an environment asks for.
+
+    Raises:
+        StartError: it asks for what we cannot do.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return Wanted()
+    traces = _protocol("traces", environment)
+    metrics = _protocol("metrics", environment)
+    return Wanted(traces, metrics, _interval_ms(environment) if metrics else DEFAULT_INTERVAL_MS)
+
+
+def _protocol(signal: str, environment: Mapping[str, str]) -> str:
+    prefix, own = "OTEL_EXPORTER_OTLP", f"OTEL_EXPORTER_OTLP_{signal.upper()}"
+    name = f"OTEL_{signal.upper()}_EXPORTER"
+    exporter = environment.get(name, "")
+    if not exporter:
+        has_endpoint = environment.get(f"{own}_ENDPOINT") or environment.get(f"{prefix}_ENDPOINT")
+        exporter = "otlp" if has_endpoint else "none"
+    if exporter in _ELSEWHERE[signal]:
+        return ""
+    if exporter != "otlp":
+        raise StartError(f"{name}: want otlp or {' or '.join(_ELSEWHERE[signal])}: {exporter!r}")
+    protocol = (
+        environment.get(f"{own}_PROTOCOL") or environment.get(f"{prefix}_PROTOCOL") or _PROTOCOLS[0]
+    )
+    if protocol not in _PROTOCOLS:
+        raise StartError(f"{prefix}_PROTOCOL: want {' or '.join(_PROTOCOLS)}: {protocol!r}")
+    return protocol
+
+
+def _interval_ms(environment: Mapping[str, str]) -> int:
+    text = environment.get("OTEL_METRIC_EXPORT_INTERVAL") or str(DEFAULT_INTERVAL_MS)
+    if _MILLISECONDS.fullmatch(text) is None or int(text) < MIN_INTERVAL_MS:
+        raise StartError(
+            f"OTEL_METRIC_EXPORT_INTERVAL: want milliseconds, {MIN_INTERVAL_MS} or more: {text!r}"
+        )
+    return int(text)
 
 
 @contextlib.asynccontextmanager

@@ -1,20 +1,255 @@
-"""The workers' feeds: which are followed, found out from the workers where that is configured."""
+"""The workers' feeds: which are followed, found out from the workers where that is configured.
+
+Asks workers where they publish their events, and what of their answers is taken.
+
+A worker may name its own host only, or hosts that the operator lists: else it could have the router
+connect to anything, and be credited with what another worker holds.
+
+Where a worker's feed is to be had: as configured, or as the worker itself tells.
+
+Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the ports it really has;
+`GET /server_info` of SGLang (0.5.23: `kv_events` with a base port, to which a rank adds its own).
+"""
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import aiohttp
+import msgspec
+
+from extproc import address
+from extproc.address import Address
 from extproc.config import AUTO, Config, Worker, WorkerEvents
+from extproc.config.rules import same_place
 from extproc.workers.asking import Asking
-from extproc.workers.feed_discovery import Told, told
-from extproc.workers.feed_sources import Place, configured, places
 from kvstate.errors import printable
-from kvstate.feeds.feed_sources import FeedSource, ZmqSource
+from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Transport
-from kvstate.fleet import Fleet
+from kvstate.fleet import FeedStatus, Fleet, ReportedLoad
+
+# A publisher that binds all interfaces names none that could be connected to.
+_ANY_HOST = frozenset(("*", "0.0.0.0", "[::]", "::", ""))  # noqa: S104 - what publishers say
+MAX_RANKS = 1024
+
+_VLLM = "/kv_event_sources"
+_SGLANG = "/server_info"
+PATHS = (_VLLM, _SGLANG, "/get_server_info")
+
+
+# What no two workers may name: of which socket, where, and with which topic.
+Place = tuple[str, str, int, str]
+
+
+def strange_host(sources: Sequence[ZmqSource], own: Collection[str]) -> str:
+    """The first host that a worker names and that is none of these, "" if there is none.
+
+    own: its own, in every spelling, and those that it may name besides.
+    """
+    hosts = (host for source in sources for _, host, _, _ in _places_of(source))
+    return next((host for host in hosts if host not in own), "")
+
+
+def places(sources: Sequence[ZmqSource], own: Collection[str] = ()) -> frozenset[Place]:
+    """Where a worker's feed is; of its own host in every spelling."""
+    found: set[Place] = set()
+    for source in sources:
+        for kind, host, port, topic in _places_of(source):
+            spellings = own if host in own else (host,)
+            found |= {(kind, spelling, port, topic) for spelling in spellings}
+    return frozenset(found)
+
+
+def _places_of(source: ZmqSource) -> Iterator[Place]:
+    for kind, endpoint, topic in (
+        ("zmq", source.events, source.topic),
+        ("replay", source.replay, ""),
+    ):
+        if endpoint is not None and endpoint.startswith("tcp://"):
+            host, port = same_place(address.parse_tcp(endpoint))
+            yield kind, host, port, topic
+
+
+def configured(events: WorkerEvents) -> FeedSource:
+    """The source that the configuration names; `extproc.config.rules` has checked it."""
+    if events.grpc is not None:
+        return GrpcSource(events.grpc, events.service, events.ranks)
+    if events.drain is not None:
+        return DrainSource(events.drain.removesuffix("/"), events.ranks)
+    return tuple(
+        ZmqSource(
+            events=_of_rank(events.zmq or "", rank),
+            replay=None if events.replay is None else _of_rank(events.replay, rank),
+            topic=events.topic,
+            binds=events.bind,
+        )
+        for rank in range(events.ranks)
+    )
+
+
+def discovered(path: str, answer: bytes, host: str) -> tuple[ZmqSource, ...]:
+    """The sources in a worker's answer to one of `PATHS`, in the order of ranks, if any.
+
+    host: the worker's, for publishers that bind every interface.
+    """
+    try:
+        raw = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    if not isinstance(raw, Mapping):
+        return ()
+    try:
+        return _from_vllm(raw, host) if path == _VLLM else _from_sglang(raw.get("kv_events"), host)
+    except (TypeError, ValueError, KeyError):
+        return ()
+
+
+def _from_vllm(raw: Mapping[str, Any], host: str) -> tuple[ZmqSource, ...]:
+    ranks = sorted(raw, key=int)
+    if [int(rank) for rank in ranks] != list(range(len(ranks))) or len(ranks) > MAX_RANKS:
+        raise ValueError("its ranks are not 0, 1, 2 ...")
+    return tuple(
+        ZmqSource(
+            events=_reachable(raw[rank]["endpoint"], host),
+            replay=_optional(raw[rank].get("replay_endpoint"), host),
+            topic=str(raw[rank].get("topic") or ""),
+        )
+        for rank in ranks
+    )
+
+
+def _from_sglang(raw: object, host: str) -> tuple[ZmqSource, ...]:
+    if not isinstance(raw, Mapping) or raw.get("publisher") != "zmq":
+        return ()
+    ranks = int(raw.get("dp_size") or 1)
+    if not 0 < ranks <= MAX_RANKS:
+        raise ValueError("it has no sound number of ranks")
+    named = str(raw.get("endpoint_host") or "*")
+    publisher = host if named in _ANY_HOST else named
+    replay_port = raw.get("replay_endpoint_port_base")
+    return tuple(
+        ZmqSource(
+            events=_endpoint(publisher, int(raw["endpoint_port_base"]) + rank),
+            replay=None if replay_port is None else _endpoint(publisher, int(replay_port) + rank),
+            topic=str(raw.get("topic") or ""),
+        )
+        for rank in range(ranks)
+    )
+
+
+def _optional(endpoint: object, host: str) -> str | None:
+    return None if endpoint is None else _reachable(endpoint, host)
+
+
+def _reachable(endpoint: object, host: str) -> str:
+    """A publisher's own endpoint as we can connect to it."""
+    named, _, port = str(endpoint).removeprefix("tcp://").rpartition(":")
+    return _endpoint(host if named in _ANY_HOST else named, int(port))
+
+
+def _endpoint(host: str, port: int) -> str:
+    place = Address(host.removeprefix("[").removesuffix("]"), port)
+    return f"tcp://{address.parse(str(place))}"
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    """vLLM and SGLang publish rank r on the configured port + r."""
+    place = address.parse_tcp(endpoint)
+    return f"tcp://{place._replace(port=place.port + rank)}"
+
+
+RESOLVE_SECONDS = 2.0
+
+
+class Told(NamedTuple):
+    """A worker's sources, one a rank, and where these are, as no other worker may have them."""
+
+    sources: tuple[ZmqSource, ...]
+    places: frozenset[Place]
+
+
+async def told(asking: Asking, endpoint: str, hosts: tuple[str, ...], max_ranks: int) -> Told | str:
+    """What a worker tells of its feed, as far as it may; why nothing of it is taken, if so.
+
+    hosts: that it may name besides its own.
+    """
+    answer = await sources(asking, endpoint)
+    if isinstance(answer, str):
+        return answer
+    if len(answer) > max_ranks:
+        return f"it names {len(answer)} ranks, more than events.auto_ranks ({max_ranks})"
+    own = await _spellings(address.parse(endpoint).host)
+    listed = frozenset(same_place(Address(host.lower(), 0)).host for host in hosts)
+    strange = strange_host(answer, own | listed)
+    if strange:
+        return f"it publishes on {strange}, which is neither its own host nor in events.auto_hosts"
+    return Told(answer, places(answer, own))
+
+
+async def _spellings(host: str) -> frozenset[str]:
+    """A host as it was named, and its addresses."""
+    own = same_place(Address(host, 0)).host
+    try:
+        return frozenset((own, str(ipaddress.ip_address(own))))
+    except ValueError:
+        loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError):
+        return frozenset((own,))
+    return frozenset((own, *(str(place[0]) for *_, place in found)))
+
+
+async def sources(asking: Asking, endpoint: str) -> tuple[ZmqSource, ...] | str:
+    """A worker's sources, one a rank; why there are none in words, if so.
+
+    endpoint: host:port of its HTTP server.
+    """
+    host = address.parse(endpoint).host
+    reasons: list[str] = []
+    for path in PATHS:
+        try:
+            answer = await asking.get(endpoint, path)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return f"it does not answer: {error or 'timeout'}"
+        if isinstance(answer, str):
+            reasons.append(f"{path}: {answer}")
+            continue
+        found = discovered(path, answer, host)
+        if found:
+            return found
+        reasons.append(f"{path}: names no feed")
+    return "; ".join(reasons)
+
+
+def feed_shown(status: FeedStatus) -> dict[str, Any]:
+    """One rank's feed."""
+    return {
+        "rank": status.rank,
+        "state": status.state.value,
+        "reason": status.reason,
+        "last_sequence": status.last_sequence,
+        "blocks": status.blocks,
+        "uncertain_blocks": status.uncertain_blocks,
+        "orphans": status.orphans,
+        "gaps": status.gaps,
+        "replays": status.replays,
+        "restarts": status.restarts,
+        "lag_seconds": round(status.lag_seconds, 6),
+        "load": None if status.load is None else _load(status.load),
+        "counts": dict(status.counts),
+    }
+
+
+def _load(reported: ReportedLoad) -> dict[str, Any]:
+    return {**msgspec.to_builtins(reported.load), "age_seconds": round(reported.age_seconds, 3)}
+
 
 log = logging.getLogger("kvsteer.workers")
 

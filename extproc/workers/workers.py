@@ -5,17 +5,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from extproc.accounting.causes import Circumstances
-from extproc.accounting.outcome import Outcome
 from extproc.checking.watch import SelfCheck
 from extproc.config import Config
 from extproc.discovery.view import Fleet as Members
 from extproc.discovery.view import Member
+from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.picking.eligibility import Worker
-from extproc.workers.feed_status import feed_shown
-from extproc.workers.feeds import Feeds, OpenTransports, Wanted
+from extproc.workers.feeds import Feeds, OpenTransports, Wanted, feed_shown
 from extproc.workers.roster import Roster
-from kvstate.feeds.engine_load import EngineLoad
+from kvstate.events import EngineLoad
 from kvstate.feeds.feed_terms import State
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap, Prompt

@@ -15,9 +15,10 @@ from kvstate.wire.grpc_encoding import (
     Namespace,
     copied_block,
     copied_origin,
+    is_text,
+    signed_hash,
     stored_entry,
 )
-from kvstate.wire.grpc_fields import is_text, signed_hash
 
 # What a copy takes besides its bytes: tuples, lists, and its share of the table.
 COPY_OVERHEAD_BYTES = 300

@@ -1,27 +1,159 @@
-"""One rank of the bridge: follows the engine's feed, keeps what newcomers and the late need."""
+"""One rank of the bridge: follows the engine's feed, keeps what newcomers and the late need.
 
+The numbered batches of one rank that can still be had, and from which number on.
+
+Numbers ascend by one and never depend on who listens. They begin at a number that no earlier run
+of the bridge has reached, so a cursor of an earlier run is never taken for one of this. A hole
+takes a number of its own, so no cursor from before it can be followed up.
+
+Why a stream of the bridge ends or cannot begin.
+
+    status              when                                         the subscriber
+    OUT_OF_RANGE        it wants a number that cannot be had         begins again, from 0
+    DATA_LOSS           a hole, or it fell behind the history        begins again, from 0
+    UNAVAILABLE         the engine is not connected, or we stop      tries again at its number
+    UNIMPLEMENTED       the engine publishes no events               does without
+
+So do SMG's gateway (its kv_event_monitor) and our own subscriber.
+"""
+
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from kvstate.bridge.history import History
 from kvstate.bridge.mirror import Copy, Mirror
-from kvstate.bridge.status import Standing
 from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Event, OtherGroupStored
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.feed_choice import make_feed
 from kvstate.feeds.feed_terms import Recovery, State
 from kvstate.feeds.sink import Body, Taken
-from kvstate.wire.groups import Admission, Groups
+from kvstate.wire.extras import Admission, Groups
 from kvstate.wire.grpc_encoding import (
     MAX_ENTRY_BYTES,
     Head,
     encode_cleared,
+    encode_head,
     encode_removed,
     encode_store,
     encode_stored,
 )
 from kvstate.wire.zmq_wire import decoding
+
+
+class History:
+    """One rank's batches.
+
+    first: the number of the first batch. timestamp: of the last batch, in seconds by the engine's
+    clock; of the start before there is one. At most `max_batches` and `max_bytes` are kept, oldest
+    dropped first; one batch is kept whatever its size.
+    """
+
+    def __init__(
+        self, rank: int, first: int, timestamp: float, *, max_batches: int, max_bytes: int
+    ) -> None:
+        self.rank = rank
+        self.next = first
+        self.holes = 0
+        self.timestamp = timestamp
+        self.size_bytes = 0
+        self._resumable = first
+        self._max_batches = max_batches
+        self._max_bytes = max_bytes
+        self._batches: deque[bytes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def last(self) -> int:
+        """Number of the last batch, or of the hole behind which none has come yet."""
+        return self.next - 1
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest batch that is kept, `next` if there is none."""
+        return self.next - len(self._batches)
+
+    @property
+    def resumable(self) -> int:
+        """The lowest number at which a subscriber may go on."""
+        return max(self.oldest, self._resumable)
+
+    def append(self, entries: list[bytes], timestamp: float) -> None:
+        """Gives these entries the next number, as one batch."""
+        batch = encode_head(Head(self.next, timestamp, self.rank)) + b"".join(entries)
+        self.next += 1
+        self.timestamp = timestamp
+        self._batches.append(batch)
+        self.size_bytes += len(batch)
+        while len(self._batches) > 1 and self._is_over_limit():
+            self.size_bytes -= len(self._batches.popleft())
+
+    def batch(self, number: int) -> bytes:
+        """A batch that is kept."""
+        return self._batches[number - self.oldest]
+
+    def hole(self) -> None:
+        """Batches were lost here: what came before leads nowhere."""
+        self.holes += 1
+        self.next += 1
+        self._batches.clear()
+        self.size_bytes = 0
+
+    def close_past(self) -> None:
+        """Lets nobody go on at a number up to the last one.
+
+        A snapshot in several pieces bears numbers of batches. Who lost the connection within it
+        would take those batches for the rest of the snapshot.
+        """
+        self._resumable = self.next
+
+    def _is_over_limit(self) -> bool:
+        return len(self._batches) > self._max_batches or self.size_bytes > self._max_bytes
+
+
+class Status(StrEnum):
+    """The gRPC status codes that a stream ends with, by name."""
+
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    DATA_LOSS = "DATA_LOSS"
+    UNAVAILABLE = "UNAVAILABLE"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The stream ends; the reason is for people."""
+
+    status: Status
+    reason: str
+
+
+class Standing:
+    """Whether what the bridge knows of a rank is so now, by the states of the rank's feed.
+
+    A replay after a gap changes nothing: what is known stays true of its number, and what follows
+    comes. A replay after a lost connection has yet to show that the engine is the same one.
+    """
+
+    def __init__(self) -> None:
+        self.fault: Ended | None = Ended(Status.UNAVAILABLE, "the engine is not connected yet")
+
+    def note(self, state: State, reason: str) -> None:
+        """The feed is in this state, for this reason."""
+        match state:
+            case State.LIVE | State.DEGRADED:
+                self.fault = None
+            case State.UNSUPPORTED:
+                self.fault = Ended(Status.UNIMPLEMENTED, f"the engine has no events: {reason}")
+            case State.REPLAYING if self.fault is None:
+                pass
+            case _:
+                self.fault = Ended(Status.UNAVAILABLE, f"the engine's feed is {state}: {reason}")
+
 
 # TensorRT-LLM's own bridge packs as many: one event a batch saturates the serving process.
 MAX_BATCH_EVENTS = 1_024

@@ -13,8 +13,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstate.bridge.bridge import Bridge
-from kvstate.bridge.status import Ended
-from kvstate.feeds.grpc_channel import SERVICES
+from kvstate.bridge.rank import Ended
+from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest
 
 log = logging.getLogger("kvsteer.bridge")

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvstate.errors import ReplayError, printable
-from kvstate.events import EventBatch
-from kvstate.feeds.engine_load import EngineLoad
+from kvstate.events import EngineLoad, EventBatch
 from kvstate.feeds.feed_terms import Recovery
 
 # A publisher that was never reached is told after so long: it may start together with the router.

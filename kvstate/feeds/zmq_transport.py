@@ -1,14 +1,37 @@
 """ZMQ feeds: a subscription that mends itself; replays are asked for apart from it.
 
 vLLM and SGLang publish on a PUB socket; messages are parsed by `kvstate.wire.zmq_wire`.
+
+A replay of a ZMQ publisher, asked for as a DEALER over connections of its own.
+
+vLLM and SGLang answer replays on a ROUTER socket; the request is [empty, first number (8 bytes
+big-endian)], the answer is every batch from there on and an end marker, and is parsed by
+`kvstate.wire.zmq_frames`. There is no flow control: of what exceeds the 1,000 messages that libzmq
+queues for a connection, the ROUTER drops batches and the end marker alike, and a whole buffer has
+10,000 batches.
+
+So an answer is read as fast as it comes, apart from whoever applies it, and what it lacks is asked
+for again, each time over a new connection, whose queue is empty. Of an answer's first messages
+(`NEVER_DROPPED`) none can have been dropped, so they prove what later ones do not:
+
+    early, a batch does not follow    the missing ones are no longer in the publisher's buffer
+    later, a batch does not follow    they may have been dropped: ask again
+    an early end marker               the replay is complete
+    a late end marker                 batches before it may have been dropped: ask again
+    silence after something new       the end marker may have been dropped: ask again
+    silence after nothing new         the publisher does not answer
+
+It is asked again from the last batch that came, by which it proves that it is still the same one.
 """
 
 import asyncio
 import os
 import socket
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from enum import Enum, auto
 
-from kvstate.errors import WireError
+from kvstate.errors import ReplayError, WireError
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.feed_terms import Recovery
@@ -20,9 +43,192 @@ from kvstate.feeds.transport import (
     Malformed,
     Signal,
 )
-from kvstate.feeds.zmq_replay import replay_from
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
-from kvstate.wire.zmq_wire import parse_frames
+from kvstate.wire.zmq_wire import Frames, parse_frames
+
+# How long a publisher may take for an answer to begin.
+REPLAY_TIMEOUT_SECONDS = 5.0
+REPLAY_CONNECT_SECONDS = 0.05
+
+# Silence, after something new came, that tells that the end of an answer was dropped. It grows with
+# each answer that ends so: a publisher that is merely slow is left in peace.
+SILENCE_SECONDS = 0.1
+MAX_SILENCE_SECONDS = 1.6
+
+# Messages of an answer that its queue has room for however slowly they are sent: half of libzmq's
+# 1,000, in case a publisher allows itself less.
+NEVER_DROPPED = 500
+
+# Batches that were read and not applied yet. Beyond it the publisher waits, then drops.
+MAX_READ_BYTES = 40 * 1024 * 1024
+_BATCH_BYTES = 192  # of a batch in memory, beside its payload
+
+# Messages read before others have their turn, with seven more replays under way: about 0.1 ms.
+MAX_MESSAGES = 16
+
+
+async def replay_from(endpoint: str | None, start: int) -> AsyncGenerator[Batch | Malformed]:
+    """Asks an endpoint, None if there is none, for the batches from `start` on.
+
+    They come in order, and any that is missing is no longer in the publisher's buffer. One that
+    comes twice, with other contents, is of another publisher.
+
+    Raises:
+        ReplayError: no answer in time, or none that is a replay.
+    """
+    if endpoint is None:
+        raise ReplayError("no replay endpoint")
+    reading = _Reading(endpoint, start)
+    reader = asyncio.create_task(reading.read_all())
+    try:
+        while batches := await reading.take(reader):
+            for frames in batches:
+                yield Batch(frames.sequence, frames.payload)
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+class _End(Enum):
+    """How an answer ended."""
+
+    COMPLETE = auto()
+    INCOMPLETE = auto()
+    SILENT = auto()
+
+
+class _Reading:
+    """Reads a whole replay, in as many answers as it takes."""
+
+    def __init__(self, endpoint: str, start: int) -> None:
+        self._endpoint = endpoint
+        self._start = start
+        self._last: Frames | None = None  # the last batch that came, in whichever answer
+        self._came = 0  # batches of the present answer
+        self._has_new = False  # whether one of them is new
+        self._silence_seconds = SILENCE_SECONDS
+        self._read: deque[Frames] = deque()
+        self._read_bytes = 0
+        self._has_room = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    async def read_all(self) -> None:
+        """Reads until the replay is complete.
+
+        Raises:
+            ReplayError: it cannot be completed.
+        """
+        try:
+            while (end := await self._read_answer()) is not _End.COMPLETE:
+                if end is _End.SILENT:
+                    self._silence_seconds = min(2 * self._silence_seconds, MAX_SILENCE_SECONDS)
+        except WireError as error:
+            raise ReplayError(str(error)) from None
+        finally:
+            self._wake.set()
+
+    async def take(self, reader: asyncio.Task[None]) -> list[Frames]:
+        """The next batches; none at the end. Raises what `read_all` raised."""
+        while not self._read and not reader.done():
+            self._wake.clear()
+            await self._wake.wait()
+        if not self._read:
+            reader.result()
+        taken = [self._read.popleft() for _ in range(min(MAX_MESSAGES, len(self._read)))]
+        self._read_bytes -= sum(_size_bytes(frames) for frames in taken)
+        self._has_room.set()
+        return taken
+
+    async def _read_answer(self) -> _End:
+        wake = asyncio.Event()
+        connection = Connection(b"DEALER", lambda _: wake.set())
+        self._came, self._has_new = 0, False
+        try:
+            await _connect(connection, self._endpoint)
+            first = self._start if self._last is None else self._last.sequence
+            connection.send([b"", first.to_bytes(8, "big")])
+            while messages := await self._messages(connection, wake):
+                for message in messages:
+                    end = self._judge(parse_frames(message))
+                    if end is not None:
+                        return end
+            return _End.SILENT
+        finally:
+            connection.give_up("done")
+
+    async def _messages(self, connection: Connection, wake: asyncio.Event) -> list[list[bytes]]:
+        """Messages of an answer; none after a silence that may be its end."""
+        await asyncio.sleep(0)  # however many wait, others have their turn
+        while self._read_bytes > MAX_READ_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+        seconds = self._silence_seconds if self._has_new else REPLAY_TIMEOUT_SECONDS
+        while not (messages := connection.take(MAX_MESSAGES)):
+            if connection.is_lost:
+                raise ReplayError(connection.fault or "connection lost")
+            wake.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await wake.wait()
+            except TimeoutError:
+                if self._has_new:
+                    return connection.take(MAX_MESSAGES)  # it may have come at the last moment
+                raise ReplayError(f"no answer within {seconds:g} s") from None
+        return messages
+
+    def _judge(self, frames: Frames) -> _End | None:
+        """Keeps a batch that is new; says how the answer ended, if it did."""
+        last, is_first, is_early = self._last, self._came == 0, self._came < NEVER_DROPPED
+        if is_first and last is not None:
+            self._compare(frames, last)
+            return None
+        if frames.ends_replay:
+            return _End.COMPLETE if is_early else _End.INCOMPLETE
+        if last is not None and frames.sequence <= last.sequence:
+            raise ReplayError("its numbers do not ascend")
+        if last is not None and frames.sequence > last.sequence + 1 and not is_early:
+            return _End.INCOMPLETE
+        self._keep(frames)
+        return None
+
+    def _compare(self, frames: Frames, last: Frames) -> None:
+        """Takes the first message of an answer that was asked for from the last batch on."""
+        if frames.ends_replay or frames.sequence != last.sequence:
+            raise ReplayError(f"batch {last.sequence} is gone: no proof of the same publisher")
+        self._came += 1
+        if frames.payload != last.payload:
+            self._keep(frames)
+
+    def _keep(self, frames: Frames) -> None:
+        self._came += 1
+        self._has_new = True
+        self._last = frames
+        self._read.append(frames)
+        self._read_bytes += _size_bytes(frames)
+        self._wake.set()
+
+
+async def _connect(connection: Connection, endpoint: str) -> None:
+    """Connects for a replay; a publisher that starts may open its sockets one by one."""
+    place = place_of(endpoint)
+    if place is None:
+        raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
+    try:
+        async with asyncio.timeout(REPLAY_TIMEOUT_SECONDS):
+            while not connection.is_ready:
+                try:
+                    await connection.open(place)
+                except OSError:
+                    await asyncio.sleep(REPLAY_CONNECT_SECONDS)
+                if connection.is_lost:
+                    raise ReplayError(connection.fault or "connection lost")
+    except TimeoutError:
+        raise ReplayError(f"no answer within {REPLAY_TIMEOUT_SECONDS:g} s") from None
+
+
+def _size_bytes(frames: Frames) -> int:
+    return len(frames.payload) + _BATCH_BYTES
+
 
 CONNECT_SECONDS = 15.0
 RECONNECT_SECONDS = (0.05, 2.0)

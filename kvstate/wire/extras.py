@@ -4,12 +4,148 @@ vLLM (0.17 and later) sends `extra_keys`, a list or nil for each block: the adap
 [image hash, offset] pairs, then, in a prompt's first block, the cache salt. SGLang (0.5.18 and
 later) sends the salt of a whole chain as `cache_salt`. TensorRT-LLM sends `mm_keys`, for each block
 a list of {"hash", "start_offset"}.
+
+What is known of one publisher's attention groups, and so which of their blocks to believe.
+
+A model with several kinds of attention stores every prompt once for each group of its layers. Only
+groups that hold the whole prefix are indexed. Stores name their group's kind since vLLM 0.22;
+what does not name it (removals, copies) follows what its group was last said to be. vLLM 0.20 has
+groups without kinds: one such group is the only one there is, but of two nobody can tell which
+holds the prefix, and nothing that was stored for either can be believed.
 """
 
 from collections.abc import Mapping
+from enum import Enum, IntEnum
 
 from kvstate.events import Extra
-from kvstate.wire.admission import INTEGERS, Skipped
+from kvstate.tiers import DEFAULT_MEDIUM, tier_of
+
+# More groups than any model has; what comes beyond is not indexed.
+MAX_GROUPS = 64
+
+
+class Admission(IntEnum):
+    """What becomes of blocks of a group."""
+
+    INDEXED = 0
+    OTHER_GROUP = 1
+    DOUBTFUL = 2
+
+
+class _State(Enum):
+    UNNAMED = 0
+    PREFIX = 1
+    OTHER = 2
+    CONTRADICTED = 3  # believed to hold the prefix, then named as a kind that does not
+
+
+class Groups:
+    """The attention groups of one publisher."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, _State] = {}
+
+    def stored(self, group: int | None, *, holds_prefix: bool | None) -> Admission:
+        """Notes a store; holds_prefix is None where its kind is not named."""
+        if group is None:
+            return Admission.OTHER_GROUP if holds_prefix is False else Admission.INDEXED
+        state = self._states.get(group)
+        if state is None and len(self._states) == MAX_GROUPS:
+            return Admission.OTHER_GROUP
+        self._states[group] = _next(state, holds_prefix=holds_prefix)
+        return self.admission(group)
+
+    def admission(self, group: int | None) -> Admission:
+        """What becomes of blocks of a group, by what was stored so far."""
+        state = None if group is None else self._states.get(group)
+        if state is _State.OTHER:
+            return Admission.OTHER_GROUP
+        unnamed = sum(other is _State.UNNAMED for other in self._states.values())
+        if state is _State.CONTRADICTED or (state is _State.UNNAMED and unnamed > 1):
+            return Admission.DOUBTFUL
+        return Admission.INDEXED
+
+    def forget(self) -> None:
+        """Nothing is known any more: the publisher may be another one."""
+        self._states.clear()
+
+
+def _next(state: _State | None, *, holds_prefix: bool | None) -> _State:
+    if holds_prefix is None:
+        return state or _State.UNNAMED
+    if holds_prefix:
+        return _State.PREFIX
+    return _State.OTHER if state in {None, _State.OTHER} else _State.CONTRADICTED
+
+
+# Kinds of attention groups (vLLM's kv_cache_spec_kind) whose blocks hold the whole prefix; the
+# others keep a window or a state of it.
+PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+# Skipped events that cannot have removed anything that we hold: their blocks are never stored.
+HARMLESS = frozenset({"unknown_event", "unknown_medium", "other_locality", "foreign_ownership"})
+
+# Blocks under this ownership (vLLM 0.30) are managed by a residency agent beside the engine, who
+# stores and removes them on its own account.
+_RESIDENCY_AGENT = "kvcr"
+
+# The largest number of an attention group, and what an integer may be elsewhere: more is held
+# neither by msgpack nor by the core.
+MAX_GROUP = 0xFFFF_FFFF
+INTEGERS = range(-(2**63), 2**64)
+
+
+class Skipped(Exception):  # noqa: N818 - control flow of the decoders, not an error
+    """An event that is left out, under the name it is counted by."""
+
+
+def holds_prefix(kind: object) -> bool:
+    """Whether an attention group of this kind holds the whole prefix."""
+    return isinstance(kind, str) and kind in PREFIX_KINDS
+
+
+def reject_foreign(locality: object, ownership: object) -> None:
+    """Leaves out what is not this worker's to credit.
+
+    locality: LOCAL or REMOTE to the publisher (vLLM 0.26); None where it is not said.
+    ownership: who manages the blocks (vLLM 0.30); None for the engine.
+
+    Raises:
+        Skipped: other_locality or foreign_ownership.
+    """
+    if locality is not None and locality != "LOCAL":
+        raise Skipped("other_locality")
+    if isinstance(ownership, str) and ownership.lower() == _RESIDENCY_AGENT:
+        raise Skipped("foreign_ownership")
+
+
+def checked_medium(medium: object) -> str:
+    """A medium as the index wants it: one of known tier, in capitals.
+
+    Raises:
+        Skipped: bad_medium or unknown_medium.
+    """
+    if medium is None:
+        return DEFAULT_MEDIUM
+    if not isinstance(medium, str):
+        raise Skipped("bad_medium")
+    if tier_of(medium) is None:
+        raise Skipped("unknown_medium")
+    return medium.upper()
+
+
+def checked_group(group: object) -> int | None:
+    """The number of an attention group; None where there is only one.
+
+    Raises:
+        Skipped: bad_group.
+    """
+    if group is None:
+        return None
+    if type(group) is not int or not 0 <= group <= MAX_GROUP:
+        raise Skipped("bad_group")
+    return group
+
 
 # What the extras of one block may take; engines have names, hashes and salts of some 100 bytes.
 MAX_EXTRA_BYTES = 4_096

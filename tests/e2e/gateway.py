@@ -11,13 +11,13 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from extproc.app import Server, server_for
 from extproc.config import Config
 from extproc.config.reader import parse
 from extproc.envoy_config import render
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.router import Router
 from extproc.serving.exchange import Service
-from extproc.serving.server import Server, server_for
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from tests.e2e.envoy_process import running_envoy

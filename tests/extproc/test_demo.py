@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from extproc.demo import run
-from extproc.demo_check import Row, report
-from extproc.demo_configuration import Ports
-from extproc.demo_processes import Part, keep_running, ready, started
+from extproc.demo import Part, Ports, Row, keep_running, ready, report, run, started
 from extproc.errors import StartError
 from tests.ports import free_port
 
@@ -127,7 +124,7 @@ async def test_a_part_that_dies_as_it_starts_is_told_with_its_last_words() -> No
 async def test_what_is_not_ready_in_time_is_told_with_what_the_parts_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extproc.demo_processes.READY_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr("extproc.demo.READY_TIMEOUT_SECONDS", 1.0)
     waits = "import time; print('no feed is live', flush=True); time.sleep(1000)"
     router = Part("router", [sys.executable, "-c", waits], decisions=False)
     async with started(router):
@@ -157,7 +154,7 @@ async def test_a_part_that_has_ended_is_told_though_another_answers_in_its_place
 async def test_demos_that_start_at_once_take_different_ports() -> None:
     asks = """
 import sys
-from extproc.demo_configuration import Ports, configuration
+from extproc.demo import Ports, configuration
 with Ports() as ports:
     print(configuration(2, int(sys.argv[1]), ports) + "---", flush=True)
     sys.stdin.read()
@@ -180,7 +177,7 @@ with Ports() as ports:
 def test_a_port_that_another_demo_has_is_refused() -> None:
     port = free_port()
     holds = (
-        "import sys; from extproc.demo_configuration import Ports\n"
+        "import sys; from extproc.demo import Ports\n"
         f"with Ports() as ports: ports.take({port}); print(flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

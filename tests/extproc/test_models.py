@@ -1,5 +1,5 @@
 from extproc.config import Model
-from extproc.models import Models, Served
+from extproc.router import Models, Served
 
 
 def test_names_aliases_and_adapters_are_found() -> None:

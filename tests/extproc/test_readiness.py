@@ -1,4 +1,4 @@
-from extproc.readiness import STOPPING, Readiness
+from extproc.app import STOPPING, Readiness
 
 
 class Clock:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.router import Routed, Router
 from extproc.serving.stream import Ask, Head
@@ -136,7 +136,7 @@ async def test_a_fault_of_ours_is_no_fault_of_the_request(
     def broken(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("extproc.queries.parse", broken)
+    monkeypatch.setattr("extproc.router.parse", broken)
     decision, _ = await settled(router.route(chat()))
     assert (decision.reason, decision.pick) == ("internal_error", ("127.0.0.1:1",))
     assert (await router.explain(CHAT, b"{}"))["reason"] == "internal_error"
@@ -148,7 +148,7 @@ async def test_what_an_exception_quotes_is_not_logged(
     def quoting(_: str, content: bytes) -> None:
         raise KeyError(content)
 
-    monkeypatch.setattr("extproc.queries.parse", quoting)
+    monkeypatch.setattr("extproc.router.parse", quoting)
     await settled(router.route(chat("a secret")))
     assert "decision failed with KeyError" in caplog.text
     assert "in quoting" in caplog.text

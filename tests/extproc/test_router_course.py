@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
 from extproc.observing.course import Course, Trace
+from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.router import Router

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from extproc.checking.evidence import Difference
-from extproc.checking.self_check import WorkerCheck
+from extproc.checking.self_check import Difference, WorkerCheck
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.router import Router
 from extproc.serving.stream import Ask, Head

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from extproc.checking.evidence import Asked
-from extproc.checking.self_check import GRACE_SECONDS, Result, WorkerCheck
+from extproc.checking.self_check import GRACE_SECONDS, Asked, Result, WorkerCheck
 from kvstate.events import Tokens
 from kvstate.overlap import Prompt
 from kvstate.wire.zmq_wire import decode_batch

@@ -1,6 +1,6 @@
 from typing import Any
 
-from extproc.top_screen import LEAST, screen
+from extproc.top import LEAST, screen
 
 WIDE = (200, 0)
 

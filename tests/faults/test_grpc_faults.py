@@ -11,12 +11,10 @@ import pytest
 from kvstate.bridge.bridge import Bridge
 from kvstate.bridge.server import BridgeServer
 from kvstate.events import EventBatch
-from kvstate.feeds import grpc_transport
-from kvstate.feeds import subscriber as subscriber_module
+from kvstate.feeds import grpc_transport, subscriber
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
 from kvstate.feeds.feed_terms import State
-from kvstate.feeds.grpc_channel import SERVICES
-from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
@@ -31,7 +29,7 @@ PROBES = (A, B, C, (1, 2))
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_transport, "RETRY_SECONDS", (0.01, 0.05))
-    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.1)
 
 
 class BridgeBeside:

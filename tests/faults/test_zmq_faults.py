@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstate.feeds import subscriber as subscriber_module
-from kvstate.feeds import zmq_replay, zmtp_connection
+from kvstate.feeds import subscriber, zmq_transport, zmtp_connection
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
@@ -104,7 +103,7 @@ async def test_lost_batch_without_replay_is_a_hole(table: list[Row]) -> None:
 async def test_last_batch_lost_before_silence_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.05)
     async with warm("last batch lost, then silence", Engine()) as watch:
         engine = watch.engine
         engine.lose(engine.remove(A))
@@ -199,9 +198,9 @@ async def test_late_join_is_certain_of_what_it_saw(table: list[Row]) -> None:
 async def test_silent_replay_socket_is_asked_again(
     table: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_replay, "REPLAY_TIMEOUT_SECONDS", 0.05)
-    monkeypatch.setattr(subscriber_module, "RETRY_SECONDS", (0.05, 0.2))
-    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(subscriber, "RETRY_SECONDS", (0.05, 0.2))
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.02)
     async with warm("replay socket never answers", Engine()) as watch:
         engine = watch.engine
         engine.answers_replays = False

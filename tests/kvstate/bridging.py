@@ -13,7 +13,7 @@ from kvstate.bridge.bridge import Bridge, BridgeLimits
 from kvstate.bridge.rank import BridgedRank
 from kvstate.bridge.server import BridgeServer
 from kvstate.feeds.feed_terms import Recovery
-from kvstate.feeds.grpc_channel import SERVICES
+from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.transport import Batch, Connected, MemoryTransport
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from kvstate.feeds.grpc_channel import SERVICES
+from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.transport import Signal, Transport
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvBlock,

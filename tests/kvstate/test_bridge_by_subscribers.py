@@ -10,11 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstate.bridge import rank as bridge_rank
-from kvstate.bridge.history import History
+from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import BridgedRank
-from kvstate.bridge.status import Ended, Status
-from kvstate.bridge.stream import Subscription, subscribe
+from kvstate.bridge.rank import BridgedRank, Ended, History, Status
 from kvstate.core import finished
 from kvstate.events import (
     AllCleared,

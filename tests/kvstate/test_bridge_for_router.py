@@ -4,15 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from kvstate.feeds.feed_news import Place
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import grpc_transports
-from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.sink import IndexSink
+from kvstate.feeds.replays import ReplaySlots, Turns
+from kvstate.feeds.sink import IndexSink, Place
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Connected, Disconnected
-from kvstate.feeds.turns import Turns
 from kvstate.index import Index
 from tests.kvstate.bridging import Engine, engine
 from tests.kvstate.publishing import block, chain, until

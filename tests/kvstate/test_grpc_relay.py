@@ -10,13 +10,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvstate.events import BlocksStored, EventBatch, Tokens
+from kvstate.events import BlocksStored, EngineLoad, EventBatch, Tokens
 from kvstate.feeds import grpc_transport, shared_connection
-from kvstate.feeds.engine_load import EngineLoad
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.feed_terms import State
-from kvstate.feeds.grpc_channel import SERVICES
-from kvstate.feeds.grpc_transport import grpc_transports
+from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.transport import Batch, Connected, LoadReport, Refused
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt

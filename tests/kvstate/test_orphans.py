@@ -1,6 +1,6 @@
 from kvstate.events import BlockHash, BlocksStored, Tokens
 from kvstate.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
-from kvstate.segment import Pool
+from kvstate.plain_core import Pool
 
 GPU = Pool.of("GPU", None, 1)
 

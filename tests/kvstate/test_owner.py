@@ -2,8 +2,7 @@ import msgspec
 import pytest
 
 from kvstate.events import BlocksStored, Tokens
-from kvstate.index import Index
-from kvstate.owner import Limits, Owner
+from kvstate.index import Index, Limits, Owner
 
 pytestmark = pytest.mark.usefixtures("each_core")
 

@@ -4,7 +4,7 @@ from kvstate.core import Core, StoreResult
 from kvstate.events import BlockHash, Tokens
 from kvstate.overlap import Overlap
 from kvstate.plain_core import PlainCore
-from kvstate.wire.groups import Admission
+from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core
 
 NAMES = ["w", "x"]

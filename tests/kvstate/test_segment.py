@@ -2,7 +2,7 @@ from itertools import permutations
 
 import pytest
 
-from kvstate.segment import Pool, Segment, Table
+from kvstate.plain_core import Pool, Segment, Table
 from kvstate.tiers import Tier
 
 GPU, GPU_1, CPU = Pool.of("GPU", None, 16), Pool.of("GPU", 1, 16), Pool.of("CPU", None, 32)

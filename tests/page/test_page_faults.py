@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from extproc.accounting.drifts import Drifts
-from extproc.accounting.outcome import Outcome, Usage
-from extproc.discovery.sources import Report
+from extproc.discovery.view import Report
+from extproc.observing.outcomes import Drifts, Outcome, Usage
 from extproc.serving.stream import Ask, Head
 from kvstate.overlap import Overlap
 from simulator.worker import Worker

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from simulator.cache import Holding, PrefixCache, Shape
 from simulator.dialects import DEFAULT, DIALECTS
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
-from simulator.hashing import NO_NAMESPACE, Namespace, chain
+from simulator.hashing import NO_NAMESPACE, Namespace, VllmHashing, chain_of
 from simulator.tokens import ModelTokens
-from simulator.vllm_hashing import VllmHashing
 
 Recorded = Callable[[str], list[dict[str, Any]]]
 Batches = list[list[Event]]
@@ -189,7 +188,7 @@ def test_counting_announced_copies_tells_every_hit_before_it_happens(
     for salt, length, generated in operations:
         namespace = Namespace(salt=str(salt))
         hashing = VllmHashing()
-        hashes = list(map(hashing.wire, chain(range(length), 2, namespace, hashing)))
+        hashes = list(map(hashing.wire, chain_of(range(length), 2, namespace, hashing)))
         expected = len(list(takewhile(lambda key: copies[key] > 0, hashes[: (length - 1) // 2])))
         holding = cache.begin(range(length), namespace)
         if holding is None:

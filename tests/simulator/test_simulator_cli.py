@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from simulator.cli import _greeting, _settings, add_arguments, run
-from simulator.endpoints import split_address
 from simulator.server import running
-from simulator.settings import Settings
+from simulator.settings import Settings, split_address
 
 MAIN = (
     "import argparse, sys; from simulator.cli import add_arguments, run;"

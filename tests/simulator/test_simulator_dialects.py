@@ -6,10 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from simulator import frames
-from simulator.dialects import DIALECTS
+from simulator import publisher
+from simulator.dialects import DIALECTS, Layout
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from simulator.layouts import Layout
 from simulator.server import running
 from simulator.settings import Settings
 from tests.simulator.readers import Client, complete, events_of, post, published, replay, subscribed
@@ -42,7 +41,7 @@ def events_in(payload: bytes) -> list[Event]:
 
 def encoded_again(payload: bytes, layout: Layout) -> bytes:
     timestamp, _, rank = msgspec.msgpack.decode(payload)
-    return frames.batch(timestamp, layout.written(events_in(payload)), rank)
+    return publisher.batch(timestamp, layout.written(events_in(payload)), rank)
 
 
 @pytest.mark.parametrize(

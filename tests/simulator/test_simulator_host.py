@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from simulator.cache import PrefixCache, Shape
 from simulator.dialects import DIALECTS, Habits
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
-from simulator.hashing import NO_NAMESPACE, Adapter, Namespace, chain
+from simulator.hashing import NO_NAMESPACE, Adapter, Namespace, VllmHashing, chain_of
 from simulator.server import running
 from simulator.settings import Settings
-from simulator.vllm_hashing import VllmHashing
 from tests.simulator.readers import Client, complete, published
 
 HASHING = VllmHashing()
@@ -97,7 +96,7 @@ def test_a_full_host_loses_what_was_kept_or_found_longest_ago() -> None:
     cache.take_events()
     run(cache, 300, 4)
     [lost, *_] = [event for event in cache.take_events() if isinstance(event, BlockRemoved)]
-    [digest] = chain(range(4), 4, NO_NAMESPACE, HASHING)
+    [digest] = chain_of(range(4), 4, NO_NAMESPACE, HASHING)
     assert (lost.medium, lost.block_hashes) == ("CPU", (HASHING.wire(digest),))
 
 
@@ -147,7 +146,7 @@ def test_counting_what_is_announced_on_each_medium_tells_every_hit(
     copies: Counter[tuple[str | None, WireHash]] = Counter()
     for salt, length, generated in operations:
         namespace = Namespace(salt=str(salt))
-        hashes = list(map(HASHING.wire, chain(range(length), 2, namespace, HASHING)))
+        hashes = list(map(HASHING.wire, chain_of(range(length), 2, namespace, HASHING)))
         usable = hashes[: (length - 1) // 2]
         announced = {key for (_, key), number in copies.items() if number}
         held = takewhile(announced.__contains__, usable)

@@ -11,9 +11,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from simulator.endpoints import rank_endpoint
 from simulator.server import running
-from simulator.settings import Settings
+from simulator.settings import Settings, rank_endpoint
 from tests.simulator.readers import (
     Client,
     complete,

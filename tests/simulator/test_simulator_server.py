@@ -8,7 +8,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from simulator.latency import Latency
+from simulator.engine import Latency
 from simulator.server import Worker, running
 from simulator.settings import Settings
 from simulator.tokens import ModelTokens

@@ -9,10 +9,9 @@ import pytest
 from simulator.cache import PrefixCache, Shape
 from simulator.dialects import DIALECTS
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
-from simulator.hashing import NO_NAMESPACE, Adapter, Namespace
+from simulator.hashing import NO_NAMESPACE, Adapter, Namespace, SglangHashing
 from simulator.server import running
 from simulator.settings import Settings
-from simulator.sglang_hashing import SglangHashing
 from tests.simulator.readers import Client, complete, published, subscribed
 
 Recording = Callable[[str], list[dict[str, Any]]]

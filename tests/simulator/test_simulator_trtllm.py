@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from simulator.drain import EventDrain
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored
+from simulator.rank import EventDrain
 from simulator.server import running
 from simulator.settings import Settings
 from tests.simulator.readers import Client, complete, post, published

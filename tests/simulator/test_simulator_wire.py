@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from simulator import frames
+from simulator import publisher
 from simulator.dialects import DIALECTS
 from simulator.events import BlockRemoved, BlockStored, Event
-from simulator.hashing import Adapter, Namespace, chain
+from simulator.hashing import Adapter, Namespace, VllmHashing, chain_of
 from simulator.requests import Chat, Completion
 from simulator.settings import TINY_MODEL
 from simulator.tokens import ModelTokens, PromptError
-from simulator.vllm_hashing import VllmHashing
 
 Recorded = Callable[[str], list[dict[str, Any]]]
 
@@ -50,7 +49,7 @@ def test_prompts_become_the_hashes_that_vllm_announced(recorded: Recorded, name:
                     announced.update(event["block_hashes"])
         if record["status"] == 200 and record.get("prompt_token_ids"):
             namespace = Namespace(salt=record["body"].get("cache_salt"))
-            digests = chain(record["prompt_token_ids"], 32, namespace, VllmHashing())
+            digests = chain_of(record["prompt_token_ids"], 32, namespace, VllmHashing())
             assert {VllmHashing().wire(digest) for digest in digests} <= announced, record[
                 "scenario"
             ]
@@ -64,7 +63,7 @@ def test_recorded_payloads_encode_to_the_same_bytes(recorded: Recorded, name: st
         timestamp, events, rank = msgspec.msgpack.decode(payload)
         values = [msgspec.convert(event, Event) for event in events]
         written = DIALECTS["vllm-0.32"].layout.written(values)
-        assert frames.batch(timestamp, written, rank) == payload
+        assert publisher.batch(timestamp, written, rank) == payload
 
 
 def test_adapter_and_salt_are_published_as_vllm_does() -> None:
@@ -77,7 +76,7 @@ def test_adapter_and_salt_are_published_as_vllm_does() -> None:
 def test_adapters_and_salts_do_not_share_blocks() -> None:
     adapter = Adapter("same", 1)
     namespaces = [Namespace(), Namespace(salt="same"), Namespace(adapter), Namespace(adapter, "x")]
-    assert len({next(chain(range(16), 16, one, VllmHashing())) for one in namespaces}) == 4
+    assert len({next(chain_of(range(16), 16, one, VllmHashing())) for one in namespaces}) == 4
 
 
 def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None:
@@ -109,7 +108,7 @@ def test_unset_optional_fields_are_left_out_and_required_ones_are_null() -> None
 def test_a_replay_request_is_read_or_ignored(
     request_frames: list[bytes], start: int | None
 ) -> None:
-    assert frames.replay_start(request_frames) == start
+    assert publisher.replay_start(request_frames) == start
 
 
 def test_text_parts_are_joined_by_line_breaks(tokens: ModelTokens) -> None:

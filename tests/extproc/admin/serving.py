@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from random import Random
 
 from extproc.address import Address
-from extproc.admin.application import admin_application
-from extproc.admin.discovery_routes import discovery_routes
-from extproc.admin.listening import listen
+from extproc.admin.application import admin_application, listen
 from extproc.admin.observed import Observed
+from extproc.admin.routes import discovery_routes
 from extproc.config.reader import parse
 from extproc.discovery.discovery import Discovery
-from extproc.discovery.sources import Source
-from extproc.discovery.view import listed
-from extproc.metrics import Metrics
+from extproc.discovery.view import Source, listed
+from extproc.observing.metrics import Metrics
 from extproc.router import Router
 from extproc.serving.stream import Ask, Head
 from extproc.workers.workers import Workers

@@ -3,7 +3,7 @@ import contextlib
 import itertools
 import json
 
-from extproc.admin.bodies import AT_ONCE, listed
+from extproc.admin.routes import AT_ONCE, listed
 
 
 async def test_a_long_list_is_made_in_turns_and_whole() -> None:

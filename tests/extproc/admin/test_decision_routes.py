@@ -4,7 +4,7 @@ import json
 import aiohttp
 import pytest
 
-from extproc.admin.decision_routes import MAX_READERS
+from extproc.admin.routes import MAX_READERS
 from tests.extproc.admin.decisions import decided
 from tests.extproc.admin.serving import Served
 
@@ -115,7 +115,7 @@ async def test_a_reader_that_does_not_read_is_dropped(
     served: Served, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("MAX_READERS", 1), ("WRITE_SECONDS", 0.1), ("LOOK_SECONDS", 0.0)):
-        monkeypatch.setattr(f"extproc.admin.decision_routes.{name}", value)
+        monkeypatch.setattr(f"extproc.admin.routes.{name}", value)
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1)
     writer.write(b"GET /decisions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n\r\n")

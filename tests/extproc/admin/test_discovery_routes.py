@@ -5,8 +5,8 @@ import pytest
 from aiohttp import web
 
 from extproc.address import Address
-from extproc.admin.discovery_routes import discovery_routes
-from extproc.admin.listening import listen
+from extproc.admin.application import listen
+from extproc.admin.routes import discovery_routes
 from extproc.config.reader import parse
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.view import listed

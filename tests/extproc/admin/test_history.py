@@ -1,4 +1,4 @@
-from extproc.admin.history import Figures, History
+from extproc.admin.observed import Figures, History
 
 BUSY = Figures(in_flight=2, blocks=10, prompt_tokens=100, predicted_tokens=40)
 IDLE = Figures(0, 5, 0, 0)

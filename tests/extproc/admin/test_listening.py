@@ -1,10 +1,9 @@
 import pytest
 
 from extproc.address import Address
-from extproc.admin.listening import listen
-from extproc.admin.metrics_application import metrics_application
+from extproc.admin.application import listen, metrics_application
 from extproc.errors import StartError
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from tests.extproc.admin.serving import Served
 
 

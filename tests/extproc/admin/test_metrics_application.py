@@ -2,9 +2,8 @@ import aiohttp
 import pytest
 
 from extproc.address import Address
-from extproc.admin.listening import listen
-from extproc.admin.metrics_application import metrics_application
-from extproc.metrics import Metrics
+from extproc.admin.application import listen, metrics_application
+from extproc.observing.metrics import Metrics
 from tests.ports import free_port
 
 

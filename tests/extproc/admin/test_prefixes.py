@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admin.prefixes import LEADING_TOKENS, LEAST_TOKENS, Prompts, prefixes
+from extproc.admin.observed import LEADING_TOKENS, LEAST_TOKENS, Prompts, prefixes
 from kvstate.overlap import Prompt
 from tests.extproc.admin.decisions import prompt
 

@@ -1,4 +1,4 @@
-from extproc.admin.recent import Recent
+from extproc.admin.observed import Recent
 from tests.extproc.admin.decisions import decided
 
 

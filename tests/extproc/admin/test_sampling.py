@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from extproc.admin.application import AT_ONCE, Fill, Sampling
 from extproc.admin.observed import Observed
-from extproc.admin.sampling import AT_ONCE, Fill, Sampling
 
 
 def fills(count: int) -> Iterator[Fill]:

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from extproc.address import Address
-from extproc.admin.listening import listen
+from extproc.admin.application import listen
 from tests.extproc.admin.serving import Served
 from tests.ports import free_port
 

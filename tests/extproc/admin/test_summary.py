@@ -1,6 +1,4 @@
-from extproc.admin.prefixes import LEADING_TOKENS, prefixes
-from extproc.admin.recent import Kept
-from extproc.admin.summary import spread, summary
+from extproc.admin.observed import LEADING_TOKENS, Kept, prefixes, spread, summary
 from kvstate.overlap import Overlap
 from tests.extproc.admin.decisions import decided, prompt
 

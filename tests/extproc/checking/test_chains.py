@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.checking.chains import Chains
+from extproc.checking.self_check import Chains
 from kvstate.events import BlocksStored, Tokens
 
 

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.checking.chains import Chain, Growth
-from extproc.checking.evidence import (
+from extproc.checking.self_check import (
     Asked,
+    Chain,
     Difference,
+    Growth,
     difference,
     explains,
     holds_own,

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.checking.evidence import Asked
 from extproc.checking.self_check import (
     GRACE_SECONDS,
     LAST_CHECKED,
@@ -17,6 +16,7 @@ from extproc.checking.self_check import (
     MISMATCHES,
     WATCHED_PER_SECOND,
     WATCHED_PER_SECOND_WHILE_WELL,
+    Asked,
     Watched,
     WorkerCheck,
 )

@@ -18,7 +18,7 @@ from extproc.checking.self_check import GRACE_SECONDS, MAX_WATCH_SECONDS
 from extproc.checking.watch import SelfCheck
 from extproc.config import Model
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.picking.load import Booking
 from extproc.requests import request
 from extproc.router import Router

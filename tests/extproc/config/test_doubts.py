@@ -12,12 +12,12 @@ from extproc.config import (
     Kubernetes,
     Model,
     Worker,
+    rules,
 )
-from extproc.config import doubts as doubts_module
 
 
 def doubts(config: Config, *there: str) -> list[str]:
-    return doubts_module.doubts(config, lambda name: name in there)
+    return rules.doubts(config, lambda name: name in there)
 
 
 ONE = Config(models=(Model("m"),), workers=(Worker("a:1"),))

@@ -11,7 +11,7 @@ from extproc.config import (
     Worker,
     WorkerEvents,
 )
-from extproc.config.fleet_rules import event_ports_faults, fleet_faults, worker_faults
+from extproc.config.rules import event_ports_faults, fleet_faults, worker_faults
 
 ONE = Config(models=(Model("m"),))
 TWO = Config(models=(Model("m"), Model("n")))

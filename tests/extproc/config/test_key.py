@@ -1,6 +1,6 @@
 from dataclasses import dataclass, fields
 
-from extproc.config.key import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
+from extproc.config.schema import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
 
 
 @dataclass(frozen=True)

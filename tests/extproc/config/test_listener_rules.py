@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from extproc.config import Admin, Config, Envoy, ExtProc, Metrics, RouterTls, Tls
-from extproc.config.listener_rules import listener_faults
+from extproc.config.rules import listener_faults
 
 PLAIN = Config()
 MUTUAL = Tls(certificate="c", key="k", client_ca="a")

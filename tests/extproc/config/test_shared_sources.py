@@ -1,7 +1,7 @@
 import pytest
 
 from extproc.config import Worker, WorkerEvents
-from extproc.config.shared_sources import shared_endpoints, shared_feeds
+from extproc.config.rules import shared_endpoints, shared_feeds
 
 
 def clashes(*events: WorkerEvents) -> list[str]:

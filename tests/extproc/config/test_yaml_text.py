@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from extproc.config.yaml_text import values_in
+from extproc.config.reader import values_in
 
 
 def test_values_are_plain() -> None:

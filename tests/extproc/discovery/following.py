@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from extproc.discovery.sources import Report, Source
-from extproc.discovery.view import Found, View
+from extproc.discovery.view import Found, Report, Source, View
 
 WAIT_SECONDS = 20.0
 

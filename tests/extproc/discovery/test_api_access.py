@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extproc.discovery import api_access, list_watch
+from extproc.discovery import kubernetes
 from tests.extproc.discovery.api_server import ApiServer, api_server, pod
 from tests.extproc.discovery.following import following, until
 from tests.extproc.discovery.test_kubernetes import pods, pool
@@ -79,8 +79,8 @@ def expiring(seconds: float) -> dict[str, str]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_watch, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(list_watch, "LAST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(kubernetes, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes, "LAST_WAIT_SECONDS", 0.05)
 
 
 async def watch_anew(api: ApiServer) -> None:
@@ -108,7 +108,7 @@ async def test_a_token_that_the_server_refuses_is_asked_for_anew(tmp_path: Path)
 
 async def test_a_token_is_renewed_before_it_expires(tmp_path: Path) -> None:
     command = Command(tmp_path)
-    command.gives(**expiring(api_access.EARLY.total_seconds() - 5))
+    command.gives(**expiring(kubernetes.EARLY.total_seconds() - 5))
     async with api_server(tmp_path, command.user) as (api, kubeconfig):
         api.lets_in = "token-2"
         async with following(pods(kubeconfig)) as seen:
@@ -168,7 +168,7 @@ async def test_of_commands_that_hang_there_is_only_one(
         async with following(pods(kubeconfig)) as seen:
             await until(lambda: api.watches == 1)
             command.hangs()
-            monkeypatch.setattr(api_access, "COMMAND_SECONDS", 0.05)
+            monkeypatch.setattr(kubernetes, "COMMAND_SECONDS", 0.05)
             api.lets_in = "token-3"
             api.end_watches()
             await until(lambda: len(seen.faults) > 5)

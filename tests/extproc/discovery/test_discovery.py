@@ -7,10 +7,8 @@ import pytest
 
 from extproc.config import Worker
 from extproc.discovery import discovery
-from extproc.discovery.discovery import Discovery
-from extproc.discovery.discovery_families import DiscoveryCollector
-from extproc.discovery.sources import Report, Source
-from extproc.discovery.view import Fleet, listed
+from extproc.discovery.discovery import Discovery, DiscoveryCollector
+from extproc.discovery.view import Fleet, Report, Source, listed
 from tests.extproc.discovery.following import until
 
 A, B, C = (Worker(f"10.0.0.{number}:1") for number in (1, 2, 3))

@@ -5,8 +5,8 @@ import dns.resolver
 import pytest
 
 from extproc.config import DnsName, FoundWorker
-from extproc.discovery import dns_names
-from extproc.discovery.dns_names import DnsNames
+from extproc.discovery import configured
+from extproc.discovery.configured import DnsNames
 from tests.extproc.discovery.dns_server import DnsServer, dns_server
 from tests.extproc.discovery.following import following, until
 
@@ -15,8 +15,8 @@ NAME = "vllm.example"
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[DnsServer]:
-    monkeypatch.setattr(dns_names, "LEAST_SECONDS", 0.02)
-    monkeypatch.setattr(dns_names, "LOOKUP_SECONDS", 1.0)
+    monkeypatch.setattr(configured, "LEAST_SECONDS", 0.02)
+    monkeypatch.setattr(configured, "LOOKUP_SECONDS", 1.0)
     async with dns_server() as one:
         one.ttl = 0
         yield one
@@ -96,7 +96,7 @@ async def test_a_host_that_knows_no_name_server_is_a_fault(
     def unknown(_: object) -> None:
         raise dns.resolver.NoResolverConfiguration
 
-    monkeypatch.setattr(dns_names, "_resolver", unknown)
+    monkeypatch.setattr(configured, "_resolver", unknown)
     async with following(DnsNames(DnsName(NAME))) as seen:
         await until(lambda: bool(seen.faults))
         assert seen.fault.startswith("vllm.example: no name server is known: ")

@@ -12,7 +12,7 @@ import pytest
 
 from extproc.config import Config
 from extproc.config.reader import parse
-from extproc.discovery import list_watch
+from extproc.discovery import kubernetes
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.kubernetes import KubernetesPods
 from extproc.discovery.view import Fleet
@@ -26,8 +26,8 @@ from tests.extproc.discovery.following import following, until
 async def server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[ApiServer, str]]:
-    monkeypatch.setattr(list_watch, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(list_watch, "LAST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(kubernetes, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes, "LAST_WAIT_SECONDS", 0.05)
     async with api_server(tmp_path) as one:
         yield one
 
@@ -155,8 +155,8 @@ async def test_a_version_that_is_gone_is_listed_anew(
 async def test_a_version_that_is_gone_is_listed_anew_at_once(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_watch, "FIRST_WAIT_SECONDS", 3600.0)
-    monkeypatch.setattr(list_watch, "LIST_HELPS_SECONDS", 0.0)
+    monkeypatch.setattr(kubernetes, "FIRST_WAIT_SECONDS", 3600.0)
+    monkeypatch.setattr(kubernetes, "LIST_HELPS_SECONDS", 0.0)
     api, kubeconfig = server
     async with following(pods(kubeconfig)) as seen:
         await until(lambda: api.watches == 1)
@@ -237,8 +237,8 @@ async def test_a_hung_server_and_one_that_is_back_are_noticed_within_seconds(
     async with api_server(tmp_path) as (api, kubeconfig), following(pods(kubeconfig)):
         await until(lambda: api.watches == 1)
         limit = float(api.asked[-1]["timeoutSeconds"])
-    assert limit + list_watch.PATIENCE_SECONDS <= 15
-    assert 1.5 * list_watch.LAST_WAIT_SECONDS + list_watch.CONNECT_SECONDS <= 15
+    assert limit + kubernetes.PATIENCE_SECONDS <= 15
+    assert 1.5 * kubernetes.LAST_WAIT_SECONDS + kubernetes.CONNECT_SECONDS <= 15
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
@@ -256,7 +256,7 @@ async def test_a_server_that_says_nothing_is_given_up(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(list_watch, "LIST_SECONDS", 0.2)
+    monkeypatch.setattr(kubernetes, "LIST_SECONDS", 0.2)
     api.hang()
     async with following(pods(kubeconfig)) as seen:
         await until(lambda: "it said nothing in time" in seen.fault)
@@ -266,8 +266,8 @@ async def test_a_server_that_hangs_is_a_fault_until_it_goes_on(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(list_watch, "WATCH_SECONDS", 1)
-    monkeypatch.setattr(list_watch, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(kubernetes, "WATCH_SECONDS", 1)
+    monkeypatch.setattr(kubernetes, "PATIENCE_SECONDS", 1.0)
     api.put("pods", pod("one"))
     async with following(pods(kubeconfig)) as seen:
         await until(lambda: api.watches == 1)
@@ -283,7 +283,7 @@ async def test_a_watch_that_reaches_its_limit_goes_on_without_a_fault_or_a_list(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, kubeconfig = server
-    monkeypatch.setattr(list_watch, "WATCH_SECONDS", 1)
+    monkeypatch.setattr(kubernetes, "WATCH_SECONDS", 1)
     api.put("pods", pod("one"))
     async with following(pods(kubeconfig)) as seen:
         await until(lambda: sum("watch" in query for query in api.asked) > 2)
@@ -296,7 +296,7 @@ async def test_a_watch_that_reaches_its_limit_goes_on_without_a_fault_or_a_list(
 async def test_a_watch_that_makes_no_sense_is_a_fault(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    monkeypatch.setattr(list_watch, "MAX_LINE_BYTES", 4096)
+    monkeypatch.setattr(kubernetes, "MAX_LINE_BYTES", 4096)
     api, kubeconfig = server
     api.put("pods", pod("one"))
     async with following(pods(kubeconfig)) as seen:
@@ -311,7 +311,7 @@ async def test_a_watch_that_makes_no_sense_is_a_fault(
 async def test_pods_beyond_the_limit_are_a_fault_until_they_are_fewer(
     server: tuple[ApiServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_watch, "MAX_THINGS", 1)
+    monkeypatch.setattr(kubernetes, "MAX_THINGS", 1)
     api, kubeconfig = server
     api.put("pods", pod("one", "10.0.0.1"))
     async with following(pods(kubeconfig)) as seen:

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.discovery.kubernetes_wire import (
+from extproc.discovery.pods import (
     Pod,
     Pool,
     Refusal,

@@ -1,6 +1,4 @@
-from extproc.discovery.part_reports import PartReports
-from extproc.discovery.sources import Report
-from extproc.discovery.view import View
+from extproc.discovery.view import PartReports, Report, View
 
 
 class Heard:

@@ -2,9 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.discovery import pod_words
-from extproc.discovery.kubernetes_wire import Metadata, Pod
-from extproc.discovery.pod_words import PodWords
+from extproc.discovery import pods
+from extproc.discovery.pods import Metadata, Pod, PodWords
 
 
 def words(**annotations: str) -> PodWords:
@@ -14,24 +13,24 @@ def words(**annotations: str) -> PodWords:
 
 def test_a_pod_says_something_in_annotations_and_labels() -> None:
     said = words(port=" 8000 ")
-    assert said.annotation("port", pod_words.port_in) == 8000
-    assert said.label("name", pod_words.text_in) == "m"
-    assert said.annotation("model", pod_words.text_in) is None
+    assert said.annotation("port", pods.port_in) == 8000
+    assert said.label("name", pods.text_in) == "m"
+    assert said.annotation("model", pods.text_in) is None
     assert said.notes == ()
 
 
 def test_a_pod_without_annotations_says_nothing() -> None:
-    assert PodWords(Pod(Metadata("p"))).annotation("port", pod_words.port_in) is None
+    assert PodWords(Pod(Metadata("p"))).annotation("port", pods.port_in) is None
 
 
 def test_what_cannot_be_read_is_noted_once_and_cut() -> None:
     said = words(port="x" * 300)
-    assert [said.annotation("port", pod_words.port_in) for _ in range(2)] == [None, None]
+    assert [said.annotation("port", pods.port_in) for _ in range(2)] == [None, None]
     assert said.notes == (f"pod p: kvsteer.io/port: cannot be read: {'x' * 40!r}",)
 
 
 def test_active_ports_are_those_of_the_newer_annotation() -> None:
-    new, old = pod_words.ACTIVE_PORTS
+    new, old = pods.ACTIVE_PORTS
     pod = Pod(Metadata("p", annotations={new: "8000, x,", old: "8001"}))
     said = PodWords(pod)
     assert said.active_ports() == frozenset({8000})
@@ -45,14 +44,14 @@ def test_active_ports_are_those_of_the_newer_annotation() -> None:
 @pytest.mark.parametrize(
     ("read", "text", "expected"),
     [
-        (pod_words.number_in, "0", 0),
-        (pod_words.ports_in, "8000, 8001", (8000, 8001)),
-        (pod_words.ranks_in, "64", 64),
-        (pod_words.names_in, "x, y", ("x", "y")),
-        (pod_words.flag_in, "TRUE", True),
-        (pod_words.flag_in, "false", False),
-        (pod_words.auto_or_none_in, "auto", "auto"),
-        (pod_words.service_in, "vllm", "vllm"),
+        (pods.number_in, "0", 0),
+        (pods.ports_in, "8000, 8001", (8000, 8001)),
+        (pods.ranks_in, "64", 64),
+        (pods.names_in, "x, y", ("x", "y")),
+        (pods.flag_in, "TRUE", True),
+        (pods.flag_in, "false", False),
+        (pods.auto_or_none_in, "auto", "auto"),
+        (pods.service_in, "vllm", "vllm"),
     ],
 )
 def test_words_are_read(read: Callable[[str], object], text: str, expected: object) -> None:
@@ -62,15 +61,15 @@ def test_words_are_read(read: Callable[[str], object], text: str, expected: obje
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        (pod_words.number_in, "1" * 19),
-        (pod_words.number_in, "\u0663"),
-        (pod_words.positive_in, "0"),
-        (pod_words.port_in, "65536"),
-        (pod_words.ports_in, "1,1"),
-        (pod_words.ports_in, "1,2,3,4,5,6,7,8,9"),
-        (pod_words.ranks_in, "65"),
-        (pod_words.text_in, ""),
-        (pod_words.flag_in, "yes"),
+        (pods.number_in, "1" * 19),
+        (pods.number_in, "\u0663"),
+        (pods.positive_in, "0"),
+        (pods.port_in, "65536"),
+        (pods.ports_in, "1,1"),
+        (pods.ports_in, "1,2,3,4,5,6,7,8,9"),
+        (pods.ranks_in, "65"),
+        (pods.text_in, ""),
+        (pods.flag_in, "yes"),
     ],
 )
 def test_words_of_another_kind_are_refused(read: Callable[[str], object], text: str) -> None:

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from extproc.config import EventPorts, FoundWorker, Model, WorkerEvents
-from extproc.discovery.kubernetes_wire import Pod, read_listing, read_thing
-from extproc.discovery.pods import Asked, Engines
+from extproc.discovery.pods import Asked, Engines, Pod, read_listing, read_thing
 from extproc.discovery.view import Found
 from tests.extproc.discovery import api_server
 

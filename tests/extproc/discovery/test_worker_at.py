@@ -1,5 +1,5 @@
 from extproc.config import EventPorts, FoundWorker, Worker, WorkerEvents
-from extproc.discovery.worker_at import worker_at
+from extproc.discovery.view import worker_at
 
 
 def test_a_worker_without_events_is_just_its_address() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from extproc.config.reader import parse
-from extproc.discovery import worker_file
-from extproc.discovery.worker_file import WorkerFile
+from extproc.discovery import configured
+from extproc.discovery.configured import WorkerFile
 from tests.extproc.discovery.following import Seen, following, until
 
 ONE = '- endpoint: "10.0.0.1:8000"\n'
@@ -15,7 +15,7 @@ TWO = '- {endpoint: "10.0.0.2:8000", draining: true}\n'
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(worker_file, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(configured, "LOOK_SECONDS", 0.01)
     path = tmp_path / "workers.yaml"
     write(path, ONE)
     return path
@@ -90,7 +90,7 @@ async def test_a_file_that_vanishes_changes_nothing(file: Path, seen: Seen) -> N
 async def test_a_file_that_is_too_large_is_a_fault(
     file: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_file, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(configured, "MAX_FILE_BYTES", 100)
     write(file, "#" * 101)
     await until(lambda: seen.fault == f"{file}: larger than 100 bytes")
 

@@ -4,17 +4,17 @@ from typing import Any
 import pytest
 
 from extproc.config import Config, Model, Worker
-from extproc.doctor.answers import (
+from extproc.doctor.findings import About, Finding, Verdict
+from extproc.doctor.worker_visit import (
     Served,
     judge_block_size,
     judge_clock,
     judge_models,
     judge_prefix_caching,
     model_served,
-    served,
+    models_of,
     told_sources,
 )
-from extproc.doctor.findings import About, Finding, Verdict
 
 ABOUT = About("worker")
 ONE = Config(models=(Model("a", aliases=("org/a",), lora=("x",)),))
@@ -36,12 +36,12 @@ def size_of(size: int, block_size: int | None = None) -> Finding:
 
 def test_models_and_adapters_are_told_apart() -> None:
     cards = [{"id": "a", "parent": None}, {"id": "x", "parent": "a"}]
-    assert served(json.dumps({"data": cards}).encode()) == of("a", adapters=("x",))
+    assert models_of(json.dumps({"data": cards}).encode()) == of("a", adapters=("x",))
 
 
 @pytest.mark.parametrize("answer", NONSENSE)
 def test_an_answer_that_makes_no_sense_tells_nothing(answer: bytes) -> None:
-    assert served(answer) is None
+    assert models_of(answer) is None
     assert told_sources("/kv_event_sources", answer, "h") is None
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from extproc.cli import main
-from extproc.doctor.faults import FAULTS
+from extproc.doctor.findings import FAULTS
 from tests.ports import free_port
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.doctor.dump_tree import listing, mapping, nodes, number, seconds, type_of, typed
+from extproc.doctor.envoy_dump import listing, mapping, nodes, number, seconds, type_of, typed
 
 TREE = {"a": [{"@type": "x.Y", "b": 1}, 2, [{"@type": "x.Z"}]], "c": {"@type": "w.Y"}}
 

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from extproc.config import Config, Envoy, ExtProc, Tls
-from extproc.doctor.envoy_dump_clusters import hosts_in, judge_hosts, judge_router_cluster
+from extproc.doctor.envoy_dump import hosts_in, judge_hosts, judge_router_cluster
 from extproc.doctor.findings import About
 
 PLAIN = Config()

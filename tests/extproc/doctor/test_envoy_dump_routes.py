@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from extproc.config import Config, ExtProc
-from extproc.doctor.envoy_dump_routes import Around, judge_buffers, judge_routes
+from extproc.doctor.envoy_dump import Around, judge_buffers, judge_routes
 from extproc.doctor.findings import About
 
 FILTER = "ext_proc"

@@ -1,5 +1,5 @@
-from extproc.doctor.answers import Told
-from extproc.doctor.feed_places import (
+from extproc.doctor.feed_visit import (
+    Greeted,
     Telling,
     is_publisher,
     is_replayer,
@@ -9,7 +9,7 @@ from extproc.doctor.feed_places import (
     judge_told,
 )
 from extproc.doctor.findings import About
-from extproc.doctor.zmtp import Greeted
+from extproc.doctor.worker_visit import Told
 from kvstate.feeds.feed_sources import ZmqSource
 
 ABOUT = About("worker")

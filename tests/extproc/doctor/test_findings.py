@@ -1,14 +1,6 @@
 import json
 
-from extproc.doctor.findings import (
-    MAX_SAID,
-    About,
-    Verdict,
-    as_json,
-    as_text,
-    exit_status,
-    shown,
-)
+from extproc.doctor.findings import MAX_SAID, About, Verdict, as_json, as_text, exit_status, shown
 
 FIRST = About("worker 10.0.0.1:8000")
 SECOND = About("worker 10.0.0.2:8000")

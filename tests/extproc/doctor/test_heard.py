@@ -1,9 +1,9 @@
 import msgspec
 import pytest
 
-from extproc.doctor import heard as module
+from extproc.doctor import probe
 from extproc.doctor.findings import About
-from extproc.doctor.heard import Heard, judge_heard
+from extproc.doctor.probe import Heard, judge_heard
 from kvstate.events import AllCleared, BlocksStored, EventBatch, Tokens
 
 NOW = 1000.0
@@ -77,5 +77,5 @@ def test_a_clock_is_judged_only_by_batches_that_are_live() -> None:
 
 
 def test_more_than_is_listened_to_is_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_MESSAGES", 1)
+    monkeypatch.setattr(probe, "MAX_MESSAGES", 1)
     assert "feed-flooded" in codes_in(hearing((0, stored(1)), (1, stored(1))))

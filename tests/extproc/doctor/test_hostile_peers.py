@@ -13,9 +13,9 @@ import zmq.asyncio
 
 from extproc.address import Address
 from extproc.config import Envoy, Worker, WorkerEvents
-from extproc.doctor import heard, web_client
+from extproc.doctor import probe, worker_visit
+from extproc.doctor.feed_visit import greeted
 from extproc.doctor.findings import MAX_SAID, as_text
-from extproc.doctor.greeting import greeted
 from kvstate.wire.zmtp import GREETING
 from tests.extproc.doctor.fleet import (
     SILENT_SECONDS,
@@ -95,7 +95,7 @@ PORTS = [garbage, silence, endless_body, a_byte_now_and_then, nonsense_in_json]
 async def test_a_worker_that_is_no_http_server_is_told_of_in_time(
     speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_client, "MAX_ANSWER_BYTES", 1024 * 1024)
+    monkeypatch.setattr(worker_visit, "MAX_ANSWER_BYTES", 1024 * 1024)
     async with asyncio.timeout(PATIENCE_SECONDS), peer(speak) as endpoint:
         found = await findings_of(Worker(endpoint), probes=True, seconds=SECONDS)
     codes = {one.code for one in found} - {""}
@@ -147,7 +147,7 @@ async def test_a_grpc_feed_that_is_none_is_told_of_in_time() -> None:
 async def test_a_feed_that_never_pauses_is_told_of_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(heard, "MAX_MESSAGES", 500)
+    monkeypatch.setattr(probe, "MAX_MESSAGES", 500)
     context = zmq.asyncio.Context()
     publisher = context.socket(zmq.PUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -173,7 +173,7 @@ async def test_a_feed_that_never_pauses_is_told_of_in_time(
 async def test_an_admin_server_that_is_not_envoys_ends_in_time(
     speak: Speak, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_client, "MAX_ANSWER_BYTES", 1024 * 1024)
+    monkeypatch.setattr(worker_visit, "MAX_ANSWER_BYTES", 1024 * 1024)
     async with asyncio.timeout(PATIENCE_SECONDS), peer(speak) as port, one_worker() as (_, worker):
         found = await findings_of(worker, seconds=SILENT_SECONDS, envoy=Envoy(admin=port))
     about_envoy = [one for one in found if one.check == "envoy"]

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from extproc.config import Model, RemoteTokenizer, Worker, WorkerEvents
-from extproc.doctor import zmq_visit
+from extproc.doctor import feed_visit
 from extproc.doctor.findings import Verdict
 from kvstate.bridge.bridge import Bridge, BridgeLimits
 from kvstate.bridge.server import BridgeServer
@@ -68,7 +68,7 @@ async def bridge(worker: simulated.Worker) -> AsyncIterator[str]:
 async def test_traffic_shows_without_a_probe_what_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zmq_visit, "LISTEN_SECONDS", 3.0)
+    monkeypatch.setattr(feed_visit, "LISTEN_SECONDS", 3.0)
     async with one_worker(dialect="vllm-0.24", topic="kv") as (running, worker), traffic(running):
         assert await codes_of(replace(worker, block_size=32)) == {"block-size"}
         assert await codes_of(with_events(worker, topic="other")) == {"topic-wrong"}

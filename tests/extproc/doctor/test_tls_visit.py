@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from extproc.config import Config, ExtProc, Tls
+from extproc.doctor.doctor import visit_tls
 from extproc.doctor.findings import Finding, Verdict
-from extproc.doctor.tls_visit import visit
 from tests.extproc.serving.identities import Identities
 
 
 def found_in(tls: Tls | None) -> list[Finding]:
-    return visit(Config(extproc=ExtProc(tls=tls)))
+    return visit_tls(Config(extproc=ExtProc(tls=tls)))
 
 
 def codes_of(tls: Tls) -> list[str]:

@@ -1,5 +1,5 @@
 from extproc.doctor.findings import About
-from extproc.doctor.token_claims import judge_tokens
+from extproc.doctor.token_visit import judge_tokens
 from kvstate.events import Tokens
 
 ABOUT = About("worker")

@@ -2,7 +2,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.doctor.zmtp import Greeted, mechanism_in, socket_in
+from extproc.doctor.feed_visit import Greeted, mechanism_in, socket_in
 from kvstate.wire.zmtp import GREETING
 
 READY = b"\x05READY\x08Identity\x00\x00\x00\x00\x0bSocket-Type\x00\x00\x00\x03PUB"

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.http2.connection import Connection
-from extproc.http2.events import Aborted, Opened, Received
 from extproc.http2.frames import (
     PREFACE,
     ErrorCode,
@@ -19,6 +18,7 @@ from extproc.http2.frames import (
 )
 from extproc.http2.header_blocks import BlockCache, encode
 from extproc.http2.limits import Budget, Limits
+from extproc.http2.streams import Aborted, Opened, Received
 from tests.extproc.http2.peer import (
     END_HEADERS,
     END_STREAM,

@@ -1,12 +1,12 @@
 import pytest
 
 from extproc.errors import Http2Error
-from extproc.http2.control import Control
-from extproc.http2.floods import Floods
+from extproc.http2.connection import Control
 from extproc.http2.frames import ErrorCode, Flag, FrameType, settings
 from extproc.http2.header_blocks import BlockCache, HeaderBlocks, encode
 from extproc.http2.limits import Budget, Limits
 from extproc.http2.outbox import Outbox
+from extproc.http2.streams import Floods
 from tests.extproc.http2.peer import frames_of
 
 ACK = int(Flag.ACK)

@@ -3,9 +3,9 @@ from collections.abc import Callable
 import pytest
 
 from extproc.errors import Http2Error
-from extproc.http2.floods import Floods
 from extproc.http2.frames import ErrorCode
 from extproc.http2.limits import Limits
+from extproc.http2.streams import Floods
 
 LIMITS = Limits(
     pings_a_tick=3,

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.frame_reader import Frame, FrameReader
-from extproc.http2.frames import PREFACE, Flag, FrameType, frame
+from extproc.http2.frames import PREFACE, Flag, Frame, FrameReader, FrameType, frame
 
 DATA, HEADERS, PADDED, LAST = FrameType.DATA, FrameType.HEADERS, Flag.PADDED, Flag.END_STREAM
 

@@ -15,7 +15,7 @@ from extproc.http2.grpc_messages import (
     trailers,
     trailers_only,
 )
-from extproc.http2.request_head import RequestHead, head_of
+from extproc.http2.header_blocks import RequestHead, head_of
 
 
 def fields_of(block: bytes) -> dict[str, str]:

@@ -2,8 +2,8 @@ import pytest
 
 from extproc.errors import Http2Error
 from extproc.http2.frames import ErrorCode, Flag, FrameType
-from extproc.http2.head_joiner import HeadJoiner, unpadded
 from extproc.http2.limits import Limits
+from extproc.http2.streams import HeadJoiner, unpadded
 
 END = int(Flag.END_HEADERS)
 CONTINUATION = int(FrameType.CONTINUATION)

@@ -3,7 +3,7 @@ from hpack.hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.http2.header_fields import cut_at_fields
+from extproc.http2.header_blocks import cut_at_fields
 
 Fields = list[tuple[bytes, bytes]]
 

@@ -3,8 +3,7 @@ from hypothesis import strategies as st
 
 from extproc.http2.frames import MAX_WINDOW, ErrorCode, FrameType
 from extproc.http2.limits import Budget
-from extproc.http2.outbox import Outbox
-from extproc.http2.stream import Stream
+from extproc.http2.outbox import Outbox, Stream
 from tests.extproc.http2.peer import Sent, frames_of, resets
 
 WINDOW = 65_535

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.http2.request_head import head_of
+from extproc.http2.header_blocks import head_of
 
 REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/b")]
 

@@ -1,4 +1,4 @@
-from extproc.http2.stream import Stream
+from extproc.http2.outbox import Stream
 
 
 def test_a_new_stream_is_open_on_both_sides() -> None:

@@ -3,13 +3,11 @@ from collections.abc import Sequence
 import pytest
 
 from extproc.errors import Http2Error
-from extproc.http2.events import Aborted, Opened, Received
-from extproc.http2.floods import Floods
 from extproc.http2.frames import ErrorCode, Flag, FrameType
+from extproc.http2.header_blocks import RequestHead, head_of
 from extproc.http2.limits import Budget, Limits
 from extproc.http2.outbox import Outbox
-from extproc.http2.request_head import RequestHead, head_of
-from extproc.http2.streams import Streams
+from extproc.http2.streams import Aborted, Floods, Opened, Received, Streams
 from tests.extproc.http2.peer import REQUEST, Sent, frames_of, resets
 
 LAST = int(Flag.END_STREAM)

@@ -3,9 +3,8 @@ from random import Random
 
 import pytest
 
-from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
-from extproc.observing.decision_counts import BATCH, DecisionCounts
+from extproc.observing.decision_counts import BATCH, DecisionCounts, Seen
 from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt

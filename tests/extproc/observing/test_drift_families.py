@@ -1,7 +1,6 @@
-from extproc.accounting.causes import Circumstances
-from extproc.accounting.outcome import Outcome, Usage
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Circumstances, Outcome, Usage
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 

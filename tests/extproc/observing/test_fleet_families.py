@@ -1,5 +1,5 @@
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 

@@ -1,9 +1,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.accounting.elsewhere import Elsewhere
-from extproc.accounting.outcome import Outcome, Usage
-from extproc.accounting.outcome_counts import OutcomeCounts
-from extproc.observing.outcome_families import OutcomeCollector
+from extproc.observing.elsewhere import Elsewhere
+from extproc.observing.outcomes import Outcome, OutcomeCollector, OutcomeCounts, Usage
 
 
 def shown(collector: OutcomeCollector) -> str:

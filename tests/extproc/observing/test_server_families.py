@@ -1,6 +1,6 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.observing.server_families import ServerCollector, ServerFigures
+from extproc.observing.fleet_families import ServerCollector, ServerFigures
 
 
 def test_the_servers_figures_are_shown_at_every_scrape() -> None:

@@ -2,10 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.picking.claims import Claims, claims_of
-from extproc.picking.decision_terms import one_token
-from extproc.picking.pick import Weights
-from extproc.picking.sent import Expected
+from extproc.picking.decision import one_token
+from extproc.picking.policies import Weights
+from extproc.picking.sent import Claims, Expected, claims_of
 from kvstate.overlap import Overlap
 
 WEIGHTS = Weights(uncertain=0.5, speculative=0.9, approximate=0.4)

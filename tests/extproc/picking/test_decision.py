@@ -17,9 +17,7 @@ from extproc.picking.decision import (
 )
 from extproc.picking.eligibility import Demand, Worker
 from extproc.picking.load import Load
-from extproc.picking.pick import Weights
-from extproc.picking.ranks import Ranks
-from extproc.picking.rules import Rules
+from extproc.picking.policies import Ranks, Rules, Weights
 from extproc.picking.sent import Sent
 from kvstate.overlap import Overlap, Prompt
 

@@ -6,9 +6,8 @@ from random import Random
 import pytest
 
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.decision_log import DecisionLog
 from extproc.picking.eligibility import Worker
-from extproc.picking.explain import explanation
+from extproc.picking.explain import DecisionLog, explanation
 from extproc.picking.load import Load
 from kvstate.overlap import Prompt
 

@@ -1,4 +1,4 @@
-from extproc.picking.decision_terms import Snapshot
+from extproc.picking.decision import Snapshot
 from extproc.picking.load import Load
 
 

@@ -16,8 +16,7 @@ from extproc.picking.decision import (
 from extproc.picking.eligibility import Worker
 from extproc.picking.explain import explanation, why
 from extproc.picking.load import Load, Report
-from extproc.picking.pick import Weights
-from extproc.picking.rules import Rules
+from extproc.picking.policies import Rules, Weights
 from extproc.picking.sent import Sent
 from kvstate.overlap import Overlap, Prompt
 

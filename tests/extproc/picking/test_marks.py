@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.picking.marks import LAST_TOKENS, LENGTHS, marks_of, root_key
+from extproc.picking.sent import LAST_TOKENS, LENGTHS, marks_of, root_key
 
 
 def shared(one: "array[int]", other: "array[int]") -> int:

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.picking.outliers import (
+from extproc.picking.placing import (
     ASKED_AGAIN_SECONDS,
     FAILURES_UNTIL_LEFT_OUT,
     FORGET_SECONDS,

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.picking.pick import Weights, affinity_of, worth_tokens
+from extproc.picking.policies import Weights, affinity_of, worth_tokens
 from kvstate.overlap import Overlap
 
 

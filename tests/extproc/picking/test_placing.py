@@ -8,8 +8,7 @@ import pytest
 from extproc.config import Config, Cost, Model, Policy
 from extproc.picking.decision import Decision, Query
 from extproc.picking.eligibility import Worker
-from extproc.picking.outliers import FAILURES_UNTIL_LEFT_OUT, LEFT_OUT_SECONDS
-from extproc.picking.placing import Placing
+from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, LEFT_OUT_SECONDS, Placing
 from kvstate.overlap import Overlap, Prompt
 
 WORKERS = [Worker(name, f"{name}:1") for name in "abc"]

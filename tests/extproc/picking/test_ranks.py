@@ -1,4 +1,4 @@
-from extproc.picking.ranks import rank_header, rank_of
+from extproc.picking.policies import rank_header, rank_of
 from kvstate.overlap import Overlap
 
 FIRST = Overlap(16, (4, 0, 0, 0), rank=0)

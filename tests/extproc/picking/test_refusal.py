@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from extproc.picking.decision import Verdict
-from extproc.picking.refusal import refusal_of
+from extproc.picking.decision import Verdict, refusal_of
 
 
 @pytest.mark.parametrize("verdict", [Verdict.STEER, Verdict.NO_OVERRIDE])

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.picking.load import Report
-from extproc.picking.reports import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
-from kvstate.feeds.engine_load import EngineLoad
+from extproc.picking.load import MAX_METRICS_BYTES, Report, report_of_feeds, report_of_metrics
+from kvstate.events import EngineLoad
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

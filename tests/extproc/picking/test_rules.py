@@ -1,9 +1,16 @@
 from extproc import config
 from extproc.config import Policy
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND
-from extproc.picking.pick import Weights
-from extproc.picking.policies import POLICIES, CacheAware, PrefixCache
-from extproc.picking.rules import Rules, endpoints_named, policy_of, rules_of
+from extproc.picking.policies import (
+    POLICIES,
+    CacheAware,
+    PrefixCache,
+    Rules,
+    Weights,
+    endpoints_named,
+    policy_of,
+    rules_of,
+)
 from extproc.picking.sent import Lifetimes
 
 

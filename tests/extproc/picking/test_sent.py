@@ -5,8 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.picking.marks import marks_of
-from extproc.picking.sent import BYTES_PER_MARK, Lifetimes, Sent
+from extproc.picking.sent import BYTES_PER_MARK, Lifetimes, Sent, marks_of
 from kvstate.overlap import Prompt
 
 LIFETIMES = Lifetimes(speculative=10.0, grace=1.0, approximate=100.0)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import RequestError
-from extproc.requests.chat_message import messages_of
+from extproc.requests.chat_request import messages_of
 from extproc.requests.prompt import MAX_MESSAGES
 
 USER = {"role": "user", "content": "hello"}

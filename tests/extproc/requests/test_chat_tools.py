@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import RequestError
-from extproc.requests.chat_tools import tools_of
+from extproc.requests.chat_request import tools_of
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 TOOL = {"type": "function", "function": FUNCTION}

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from extproc.errors import RequestError
-from extproc.requests.embeddings_request import parse
+from extproc.requests.completion_request import parse_embeddings
 from extproc.requests.prompt import Chat, InferenceRequest, Text
 
 USER = {"role": "user", "content": "hello"}
 
 
 def request(**fields: Any) -> InferenceRequest:
-    return parse(json.dumps(fields).encode())
+    return parse_embeddings(json.dumps(fields).encode())
 
 
 def test_embeddings_take_texts_and_token_ids() -> None:

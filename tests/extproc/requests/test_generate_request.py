@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from extproc.errors import RequestError
-from extproc.requests.generate_request import parse, parse_tokens
+from extproc.requests.completion_request import parse_generate, parse_tokens
 from extproc.requests.prompt import InferenceRequest, Text
 
 
 def sglang(**fields: Any) -> InferenceRequest:
-    return parse(json.dumps(fields).encode())
+    return parse_generate(json.dumps(fields).encode())
 
 
 def vllm(**fields: Any) -> InferenceRequest:

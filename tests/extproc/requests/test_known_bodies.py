@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from extproc.errors import RequestError
 from extproc.requests import chat_request
-from extproc.requests.chat_message import messages_of
+from extproc.requests.chat_request import messages_of
 from extproc.requests.known_bodies import MIN_BYTES, KnownBodies, Shaped
 from extproc.requests.prompt import InferenceRequest
 from extproc.requests.request import CHAT_PATH, parse

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.requests.message_spans import shortened, span_of
+from extproc.requests.known_bodies import shortened, span_of
 
 FIRST, SECOND, THIRD = '{"role": "user"}', '{"content": "]}, {"}', '{"content": []}'
 

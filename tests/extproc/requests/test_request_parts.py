@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from extproc.errors import RequestError
-from extproc.requests.prompt import MAX_PROMPTS, Text
-from extproc.requests.request_parts import (
+from extproc.requests.prompt import (
+    MAX_PROMPTS,
+    Text,
     answers_in,
     ids_of,
     is_filled,

@@ -3,7 +3,7 @@
 from random import Random
 
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.picking.load import Booking
 from extproc.router import Router
 from extproc.serving.exchange import Service

@@ -7,14 +7,14 @@ from random import Random
 
 import grpc
 
+from extproc.app import server_for
 from extproc.config.reader import parse
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
-from extproc.serving.server import server_for
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from tests.ports import free_port

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 import trustme
 
-from extproc.serving.certificate import expiry_of
+from extproc.serving.certificates import expiry_of
 
 AUTHORITY = trustme.CA()
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.http2.limits import Budget
-from extproc.serving.collected_body import SMALL_BYTES, SMALL_PIECES, CollectedBody
+from extproc.serving.stream import SMALL_BYTES, SMALL_PIECES, CollectedBody
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
 
 PIECES = st.lists(st.binary(max_size=4) | st.binary(min_size=SMALL_BYTES, max_size=SMALL_BYTES + 4))

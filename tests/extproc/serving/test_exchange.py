@@ -12,7 +12,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.picking.decision import Decision
-from extproc.picking.outliers import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
+from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
 from extproc.router import Routed
 from extproc.serving.exchange import Exchange, Service
 from extproc.serving.stream import Ask

@@ -9,7 +9,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.serving.response_side import ResponseSide
+from extproc.serving.stream import ResponseSide
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
 from tests.extproc.messages import response_head
 

@@ -13,7 +13,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.refusal import Refusal
+from extproc.picking.decision import Refusal
 from extproc.serving.stream import Ask, Head, Placement, State, Stream
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
 from tests.extproc.messages import body, head, trailers

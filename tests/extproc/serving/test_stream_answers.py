@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingResponse
-from extproc.picking.refusal import Refusal
+from extproc.picking.decision import Refusal
 from extproc.serving import stream_answers as say
 from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
 

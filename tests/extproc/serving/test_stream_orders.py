@@ -15,7 +15,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.refusal import Refusal
+from extproc.picking.decision import Refusal
 from extproc.serving.stream import Ask, Placement, Stream
 from tests.extproc.messages import body, head, response_head, trailers
 from tests.extproc.serving.routers import in_flight, released, service

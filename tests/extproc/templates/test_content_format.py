@@ -1,7 +1,7 @@
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from extproc.templates.content_format import content_formats
+from extproc.templates.chat_template import content_formats
 
 IN_MACRO = "{% macro say(x) %}{% for p in x %}{{ p.text }}{% endfor %}{% endmacro %}"
 LOOP = "{% for m in messages %}"

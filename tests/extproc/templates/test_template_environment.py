@@ -7,8 +7,8 @@ import jinja2
 import pytest
 
 from extproc.errors import RequestError
-from extproc.templates import template_environment
-from extproc.templates.template_environment import Sandbox, rendered
+from extproc.templates import chat_template
+from extproc.templates.chat_template import Sandbox, rendered
 
 NOON = datetime(2026, 7, 4, 12)  # noqa: DTZ001 - local time, as templates print it
 
@@ -95,7 +95,7 @@ def test_a_template_that_takes_long_is_given_up(source: str) -> None:
 
 
 def test_a_text_that_grows_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_environment, "MAX_CHARACTERS", 10)
+    monkeypatch.setattr(chat_template, "MAX_CHARACTERS", 10)
     assert render("{% for n in range(10) %}a{% endfor %}") == "a" * 10
     assert refusal("{% for n in range(11) %}a{% endfor %}") == "too_many_characters"
 

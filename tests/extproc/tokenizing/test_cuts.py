@@ -2,8 +2,13 @@ from itertools import pairwise
 
 import pytest
 
-from extproc.tokenizing.cuts import PART_CHARACTERS, Cutter, everywhere, sparse
-from extproc.tokenizing.tokenizer_layout import AddedToken
+from extproc.tokenizing.tokenizer_layout import (
+    PART_CHARACTERS,
+    AddedToken,
+    Cutter,
+    everywhere,
+    sparse,
+)
 
 
 def added(*contents: str, **flags: bool) -> list[AddedToken]:

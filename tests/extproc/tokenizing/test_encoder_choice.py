@@ -13,11 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from extproc.tokenizing.cuts import Cutter, everywhere
-from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids
-from extproc.tokenizing.probes import probes
-from extproc.tokenizing.same_tokens import in_parts
-from extproc.tokenizing.tokenizer_layout import read
+from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids, in_parts, probes
+from extproc.tokenizing.tokenizer_layout import Cutter, everywhere, read
 from kvstate.events import Tokens
 from tests.extproc.tokenizer_kinds import CHAT, KINDS, PIECES, tokenizer_of
 

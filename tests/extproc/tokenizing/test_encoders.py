@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from extproc.errors import RequestError
-from extproc.tokenizing.encoders import FastEncoder, PlainEncoder
+from extproc.tokenizing.encoder_choice import FastEncoder, PlainEncoder
 from tests.extproc.tokenizer_kinds import tokenizer_of
 
 MISSING = "missing"

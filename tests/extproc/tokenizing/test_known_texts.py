@@ -3,7 +3,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.tokenizing.known_texts import Cut, KnownTexts
+from extproc.tokenizing.text_encoder import Cut, KnownTexts
 from kvstate.events import Tokens
 
 

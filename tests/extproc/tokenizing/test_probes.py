@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from extproc.tokenizing.probes import PLAIN, probes
+from extproc.tokenizing.encoder_choice import PLAIN, probes
 from extproc.tokenizing.tokenizer_layout import AddedToken
 
 

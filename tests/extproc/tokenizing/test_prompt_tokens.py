@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from extproc.app import remote_tokenizers
 from extproc.config.reader import parse
 from extproc.errors import RequestError
-from extproc.metrics import Metrics
-from extproc.model_tokenizers import remote_tokenizers
+from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH
 from extproc.requests.request import parse as parse_request

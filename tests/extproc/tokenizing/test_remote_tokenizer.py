@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from extproc import config
+from extproc.app import remote_tokenizers
 from extproc.config.reader import parse
 from extproc.discovery.view import listed, merged
 from extproc.errors import RequestError
-from extproc.metrics import Metrics
-from extproc.model_tokenizers import remote_tokenizers
+from extproc.observing.metrics import Metrics
 from extproc.requests.prompt import Chat, Text
 from extproc.tokenizing import remote_tokenizer
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
@@ -209,7 +209,7 @@ async def test_what_a_worker_refuses_is_no_fault_of_the_worker() -> None:
 async def test_a_worker_that_is_well_again_is_found_by_a_probe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("extproc.tokenizing.remote_tokenizer_breaker.PROBE_SECONDS", (0.001, 0.001))
+    monkeypatch.setattr("extproc.tokenizing.remote_tokenizer.PROBE_SECONDS", (0.001, 0.001))
     is_well = False
     prompts: list[str] = []
 

@@ -1,7 +1,7 @@
 import random
 from collections import Counter
 
-from extproc.tokenizing.remote_tokenizer_breaker import MAX_FAILURES, PROBE_SECONDS, Breaker
+from extproc.tokenizing.remote_tokenizer import MAX_FAILURES, PROBE_SECONDS, Breaker
 
 BOTH = ("a", "b")
 

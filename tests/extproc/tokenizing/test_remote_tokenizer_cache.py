@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.tokenizing.remote_tokenizer_cache import TokenCache, key_of
+from extproc.tokenizing.remote_tokenizer import TokenCache, key_of
 from kvstate.events import Tokens
 
 

@@ -1,9 +1,8 @@
 from array import array
 
 from extproc.errors import RequestError
-from extproc.tokenizing.cuts import Cutter, everywhere
-from extproc.tokenizing.same_tokens import difference, in_parts
-from extproc.tokenizing.tokenizer_layout import AddedToken
+from extproc.tokenizing.encoder_choice import difference, in_parts
+from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter, everywhere
 from kvstate.events import Tokens
 
 

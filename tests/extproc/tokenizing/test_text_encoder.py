@@ -4,9 +4,8 @@ from collections.abc import Sequence
 import pytest
 
 from extproc.errors import RequestError
-from extproc.tokenizing.cuts import Cutter
 from extproc.tokenizing.text_encoder import MAX_ENDINGS, TextEncoder
-from extproc.tokenizing.tokenizer_layout import AddedToken
+from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter
 from kvstate.events import Tokens
 
 CUTTER = Cutter([AddedToken(0, "<s>", normalized=False)])

@@ -11,7 +11,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.core import Metric as Family
 
-from extproc.tracing.metrics_data import Origin, metrics_data
+from extproc.tracing.otlp import Origin, metrics_data
 
 ORIGIN = Origin(Resource({}), InstrumentationScope("test"), 5)
 

@@ -10,7 +10,7 @@ from extproc.observing.course import Course, Trace
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Load
-from extproc.tracing.spans import SpanRecorder
+from extproc.tracing.otlp import SpanRecorder
 from kvstate.overlap import Prompt
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -21,8 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from prometheus_client import Gauge
 
 from extproc.errors import StartError
-from extproc.metrics import Metrics
 from extproc.observing.course import Course
+from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Load

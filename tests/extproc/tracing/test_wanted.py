@@ -1,7 +1,7 @@
 import pytest
 
 from extproc.errors import StartError
-from extproc.tracing.wanted import Wanted, wanted
+from extproc.tracing.telemetry import Wanted, wanted
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 

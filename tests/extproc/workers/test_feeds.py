@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
-from extproc.workers import asking, feed_discovery
+from extproc.workers import asking
+from extproc.workers import feeds as feed_discovery
 from extproc.workers.asking import Asking
 from extproc.workers.feeds import Feeds
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource

@@ -12,13 +12,12 @@ from random import Random
 import pytest
 
 from extproc import config
-from extproc.accounting.outcome import Outcome, Usage
 from extproc.config.reader import parse
 from extproc.discovery.view import Found, Member
-from extproc.metrics import Metrics
+from extproc.observing.metrics import Metrics
+from extproc.observing.outcomes import Outcome, Usage
 from extproc.picking.placing import Placing
-from extproc.picking.probe import HealthProbe
-from extproc.picking.scrape import LoadReports
+from extproc.workers.asking import HealthProbe, LoadReports
 from extproc.workers.workers import Workers
 from kvstate.events import BlocksStored, EventBatch
 from kvstate.feeds.transport import Batch, Connected, MemoryTransport

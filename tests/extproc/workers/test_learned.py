@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from extproc.config import Model
-from extproc.workers.learned import Learned, block_size_in, from_models
+from extproc.workers.learning import Learned, block_size_in, from_models
 
 MODELS = (Model("a", aliases=("org/a",)), Model("b"))
 NONSENSE = [b"", b"[]", b"1", b'{"data": 1}', b'{"data": [{}]}', b"[" * 5000, b"\xff"]

@@ -1,4 +1,4 @@
-from kvstate.bridge.history import History
+from kvstate.bridge.rank import History
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 from kvstate.wire.grpc_encoding import encode_cleared
 

@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from kvstate.bridge.history import History
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BridgedRank
+from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BridgedRank, History
 from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstate.bridge.status import Standing, Status
+from kvstate.bridge.rank import Standing, Status
 from kvstate.feeds.feed_terms import State
 
 

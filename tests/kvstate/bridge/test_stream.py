@@ -1,10 +1,8 @@
 from collections.abc import Iterable
 
-from kvstate.bridge.history import History
+from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank
-from kvstate.bridge.status import Ended, Status
-from kvstate.bridge.stream import Subscription, subscribe
+from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank, Ended, History, Status
 from kvstate.core import finished
 from kvstate.events import BlocksStored, EventBatch, Tokens
 from kvstate.feeds.feed_terms import State

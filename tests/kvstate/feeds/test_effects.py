@@ -4,14 +4,13 @@ from collections.abc import Generator
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.feeds import turns as turns_module
-from kvstate.feeds.effects import Effects
+from kvstate.feeds import replays
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_news import FeedNews, Place
 from kvstate.feeds.feed_terms import Apply, Demote, Forget, Recovery, Replay, State
-from kvstate.feeds.sink import Body, Taken
-from kvstate.feeds.turns import Turns
+from kvstate.feeds.replays import Turns
+from kvstate.feeds.sink import Body, FeedNews, Place, Taken
+from kvstate.feeds.subscriber import Effects
 
 
 class Written:
@@ -79,7 +78,7 @@ async def test_what_nothing_lowers_stays_trusted(carrying: Carrying) -> None:
 
 @pytest.fixture
 def one_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(replays, "SLICE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("one_a_slice")

@@ -5,9 +5,8 @@ import pytest
 from kvstate.errors import WireError
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_news import FeedNews, Place
 from kvstate.feeds.feed_terms import Numbered, Recovery, State
-from kvstate.feeds.sink import Body
+from kvstate.feeds.sink import Body, FeedNews, Place
 
 
 @pytest.fixture

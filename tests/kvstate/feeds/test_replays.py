@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.feeds import replays as replays_module
-from kvstate.feeds.feed_news import Place
+from kvstate.feeds import replays
 from kvstate.feeds.replays import Replays, ReplaySlots
+from kvstate.feeds.sink import Place
 from kvstate.feeds.transport import Batch, Malformed, MemoryTransport
 from tests.kvstate.publishing import until
 
@@ -103,7 +103,7 @@ async def test_a_replay_that_asks_for_another_one_takes_nothing_more() -> None:
 
 
 async def test_a_replay_that_takes_too_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays_module, "MAX_REPLAY_SECONDS", 0.02)
+    monkeypatch.setattr(replays, "MAX_REPLAY_SECONDS", 0.02)
     async with asked(Unending()) as one:
         one.replays.start(0)
         await until(lambda: one.ended == ["it took longer than 0.02 s"])
@@ -136,8 +136,8 @@ async def test_an_unforeseen_error_is_logged_and_told(caplog: pytest.LogCaptureF
 
 
 async def test_replays_are_spaced_after_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays_module, "REPLAYS_AT_ONCE", 3)
-    monkeypatch.setattr(replays_module, "REPLAY_SPACING_SECONDS", 100.0)
+    monkeypatch.setattr(replays, "REPLAYS_AT_ONCE", 3)
+    monkeypatch.setattr(replays, "REPLAY_SPACING_SECONDS", 100.0)
     transport = publisher()
     async with asked(transport) as one:
         for count in range(1, 5):
@@ -158,8 +158,8 @@ class Trickling(MemoryTransport):
 
 
 async def test_a_replay_that_trickles_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays_module, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(replays_module, "SECONDS_A_BATCH", 0.001)
+    monkeypatch.setattr(replays, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(replays, "SECONDS_A_BATCH", 0.001)
     async with asked(Trickling()) as one:
         one.replays.start(0)
         await until(lambda: len(one.ended) == 1)
@@ -177,8 +177,8 @@ class Filling(MemoryTransport):
 
 
 async def test_a_slow_replay_of_many_bytes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays_module, "PATIENCE_SECONDS", 0.01)
-    monkeypatch.setattr(replays_module, "SECONDS_A_BATCH", 0.0)
+    monkeypatch.setattr(replays, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(replays, "SECONDS_A_BATCH", 0.0)
     async with asked(Filling()) as one:
         one.replays.start(0)
         await until(lambda: one.ended == [None])

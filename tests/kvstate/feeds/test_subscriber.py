@@ -7,14 +7,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.feeds import replays as replays_module
-from kvstate.feeds import subscriber as subscriber_module
-from kvstate.feeds import turns as turns_module
+from kvstate.feeds import replays, subscriber
 from kvstate.feeds.asking_feed import OTHER_PUBLISHER
-from kvstate.feeds.feed_news import Place
 from kvstate.feeds.feed_terms import State
-from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.sink import Body, IndexSink
+from kvstate.feeds.replays import ReplaySlots, Turns
+from kvstate.feeds.sink import Body, IndexSink, Place
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import (
     Batch,
@@ -24,7 +21,6 @@ from kvstate.feeds.transport import (
     MemoryTransport,
     Signal,
 )
-from kvstate.feeds.turns import Turns
 from kvstate.index import BYTES_PER_BLOCK, Index, Limits
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload, until
@@ -232,7 +228,7 @@ async def test_changes_of_state_and_block_size_are_logged(caplog: pytest.LogCapt
 
 
 async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.02)
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.02)
     async with following() as followed:
         await connected(followed)
         followed.publish(0, block(1))
@@ -293,8 +289,8 @@ async def test_rank_that_holds_more_than_its_bound_is_degraded() -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again soon."""
-    monkeypatch.setattr(subscriber_module, "RETRY_SECONDS", (0.02, 0.02))
-    monkeypatch.setattr(subscriber_module, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(subscriber, "RETRY_SECONDS", (0.02, 0.02))
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.01)
 
 
 class Faulty(MemoryTransport):
@@ -389,8 +385,8 @@ async def test_unforeseen_error_in_a_replay_is_seen(caplog: pytest.LogCaptureFix
 async def test_publisher_that_seems_to_restart_all_the_time_is_not_asked_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replays_module, "REPLAYS_AT_ONCE", 4)
-    monkeypatch.setattr(replays_module, "REPLAY_SPACING_SECONDS", 100.0)
+    monkeypatch.setattr(replays, "REPLAYS_AT_ONCE", 4)
+    monkeypatch.setattr(replays, "REPLAY_SPACING_SECONDS", 100.0)
     async with following() as followed:
         await connected(followed)
         followed.transport.replay_error = "silent"
@@ -429,7 +425,7 @@ async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPa
 
 
 async def test_picks_have_their_turn_during_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(replays, "SLICE_SECONDS", 0.0)
     history: dict[int, Body] = {number: payload(number, block(number + 1)) for number in range(50)}
     seen: set[int] = set()
     async with following(MemoryTransport(history)) as followed:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from kvstate.bridge.bridge import Bridge
-from kvstate.bridge.stream import Subscription
+from kvstate.bridge.bridge import Bridge, Subscription
 from kvstate.events import BlocksRemoved, BlocksStored, EventBatch
-from kvstate.feeds import trtllm_events as module
+from kvstate.feeds import trtllm_transport
 from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused, Signal
-from kvstate.feeds.trtllm_events import trtllm_events
+from kvstate.feeds.trtllm_transport import trtllm_events
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 from tests.kvstate.publishing import PATIENCE_SECONDS, until
 
@@ -139,7 +138,7 @@ async def test_idle_engine_is_connected() -> None:
 async def test_events_that_are_all_there_do_not_hold_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(trtllm_transport, "SLICE_SECONDS", 0.0)
     llm = Llm([created(number) for number in range(1_000)])
     turns = 0
 

@@ -9,12 +9,12 @@ import zmq
 import zmq.asyncio
 
 from kvstate.errors import ReplayError
-from kvstate.feeds import zmq_replay
+from kvstate.feeds import zmq_transport
 from kvstate.feeds.transport import Batch, Malformed
-from kvstate.feeds.zmq_replay import replay_from
+from kvstate.feeds.zmq_transport import replay_from
 from simulator.dialects import DEFAULT, DIALECTS
 from simulator.interference import Interference
-from simulator.replay import ReplaySocket
+from simulator.publisher import ReplaySocket
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
 
@@ -58,8 +58,8 @@ def told(*numbers: int) -> list[Batch]:
 @pytest.fixture
 def drops_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishers have room for three messages of an answer; what follows may be dropped."""
-    monkeypatch.setattr(zmq_replay, "NEVER_DROPPED", 3)
-    monkeypatch.setattr(zmq_replay, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(zmq_transport, "NEVER_DROPPED", 3)
+    monkeypatch.setattr(zmq_transport, "SILENCE_SECONDS", 0.3)
 
 
 @pytest.mark.parametrize("end", [END, END[1:]])
@@ -75,7 +75,7 @@ async def test_replay_is_asked_from_a_number_and_ends(engine: Publisher, end: li
 async def test_replay_that_nobody_answers_fails(
     engine: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_replay, "REPLAY_TIMEOUT_SECONDS", 0.02)
+    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.02)
     _, address = engine.bind(zmq.ROUTER)
     with pytest.raises(ReplayError, match=r"no answer within 0\.02 s"):
         await replayed(address)
@@ -172,7 +172,7 @@ async def test_without_the_last_batch_there_is_no_proof_of_the_same_publisher(
 async def test_a_publisher_that_falls_silent_has_not_answered(
     engine: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_replay, "REPLAY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(zmq_transport, "REPLAY_TIMEOUT_SECONDS", 0.1)
     router, address = engine.bind(zmq.ROUTER)
     replay = asyncio.create_task(replayed(address))
     await answer(router, *batches(0, 1))
@@ -186,7 +186,7 @@ async def test_a_publisher_that_falls_silent_has_not_answered(
 async def test_whatever_is_dropped_the_replay_is_whole(
     engine: Publisher, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zmq_replay, "SILENCE_SECONDS", 0.02)
+    monkeypatch.setattr(zmq_transport, "SILENCE_SECONDS", 0.02)
     router, address = engine.bind(zmq.ROUTER)
     chance = random.Random(seed)
     replay = asyncio.create_task(replayed(address, 10))
@@ -204,8 +204,8 @@ async def test_whatever_is_dropped_the_replay_is_whole(
 async def test_a_buffer_beyond_the_limit_of_the_publisher_comes_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zmq_replay, "NEVER_DROPPED", 8)
-    monkeypatch.setattr(zmq_replay, "MAX_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(zmq_transport, "NEVER_DROPPED", 8)
+    monkeypatch.setattr(zmq_transport, "MAX_READ_BYTES", 1 << 20)
     kept = deque((number, number.to_bytes(4, "big") * 25_000) for number in range(200))
     socket = ReplaySocket(
         "tcp://127.0.0.1:0",

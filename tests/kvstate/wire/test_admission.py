@@ -1,6 +1,6 @@
 import pytest
 
-from kvstate.wire.admission import (
+from kvstate.wire.extras import (
     HARMLESS,
     Skipped,
     checked_group,

@@ -1,8 +1,7 @@
 import pytest
 
 from kvstate.events import Extra
-from kvstate.wire.admission import Skipped
-from kvstate.wire.extras import extras_of, with_root
+from kvstate.wire.extras import Skipped, extras_of, with_root
 
 
 def test_blocks_that_carry_tokens_only_have_no_extras() -> None:

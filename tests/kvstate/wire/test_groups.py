@@ -1,7 +1,7 @@
 import pytest
 
 from kvstate.core import Core
-from kvstate.wire.groups import MAX_GROUPS, Admission, Groups
+from kvstate.wire.extras import MAX_GROUPS, Admission, Groups
 from tests.kvstate.cores import needs_compiled_core, new_core
 
 INDEXED, OTHER_GROUP, DOUBTFUL = Admission

@@ -23,9 +23,9 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvMultimodalKey,
 )
-from kvstate.wire.admission import Skipped
-from kvstate.wire.grpc_events import decode_event
-from kvstate.wire.zmq_events import MAX_BLOCK_SIZE
+from kvstate.wire.extras import Skipped
+from kvstate.wire.grpc_wire import decode_event
+from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
 
 def block(number: int, *tokens: int, **fields: Any) -> KvBlock:

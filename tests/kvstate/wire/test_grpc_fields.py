@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.pb.kvsteer_kv_events_pb2 import KvBlock, KvCacheEvent
-from kvstate.wire.grpc_fields import (
+from kvstate.wire.grpc_encoding import (
     cache_level_of,
     extra_key,
     is_text,

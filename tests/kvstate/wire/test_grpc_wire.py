@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, EventBatch
-from kvstate.feeds.engine_load import EngineLoad
+from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, EngineLoad, EventBatch
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     EngineLoad as LoadRecord,
 )

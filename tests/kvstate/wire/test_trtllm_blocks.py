@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from kvstate.events import BlocksStored, Tokens
-from kvstate.wire.admission import Skipped
-from kvstate.wire.trtllm_blocks import Block, chains, fold, full, largest, medium_of
-from kvstate.wire.zmq_events import MAX_BLOCK_SIZE
+from kvstate.wire.extras import Skipped
+from kvstate.wire.trtllm_wire import Block, chains, fold, full, largest, medium_of
+from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
 
 def block(number: int, *token_ids: Any, **fields: Any) -> Block:

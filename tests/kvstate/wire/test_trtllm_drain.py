@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.wire.trtllm_drain import error_of, parse_drain, parse_event
+from kvstate.wire.trtllm_wire import error_of, parse_drain, parse_event
 
 
 def test_answer_is_a_list_of_events() -> None:

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from kvstate.errors import WireError
 from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
 from kvstate.wire import trtllm_wire
-from kvstate.wire.trtllm_drain import parse_drain, parse_event
-from kvstate.wire.trtllm_wire import RankDecoder
+from kvstate.wire.trtllm_wire import RankDecoder, parse_drain, parse_event
 
 
 def raw(number: int, data: Any, **fields: Any) -> msgspec.Raw:

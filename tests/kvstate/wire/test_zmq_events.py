@@ -11,8 +11,8 @@ from kvstate.events import (
     OtherGroupStored,
     Tokens,
 )
-from kvstate.wire.admission import Skipped
-from kvstate.wire.zmq_events import decode_event, tag_of
+from kvstate.wire.extras import Skipped
+from kvstate.wire.zmq_wire import decode_event, tag_of
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.wire.zmq_frames import END_OF_REPLAY, Frames, parse_frames
+from kvstate.wire.zmq_wire import END_OF_REPLAY, Frames, parse_frames
 
 
 def test_live_message_has_topic_number_and_payload() -> None:

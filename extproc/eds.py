@@ -1,0 +1,156 @@
+"""Has Envoy's files follow the fleet."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from extproc.config import Config
+from extproc.discovery.discovery import Discovery
+from extproc.envoy_config import Lane, assignment, cluster_names, lanes_in, path_of
+from extproc.workers.workers import Workers
+
+log = logging.getLogger("kvsteer.discovery")
+
+# A directory that cannot be written to is tried again.
+TRY_AGAIN_SECONDS = 1.0
+
+Lanes = Mapping[str, Sequence[Lane]]  # by cluster
+Unplaced = Collection[str] | None
+
+
+class EndpointFiles:
+    """One file a cluster, each replaced as a whole.
+
+    lanes: of every cluster, as they are now. unplaced: endpoints of workers whose cluster is not
+    known yet; None while not all workers are known. What an earlier router left in a file of these
+    is kept besides: Envoy must not lose a worker because we began anew.
+    """
+
+    def __init__(
+        self, directory: str, lanes: Callable[[], Lanes], unplaced: Callable[[], Unplaced]
+    ) -> None:
+        self._directory = directory
+        self._lanes = lanes
+        self._unplaced = unplaced
+        self._left: dict[str, list[Lane]] = {}
+        self._written: dict[str, frozenset[Lane]] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.fault = ""
+
+    async def start(self) -> None:
+        """Writes them once, then whenever it is told of a change."""
+        for cluster in self._lanes():
+            path = path_of(self._directory, cluster)
+            self._left[cluster] = await asyncio.to_thread(_read, path)
+        await self._write()
+        self._task = asyncio.create_task(self._keep_writing())
+
+    async def close(self) -> None:
+        """Writes no more; the files stay for Envoy."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def note_change(self) -> None:
+        """The lanes may be others now."""
+        self._changed.set()
+
+    async def _keep_writing(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    self._changed.wait(), TRY_AGAIN_SECONDS if self.fault else None
+                )
+            self._changed.clear()
+            await self._write()
+
+    async def _write(self) -> None:
+        """Writes the files that are to be others; whatever goes wrong is tried again."""
+        try:
+            fault = await self._write_changed()
+        except Exception as error:
+            log.exception("envoy.eds_directory: the files cannot be made")
+            fault = f"the files cannot be made: {type(error).__name__}"
+        if fault and fault != self.fault:
+            log.error("envoy.eds_directory: %s; Envoy knows no new workers", fault)
+        self.fault = fault
+
+    async def _write_changed(self) -> str:
+        fault = ""
+        for cluster, lanes in self._lanes_and_left().items():
+            if self._written.get(cluster) == lanes:
+                continue
+            path = path_of(self._directory, cluster)
+            try:
+                await asyncio.to_thread(_put, path, cluster, lanes)
+                self._written[cluster] = lanes
+            except OSError as error:
+                fault = f"{path}: cannot be written: {error.strerror}"
+        return fault
+
+    def _lanes_and_left(self) -> dict[str, frozenset[Lane]]:
+        """The lanes to be written; forgets what was left and is not to be kept any more."""
+        unplaced = self._unplaced()
+        found: dict[str, frozenset[Lane]] = {}
+        for cluster, lanes in self._lanes().items():
+            known = {lane.endpoint for lane in lanes}
+            left = [
+                lane
+                for lane in self._left.get(cluster, ())
+                if lane.endpoint not in known and (unplaced is None or lane.endpoint in unplaced)
+            ]
+            self._left[cluster] = left
+            found[cluster] = frozenset((*lanes, *left))
+        return found
+
+
+def _read(path: str) -> list[Lane]:
+    try:
+        return lanes_in(Path(path).read_bytes())
+    except OSError:
+        return []
+
+
+def _put(path: str, cluster: str, lanes: Iterable[Lane]) -> None:
+    _replace(path, assignment(cluster, lanes))
+
+
+def _replace(path: str, text: str) -> None:
+    """Puts a file in its place as a whole, readable for Envoy's user."""
+    file, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".kvsteer-")
+    try:
+        with os.fdopen(file, "w") as writer:
+            writer.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+async def envoy_follows(
+    config: Config, directory: str, workers: Workers, discovery: Discovery
+) -> EndpointFiles:
+    """Keeps one file a model's cluster; they are to be closed."""
+    clusters = cluster_names(model.name for model in config.models)
+
+    def lanes() -> Mapping[str, Sequence[Lane]]:
+        now = workers.lanes()
+        return {
+            name: [Lane(endpoint, is_open) for endpoint, is_open in now.get(model, [])]
+            for model, name in clusters.items()
+        }
+
+    def unplaced() -> Collection[str] | None:
+        return workers.unplaced() if discovery.is_complete else None
+
+    files = EndpointFiles(directory, lanes, unplaced)
+    workers.changed.append(files.note_change)
+    await files.start()
+    return files

@@ -1,0 +1,84 @@
+from array import array
+
+import pytest
+
+from extproc.observing.outcomes import UNKNOWN, Account, Usage
+from kvstate.overlap import Prompt
+from tests.extproc.observing.decisions import decided
+
+BODY = b'{"usage": {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 48}}}'
+
+
+def account(prompts: int = 1) -> Account:
+    sole = Prompt("m", array("I", range(100))) if prompts == 1 else None
+    return Account(decided(prompts), sole, began_at=10.0)
+
+
+def test_a_request_without_a_response_has_no_status() -> None:
+    outcome = account().outcome()
+    assert (outcome.status, outcome.ttft_seconds, outcome.reported) == (None, None, UNKNOWN)
+    assert (outcome.model, outcome.worker, outcome.is_moved) == ("m", "first", False)
+    assert (outcome.prompt_tokens, outcome.predicted_tokens) == (100, 64)
+
+
+def test_the_picked_worker_answers() -> None:
+    one = account()
+    assert one.respond(200, "10.0.0.1:1", 10.5) is None
+    outcome = one.outcome()
+    assert (outcome.worker, outcome.is_moved, outcome.ttft_seconds) == ("first", False, 0.5)
+
+
+def test_a_proxy_that_does_not_tell_who_answered_is_taken_to_follow_the_pick() -> None:
+    one = account()
+    assert one.respond(200, "", 10.5) is None
+    assert one.outcome().worker == "first"
+
+
+def test_what_is_predicted_is_of_the_worker_that_answered() -> None:
+    one = account()
+    assert one.respond(200, "10.0.0.2:1", 10.5) == "10.0.0.2:1"
+    assert one.worker_at("10.0.0.2:1") == "second"
+    outcome = one.outcome()
+    assert (outcome.worker, outcome.is_moved, outcome.predicted_tokens) == ("second", True, 16)
+
+
+def test_a_stranger_that_answered_has_no_name() -> None:
+    one = account()
+    assert one.respond(200, "10.9.9.9:9", 10.5) == "10.9.9.9:9"
+    outcome = one.outcome()
+    assert (outcome.worker, outcome.is_moved, outcome.predicted_tokens) == ("", True, 0)
+
+
+def test_the_body_tells_usage_and_the_time_of_its_first_byte() -> None:
+    one = account()
+    one.respond(200, "", 10.5)
+    one.read(b"", 10.6)
+    one.read(BODY[:50], 11.0)
+    one.read(BODY[50:], 12.0)
+    outcome = one.outcome()
+    assert outcome.reported == Usage(100, 48, "prompt")
+    assert (outcome.ttft_seconds, outcome.error_tokens) == (1.0, 16)
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"), [(None, False), (200, False), (400, True), (503, True)]
+)
+def test_errors_say_that_the_prompt_was_not_computed(status: int | None, *, failed: bool) -> None:
+    one = account()
+    one.respond(status, "", 10.5)
+    assert one.has_failed is failed
+    assert one.outcome().is_comparable is not failed
+
+
+def test_a_report_over_several_prompts_is_not_compared() -> None:
+    one = account(prompts=2)
+    one.read(BODY, 11.0)
+    assert one.outcome().error_tokens is None
+
+
+def test_a_body_is_whole_once_its_last_piece_was_read() -> None:
+    one = account()
+    one.read(BODY[:50], 11.0)
+    assert not one.outcome().is_whole
+    one.read(BODY[50:], 12.0, is_last=True)
+    assert one.outcome().is_whole

@@ -1,0 +1,86 @@
+from collections.abc import Mapping
+
+import pytest
+
+from extproc.observing.outcomes import Circumstances, Outcome, Usage, likely_cause
+from kvstate.overlap import Overlap
+
+WELL = Circumstances("live", tokens_differ=False, block_size=16)
+
+
+def held(**blocks: int) -> Mapping[str, Overlap]:
+    """So many blocks of the prompt on each worker; a prompt of 100 tokens has six whole ones."""
+    return {name: Overlap(16, (count, 0, 0, 0)) for name, count in blocks.items()}
+
+
+def outcome(predicted: int, cached: int | None, prompt_tokens: int = 100) -> Outcome:
+    return Outcome(
+        model="m",
+        worker="w",
+        is_moved=False,
+        status=200,
+        ttft_seconds=0.1,
+        prompt_tokens=100,
+        predicted_tokens=predicted,
+        reported=Usage(prompt_tokens, cached),
+        is_comparable=True,
+        held=held(w=predicted // 16),
+    )
+
+
+@pytest.mark.parametrize(
+    ("predicted", "cached", "circumstances", "cause"),
+    [
+        (64, 64, WELL, ""),
+        (64, None, WELL, ""),
+        (64, 60, WELL, "block_size"),
+        (64, 40, WELL, "block_size"),
+        (64, 0, WELL._replace(state="stale"), "feed_not_live"),
+        (64, 0, WELL._replace(state="stale", tokens_differ=True), "token_mismatch"),
+    ],
+)
+def test_the_likeliest_cause_is_named(
+    predicted: int, cached: int | None, circumstances: Circumstances, cause: str
+) -> None:
+    assert likely_cause(outcome(predicted, cached), circumstances) == cause
+
+
+def test_an_engine_that_counts_other_tokens_looks_for_other_blocks() -> None:
+    assert likely_cause(outcome(64, 0, prompt_tokens=101), WELL) == "token_mismatch"
+
+
+@pytest.mark.parametrize(
+    ("predicted", "cached", "now", "cause"),
+    [
+        (64, 0, held(w=0), "evicted"),
+        (64, 0, held(), "evicted"),
+        (64, 0, held(w=6), "evicted"),
+        (64, 0, held(w=4), "unknown"),
+        (64, 0, held(w=4, x=2), "unknown"),
+        (64, 0, held(w=4, x=6), "feed_of_another"),
+        (96, 0, held(w=6, x=6), "feed_of_another"),
+        (32, 64, held(w=6), "stored_meanwhile"),
+        (32, 64, held(w=6, x=6), "stored_meanwhile"),
+        (32, 64, held(w=2, x=6), "feed_of_another"),
+        (32, 64, held(w=2), "unknown"),
+    ],
+)
+def test_what_the_feeds_told_since_the_pick_names_the_cause(
+    predicted: int, cached: int, now: Mapping[str, Overlap], cause: str
+) -> None:
+    assert likely_cause(outcome(predicted, cached), WELL._replace(held=now)) == cause
+
+
+def test_what_another_worker_held_before_is_no_sign_of_a_swapped_feed() -> None:
+    before = outcome(96, 0)._replace(held=held(w=6, x=6))
+    assert likely_cause(before, WELL._replace(held=held(w=6, x=6))) == "evicted"
+
+
+def test_a_request_that_two_workers_began_is_no_sign_of_a_swapped_feed() -> None:
+    moved = outcome(64, 0)._replace(is_moved=True)
+    assert likely_cause(moved, WELL._replace(held=held(w=4, x=6))) == "unknown"
+
+
+@pytest.mark.parametrize("now", [held(w=4), held(w=6)])
+def test_where_there_are_ranks_another_one_may_have_answered(now: Mapping[str, Overlap]) -> None:
+    assert likely_cause(outcome(64, 0), WELL._replace(ranks=2, held=now)) == "other_rank"

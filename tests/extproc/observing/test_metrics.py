@@ -1,0 +1,155 @@
+import asyncio
+from array import array
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from extproc.observing.course import Course, Trace
+from extproc.observing.metrics import AT_ONCE, Metrics
+from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.load import Load, Report
+from kvstate.overlap import Prompt
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+
+
+def decision() -> Decision:
+    snapshot = Snapshot([Worker("w", "w:1")], [{}], lambda *_: Load(), "cost", 0)
+    return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
+
+
+def course(trace: Trace | None = None) -> Course:
+    times = iter((1.0, 1.003))
+    one = Course(lambda: next(times))
+    one.picked()
+    one.trace = trace or one.trace
+    return one
+
+
+def worker(name: str) -> dict[str, Any]:
+    """As GET /workers shows it."""
+    feed = {"rank": 0, "state": "live", "lag_seconds": 0.5, "orphans": 0, "uncertain_blocks": 0}
+    feed |= {"gaps": 1, "replays": 2, "restarts": 0, "counts": {"batches": 3}}
+    return {
+        "name": name,
+        "endpoint": f"{name}:1",
+        "model": "m",
+        "state": "live",
+        "block_size": 16,
+        "blocks_by_tier": {"device": 4},
+        "in_flight": 5,
+        "down": "",
+        "astray": "",
+        "tokens": {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False},
+        "feeds": [feed],
+    }
+
+
+def samples(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+def test_a_decision_is_counted_with_its_time() -> None:
+    metrics = Metrics()
+    metrics.observe_decision(decision(), course())
+    shown = list(samples(metrics))
+    labels = {"model": "m", "reason": "nothing_cached"}
+    assert ("kvsteer_decisions_total", labels, 1.0) in shown
+    assert ("kvsteer_decision_seconds_bucket", {"le": "0.005"}, 1.0) in shown
+    assert ("kvsteer_decision_seconds_bucket", {"le": "0.0025"}, 0.0) in shown
+    assert ("kvsteer_phase_seconds_count", {"phase": "pick"}, 1.0) in shown
+
+
+async def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> None:
+    metrics = Metrics(clock=lambda: 12.5)
+    metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=True)))
+    text, content_type = await metrics.exposed(OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text")
+    families = {one.name: one for one in openmetrics_families(text.decode())}  # type: ignore[no-untyped-call]
+    found = [one.exemplar for one in families["kvsteer_decision_seconds"].samples if one.exemplar]
+    assert [(one.labels, float(one.timestamp or 0)) for one in found] == [
+        ({"trace_id": TRACE}, 12.5)
+    ]
+
+
+async def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
+    metrics = Metrics()
+    metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=False)))
+    assert TRACE.encode() not in (await metrics.exposed(OPENMETRICS))[0]
+
+
+@pytest.mark.parametrize(
+    "accept", ["", "*/*", "text/html", "application/openmetrics-text;version=abc", ";;,,=\x00"]
+)
+async def test_whatever_a_scraper_accepts_it_gets_text(accept: str) -> None:
+    text, content_type = await Metrics().exposed(accept)
+    assert b"kvsteer_open_streams 0.0" in text
+    assert "text" in content_type
+
+
+def test_a_worker_that_goes_takes_its_series_with_it() -> None:
+    metrics, fleet = Metrics(), [worker("stays"), worker("goes")]
+    metrics.add_workers(lambda: fleet, lambda: 7)
+    assert {labels.get("worker") for _, labels, _ in samples(metrics)} >= {"stays", "goes"}
+    del fleet[1]
+    assert {labels["worker"] for _, labels, _ in samples(metrics) if "worker" in labels} == {
+        "stays"
+    }
+
+
+def test_the_terms_of_a_workers_cost_are_shown() -> None:
+    metrics = Metrics()
+    load = Load(1, 512.0, 2.0, 0.25, Report(1, 0, 0.0), 1.5)
+    metrics.add_workers(lambda: [worker("w")], lambda: 7, lambda _: load)
+    shown = {name: value for name, labels, value in samples(metrics) if labels == {"worker": "w"}}
+    assert shown["kvsteer_worker_backlog_tokens"] == 512
+    assert shown["kvsteer_worker_other_requests"] == 2
+    assert shown["kvsteer_worker_utilization"] == 0.25
+    assert shown["kvsteer_worker_report_age_seconds"] == 1.5
+
+
+async def test_workers_are_read_in_turns_and_shown_whole() -> None:
+    metrics, names = Metrics(), [f"w{number}" for number in range(3 * AT_ONCE)]
+    looked: list[str] = []
+
+    def statuses() -> Iterator[dict[str, Any]]:
+        for name in names:
+            looked.append(name)
+            yield worker(name)
+
+    metrics.add_workers(statuses, lambda: 7, names=lambda: names)
+    reading = asyncio.create_task(metrics.read())
+    await asyncio.sleep(0)
+    assert len(looked) == AT_ONCE
+    families = {one.name: one for one in (await reading).collect()}
+    assert [one.labels["worker"] for one in families["kvsteer_worker_in_flight"].samples] == names
+    assert families["kvsteer_index_bytes"].samples[0].value == 7
+
+
+def test_readiness_is_shown() -> None:
+    metrics, ready = Metrics(), False
+    metrics.add_readiness(lambda: ready)
+    assert ("kvsteer_ready", {}, 0.0) in list(samples(metrics))
+    ready = True
+    assert ("kvsteer_ready", {}, 1.0) in list(samples(metrics))
+
+
+def test_workers_that_are_not_asked_for_tokens_are_shown() -> None:
+    metrics = Metrics()
+    metrics.add_tokenizer("m", lambda: 2)
+    assert ("kvsteer_remote_tokenizers_away", {"model": "m"}, 2.0) in list(samples(metrics))
+
+
+def test_a_models_figures_are_there_before_its_first_request() -> None:
+    metrics = Metrics()
+    metrics.expect_models(["m"])
+    assert ("kvsteer_prompt_tokens_total", {"model": "m"}, 0.0) in list(samples(metrics))

@@ -1,0 +1,59 @@
+import pytest
+
+from extproc.observing.outcomes import UNKNOWN, Outcome, OutcomeCounts, Usage, status_label
+
+
+def outcome(worker: str = "w", cached: int | None = None, status: int | None = 200) -> Outcome:
+    reported = UNKNOWN if cached is None else Usage(100, cached)
+    return Outcome("m", worker, worker != "w", status, 0.2, 100, 64, reported, is_comparable=True)
+
+
+def test_responses_are_counted_by_worker_and_status() -> None:
+    counts = OutcomeCounts()
+    for status in (200, 200, 503):
+        counts.count(outcome(status=status))
+    counts.count(outcome("other"))
+    assert counts.responses == {("w", "2xx"): 2, ("w", "503"): 1, ("other", "2xx"): 1}
+    assert counts.moved == {"m": 1}
+
+
+def test_errors_of_predictions_are_counted_by_their_sign() -> None:
+    counts = OutcomeCounts()
+    for cached in (None, 64, 0, 80):
+        counts.count(outcome(cached=cached))
+    assert counts.reported_tokens == {"m": 144}
+    totals = {key[1]: buckets.total for key, buckets in counts.error_tokens.items()}
+    assert totals == {"exact": 0, "over": 64, "under": 16}
+
+
+def test_a_request_without_a_response_has_no_time() -> None:
+    counts = OutcomeCounts()
+    counts.count(outcome(status=None)._replace(ttft_seconds=None))
+    assert not counts.first_byte_seconds
+    counts.count(outcome())
+    assert counts.first_byte_seconds["m"].total == pytest.approx(0.2)
+
+
+def test_workers_that_are_gone_are_forgotten_and_strangers_are_not() -> None:
+    counts = OutcomeCounts()
+    for worker in ("w", "gone", ""):
+        counts.count(outcome(worker))
+    counts.keep({"w"})
+    assert set(counts.responses) == {("w", "2xx"), ("", "2xx")}
+
+
+@pytest.mark.parametrize(
+    ("status", "label"),
+    [
+        (None, "none"),
+        (204, "2xx"),
+        (429, "429"),
+        (404, "4xx"),
+        (503, "503"),
+        (500, "5xx"),
+        (0, "other"),
+        (999, "other"),
+    ],
+)
+def test_any_status_has_one_of_a_few_labels(status: int | None, label: str) -> None:
+    assert status_label(status) == label

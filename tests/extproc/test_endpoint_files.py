@@ -1,0 +1,113 @@
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from extproc import eds
+from extproc.eds import EndpointFiles
+from extproc.envoy_config import Lane, assignment, lanes_in, path_of
+from tests.extproc.discovery.following import until
+
+ONE, TWO = Lane("10.0.0.1:8000", is_open=True), Lane("[fd00::2]:8000", is_open=False)
+
+
+class Fleet:
+    """What is to be written."""
+
+    def __init__(self, *lanes: Lane) -> None:
+        self.lanes = {"workers": list(lanes)}
+        self.unplaced: set[str] | None = set()
+
+
+@contextlib.asynccontextmanager
+async def written(directory: Path, fleet: Fleet) -> AsyncIterator[EndpointFiles]:
+    files = EndpointFiles(str(directory), lambda: fleet.lanes, lambda: fleet.unplaced)
+    await files.start()
+    yield files
+    await files.close()
+
+
+def read(directory: Path) -> list[Lane]:
+    return lanes_in(Path(path_of(str(directory), "workers")).read_bytes())
+
+
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def leave(directory: Path, *lanes: Lane) -> None:
+    Path(path_of(str(directory), "workers")).write_text(assignment("workers", lanes))
+
+
+async def test_files_follow_the_fleet(tmp_path: Path) -> None:
+    fleet = Fleet(ONE)
+    async with written(tmp_path, fleet) as files:
+        assert read(tmp_path) == [ONE]
+        fleet.lanes["workers"] = [TWO]
+        files.note_change()
+        await until(lambda: read(tmp_path) == [TWO])
+    assert names_in(tmp_path) == ["workers.json"]
+
+
+async def test_a_file_that_stays_the_same_is_not_written_again(tmp_path: Path) -> None:
+    fleet = Fleet(ONE)
+    async with written(tmp_path, fleet) as files:
+        path = tmp_path / "workers.json"
+        path.unlink()
+        files.note_change()
+        fleet.lanes["other"] = []
+        await until((tmp_path / "other.json").exists)
+        assert not path.exists()
+
+
+async def test_what_an_earlier_router_knew_stays_until_all_workers_are_known(
+    tmp_path: Path,
+) -> None:
+    leave(tmp_path, TWO)
+    fleet = Fleet(ONE)
+    fleet.unplaced = None
+    async with written(tmp_path, fleet) as files:
+        assert read(tmp_path) == [ONE, TWO]
+        fleet.unplaced = set()
+        files.note_change()
+        await until(lambda: read(tmp_path) == [ONE])
+
+
+async def test_a_worker_that_an_earlier_router_knew_stays_until_its_model_is_known(
+    tmp_path: Path,
+) -> None:
+    leave(tmp_path, ONE, TWO)
+    fleet = Fleet()
+    fleet.unplaced = {ONE.endpoint}
+    async with written(tmp_path, fleet) as files:
+        assert read(tmp_path) == [ONE]
+        fleet.unplaced = set()
+        files.note_change()
+        await until(lambda: read(tmp_path) == [])
+
+
+async def test_lanes_that_cannot_be_made_into_a_file_are_a_fault_that_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eds, "TRY_AGAIN_SECONDS", 0.01)
+    fleet = Fleet(ONE)
+    async with written(tmp_path, fleet) as files:
+        fleet.lanes["workers"] = [Lane("nowhere", is_open=True)]
+        files.note_change()
+        await until(lambda: files.fault == "the files cannot be made: ValueError")
+        fleet.lanes["workers"] = [TWO]
+        await until(lambda: read(tmp_path) == [TWO])
+
+
+async def test_a_directory_that_is_not_there_is_a_fault_that_heals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(eds, "TRY_AGAIN_SECONDS", 0.01)
+    directory = tmp_path / "later"
+    async with written(directory, Fleet(ONE)) as files:
+        assert files.fault.endswith("workers.json: cannot be written: No such file or directory")
+        directory.mkdir()
+        await until(lambda: files.fault == "")
+        assert read(directory) == [ONE]
+    assert caplog.text.count("Envoy knows no new workers") == 1

@@ -1,0 +1,200 @@
+"""The house, as its imports draw it: modules, who knows whom, what is pure, and its measures.
+
+`python -m tests.house` prints the measures that tests/test_house.py holds.
+"""
+
+import ast
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("kvstate", "extproc", "simulator")
+
+# The measures are those of the product: the simulator checks it, and is a house of its own.
+MEASURED = ("kvstate", "extproc")
+
+# Compiled, and as pure: its sources in kvstate/native include nothing that does I/O.
+COMPILED = "kvstate._core"
+
+# What a pure module may import besides pure modules and the standard library.
+LIBRARIES = {"hpack", "msgspec", "numpy", "xxhash", "google", "yaml", "prometheus_client"}
+LIBRARIES |= {"envoy_data_plane", "betterproto2"}
+
+# Parts of the standard library that bring in a clock, a socket, an event loop or chance.
+IMPURE_STANDARD_LIBRARY = {"asyncio", "socket", "time", "random", "threading", "subprocess", "os"}
+
+
+class Measures(NamedTuple):
+    """Modules are files but for `__init__.py` and generated ones; lines include all of a file.
+
+    single: modules that exactly one other one imports. depth: of the longest chain of imports.
+    cycles: groups of packages that import each other in circles.
+    """
+
+    modules: int
+    median_lines: float
+    largest: tuple[str, int]
+    depth: int
+    cycles: list[list[str]]
+    single: list[str]
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+MODULES = {
+    name_of(path): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if "pb" not in path.parts
+}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """The syntax tree of a module."""
+    return ast.parse(MODULES[module].read_text())
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Full names of what a module imports, inside its functions too."""
+    found: set[str] = set()
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative imports hide the layers"
+            found.update(_imported(node.module or "", alias.name) for alias in node.names)
+    return frozenset(found)
+
+
+def _imported(module: str, name: str) -> str:
+    """A module, or the one that a name is taken from."""
+    inside = ROOT / module.replace(".", "/") / name
+    is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
+    return f"{module}.{name}" if is_module else module
+
+
+def importers_of(package: str) -> set[str]:
+    """The modules that import a package or library, or something inside of it."""
+    return {
+        name
+        for name in MODULES
+        if any(one == package or one.startswith(f"{package}.") for one in imports_of(name))
+    }
+
+
+@cache
+def pure_modules() -> frozenset[str]:
+    """The modules without await, clock, socket or chance, neither their own nor an imported one."""
+    pure = {name for name in MODULES if not any(impurities(name))}
+    while True:
+        kept = {name for name in pure if _ours(imports_of(name)) <= pure}
+        if kept == pure:
+            return frozenset(pure)
+        pure = kept
+
+
+def impurities(module: str) -> Iterator[str]:
+    """What makes a module a shell by itself, in words."""
+    tree = tree_of(module)
+    waits = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+    if any(isinstance(node, waits) for node in ast.walk(tree)):
+        yield "waits"
+    for imported in imports_of(module):
+        top = imported.partition(".")[0]
+        if top in PACKAGES:
+            continue
+        is_standard = top in sys.stdlib_module_names
+        if top in IMPURE_STANDARD_LIBRARY or not (is_standard or top in LIBRARIES):
+            yield f"imports {imported}"
+
+
+def _ours(imported: Iterable[str]) -> set[str]:
+    """The modules of the project among what is imported, but for generated and compiled ones."""
+    return {
+        name
+        for name in imported
+        if name.partition(".")[0] in PACKAGES and ".pb" not in name and name != COMPILED
+    }
+
+
+def measures() -> Measures:
+    """Measures the product."""
+    known = {name: _ours(imports_of(name)) - {name} for name in MODULES if _is_measured(name)}
+    files = [name for name in known if MODULES[name].name != "__init__.py"]
+    lines = {name: len(MODULES[name].read_text().splitlines()) for name in files}
+    importers = {name: sum(name in imported for imported in known.values()) for name in files}
+    largest = max(files, key=lines.__getitem__)
+    return Measures(
+        modules=len(files),
+        median_lines=statistics.median(lines.values()),
+        largest=(largest, lines[largest]),
+        depth=_depth(known),
+        cycles=cycles(_between_packages(known)),
+        single=[name for name in files if importers[name] == 1],
+    )
+
+
+def _is_measured(module: str) -> bool:
+    return module.partition(".")[0] in MEASURED
+
+
+def _between_packages(known: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Who imports whom, of packages; a module that is in none but the topmost stands for itself."""
+    packages: dict[str, set[str]] = {}
+    for name, imported in known.items():
+        here = _package_of(name)
+        packages.setdefault(here, set()).update({_package_of(one) for one in imported} - {here})
+    return packages
+
+
+def _package_of(module: str) -> str:
+    is_package = MODULES[module].name == "__init__.py"
+    return module if is_package or module.count(".") == 1 else module.rpartition(".")[0]
+
+
+def _depth(known: Mapping[str, set[str]]) -> int:
+    depths: dict[str, int] = {}
+
+    def depth(name: str) -> int:
+        if name not in depths:
+            depths[name] = 0  # in a circle of files, which cycles of packages show
+            depths[name] = 1 + max(map(depth, known.get(name, ())), default=0)
+        return depths[name]
+
+    return max(map(depth, known))
+
+
+def cycles(known: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups whose members reach each other."""
+    reach = {name: _reached(name, known) for name in known}
+    groups = {
+        tuple(sorted(one for one in reach[name] if name in reach.get(one, ())))
+        for name in known
+        if name in reach[name]
+    }
+    return sorted(map(list, groups))
+
+
+def _reached(name: str, known: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        new = known.get(waiting.pop(), set()) - found
+        found |= new
+        waiting.extend(new)
+    return found
+
+
+if __name__ == "__main__":
+    for field, value in measures()._asdict().items():
+        sys.stdout.write(f"{field}: {value if field != 'single' else len(value)}\n")
