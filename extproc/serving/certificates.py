@@ -137,12 +137,16 @@ class Certificates:
             await self.look()
 
     def note_failed(self, error: ssl.SSLError) -> None:
+        """Counts a handshake that failed by TLS's own rules."""
+        why = error.reason or type(error).__name__
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = f"the client's certificate: {error.verify_message}"
+        self.note_unfinished(why)
+
+    def note_unfinished(self, why: str) -> None:
         """Counts a handshake; tells of the 1st, 2nd, 4th ...: a proxy tries again and again."""
         self.failed_handshakes += 1
         if self.failed_handshakes & (self.failed_handshakes - 1) == 0:
-            why = error.reason or type(error).__name__
-            if isinstance(error, ssl.SSLCertVerificationError):
-                why = f"the client's certificate: {error.verify_message}"
             log.warning("TLS handshake failed: %s (%d so far)", why, self.failed_handshakes)
 
     async def look(self, *, anyway: bool = False) -> None:

@@ -17,11 +17,14 @@ from extproc.http2.limits import MIB, Budget, Limits
 from extproc.http2.streams import Opened, Received
 from extproc.observing import course
 from extproc.observing.fleet_families import ServerFigures
-from extproc.serving.certificates import Certificates, ChangingContext
+from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.health_service import EXT_PROC, HEALTH, Health
 from extproc.serving.lean_call import CALL_BYTES, Call, ExtProcCall, HealthCall, WatchCall
 from extproc.serving.listening import (
+    BACKLOG,
+    LINGER_SECONDS,
+    TlsListener,
     bound_socket,
     cannot_listen,
     keep_alive,
@@ -32,9 +35,6 @@ from extproc.serving.listening import (
 
 log = logging.getLogger("kvsteer.extproc")
 
-# How long a peer may take to read why its connection ends, and to take its leave of TLS.
-LINGER_SECONDS = 1.0
-
 # What makes a call of a request, None if nobody answers to its path.
 Route = Callable[["LeanConnection", int, RequestHead], Call | None]
 
@@ -43,8 +43,8 @@ Route = Callable[["LeanConnection", int, RequestHead], Call | None]
 class Host:
     """What all connections of a server share.
 
-    max_message_bytes: of a request. came, left: told when a connection is there (with TLS, after
-    its handshake), and when it is gone.
+    max_message_bytes: of a request. came, rested, left: told when a connection is there (with TLS,
+    after its handshake), when its last call ended, and when it is gone.
     """
 
     limits: Limits
@@ -53,6 +53,7 @@ class Host:
     max_message_bytes: int
     route: Route
     came: Callable[["LeanConnection"], None]
+    rested: Callable[["LeanConnection"], None]
     left: Callable[["LeanConnection"], None]
 
 
@@ -169,9 +170,10 @@ class LeanConnection(asyncio.Protocol):
 
     def finish(self, stream_id: int, block: bytes) -> None:
         """Of a call: the end of its answer."""
-        self._calls.pop(stream_id, None)
         self._held_back.pop(stream_id, None)
         self._http2.end(stream_id, block)
+        if self._calls.pop(stream_id, None) is not None and not self._calls:
+            self._host.rested(self)
 
     def consume(self, stream_id: int, size: int) -> None:
         """Of a call: so much of its request was used."""
@@ -241,6 +243,8 @@ class LeanConnection(asyncio.Protocol):
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.abort()
+            if not self._calls:
+                self._host.rested(self)
 
 
 TICK_SECONDS = 5.0
@@ -248,12 +252,6 @@ TICK_SECONDS = 5.0
 # An Envoy opens one a worker thread. For more, such as are idle are closed. Fewer where the system
 # lets us have few files.
 MAX_CONNECTIONS = 4096
-
-# So many are accepted in one go, before any of them is counted.
-_BACKLOG = 128
-
-# A peer that connects and does not come to the point of TLS is let go after so long.
-_HANDSHAKE_SECONDS = 10.0
 
 # Of unfinished messages and answers that wait, at the least; and in largest messages.
 _LEAST_BUDGET_BYTES = 256 * MIB
@@ -285,15 +283,17 @@ class LeanServer:
             longest,
             self._route,
             self._came,
+            self._rested,
             self._left,
         )
-        self._connections: dict[LeanConnection, None] = {}
+        self._connections: dict[LeanConnection, None] = {}  # the one that rests longest first
         self._coming = 0
         self._is_full_told = False
         self._faults: Counter[str] = Counter()
         self._all_left = asyncio.Event()
         # uvloop closes a listening server that nobody refers to
         self._server: asyncio.Server | None = None
+        self._tls: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -303,7 +303,7 @@ class LeanServer:
             StartError: the address cannot be bound.
         """
         try:
-            self._server = await self._listen()
+            await self._listen()
         except OSError as error:
             raise cannot_listen(self._service.config.extproc, error) from None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -313,10 +313,11 @@ class LeanServer:
         self._health.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._server is None:
-            return
-        self._server.close()
-        self._remove_socket()
+        if self._tls is not None:
+            await self._tls.close()
+        if self._server is not None:
+            self._server.close()
+            self._remove_socket()
         for connection in list(self._connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
@@ -333,24 +334,19 @@ class LeanServer:
             faults["TLS_HANDSHAKE"] = self._certificates.failed_handshakes
         return ServerFigures(len(self._connections), faults, self._host.budget.held)
 
-    async def _listen(self) -> asyncio.Server:
+    async def _listen(self) -> None:
         options, loop = self._service.config.extproc, asyncio.get_running_loop()
         path = socket_path(options)
         if path is not None:
             made = bound_socket(path, options)
-            return await loop.create_unix_server(self._accept, sock=made, backlog=_BACKLOG)
-        host, port = address.parse(options.listen)
-        if self._certificates is None:
-            return await loop.create_server(self._accept, host, port, backlog=_BACKLOG)
-        return await loop.create_server(
-            self._accept,
-            host,
-            port,
-            backlog=_BACKLOG,
-            ssl=ChangingContext(self._certificates),
-            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=LINGER_SECONDS,
-        )
+            self._server = await loop.create_unix_server(self._accept, sock=made, backlog=BACKLOG)
+        elif self._certificates is None:
+            host, port = address.parse(options.listen)
+            self._server = await loop.create_server(self._accept, host, port, backlog=BACKLOG)
+        else:
+            listener = TlsListener(self._certificates, self._has_room, self._connection)
+            await listener.start(options.listen)
+            self._tls = listener
 
     async def _empty(self) -> None:
         while self._connections:
@@ -358,17 +354,32 @@ class LeanServer:
             await self._all_left.wait()
 
     def _accept(self) -> asyncio.Protocol:
-        if len(self._connections) + self._coming >= min(MAX_CONNECTIONS, proxy_connections()):
-            self._tell_full()
-            idle = self._dispensable()
-            # a proxy's own is not to go for one of many that come at once
-            if idle is None or (self._coming and idle.has_served):
-                return _Refused()
-            del self._connections[idle]
-            idle.drain()
-        if self._certificates is None:  # with TLS some never come
-            self._coming += 1
+        if not self._has_room():
+            return _Refused()
+        self._coming += 1
+        return self._connection()
+
+    def _connection(self) -> LeanConnection:
         return LeanConnection(self._host)
+
+    def _has_room(self) -> bool:
+        """Whether one more may come, if need be in the place of one that has nothing to do."""
+        handshakes = self._tls.handshakes if self._tls is not None else 0
+        most = min(MAX_CONNECTIONS, proxy_connections())
+        if len(self._connections) + self._coming + handshakes < most:
+            return True
+        self._tell_full()
+        idle = self._dispensable()
+        if (idle is None or idle.has_served) and self._tls is not None and self._tls.drop_oldest():
+            return True
+        # a proxy's own is not to go for one of many that come at once
+        if idle is None or (self._coming and idle.has_served):
+            return False
+        del self._connections[idle]
+        idle.drain()
+        # one that reads nothing does not close by itself, and nobody counts it any more
+        asyncio.get_running_loop().call_later(LINGER_SECONDS, idle.drop)
+        return True
 
     def _tell_full(self) -> None:
         if self._is_full_told:
@@ -381,7 +392,7 @@ class LeanServer:
         )
 
     def _dispensable(self) -> LeanConnection | None:
-        """The oldest connection on which nothing is under way, best one that was never used."""
+        """The connection on which nothing is under way for longest, best one never used."""
         used: LeanConnection | None = None
         for one in self._connections:
             if one.is_idle:
@@ -395,6 +406,11 @@ class LeanServer:
         self._connections[connection] = None
         if self._health.is_stopping:  # it was shaking hands when the others were told
             connection.drain()
+
+    def _rested(self, connection: LeanConnection) -> None:
+        if connection in self._connections:  # it is not being closed
+            del self._connections[connection]
+            self._connections[connection] = None
 
     def _left(self, connection: LeanConnection) -> None:
         self._connections.pop(connection, None)

@@ -1,19 +1,23 @@
-"""What both servers have to do with addresses and sizes."""
+"""What both servers have to do with addresses and sizes, and who is let in with TLS."""
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from extproc import address
 from extproc.config import Config
 from extproc.config.schema import ExtProc
 from extproc.errors import StartError
+from extproc.serving.certificates import Certificates, ChangingContext
+
+log = logging.getLogger("kvsteer.extproc")
 
 # What a message carries besides the body: headers, which Envoy limits to 60 KiB by default.
 _MESSAGE_OVERHEAD_BYTES = 1024 * 1024
@@ -22,6 +26,22 @@ _MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 
 _ALL_RIGHTS = 0o777
+
+# So many connections the system accepts before we do.
+BACKLOG = 128
+
+# So many peers may shake hands at once, or half of the connections where that is less. A handshake
+# takes milliseconds; while it is under way it holds 80 KiB on uvloop, 1 MiB on asyncio's own loop.
+MAX_HANDSHAKES = 200
+
+# A peer that connects and does not come to the point of TLS is let go after so long.
+HANDSHAKE_SECONDS = 10.0
+
+# How long a peer may take to read why its connection ends, and to take its leave of TLS.
+LINGER_SECONDS = 1.0
+
+# Where the system can open no more files, it is asked again after so long.
+_NO_FILES_SECONDS = 1.0
 
 
 # Shares of the files that may be open: proxies' connections; those of each HTTP server of ours. The
@@ -129,14 +149,31 @@ def try_address(options: ExtProc) -> None:
         bound_socket(path, options).close()
         path.unlink()
         return
-    host, port = address.parse(options.listen)
-    for family, kind, proto, _, place in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    ):
-        with socket.socket(family, kind, proto) as made:
+    for made in listening_sockets(options.listen):
+        made.close()
+
+
+def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket]:
+    """Listens on a host and a port: one socket for each address that the host has.
+
+    Raises:
+        OSError: one of them cannot be had.
+    """
+    host, port = address.parse(listen)
+    kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
+    with contextlib.ExitStack() as undoing:
+        sockets = []
+        for family, _, proto, _, place in socket.getaddrinfo(host, port, type=kind, flags=flags):
+            made = undoing.enter_context(socket.socket(family, kind, proto))
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:  # the other family has a socket of its own
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             made.bind(place)
-            made.listen()
+            made.listen(backlog)
+            made.setblocking(False)  # noqa: FBT003 - as asyncio wants it
+            sockets.append(made)
+        undoing.pop_all()
+        return sockets
 
 
 def remove_stale_socket(path: Path) -> None:
@@ -156,3 +193,107 @@ def remove_stale_socket(path: Path) -> None:
         pass
     except OSError as error:
         raise StartError(f"extproc.listen: {path}: {error.strerror}") from None
+
+
+class TlsListener:
+    """Accepts connections, and counts those that shake hands from the moment that they come.
+
+    A server of asyncio's own tells nobody of a handshake that does not end, so whoever opened
+    connections and said nothing was counted by no limit.
+
+    has_room: whether one more may come. protocol: makes that of a connection.
+    """
+
+    def __init__(
+        self,
+        certificates: Certificates,
+        has_room: Callable[[], bool],
+        protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._certificates = certificates
+        self._context = ChangingContext(certificates)
+        self._has_room = has_room
+        self._protocol = protocol
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        # oldest first; the socket as long as no transport has it
+        self._shaking: dict[asyncio.Task[None], socket.socket | None] = {}
+
+    async def start(self, listen: str) -> None:
+        """Listens.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        self._sockets = await asyncio.to_thread(listening_sockets, listen)
+        self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
+
+    @property
+    def handshakes(self) -> int:
+        """How many are under way."""
+        return len(self._shaking)
+
+    def drop_oldest(self) -> bool:
+        """Ends the handshake that takes longest; False if none is under way.
+
+        Not the newest: an honest one is over before many others have come.
+        """
+        for task in self._shaking:
+            self._certificates.note_unfinished("too many at once, and this was the oldest")
+            self._forget(task)
+            task.cancel()
+            return True
+        return False
+
+    async def close(self) -> None:
+        """Listens no more, and ends the handshakes under way: nothing was asked there yet."""
+        tasks = [*self._accepting, *self._shaking]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in self._sockets:
+            one.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("cannot accept a connection: %s", error.strerror)
+                await asyncio.sleep(_NO_FILES_SECONDS)
+                continue
+            if self._has_room():
+                self._begin(connected)
+            else:
+                connected.close()
+            await asyncio.sleep(0)  # where many wait, accepting does not
+
+    def _begin(self, connected: socket.socket) -> None:
+        if self.handshakes >= min(MAX_HANDSHAKES, max(1, proxy_connections() // 2)):
+            self.drop_oldest()
+        task = asyncio.create_task(self._shake_hands(connected))
+        self._shaking[task] = connected
+        task.add_done_callback(self._forget)
+
+    async def _shake_hands(self, connected: socket.socket) -> None:
+        task = asyncio.current_task()
+        if task in self._shaking:
+            self._shaking[task] = None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol,
+                connected,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=LINGER_SECONDS,
+            )
+        except ConnectionAbortedError:
+            self._certificates.note_unfinished(f"not done after {HANDSHAKE_SECONDS:g} s")
+        except OSError as error:  # of TLS: told by the context
+            log.debug("TLS handshake failed: %s", error)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        connected = self._shaking.pop(task, None)
+        if connected is not None:  # it was ended before it began
+            connected.close()

@@ -91,6 +91,19 @@ def test_several_prompts_add_up() -> None:
     assert (made.prompt_tokens, made.certain_tokens, made.uncached_tokens) == (200, 64, 136)
 
 
+@pytest.mark.parametrize(
+    ("prompts", "answers", "is_comparable"),
+    [(1, 1, True), (2, 1, False), (1, 2, False), (0, 1, False)],
+)
+def test_only_one_prompt_with_one_answer_is_compared_with_the_engines_report(
+    prompts: int,
+    answers: int,
+    is_comparable: bool,  # noqa: FBT001
+) -> None:
+    query = Query("m", [PROMPT] * prompts, answers=answers)
+    assert query.sole is (PROMPT if is_comparable else None)
+
+
 def test_a_query_without_prompts_is_placed_by_load_for_its_own_reason() -> None:
     made = decision(Query("m", reason="bad_json"))
     assert (len(made.pick), made.reason, made.prompt_tokens) == (3, "bad_json", 0)

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.errors import RequestError
 from extproc.requests.completion_request import parse_generate, parse_tokens
-from extproc.requests.prompt import InferenceRequest, Text
+from extproc.requests.prompt import MAX_PROMPTS, InferenceRequest, Text
 
 
 def sglang(**fields: Any) -> InferenceRequest:
@@ -22,6 +22,22 @@ def test_sglang_takes_texts_or_token_ids() -> None:
     assert sglang(text=["a", "b"]).prompts == [Text("a"), Text("b")]
     assert sglang(input_ids=[1, 2]).prompts == [array("I", [1, 2])]
     assert sglang(input_ids=[[1], [2]]).prompts == [array("I", [1]), array("I", [2])]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"text": []}, "empty_prompt"),
+        ({"text": ["a"] * (MAX_PROMPTS + 1)}, "too_many_prompts"),
+        ({"input_ids": [[1]] * (MAX_PROMPTS + 1)}, "too_many_prompts"),
+    ],
+)
+def test_sglang_is_asked_for_some_prompts_at_once_but_not_for_too_many(
+    fields: dict[str, Any], reason: str
+) -> None:
+    assert len(sglang(text=["a"] * MAX_PROMPTS).prompts) == MAX_PROMPTS
+    with pytest.raises(RequestError, match=reason):
+        sglang(**fields)
 
 
 def test_an_adapter_takes_the_models_place() -> None:

@@ -385,6 +385,35 @@ async def test_where_there_are_too_many_an_idle_one_goes(
     assert len(server_of(running)._connections) == 2
 
 
+async def test_where_all_were_used_the_one_that_rests_longest_goes(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 2)
+    older, younger = await connect(), await connect()
+    for peer, number in ((older, 1), (younger, 1), (older, 3)):
+        peer.send(GREETING if number == 1 else b"", request(number), data(number, flags=END_STREAM))
+        await peer.answer_to_ping()
+    await connect()
+    assert (await younger.ended())[-1].kind == FrameType.GOAWAY
+    older.send(ping(b"and now?"))
+    await older.frames_until(lambda frames: frames[-1].payload == b"and now?")
+
+
+async def test_one_that_makes_room_is_gone_though_it_reads_nothing(
+    running: Running, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(lean_server, "LINGER_SECONDS", 0.01)
+    deaf = await connect()
+    await until(lambda: bool(server_of(running)._connections))
+    (connection,) = server_of(running)._connections
+    connection._transport.write(bytes(10**7))
+    await connect()
+    await until(lambda: connection not in server_of(running)._connections)
+    await until(lambda: connection._transport.get_extra_info("socket").fileno() == -1)
+    deaf.writer.close()
+
+
 async def test_a_call_for_which_there_is_no_room_is_refused(
     running: Running, connect: Connect
 ) -> None:

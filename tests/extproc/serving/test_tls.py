@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import grpc
 import pytest
 
 from extproc import event_loop
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
-from extproc.serving import lean_server
+from extproc.serving import lean_server, listening
 from extproc.serving.lean_server import LeanServer
 from tests.extproc.messages import body, head
 from tests.extproc.serving.identities import NAME, Identities
@@ -248,12 +250,66 @@ async def test_handshakes_that_fail_leave_nothing_behind(
 async def test_a_peer_that_never_shakes_hands_is_let_go(
     identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lean_server, "_HANDSHAKE_SECONDS", 0.1)
+    monkeypatch.setattr(listening, "HANDSHAKE_SECONDS", 0.1)
     async with running("lean", identities, tmp_path) as one:
         host, port = one.listen.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
         writer.close()
+        assert isinstance(one.server, LeanServer)
+        assert one.server.figures().faults["TLS_HANDSHAKE"] == 1
+
+
+async def silent_peers(one: Running, count: int) -> list[socket.socket]:
+    """Connections that never say a word."""
+    host, port = one.listen.split(":")
+    peers = [socket.socket() for _ in range(count)]
+    for peer in peers:
+        peer.setblocking(False)  # noqa: FBT003
+        await asyncio.get_running_loop().sock_connect(peer, (host, int(port)))
+    return peers
+
+
+def is_closed(peer: socket.socket) -> bool:
+    try:
+        return peer.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("on", [asyncio.run, event_loop.run], ids=["asyncio", "the router's loop"])
+@pytest.mark.parametrize(
+    ("bound", "where"), [("MAX_HANDSHAKES", listening), ("MAX_CONNECTIONS", lean_server)]
+)
+def test_who_never_shakes_hands_counts_and_locks_nobody_out(
+    on: Callable[[Coroutine[Any, Any, None]], None],
+    bound: str,
+    where: ModuleType,
+    identities: Identities,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(where, bound, 4)
+
+    async def ask() -> None:
+        async with running("lean", identities, tmp_path) as one:
+            call = await placed(one)
+            peers = await silent_peers(one, 12)
+            await until(lambda: sum(map(is_closed, peers)) >= 8)
+            assert not is_closed(peers[-1])
+            fresh = one.connect(identities.anybody())
+            assert await one.health("liveness", fresh) == SERVING
+            await fresh.close()
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+            assert isinstance(one.server, LeanServer)
+            assert one.server.figures().faults["TLS_HANDSHAKE"] >= 8
+            for peer in peers:
+                peer.close()
+
+    on(ask())
 
 
 def test_tls_runs_on_the_routers_event_loop(identities: Identities, tmp_path: Path) -> None:
