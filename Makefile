@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# How many processes the tests run in.
+WORKERS ?= 2
+# The tests start some hundred processes, which need not compile the same modules each time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test slow explore lint types stubs-check stubs sanitize lock image pins clean
 
@@ -10,7 +14,7 @@ demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
@@ -37,11 +41,15 @@ lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra fast --extra kubernetes --extra otel pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
 
-$(READY): requirements-dev.lock pyproject.toml
+$(VENV)/.installed: requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3 has no venv package here; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+# Builds the compiled core, where there is a C compiler.
+$(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*.[ch])
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

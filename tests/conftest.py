@@ -2,7 +2,11 @@
 
 import os
 
+import pytest
 from hypothesis import Phase, settings
+
+from tests.built_core import installed_core, stale_core
+from tests.tables import Printer
 
 # A property is true or not; how long one example takes on a busy machine says nothing.
 # The explain phase traces every line: minutes, for a counterexample that is printed anyway.
@@ -13,3 +17,10 @@ PHASES = [phase for phase in Phase if phase is not Phase.explain]
 settings.register_profile("steady", deadline=None, phases=PHASES, derandomize=True)
 settings.register_profile("explore", deadline=None, phases=PHASES, print_blob=True)
 settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses a core that its sources no longer describe: its tests would fail in puzzling ways."""
+    if complaint := stale_core(installed_core()):
+        raise pytest.UsageError(complaint)
+    config.pluginmanager.register(Printer())

@@ -3,17 +3,28 @@
 import itertools
 import os
 import socket
+from collections.abc import Iterator
 
 # Below those that the system gives to outgoing connections (from 32768 on): nothing takes one
-# while its server is away. Runs beside each other begin at different ones.
+# while its server is away. Runs beside each other begin at different ones, and the processes of
+# one run take turns.
 _FIRST, _COUNT = 20_000, 12_000
-_numbers = itertools.count(os.getpid() * 331)
+
+
+def _numbers() -> Iterator[int]:
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    run = os.getppid() if processes > 1 else os.getpid()
+    return itertools.count(run * 331 + process, processes)
+
+
+_NUMBERS = _numbers()
 
 
 def free_port() -> int:
     """A loopback TCP port that nobody listens on, and that was not given out before."""
     while True:
-        port = _FIRST + next(_numbers) % _COUNT
+        port = _FIRST + next(_NUMBERS) % _COUNT
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.failures.stage import Stage, servers, staged
+from tests.tables import Table, add_row
 
 
 class Row(NamedTuple):
@@ -27,11 +28,17 @@ class Row(NamedTuple):
     note: str = ""
 
 
-_ROWS = pytest.StashKey[list[Row]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_ROWS] = []
+TABLE = Table(
+    "failures",
+    f"{'failure':<46}{'server':<8}{'load':<9}{'requests':>8}{'lost':>6}{'begun':>6}"
+    f"{'without us':>12}{'steers':>8}  note",
+    (
+        "lost: not answered in full, though no worker had begun; begun: after a worker had.",
+        "without us: both of an Envoy without ext_proc at the same time, where it is concerned.",
+        "steers: milliseconds from the end of the failure (a process listens, or goes on) until",
+        "requests reach the worker that holds their prefix again.",
+    ),
+)
 
 
 @pytest.fixture(scope="session", params=servers())
@@ -54,30 +61,17 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
     """Rows put in here are printed when all tests are done, and have to show nothing lost."""
     rows: list[Row] = []
     yield rows
-    request.config.stash[_ROWS] += rows
+    for row in rows:
+        add_row(request.node, TABLE, _line(row))
     for row in rows:
         allowed = row.plain[0] if row.plain else 0
         assert row.lost <= allowed, f"{row.failure}: {row.lost} lost, {allowed} without a router"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    rows = terminalreporter.config.stash[_ROWS]
-    if not rows:
-        return
-    terminalreporter.section("failures")
-    write = terminalreporter.write_line
-    write(
-        f"{'failure':<46}{'server':<8}{'load':<9}{'requests':>8}{'lost':>6}{'begun':>6}"
-        f"{'without us':>12}{'steers':>8}  note"
+def _line(row: Row) -> str:
+    plain = f"{row.plain[0]}, {row.plain[1]}" if row.plain else "-"
+    steers = "-" if row.steers_ms is None else f"{row.steers_ms:.0f}"
+    return (
+        f"{row.failure:<46}{row.server:<8}{row.load:<9}{row.requests:>8}{row.lost:>6}"
+        f"{row.begun:>6}{plain:>12}{steers:>8}  {row.note}".rstrip()
     )
-    for row in rows:
-        plain = f"{row.plain[0]}, {row.plain[1]}" if row.plain else "-"
-        steers = "-" if row.steers_ms is None else f"{row.steers_ms:.0f}"
-        write(
-            f"{row.failure:<46}{row.server:<8}{row.load:<9}{row.requests:>8}{row.lost:>6}"
-            f"{row.begun:>6}{plain:>12}{steers:>8}  {row.note}".rstrip()
-        )
-    write("lost: not answered in full, though no worker had begun; begun: after a worker had.")
-    write("without us: both of an Envoy without ext_proc at the same time, where it is concerned.")
-    write("steers: milliseconds from the end of the failure (a process listens, or goes on) until")
-    write("requests reach the worker that holds their prefix again.")

@@ -5,12 +5,19 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.watch import Row
+from tests.tables import Table, add_row
 
-_ROWS = pytest.StashKey[list[Row]]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_ROWS] = []
+TABLE = Table(
+    "faults",
+    f"{'fault':<42}{'transport':<16}{'known':>8}{'right':>8}{'exact':>8}{'wrong':>6}  recovered by",
+    (
+        "Milliseconds since the fault. known: the first evidence was handed on by our socket.",
+        "right: nothing is certain that the worker does not hold, and what is not known is said.",
+        "exact: what is certain is all that it holds; never, within this test, says so until then.",
+        "wrong: looks, every half millisecond, at which too much was credited after that; -: the",
+        "credits were compared once, when all had settled.",
+    ),
+)
 
 
 @pytest.fixture
@@ -18,35 +25,19 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
     """Rows put in here are printed when all tests are done, and have to show no wrong credit."""
     rows: list[Row] = []
     yield rows
-    request.config.stash[_ROWS] += rows
+    for row in rows:
+        add_row(request.node, TABLE, _line(row))
     for row in rows:
         assert not row.wrong, f"{row.fault}: {row.wrong} times too much was credited"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    rows = terminalreporter.config.stash[_ROWS]
-    if not rows:
-        return
-    terminalreporter.section("faults")
-    write = terminalreporter.write_line
-    write(
-        f"{'fault':<42}{'transport':<16}{'known':>8}{'right':>8}{'exact':>8}{'wrong':>6}"
-        "  recovered by"
+def _line(row: Row) -> str:
+    exact = "never" if row.known_ms and row.exact_ms is None else _shown(row.exact_ms)
+    wrong = "-" if row.wrong is None else str(row.wrong)
+    return (
+        f"{row.fault:<42}{row.transport:<16}{_shown(row.known_ms):>8}{_shown(row.right_ms):>8}"
+        f"{exact:>8}{wrong:>6}  {row.how}"
     )
-    for row in rows:
-        exact = "never" if row.known_ms and row.exact_ms is None else _shown(row.exact_ms)
-        wrong = "-" if row.wrong is None else str(row.wrong)
-        write(
-            f"{row.fault:<42}{row.transport:<16}{_shown(row.known_ms):>8}{_shown(row.right_ms):>8}"
-            f"{exact:>8}{wrong:>6}  {row.how}"
-        )
-    write("Milliseconds since the fault. known: the first evidence was handed on by our socket.")
-    write("right: nothing is certain that the worker does not hold, and what is not known is said.")
-    write(
-        "exact: what is certain is all that it holds; never, within this test, says so until then."
-    )
-    write("wrong: looks, every half millisecond, at which too much was credited after that; -: the")
-    write("credits were compared once, when all had settled.")
 
 
 def _shown(milliseconds: float | None) -> str:
