@@ -1,10 +1,7 @@
-"""A worker's feed, whichever transport it has.
+"""A worker's feed: who answers at its ports, what it publishes, and whether it can be replayed.
 
-The first bytes of a ZMQ connection: whether it is ZMQ at all, and which kind of socket.
-
-Source: ZMTP 3.0 (https://rfc.zeromq.org/spec/23). A greeting is 64 octets: signature (0xFF, eight
-octets, 0x7F), version, mechanism (20, padded with zeros), as-server, filler. With the mechanism
-NULL each peer then sends the command READY, with its Socket-Type among other properties.
+Every transport is looked at with the project's own client of it. Of a ZMQ port only the greeting
+and the READY of ZMTP are read first, which tell whether it is ZMQ at all, and which kind of socket.
 """
 
 import asyncio
@@ -29,16 +26,10 @@ from extproc.doctor.probe import (
 )
 from extproc.doctor.worker_visit import Means, Told, Visited
 from extproc.workers.feeds import configured
+from kvstate.errors import WireError
 from kvstate.events import Tokens
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
-from kvstate.wire.zmtp import GREETING, GREETING_BYTES
-
-MAX_READY_BYTES = 512
-NULL = "NULL"
-
-_READY = b"\x05READY"
-_SOCKET_TYPE = b"socket-type"
-_LEAST_VERSION = 3
+from kvstate.wire.zmtp import Session
 
 
 class Greeted(NamedTuple):
@@ -58,29 +49,7 @@ class Greeted(NamedTuple):
         return bool(self.mechanism)
 
 
-def mechanism_in(greeting: bytes) -> str:
-    """The security mechanism that a greeting names; "" if this is none of ZMTP 3."""
-    if len(greeting) < GREETING_BYTES or greeting[0] != GREETING[0] or not greeting[9] & 1:
-        return ""
-    if greeting[10] < _LEAST_VERSION:
-        return ""
-    return greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
-
-
-def socket_in(frame: bytes) -> str:
-    """The Socket-Type of a READY command, with or without its flags and size; "" if it has none."""
-    _, found, properties = frame.partition(_READY)
-    while found and properties:
-        name = properties[1 : 1 + properties[0]]
-        size_at = 1 + len(name)
-        size = int.from_bytes(properties[size_at : size_at + 4], "big")
-        value = properties[size_at + 4 : size_at + 4 + size]
-        if name.lower() == _SOCKET_TYPE:
-            return value.decode("ascii", "replace")
-        properties = properties[size_at + 4 + size :]
-    return ""
-
-
+NULL = "NULL"
 PUBLISHERS = ("PUB", "XPUB")
 REPLAYERS = ("ROUTER",)
 
@@ -215,6 +184,7 @@ def _hint(endpoint: str, told: Told | None, rank: int) -> str:
 # Of the time for a look, what may go into waiting for a greeting; a socket that is ZMQ but says no
 # more is one all the same.
 READY_SECONDS = 1.0
+_READ_BYTES = 4096
 
 
 async def greeted(place: Address, seconds: float) -> Greeted:
@@ -226,34 +196,34 @@ async def greeted(place: Address, seconds: float) -> Greeted:
         return Greeted(reason=f"no connection within {seconds:g} s")
     except (OSError, UnicodeError) as error:  # the latter of what can be no host name
         return Greeted(reason=_words(error))
+    session = Session(b"SUB", 0)
     try:
-        writer.write(GREETING)
-        return await _answer(reader, seconds)
+        writer.write(session.answers())  # the greeting alone: it tells of no kind of socket
+        await _shake(session, reader, seconds)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+    return Greeted(mechanism=session.peer_mechanism, socket=session.peer_kind)
 
 
-async def _answer(reader: asyncio.StreamReader, seconds: float) -> Greeted:
-    try:
+async def _shake(session: Session, reader: asyncio.StreamReader, seconds: float) -> None:
+    """Reads until the peer has told its mechanism and its kind of socket, or fails to."""
+    with contextlib.suppress(TimeoutError, OSError, WireError):
         async with asyncio.timeout(seconds):
-            mechanism = mechanism_in(await reader.readexactly(GREETING_BYTES))
-    except (TimeoutError, OSError, asyncio.IncompleteReadError):
-        return Greeted()
-    if mechanism != NULL:
-        return Greeted(mechanism=mechanism)
-    try:
+            while not session.peer_mechanism:
+                await _read(session, reader)
         async with asyncio.timeout(min(READY_SECONDS, seconds)):
-            return Greeted(mechanism=mechanism, socket=socket_in(await _command(reader)))
-    except (TimeoutError, OSError, asyncio.IncompleteReadError):
-        return Greeted(mechanism=mechanism)
+            while not session.is_ready:
+                await _read(session, reader)
 
 
-async def _command(reader: asyncio.StreamReader) -> bytes:
-    """The first command: flags, one octet of size, and so many octets."""
-    _, size = await reader.readexactly(2)
-    return await reader.readexactly(min(size, MAX_READY_BYTES))
+async def _read(session: Session, reader: asyncio.StreamReader) -> None:
+    data = await reader.read(_READ_BYTES)
+    if not data:
+        raise ConnectionResetError
+    session.received(data)
+    session.shake()
 
 
 def _words(error: OSError | UnicodeError) -> str:

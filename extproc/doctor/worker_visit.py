@@ -31,20 +31,10 @@ class Served(NamedTuple):
     adapters: frozenset[str]
 
 
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]
-
-
 def models_of(answer: bytes) -> Served | None:
-    """What an answer of /v1/models lists; None if it is none."""
-    try:
-        cards = msgspec.json.decode(answer, type=_Cards).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    """Returns what an answer to GET /v1/models lists; None if it is no such answer."""
+    cards = learning.cards_in(answer)
+    if cards is None:
         return None
     models = tuple(card.id for card in cards if not card.parent)
     return Served(models, frozenset(card.id for card in cards if card.parent))

@@ -38,14 +38,16 @@ class Learned(NamedTuple):
     block_size: int | None = None
 
 
-class _Card(msgspec.Struct):
+class Card(msgspec.Struct):
+    """One entry of GET /v1/models: a model, or an adapter, which names its model as its parent."""
+
     id: str
     parent: str | None = None
     root: str | None = None
 
 
 class _Cards(msgspec.Struct):
-    data: list[_Card]
+    data: list[Card]
 
 
 class _Events(msgspec.Struct):
@@ -62,9 +64,8 @@ def from_models(answer: bytes, models: Sequence[Model]) -> Learned:
 
     models: those of the configuration; a worker that lists none of them serves none that we know.
     """
-    try:
-        cards = msgspec.json.decode(answer, type=_Cards).data[:MAX_LISTED]
-    except (msgspec.DecodeError, RecursionError):
+    cards = cards_in(answer)
+    if cards is None:
         return Learned()
     bases = [name for card in cards if not card.parent for name in (card.id, card.root)]
     names = {name: model.name for model in models for name in (model.name, *model.aliases)}
@@ -72,11 +73,19 @@ def from_models(answer: bytes, models: Sequence[Model]) -> Learned:
     return Learned(model, frozenset(card.id for card in cards if card.parent))
 
 
+def cards_in(answer: bytes) -> list[Card] | None:
+    """Returns what an answer to GET /v1/models lists, up to `MAX_LISTED`; None if it is none."""
+    try:
+        return msgspec.json.decode(answer, type=_Cards).data[:MAX_LISTED]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def block_size_in(answer: bytes) -> int | None:
     """The tokens of a block, as /server_info tells; None if it does not."""
     try:
         info = msgspec.json.decode(answer, type=_ServerInfo)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     size = info.kv_events.block_size if info.kv_events else None
     size = size or info.page_size

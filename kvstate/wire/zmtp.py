@@ -50,6 +50,9 @@ class Session:
     def __init__(self, kind: bytes, max_message_bytes: int, topic: bytes = b"") -> None:
         self.is_ready = False
         self.has_heartbeats = False  # whether the peer answers them
+        # what the peer tells of itself, as far as it got: kept where the handshake then fails
+        self.peer_mechanism = ""
+        self.peer_kind = ""
         self.commands = 0  # taken since the handshake
         self._kind = kind
         self._topic = topic
@@ -119,6 +122,7 @@ class Session:
             raise WireError("it does not speak ZMTP")
         if greeting[10] < _LEAST_VERSION:
             raise WireError(f"ZMTP {greeting[10]}, which is too old")
+        self.peer_mechanism = _shown(greeting[12:32].rstrip(b"\0"))
         if greeting[12:32] != _MECHANISM:
             raise WireError("it wants a security mechanism")
         self._is_greeted = True
@@ -136,11 +140,10 @@ class Session:
         if name != b"READY":
             raise WireError("another command than READY in the handshake")
         kind = _properties(data).get(b"socket-type", b"")
+        self.peer_kind = _shown(kind)
         if kind not in _PEERS[self._kind]:
-            shown = kind[:_MAX_WORDS].decode("ascii", "replace")
-            raise WireError(
-                f"its socket is {shown or 'none'}, not {_PEERS[self._kind][0].decode()}"
-            )
+            wanted = _PEERS[self._kind][0].decode()
+            raise WireError(f"its socket is {self.peer_kind or 'none'}, not {wanted}")
         self.is_ready = True
         if self._kind == b"SUB" and self.has_heartbeats:
             self._answers += _frame(_COMMAND, b"\x09SUBSCRIBE" + self._topic)
@@ -219,4 +222,9 @@ def _properties(data: bytes) -> dict[bytes, bytes]:
 
 
 def _refusal(data: bytes) -> str:
-    return "it refuses: " + data[1 : 1 + _MAX_WORDS].decode("ascii", "replace")
+    return f"it refuses: {_shown(data[1:])}"
+
+
+def _shown(words: bytes) -> str:
+    """The beginning of what a peer says, as text."""
+    return words[:_MAX_WORDS].decode("ascii", "replace")

@@ -1,4 +1,8 @@
+import zmq
+
 from extproc.doctor.feed_visit import (
+    PUBLISHERS,
+    REPLAYERS,
     Greeted,
     Telling,
     is_publisher,
@@ -47,6 +51,11 @@ def test_who_answers_at_the_feeds_port_is_judged() -> None:
     assert place_code(Greeted()) == ["feed-not-zmq"]
     assert place_code(Greeted(mechanism="CURVE")) == ["feed-secured"]
     assert place_code(ROUTER) == ["feed-wrong-socket"]
+
+
+def test_libzmq_names_its_sockets_as_they_are_judged() -> None:
+    assert {zmq.SocketType.PUB.name, zmq.SocketType.XPUB.name} == set(PUBLISHERS)
+    assert {zmq.SocketType.ROUTER.name} == set(REPLAYERS)
 
 
 def test_a_rank_that_is_missing_beside_another_is_miscounted() -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import struct
 
 import pytest
@@ -119,6 +120,29 @@ def test_handshake_that_is_none_fails(wire: bytes, fault: str) -> None:
     session.received(wire)
     with pytest.raises(WireError, match=fault):
         session.shake()
+
+
+@pytest.mark.parametrize(
+    ("wire", "mechanism", "kind"),
+    [
+        (GREETING + ready(b"PUB"), "NULL", "PUB"),
+        (GREETING + ready(b"ROUTER"), "NULL", "ROUTER"),
+        (GREETING + command(b"READY"), "NULL", ""),
+        (GREETING + command(b"ERROR", b"\0"), "NULL", ""),
+        (GREETING.replace(b"NULL\0", b"CURVE"), "CURVE", ""),
+        (GREETING[:63], "", ""),
+        (b"HTTP/1.1 400 Bad Request".ljust(64), "", ""),
+        (GREETING[:10] + b"\x01" + GREETING[11:], "", ""),
+    ],
+)
+def test_peer_tells_of_itself_though_the_handshake_fails(
+    wire: bytes, mechanism: str, kind: str
+) -> None:
+    session = Session(b"SUB", 1000)
+    session.received(wire)
+    with contextlib.suppress(WireError):
+        session.shake()
+    assert (session.peer_mechanism, session.peer_kind) == (mechanism, kind)
 
 
 @pytest.mark.parametrize(
