@@ -1,4 +1,8 @@
-"""Puts the doctor together: everything at once, each part bounded in time."""
+"""The command `kvsteer doctor`: examines everything that a configuration names, all at once.
+
+Every part is bounded in time. A part that takes too long, or fails, becomes a finding itself and
+hides no other part's findings.
+"""
 
 import argparse
 import asyncio
@@ -6,17 +10,20 @@ import contextlib
 import dataclasses
 import logging
 import os
+import socket
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from extproc import address
 from extproc.config import Config, Tls, Worker
 from extproc.config.reader import load
 from extproc.config.rules import doubts
 from extproc.discovery.configured import sources_of
 from extproc.discovery.view import STATIC, Found, Report, Source, View, listed, merged
-from extproc.doctor import envoy_visit, feed_visit, token_visit, worker_visit
+from extproc.doctor import feed_visit, token_visit, worker_visit
+from extproc.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.doctor.feed_visit import Telling, judge_swapped
 from extproc.doctor.findings import About, Finding, as_json, as_text, exit_status
 from extproc.doctor.worker_visit import Means, WebClient
@@ -24,9 +31,167 @@ from extproc.errors import RequestError, StartError
 from extproc.serving.certificates import Certificates
 from extproc.tokenizing.tokens import Tokenizer
 
+T = TypeVar("T")
+DEFAULT_SECONDS = 5.0
+MAX_SECONDS = 600.0
+
+# Workers that are looked at together.
+MAX_WORKERS = 32
+
+# Waits of one part, such as a feed with its probes.
+MAX_WAITS = 12
+
+# Certificates that are renewed by themselves have been by then.
+SOON_DAYS = 14
+
+_DAY_SECONDS = 86_400
+DUMP = "/config_dump"
+CLUSTERS = "/clusters?format=json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options to its parser."""
+    parser.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="for each question and each wait (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="ask each worker for tiny completions and wait for their events, ask for whole"
+        " replays, and drain queues: what is drained, a running router does not get",
+    )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be above 0 and up to {MAX_SECONDS:g}")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examines everything and prints the findings; returns the exit status.
+
+    The status is 0 when nothing is wrong, 1 otherwise.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
+    config = load(arguments.config)
+    logging.disable(logging.WARNING)  # what the parts log, the findings say
+    try:
+        findings = asyncio.run(examine(config, arguments.timeout, probes=arguments.probe))
+    finally:
+        logging.disable(logging.NOTSET)
+    print(as_json(findings) if arguments.json else as_text(findings))
+    return exit_status(findings)
+
+
+async def examine(config: Config, seconds: float, *, probes: bool) -> list[Finding]:
+    """Examines everything that a configuration names; returns all findings.
+
+    seconds: limit of each question and each wait; no part takes more than `MAX_WAITS` times as
+    long. probes: whether to send test requests that provoke events, and to drain queues.
+    """
+    tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
+    findings += await asyncio.to_thread(visit_tls, config)
+    async with contextlib.AsyncExitStack() as stack:
+        web = await stack.enter_async_context(WebClient(seconds))
+        means = Means(config, web, tokenizers, seconds, probes)
+        fleet, discovered = await visit_sources(config, seconds)
+        turns = asyncio.Semaphore(MAX_WORKERS)
+        tellings: list[Telling] = []
+        found = await asyncio.gather(
+            _bounded(
+                About(f"envoy {config.envoy.admin}"),
+                visit_envoy(means, fleet),
+                seconds,
+            ),
+            *(_in_turn(means, one, turns, tellings) for one in fleet),
+        )
+    about = About("configuration")
+    doubted = (about.note("configuration", doubt) for doubt in doubts(config, os.path.exists))
+    looked_at = (finding for part in found for finding in part)
+    return [*doubted, *findings, *discovered, *looked_at, *judge_swapped(tellings)]
+
+
+async def _in_turn(
+    means: Means, found: Found, turns: asyncio.Semaphore, tellings: list[Telling]
+) -> Sequence[Finding]:
+    """Examines one worker, at most `MAX_WORKERS` at a time.
+
+    tellings: what the worker says of its feed is appended here.
+    """
+    about = About(f"worker {found.worker.endpoint}")
+    if found.excluded:
+        return [about.note("discovery", f"not looked at: it takes no requests: {found.excluded}")]
+    async with turns:
+        try:
+            return await _worker(means, found.worker, about, tellings)
+        except Exception as error:  # noqa: BLE001 - as below
+            return [_failed(about, error)]
+
+
+async def _worker(
+    means: Means, worker: Worker, about: About, tellings: list[Telling]
+) -> Sequence[Finding]:
+    visited = await worker_visit.visit(means, worker, about)
+    tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.told))
+    parts = [feed_visit.visit(means, worker, visited, about)]
+    if visited.is_there:
+        parts.append(token_visit.visit(means, worker, visited, about))
+    found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
+    return list(dict.fromkeys([*visited.findings, *(one for part in found for one in part)]))
+
+
+async def _bounded(
+    about: About, work: Awaitable[Sequence[Finding]], seconds: float
+) -> Sequence[Finding]:
+    """Returns the findings of a part, or one finding that says why the part did not finish."""
+    limit = MAX_WAITS * seconds
+    try:
+        async with asyncio.timeout(limit):
+            return await work
+    except TimeoutError:
+        return [about.wrong("not-checked", f"not done within {limit:g} s")]
+    except Exception as error:  # noqa: BLE001 - one part must not take the others' findings away
+        return [_failed(about, error)]
+
+
+def _failed(about: About, error: Exception) -> Finding:
+    return about.wrong("not-checked", f"the check itself failed: {error!r}")
+
+
+def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
+    loaded: dict[str, Tokenizer] = {}
+    findings: list[Finding] = []
+    for model in config.models:
+        about = About(f"model {model.name}")
+        try:
+            tokenizer = Tokenizer.load(model)
+        except (StartError, RequestError) as error:
+            findings.append(about.wrong("tokenizer-unloadable", str(error)))
+            continue
+        if tokenizer is not None:
+            loaded[model.name] = tokenizer
+            findings.append(about.right("tokenizer", f"{model.tokenizer} is loaded"))
+        elif model.tokenizer is None:
+            says = "none is configured: the model is routed by load"
+            findings.append(about.note("tokenizer", says))
+    return loaded, findings
+
 
 async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], list[Finding]]:
-    """All workers, those of the configuration and those found; and what is wrong with sources."""
+    """Asks all sources for their workers.
+
+    Returns the configured workers and those found, and the findings about the sources.
+    """
     try:
         sources = sources_of(config)
     except StartError as error:
@@ -44,7 +209,7 @@ async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], li
 
 
 async def _ask(source: Source, seconds: float) -> tuple[View, list[Finding]]:
-    """The first view of a source."""
+    """Returns the first view of a source, and the findings about the source."""
     about = _about(source.name)
     seen: list[tuple[View, str]] = []
     faults: list[str] = []
@@ -87,14 +252,8 @@ def _about(name: str) -> About:
     return About(f"discovery {name}".strip())
 
 
-# Certificates that are renewed by themselves have been by then.
-SOON_DAYS = 14
-
-_DAY_SECONDS = 86_400
-
-
 def visit_tls(config: Config) -> list[Finding]:
-    """What is right and wrong with the files; they are read as the router itself reads them."""
+    """Reads the router's TLS files as the router itself does; returns the findings."""
     options = config.extproc.tls
     return [] if options is None else list(_findings(About("router"), options))
 
@@ -127,147 +286,43 @@ def _expiry(about: About, expires_at: float, now: float) -> Finding:
     return about.right("tls", f"the certificate and its key go together until {day}")
 
 
-T = TypeVar("T")
+async def visit_envoy(means: Means, fleet: Sequence[Found]) -> list[Finding]:
+    """Asks the Envoy whose admin address is configured how it is configured; returns the findings.
 
-# Workers that are looked at together.
-MAX_WORKERS = 32
-
-# Waits of one part, such as a feed with its probes.
-MAX_WAITS = 12
-
-
-async def examine(config: Config, seconds: float, *, probes: bool) -> list[Finding]:
-    """Everything that was found.
-
-    seconds: for each question and each wait; no part takes more than `MAX_WAITS` times as long.
-    probes: whether completions are asked for to provoke events, and queues are drained.
+    fleet: the workers that its clusters are to have.
     """
-    tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
-    findings += await asyncio.to_thread(visit_tls, config)
-    async with contextlib.AsyncExitStack() as stack:
-        web = await stack.enter_async_context(WebClient(seconds))
-        means = Means(config, web, tokenizers, seconds, probes)
-        fleet, discovered = await visit_sources(config, seconds)
-        turns = asyncio.Semaphore(MAX_WORKERS)
-        tellings: list[Telling] = []
-        found = await asyncio.gather(
-            _bounded(
-                About(f"envoy {config.envoy.admin}"),
-                envoy_visit.visit(means, fleet),
-                seconds,
-            ),
-            *(_in_turn(means, one, turns, tellings) for one in fleet),
-        )
-    about = About("configuration")
-    doubted = (about.note("configuration", doubt) for doubt in doubts(config, os.path.exists))
-    looked_at = (finding for part in found for finding in part)
-    return [*doubted, *findings, *discovered, *looked_at, *judge_swapped(tellings)]
+    at = means.config.envoy.admin
+    about = About(f"envoy {at}")
+    answer = await means.web.get(f"http://{at}{DUMP}")
+    if answer.status == 0:
+        says = f"not checked: its admin server does not answer: {answer.reason}"
+        return [about.note("envoy", says)]
+    if not answer.is_ok:
+        says = f"{DUMP}: {answer.reason or f'status {answer.status}'}"
+        return [about.wrong("envoy-unreadable", says)]
+    clusters = await means.web.get(f"http://{at}{CLUSTERS}")
+    hosts = hosts_in(clusters.body) if clusters.is_ok else {}
+    workers = await _hosts_wanted(fleet)
+    return list(judge_envoy(about, means.config, answer.body, hosts, workers))
 
 
-async def _in_turn(
-    means: Means, found: Found, turns: asyncio.Semaphore, tellings: list[Telling]
-) -> Sequence[Finding]:
-    """Looks at one worker. tellings: gets what it says of its feed."""
-    about = About(f"worker {found.worker.endpoint}")
-    if found.excluded:
-        return [about.note("discovery", f"not looked at: it takes no requests: {found.excluded}")]
-    async with turns:
-        try:
-            return await _worker(means, found.worker, about, tellings)
-        except Exception as error:  # noqa: BLE001 - as below
-            return [_failed(about, error)]
+async def _hosts_wanted(fleet: Sequence[Found]) -> dict[str, str]:
+    """Returns the workers as `judge_hosts` takes them; none if one of them has no address now."""
+    found = await asyncio.gather(*(_resolved(one.worker.endpoint) for one in fleet))
+    if not all(found):
+        return {}
+    names = ["" if one.excluded else one.worker.endpoint for one in fleet]
+    return dict(zip(found, names, strict=True))
 
 
-async def _worker(
-    means: Means, worker: Worker, about: About, tellings: list[Telling]
-) -> Sequence[Finding]:
-    visited = await worker_visit.visit(means, worker, about)
-    tellings.append(Telling(worker.endpoint, feed_visit.zmq_places(worker), visited.told))
-    parts = [feed_visit.visit(means, worker, visited, about)]
-    if visited.is_there:
-        parts.append(token_visit.visit(means, worker, visited, about))
-    found = await asyncio.gather(*(_bounded(about, part, means.seconds) for part in parts))
-    return list(dict.fromkeys([*visited.findings, *(one for part in found for one in part)]))
-
-
-async def _bounded(
-    about: About, work: Awaitable[Sequence[Finding]], seconds: float
-) -> Sequence[Finding]:
-    """What a part finds; a part that takes too long or fails is found faulty itself."""
-    limit = MAX_WAITS * seconds
+async def _resolved(endpoint: str) -> str:
+    """Returns the ip:port of an endpoint, "" while its name has no address."""
+    at = address.parse(endpoint)
+    if at.is_ip:
+        return str(at)
+    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(limit):
-            return await work
-    except TimeoutError:
-        return [about.wrong("not-checked", f"not done within {limit:g} s")]
-    except Exception as error:  # noqa: BLE001 - one part must not take the others' findings away
-        return [_failed(about, error)]
-
-
-def _failed(about: About, error: Exception) -> Finding:
-    return about.wrong("not-checked", f"the check itself failed: {error!r}")
-
-
-def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
-    loaded: dict[str, Tokenizer] = {}
-    findings: list[Finding] = []
-    for model in config.models:
-        about = About(f"model {model.name}")
-        try:
-            tokenizer = Tokenizer.load(model)
-        except (StartError, RequestError) as error:
-            findings.append(about.wrong("tokenizer-unloadable", str(error)))
-            continue
-        if tokenizer is not None:
-            loaded[model.name] = tokenizer
-            findings.append(about.right("tokenizer", f"{model.tokenizer} is loaded"))
-        elif model.tokenizer is None:
-            says = "none is configured: the model is routed by load"
-            findings.append(about.note("tokenizer", says))
-    return loaded, findings
-
-
-DEFAULT_SECONDS = 5.0
-MAX_SECONDS = 600.0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--config", required=True, metavar="FILE", help="the configuration")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--timeout",
-        type=_seconds,
-        default=DEFAULT_SECONDS,
-        metavar="SECONDS",
-        help="for each question and each wait (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--probe",
-        action="store_true",
-        help="ask each worker for tiny completions and wait for their events, ask for whole"
-        " replays, and drain queues: what is drained, a running router does not get",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Examines everything and prints what was found; 0 when nothing is wrong, 1 otherwise.
-
-    Raises:
-        ConfigError: the configuration cannot be used.
-    """
-    config = load(arguments.config)
-    logging.disable(logging.WARNING)  # what the parts log, the findings say
-    try:
-        findings = asyncio.run(examine(config, arguments.timeout, probes=arguments.probe))
-    finally:
-        logging.disable(logging.NOTSET)
-    print(as_json(findings) if arguments.json else as_text(findings))
-    return exit_status(findings)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"must be above 0 and up to {MAX_SECONDS:g}")
-    return seconds
+        (first, *_) = await loop.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    return str(address.Address(str(first[4][0]), at.port))

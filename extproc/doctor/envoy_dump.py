@@ -1,20 +1,11 @@
-"""Envoy's `GET /config_dump`, held against what the router needs of it.
+"""Compares the configuration that Envoy runs with what the router needs of it.
 
-Source: `envoy.admin.v3.ConfigDump` as JSON: durations as "0.5s", 64-bit numbers as text, defaults
-left out. What each setting is for is told in envoy/envoy.yaml.
-
-Envoy's clusters: the router's, and those of the workers with the hosts that are in them.
-
-Source: `envoy.config.cluster.v3.Cluster` in `GET /config_dump`: `typed_extension_protocol_options`,
-`transport_socket`; `envoy.extensions.transport_sockets.tls.v3.CommonTlsContext`. The hosts are
-those of `GET /clusters?format=json` (`envoy.admin.v3.Clusters`), whatever source Envoy has them
-from: its own configuration, DNS or EDS.
-
-Envoy's routes to the workers: whether they ask the router, and let a generation end.
-
-Source: `envoy.config.route.v3.RouteConfiguration` in `GET /config_dump`; `typed_per_filter_config`
-with `envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute`. The most specific place that sets
-a thing counts: route, virtual host, route configuration.
+Sources: `envoy.admin.v3.ConfigDump` (`GET /config_dump`) as JSON, where durations are texts such as
+"0.5s", 64-bit numbers are texts, and defaults are left out; in it
+`envoy.config.cluster.v3.Cluster`, `envoy.extensions.transport_sockets.tls.v3.CommonTlsContext` and
+`envoy.config.route.v3.RouteConfiguration`. The hosts of a cluster come from
+`envoy.admin.v3.Clusters` (`GET /clusters?format=json`), whatever source Envoy has them from: its
+own configuration, DNS or EDS. envoy/envoy.yaml says what each setting is for.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,241 +20,22 @@ from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.requests.request import PATHS
 
 Node = Mapping[str, Any]
-
-_MAX_DIGITS = 19
-
-
-def typed(tree: object, suffix: str) -> Iterator[Node]:
-    """All mappings in a tree whose `@type` ends so."""
-    return (one for one in nodes(tree) if type_of(one).endswith(suffix))
-
-
-def nodes(tree: object) -> Iterator[Node]:
-    """All mappings in a tree, itself included."""
-    waiting = [tree]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, Mapping):
-            yield one
-            waiting += one.values()
-        elif isinstance(one, list):
-            waiting += one
-
-
-def type_of(node: object) -> str:
-    """Its `@type`, "" if it has none."""
-    return str(mapping(node).get("@type", ""))
-
-
-def mapping(value: object) -> Node:
-    """The value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def listing(value: object) -> list[Any]:
-    """The value if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
-
-
-def number(value: object, default: int) -> int:
-    """A number that is none below zero, as such or as text."""
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else default
-
-
-def seconds(value: object, default: float) -> float:
-    """A duration such as "0.5s"."""
-    try:
-        return float(str(value).removesuffix("s"))
-    except ValueError:
-        return default
-
-
-_CLUSTER = ".cluster.v3.Cluster"
-_OVERRIDE = ".OverrideHost"
-_TLS = ".UpstreamTlsContext"
-_HTTP_OPTIONS = ".upstreams.http.v3.HttpProtocolOptions"
-
-# Where a client's own certificate may come from: `CommonTlsContext`.
-_CERTIFICATES = (
-    "tls_certificates",
-    "tls_certificate_sds_secret_configs",
-    "tls_certificate_provider_instance",
-    "custom_tls_certificate_selector",
-)
-
 Hosts = Mapping[str, Collection[str]]  # ip:port or unix:PATH of the hosts of each cluster
-
-
-def hosts_in(answer: bytes) -> Hosts:
-    """The hosts of each cluster that has some, by an answer of /clusters?format=json."""
-    try:
-        raw = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return {
-        str(mapping(one).get("name")): {
-            _place(mapping(mapping(host).get("address")))
-            for host in listing(mapping(one).get("host_statuses"))
-        }
-        for one in listing(mapping(raw).get("cluster_statuses"))
-    }
-
-
-def _place(host: Node) -> str:
-    if "pipe" in host:
-        return f"{address.UNIX_PREFIX}{mapping(host['pipe']).get('path', '')}"
-    socket = mapping(host.get("socket_address"))
-    ip = str(socket.get("address", ""))
-    return f"[{ip}]:{socket.get('port_value')}" if ":" in ip else f"{ip}:{socket.get('port_value')}"
-
-
-def steered(parts: object) -> dict[str, Node]:
-    """The clusters that send a request to the address that the router names, by their names."""
-    return {
-        str(one.get("name")): one
-        for one in typed(parts, _CLUSTER)
-        if any(map(overrides, nodes(one)))
-    }
-
-
-def overrides(node: Node) -> bool:
-    """Whether a node is what sends a request to the address that the router named."""
-    if node.get("type") == "ORIGINAL_DST":
-        return True
-    if not type_of(node).endswith(_OVERRIDE):
-        return False
-    sources = [mapping(one) for one in listing(node.get("override_host_sources"))]
-    return any(
-        str(one.get("header", "")).lower() == DESTINATION
-        or mapping(one.get("metadata")).get("key") == DESTINATION_NAMESPACE
-        for one in sources
-    )
-
-
-def judge_hosts(
-    about: About, parts: object, hosts: Hosts, workers: Mapping[str, str]
-) -> Iterator[Finding]:
-    """Whether the workers are the hosts of the clusters that steer; all of them together.
-
-    workers: the name of each by its ip:port, "" of one that takes no requests now and may be there
-    or not. Nothing is said where Envoy does not list hosts, as of
-    ORIGINAL_DST, which takes any address.
-    """
-    clusters = steered(parts)
-    if not workers or any(one.get("type") == "ORIGINAL_DST" for one in clusters.values()):
-        return
-    listed = {name: set(hosts.get(name, ())) for name in clusters}
-    if not any(name in hosts for name in clusters):
-        return
-    there = set[str]().union(*listed.values())
-    names = shown(sorted(clusters))
-    missing = sorted(name for place, name in workers.items() if name and place not in there)
-    if missing:
-        says = f"{shown(missing)}: not among the hosts of cluster {names}"
-        yield about.wrong("envoy-worker-missing", f"{says}; picked, another one answers")
-    strangers = sorted(there - workers.keys())
-    if strangers:
-        says = f"cluster {names} has hosts that are no workers of this configuration"
-        yield about.wrong("envoy-host-unknown", f"{says}: {shown(strangers)}")
-
-
-def judge_router_cluster(
-    about: About, config: Config, ext_proc: Node, parts: object, hosts: Hosts
-) -> Iterator[Finding]:
-    """What is wrong between a filter and the router; nothing where the dump does not tell.
-
-    parts: of the dump, with the clusters.
-    """
-    grpc = mapping(mapping(ext_proc.get("grpc_service")).get("envoy_grpc"))
-    name = grpc.get("cluster_name")
-    for cluster in typed(parts, _CLUSTER):
-        if name is None or cluster.get("name") != name:
-            continue
-        if not _speaks_http2(cluster):
-            says = f"cluster {name} speaks HTTP/1.1, and gRPC needs HTTP/2: the router is"
-            yield about.wrong("envoy-router-protocol", f"{says} never reached")
-        if not cluster.get("transport_socket_matches"):
-            contexts = list(typed(cluster.get("transport_socket"), _TLS))
-            yield from _tls(about, f"cluster {name}", config.extproc.tls, contexts)
-        yield from _router_place(about, config, str(name), hosts.get(str(name), ()))
-
-
-def _speaks_http2(cluster: Node) -> bool:
-    if "http2_protocol_options" in cluster:  # as Envoy had it before 1.17, and still takes it
-        return True
-    for options in typed(cluster.get("typed_extension_protocol_options"), _HTTP_OPTIONS):
-        explicit = mapping(options.get("explicit_http_config"))
-        if "http2_protocol_options" in explicit or "auto_config" in options:
-            return True
-        # then it is the client's protocol, which may be either
-        return "use_downstream_protocol_config" in options
-    return False
-
-
-def _router_place(
-    about: About, config: Config, cluster: str, hosts: Collection[str]
-) -> Iterator[Finding]:
-    """Whether a host of the router's cluster may be the router.
-
-    Addresses are not compared, since there may be names, and several routers. A port of another
-    machine may be that of a Kubernetes Service.
-    """
-    wanted = config.envoy.router or config.extproc.listen
-    if not hosts or wanted in hosts:
-        return
-    if wanted.startswith(address.UNIX_PREFIX):
-        says = f"cluster {cluster} sends to {shown(sorted(hosts))}; the router listens on {wanted}"
-        yield about.wrong("envoy-router-place", says)
-        return
-    port = address.parse(wanted).port
-    if any(host.rpartition(":")[2] == str(port) for host in hosts):
-        return
-    says = f"cluster {cluster} sends to {shown(sorted(hosts))}; the router listens on port {port}"
-    if config.envoy.router or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
-        yield about.wrong("envoy-router-place", says)
-    else:
-        yield about.note("envoy", f"{says}: right only if something between maps the ports")
-
-
-def _tls(
-    about: About, cluster: str, router: Tls | None, contexts: Sequence[Node]
-) -> Iterator[Finding]:
-    if router is None and contexts:
-        says = f"{cluster} speaks TLS, and the router plain text: it is never reached"
-        yield about.wrong("envoy-tls-to-plain", says)
-    if router is not None and not contexts:
-        says = f"{cluster} speaks plain text, and the router TLS: it is never reached"
-        yield about.wrong("envoy-plain-to-tls", says)
-    asks = router is not None and router.client_ca is not None
-    if asks and contexts and not any(map(_has_certificate, contexts)):
-        says = f"{cluster} shows no certificate, and extproc.tls.client_ca asks for one"
-        yield about.wrong("envoy-no-client-certificate", says)
-
-
-def _has_certificate(context: Node) -> bool:
-    common = mapping(context.get("common_tls_context"))
-    return any(common.get(key) for key in _CERTIFICATES)
-
+_MANAGER = ".HttpConnectionManager"
+_EXT_PROC = ".ext_proc.v3.ExternalProcessor"
 
 # Envoy's own, where nothing is set.
-DEFAULT_BUFFER_BYTES = 1024 * 1024
-DEFAULT_ROUTE_SECONDS = 15.0
+DEFAULT_TIMEOUT_SECONDS = 0.2
 
-# Generations take longer than a limit below this.
-LEAST_ROUTE_SECONDS = 60.0
-
-_PER_ROUTE = ".ExtProcPerRoute"
-
-# What lets Envoy try the next worker where the picked one cannot be connected to.
-_RETRIES = frozenset(("connect-failure", "reset", "gateway-error", "5xx", "reset-before-request"))
+_DUPLEX = "FULL_DUPLEX_STREAMED"
 
 
 class Around(NamedTuple):
-    """Where a filter stands.
+    """The surroundings of a filter.
 
-    name: its own in the list of filters. routes: the route configurations that stand apart.
-    steered: names of the clusters that go by the address that the router names.
+    name: the filter's own in the list of filters. routes: the route configurations that belong to
+    no connection manager. steered: names of the clusters that follow the address which the router
+    names.
     """
 
     name: str
@@ -274,7 +46,7 @@ class Around(NamedTuple):
 
     @property
     def hosts(self) -> Iterator[tuple[Node, Node]]:
-        """The virtual hosts that requests come to, each with its route configuration."""
+        """Yields the virtual hosts that requests come to, each with its route configuration."""
         name = mapping(self.manager.get("rds")).get("route_config_name")
         own = mapping(self.manager.get("route_config"))
         for config in [own] if own else [one for one in self.routes if one.get("name") == name]:
@@ -282,111 +54,13 @@ class Around(NamedTuple):
                 yield config, mapping(host)
 
 
-class _Route(NamedTuple):
-    """One route to the workers that LLM API requests take; path: one of them."""
-
-    where: str
-    route: Node
-    host: Node
-    config: Node
-    path: str
-
-
-def judge_buffers(about: About, config: Config, around: Around) -> Iterator[Finding]:
-    """Whether bodies that the router would read fit; what is streamed is not held."""
-    default = number(around.listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
-    for _, host in around.hosts:
-        limit = number(host.get("request_body_buffer_limit"), default)
-        each = [mapping(one) for one in listing(host.get("routes"))]
-        least = min(
-            (number(one.get("request_body_buffer_limit"), limit) for one in each), default=limit
-        )
-        if least < config.extproc.max_body_bytes:
-            says = f"virtual host {host.get('name')}: bodies above {least} bytes get 413"
-            says += f"; the router reads up to {config.extproc.max_body_bytes}"
-            yield about.wrong("envoy-buffer-limit", says)
-
-
-def judge_routes(about: About, around: Around) -> Iterator[Finding]:
-    """What is wrong with the routes by which LLM API requests reach the workers."""
-    first = {one.where: one for one in reversed(list(_taken(around)))}
-    for one, taken in reversed(first.items()):
-        if _is_disabled(around.name, taken):
-            says = f"{one}: ext_proc is disabled, and {taken.path} goes to the workers there"
-            yield about.wrong("envoy-route-disabled", says)
-        action = mapping(taken.route.get("route"))
-        limit = seconds(action.get("timeout"), DEFAULT_ROUTE_SECONDS)
-        if 0 < limit < LEAST_ROUTE_SECONDS:
-            says = f"{one}: its timeout is {limit:g} s, which ends longer generations"
-            yield about.wrong("envoy-route-timeout", says)
-        policy = mapping(action.get("retry_policy") or taken.host.get("retry_policy"))
-        reasons = {reason.strip() for reason in str(policy.get("retry_on", "")).split(",")}
-        if reasons.isdisjoint(_RETRIES):
-            says = f"{one}: no retries: a request picked for a worker that has just died fails"
-            yield about.wrong("envoy-no-retries", says)
-
-
-def _taken(around: Around) -> Iterator[_Route]:
-    """The routes to the workers that requests of some LLM API take."""
-    for config, host in around.hosts:
-        for path in PATHS:
-            for place, route in enumerate(map(mapping, listing(host.get("routes")))):
-                match = mapping(route.get("match"))
-                if not _matches(match, path):
-                    continue
-                if _leads_to(mapping(route.get("route")), around.steered):
-                    where = f"virtual host {host.get('name')}, route {route.get('name') or place}"
-                    yield _Route(where, route, host, config, path)
-                if not match.get("headers") and not match.get("query_parameters"):
-                    break
-
-
-def _matches(match: Node, path: str) -> bool:
-    if "prefix" in match:
-        return path.startswith(str(match["prefix"]))
-    if "path" in match:
-        return path == str(match["path"])
-    if "path_separated_prefix" in match:
-        prefix = str(match["path_separated_prefix"])
-        return path == prefix or path.startswith(f"{prefix}/")
-    return False  # by a regular expression of somebody else's, which may take for ever
-
-
-def _leads_to(action: Node, steered: Collection[str]) -> bool:
-    """Whether a route leads to the workers, or may: by a header that names the cluster."""
-    weighted = mapping(action.get("weighted_clusters"))
-    named = [action, *map(mapping, listing(weighted.get("clusters")))]
-    names = {one.get("cluster", one.get("name")) for one in named}
-    return "cluster_header" in action or not names.isdisjoint(steered)
-
-
-def _is_disabled(name: str, taken: _Route) -> bool:
-    for place in (taken.route, taken.host, taken.config):
-        own = mapping(mapping(place.get("typed_per_filter_config")).get(name))
-        if own:
-            return any(
-                one.get("disabled") is True
-                for one in nodes(own)
-                if one is own or type_of(one).endswith(_PER_ROUTE)
-            )
-    return False
-
-
-_MANAGER = ".HttpConnectionManager"
-_EXT_PROC = ".ext_proc.v3.ExternalProcessor"
-
-# Envoy's own, where nothing is set.
-DEFAULT_TIMEOUT_SECONDS = 0.2
-
-_DUPLEX = "FULL_DUPLEX_STREAMED"
-
-
 def judge_envoy(
     about: About, config: Config, dump: bytes, hosts: Hosts, workers: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """What is right and wrong with an Envoy.
+    """Yields what is right and wrong with an Envoy.
 
-    dump: the answer of its admin server. hosts: of its clusters. workers: as in `judge_hosts`.
+    dump: its answer to GET /config_dump. hosts: of its clusters, as from `hosts_in`. workers: as
+    `judge_hosts` takes them.
     """
     try:
         raw = msgspec.json.decode(dump)
@@ -408,7 +82,7 @@ def judge_envoy(
 
 
 def _filters(about: About, config: Config, parts: object, hosts: Hosts) -> Iterator[Finding]:
-    """What is wrong with the filters that ask the router, and with what is around them."""
+    """Yields what is wrong with the ext_proc filters and their surroundings."""
     apart = [one for one in nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
     names = steered(parts).keys()
     listeners = [one for one in nodes(parts) if "filter_chains" in one]
@@ -458,7 +132,7 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
 
 
 def _responses(about: About, config: Config, mode: Node) -> Iterator[Finding]:
-    """Whether the router sees of responses what it needs: their end, and what is accounted for."""
+    """Yields a finding where the router does not see the end or the headers of responses."""
     if mode.get("response_trailer_mode") != "SEND" and mode.get("response_body_mode") is None:
         says = "response_trailer_mode is not SEND: Envoy 1.40 tells the router when a response ends"
         says += " all the same; where one does not, load is counted until the pick only"
@@ -479,3 +153,324 @@ def _manager(about: About, manager: Node) -> Iterator[Finding]:
 
 def _mode(ext_proc: Node) -> str:
     return str(mapping(ext_proc.get("processing_mode")).get("request_body_mode", "NONE"))
+
+
+_CLUSTER = ".cluster.v3.Cluster"
+_OVERRIDE = ".OverrideHost"
+_TLS = ".UpstreamTlsContext"
+_HTTP_OPTIONS = ".upstreams.http.v3.HttpProtocolOptions"
+
+# Where a client's own certificate may come from: `CommonTlsContext`.
+_CERTIFICATES = (
+    "tls_certificates",
+    "tls_certificate_sds_secret_configs",
+    "tls_certificate_provider_instance",
+    "custom_tls_certificate_selector",
+)
+
+
+def hosts_in(answer: bytes) -> Hosts:
+    """Returns the hosts of each cluster that has any, from an answer to /clusters?format=json."""
+    try:
+        raw = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return {
+        str(mapping(one).get("name")): {
+            _place(mapping(mapping(host).get("address")))
+            for host in listing(mapping(one).get("host_statuses"))
+        }
+        for one in listing(mapping(raw).get("cluster_statuses"))
+    }
+
+
+def _place(host: Node) -> str:
+    if "pipe" in host:
+        return f"{address.UNIX_PREFIX}{mapping(host['pipe']).get('path', '')}"
+    socket = mapping(host.get("socket_address"))
+    ip = str(socket.get("address", ""))
+    return f"[{ip}]:{socket.get('port_value')}" if ":" in ip else f"{ip}:{socket.get('port_value')}"
+
+
+def steered(parts: object) -> dict[str, Node]:
+    """Returns the clusters that send a request to the address which the router names, by name."""
+    return {
+        str(one.get("name")): one
+        for one in typed(parts, _CLUSTER)
+        if any(map(overrides, nodes(one)))
+    }
+
+
+def overrides(node: Node) -> bool:
+    """Tells whether a node makes Envoy send requests to the address which the router names."""
+    if node.get("type") == "ORIGINAL_DST":
+        return True
+    if not type_of(node).endswith(_OVERRIDE):
+        return False
+    sources = [mapping(one) for one in listing(node.get("override_host_sources"))]
+    return any(
+        str(one.get("header", "")).lower() == DESTINATION
+        or mapping(one.get("metadata")).get("key") == DESTINATION_NAMESPACE
+        for one in sources
+    )
+
+
+def judge_hosts(
+    about: About, parts: object, hosts: Hosts, workers: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yields a finding for workers that are no hosts of the steered clusters, and the reverse.
+
+    workers: the name of each by its ip:port; "" for one that takes no requests now, and may be a
+    host or not. Says nothing where Envoy lists no hosts, as for ORIGINAL_DST, which takes any
+    address.
+    """
+    clusters = steered(parts)
+    if not workers or any(one.get("type") == "ORIGINAL_DST" for one in clusters.values()):
+        return
+    listed = {name: set(hosts.get(name, ())) for name in clusters}
+    if not any(name in hosts for name in clusters):
+        return
+    there = set[str]().union(*listed.values())
+    names = shown(sorted(clusters))
+    missing = sorted(name for place, name in workers.items() if name and place not in there)
+    if missing:
+        says = f"{shown(missing)}: not among the hosts of cluster {names}"
+        yield about.wrong("envoy-worker-missing", f"{says}; picked, another one answers")
+    strangers = sorted(there - workers.keys())
+    if strangers:
+        says = f"cluster {names} has hosts that are no workers of this configuration"
+        yield about.wrong("envoy-host-unknown", f"{says}: {shown(strangers)}")
+
+
+def judge_router_cluster(
+    about: About, config: Config, ext_proc: Node, parts: object, hosts: Hosts
+) -> Iterator[Finding]:
+    """Yields what is wrong between a filter and the router, as far as the dump shows.
+
+    parts: of the dump, with the clusters.
+    """
+    grpc = mapping(mapping(ext_proc.get("grpc_service")).get("envoy_grpc"))
+    name = grpc.get("cluster_name")
+    for cluster in typed(parts, _CLUSTER):
+        if name is None or cluster.get("name") != name:
+            continue
+        if not _speaks_http2(cluster):
+            says = f"cluster {name} speaks HTTP/1.1, and gRPC needs HTTP/2: the router is"
+            yield about.wrong("envoy-router-protocol", f"{says} never reached")
+        if not cluster.get("transport_socket_matches"):
+            contexts = list(typed(cluster.get("transport_socket"), _TLS))
+            yield from _tls(about, f"cluster {name}", config.extproc.tls, contexts)
+        yield from _router_place(about, config, str(name), hosts.get(str(name), ()))
+
+
+def _speaks_http2(cluster: Node) -> bool:
+    if "http2_protocol_options" in cluster:  # as Envoy had it before 1.17, and still takes it
+        return True
+    for options in typed(cluster.get("typed_extension_protocol_options"), _HTTP_OPTIONS):
+        explicit = mapping(options.get("explicit_http_config"))
+        if "http2_protocol_options" in explicit or "auto_config" in options:
+            return True
+        # then it is the client's protocol, which may be either
+        return "use_downstream_protocol_config" in options
+    return False
+
+
+def _router_place(
+    about: About, config: Config, cluster: str, hosts: Collection[str]
+) -> Iterator[Finding]:
+    """Yields a finding where no host of the router's cluster can be the router.
+
+    Only ports are compared: addresses may be names, and there may be several routers. The port of
+    another machine may be that of a Kubernetes Service.
+    """
+    wanted = config.envoy.router or config.extproc.listen
+    if not hosts or wanted in hosts:
+        return
+    if wanted.startswith(address.UNIX_PREFIX):
+        says = f"cluster {cluster} sends to {shown(sorted(hosts))}; the router listens on {wanted}"
+        yield about.wrong("envoy-router-place", says)
+        return
+    port = address.parse(wanted).port
+    if any(host.rpartition(":")[2] == str(port) for host in hosts):
+        return
+    says = f"cluster {cluster} sends to {shown(sorted(hosts))}; the router listens on port {port}"
+    if config.envoy.router or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
+        yield about.wrong("envoy-router-place", says)
+    else:
+        yield about.note("envoy", f"{says}: right only if something between maps the ports")
+
+
+def _tls(
+    about: About, cluster: str, router: Tls | None, contexts: Sequence[Node]
+) -> Iterator[Finding]:
+    if router is None and contexts:
+        says = f"{cluster} speaks TLS, and the router plain text: it is never reached"
+        yield about.wrong("envoy-tls-to-plain", says)
+    if router is not None and not contexts:
+        says = f"{cluster} speaks plain text, and the router TLS: it is never reached"
+        yield about.wrong("envoy-plain-to-tls", says)
+    asks = router is not None and router.client_ca is not None
+    if asks and contexts and not any(map(_has_certificate, contexts)):
+        says = f"{cluster} shows no certificate, and extproc.tls.client_ca asks for one"
+        yield about.wrong("envoy-no-client-certificate", says)
+
+
+def _has_certificate(context: Node) -> bool:
+    common = mapping(context.get("common_tls_context"))
+    return any(common.get(key) for key in _CERTIFICATES)
+
+
+# Envoy's own, where nothing is set.
+DEFAULT_BUFFER_BYTES = 1024 * 1024
+
+DEFAULT_ROUTE_SECONDS = 15.0
+
+# Generations take longer than a limit below this.
+LEAST_ROUTE_SECONDS = 60.0
+
+_PER_ROUTE = ".ExtProcPerRoute"
+
+# What lets Envoy try the next worker where the picked one cannot be connected to.
+_RETRIES = frozenset(("connect-failure", "reset", "gateway-error", "5xx", "reset-before-request"))
+
+
+def judge_buffers(about: About, config: Config, around: Around) -> Iterator[Finding]:
+    """Yields a finding where Envoy's buffer is smaller than the bodies that the router reads.
+
+    Bodies that are streamed are not held, and need none.
+    """
+    default = number(around.listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
+    for _, host in around.hosts:
+        limit = number(host.get("request_body_buffer_limit"), default)
+        each = [mapping(one) for one in listing(host.get("routes"))]
+        least = min(
+            (number(one.get("request_body_buffer_limit"), limit) for one in each), default=limit
+        )
+        if least < config.extproc.max_body_bytes:
+            says = f"virtual host {host.get('name')}: bodies above {least} bytes get 413"
+            says += f"; the router reads up to {config.extproc.max_body_bytes}"
+            yield about.wrong("envoy-buffer-limit", says)
+
+
+class _Route(NamedTuple):
+    """A route to the workers that requests to an LLM API take; path: of such a request."""
+
+    where: str
+    route: Node
+    host: Node
+    config: Node
+    path: str
+
+
+def judge_routes(about: About, around: Around) -> Iterator[Finding]:
+    """Yields what is wrong with the routes by which LLM API requests reach the workers."""
+    first = {one.where: one for one in reversed(list(_taken(around)))}
+    for one, taken in reversed(first.items()):
+        if _is_disabled(around.name, taken):
+            says = f"{one}: ext_proc is disabled, and {taken.path} goes to the workers there"
+            yield about.wrong("envoy-route-disabled", says)
+        action = mapping(taken.route.get("route"))
+        limit = seconds(action.get("timeout"), DEFAULT_ROUTE_SECONDS)
+        if 0 < limit < LEAST_ROUTE_SECONDS:
+            says = f"{one}: its timeout is {limit:g} s, which ends longer generations"
+            yield about.wrong("envoy-route-timeout", says)
+        policy = mapping(action.get("retry_policy") or taken.host.get("retry_policy"))
+        reasons = {reason.strip() for reason in str(policy.get("retry_on", "")).split(",")}
+        if reasons.isdisjoint(_RETRIES):
+            says = f"{one}: no retries: a request picked for a worker that has just died fails"
+            yield about.wrong("envoy-no-retries", says)
+
+
+def _taken(around: Around) -> Iterator[_Route]:
+    """Yields the routes to the workers that requests to some LLM API take."""
+    for config, host in around.hosts:
+        for path in PATHS:
+            for place, route in enumerate(map(mapping, listing(host.get("routes")))):
+                match = mapping(route.get("match"))
+                if not _matches(match, path):
+                    continue
+                if _leads_to(mapping(route.get("route")), around.steered):
+                    where = f"virtual host {host.get('name')}, route {route.get('name') or place}"
+                    yield _Route(where, route, host, config, path)
+                if not match.get("headers") and not match.get("query_parameters"):
+                    break
+
+
+def _matches(match: Node, path: str) -> bool:
+    if "prefix" in match:
+        return path.startswith(str(match["prefix"]))
+    if "path" in match:
+        return path == str(match["path"])
+    if "path_separated_prefix" in match:
+        prefix = str(match["path_separated_prefix"])
+        return path == prefix or path.startswith(f"{prefix}/")
+    return False  # by a regular expression of somebody else's, which may take for ever
+
+
+def _leads_to(action: Node, steered: Collection[str]) -> bool:
+    """Tells whether a route leads to the workers, or may: by a header that names the cluster."""
+    weighted = mapping(action.get("weighted_clusters"))
+    named = [action, *map(mapping, listing(weighted.get("clusters")))]
+    names = {one.get("cluster", one.get("name")) for one in named}
+    return "cluster_header" in action or not names.isdisjoint(steered)
+
+
+def _is_disabled(name: str, taken: _Route) -> bool:
+    for place in (taken.route, taken.host, taken.config):
+        own = mapping(mapping(place.get("typed_per_filter_config")).get(name))
+        if own:
+            return any(
+                one.get("disabled") is True
+                for one in nodes(own)
+                if one is own or type_of(one).endswith(_PER_ROUTE)
+            )
+    return False
+
+
+_MAX_DIGITS = 19
+
+
+def typed(tree: object, suffix: str) -> Iterator[Node]:
+    """Yields every mapping in a tree whose `@type` ends with `suffix`."""
+    return (one for one in nodes(tree) if type_of(one).endswith(suffix))
+
+
+def nodes(tree: object) -> Iterator[Node]:
+    """Yields every mapping in a tree, the tree itself included."""
+    waiting = [tree]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            yield one
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def type_of(node: object) -> str:
+    """Returns the node's `@type`, "" if it has none."""
+    return str(mapping(node).get("@type", ""))
+
+
+def mapping(value: object) -> Node:
+    """Returns the value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def listing(value: object) -> list[Any]:
+    """Returns the value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def number(value: object, default: int) -> int:
+    """Returns a number of 0 or more, given as a number or as text; else the default."""
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else default
+
+
+def seconds(value: object, default: float) -> float:
+    """Returns the seconds of a duration such as "0.5s"; the default where it is none."""
+    try:
+        return float(str(value).removesuffix("s"))
+    except ValueError:
+        return default

@@ -31,12 +31,27 @@ from kvstate.events import Tokens
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.wire.zmtp import Session
 
+NULL = "NULL"
+PUBLISHERS = ("PUB", "XPUB")
+REPLAYERS = ("ROUTER",)
+
+# How long a feed is listened to where nothing is provoked.
+LISTEN_SECONDS = 2.0
+
+# Of the time for a look, what may go into waiting for a greeting; a socket that is ZMQ but says no
+# more is one all the same.
+READY_SECONDS = 1.0
+
+_READ_BYTES = 4096
+_OFF = "`events.enabled` is false: requests are routed by load and by what was sent where"
+Provoked = tuple[Tokens, int]  # as in Heard
+
 
 class Greeted(NamedTuple):
     """What answers at a host:port.
 
-    reason: why nobody does, "" if somebody does. mechanism: of its greeting, "" if it is no ZMQ.
-    socket: the kind of its socket, "" if it did not tell.
+    reason: why nothing answers, "" if something does. mechanism: the ZMQ security mechanism of its
+    greeting, "" if it does not speak ZMQ. socket: the kind of its ZMQ socket, "" if it did not say.
     """
 
     reason: str = ""
@@ -45,203 +60,138 @@ class Greeted(NamedTuple):
 
     @property
     def is_zmq(self) -> bool:
-        """Whether it greets as ZMQ does."""
+        """Whether it speaks ZMQ."""
         return bool(self.mechanism)
 
-
-NULL = "NULL"
-PUBLISHERS = ("PUB", "XPUB")
-REPLAYERS = ("ROUTER",)
 
 Looks = Mapping[str, Greeted]  # by ZMQ endpoint
 
 
-def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) -> Iterator[Finding]:
-    """What the worker itself says of its feed, against what is configured."""
-    if told is None:
-        return
-    if not told.sources:
-        yield about.wrong("events-off", f"the worker says that it publishes none ({told.path})")
-        return
-    if len(told.sources) != len(sources):
-        says = f"{len(sources)} configured; the worker says {len(told.sources)} ({told.path})"
-        yield about.wrong("ranks-miscounted", says)
-    for ours, theirs in zip(sources, told.sources, strict=False):
-        if not theirs.topic.startswith(ours.topic):
-            says = f"{ours.topic!r} is subscribed to; the worker publishes under {theirs.topic!r}"
-            yield about.wrong("topic-wrong", says)
-            break
-    if sources[0].replay is None and told.sources[0].replay is not None:
-        says = f"none is configured; the worker has one at {told.sources[0].replay}"
-        yield about.wrong("replay-unused", says)
-
-
 class Telling(NamedTuple):
-    """A worker, the places of its feed as they are configured, and what it says of them itself."""
+    """A worker, the addresses of its feed by the configuration, and its own account of its feed."""
 
     worker: str
     sources: Sequence[ZmqSource]
     told: Told | None
 
 
-def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
-    """Whether the places of one worker's feed are those that another one has by its own word.
-
-    A place that nobody names may be right all the same: ports can be mapped between.
-    """
-    feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
-    for one in fleet:
-        about = About(f"worker {one.worker}")
-        for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
-            owner = feeds.get(ours.events, one.worker)
-            if owner != one.worker:
-                says = f"{ours.events} is the feed of worker {owner}, by that worker's own word"
-                says += f"; this one publishes at {theirs.events}"
-                yield about.wrong("feed-swapped", says)
-            elif not ours.binds and _port(ours.events) != _port(theirs.events):
-                says = f"{ours.events} is configured; the worker says {theirs.events}"
-                yield about.note("feed", f"{says}: right only if the ports are mapped or relayed")
-            owner = replays.get(ours.replay or "", one.worker)
-            if owner != one.worker:
-                says = f"{ours.replay} is the replay of worker {owner}, by that worker's own word"
-                says += f"; this one's is {theirs.replay or 'nowhere'}"
-                yield about.wrong("replay-swapped", says)
+async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
+    """Examines a worker's feed; returns whether its events come as they are configured."""
+    if not means.config.events.enabled:
+        return [about.note("events", _OFF)]
+    if isinstance(worker.events, WorkerEvents):
+        return await _configured(means, worker, visited, about)
+    sources = visited.told.sources if visited.told else ()
+    if worker.events == AUTO:
+        if sources:
+            return await visit_zmq(means, worker, visited, sources, about)
+        if not visited.is_there:
+            return []
+        code = "events-untold" if visited.told is None else "events-off"
+        return [about.wrong(code, "the worker names no feed")]
+    says = "none are configured: it is routed by what was sent there before, and by load"
+    told = f"; it publishes at {sources[0].events}" if sources else ""
+    return [about.note("events", says + told)]
 
 
-def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
-    """The worker that names a place as its own, by place; without those that several name."""
-    owners: dict[str, str] = {}
-    shared: set[str] = set()
-    for one in fleet:
-        for source in one.told.sources if one.told else ():
-            place = getattr(source, what)
-            if place is not None and owners.setdefault(place, one.worker) != one.worker:
-                shared.add(place)
-    return {place: name for place, name in owners.items() if place not in shared}
+def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
+    """Returns where the configuration has a worker's ZMQ feed, rank by rank; () if nowhere."""
+    if not isinstance(worker.events, WorkerEvents):
+        return ()
+    source = configured(worker.events)
+    return () if isinstance(source, GrpcSource | DrainSource) else source
 
 
-def _port(endpoint: str) -> str:
-    return endpoint.rpartition(":")[2]
+async def _configured(
+    means: Means, worker: Worker, visited: Visited, about: About
+) -> list[Finding]:
+    assert isinstance(worker.events, WorkerEvents)  # noqa: S101 - the caller looked
+    source = configured(worker.events)
+    match source:
+        case GrpcSource():
+            return await _connection(means, worker, visited, source, about)
+        case DrainSource() if means.probes:
+            return await _connection(means, worker, visited, source, about)
+        case DrainSource():
+            says = "not drained: each event goes to one caller, the router; --probe drains it"
+            return [about.note("feed", says)]
+        case _:
+            return await visit_zmq(means, worker, visited, source, about)
 
 
-def judge_places(
-    about: About, sources: Sequence[ZmqSource], looks: Looks, told: Told | None
-) -> Iterator[Finding]:
-    """Whether the publishers of all ranks are where they should be."""
-    some_answer = any(looks[one.events].is_zmq for one in sources)
-    for rank, source in enumerate(sources):
-        look = looks[source.events]
-        hint = _hint(source.events, told, rank)
-        where = f"rank {rank}: {source.events}" if len(sources) > 1 else source.events
-        if look.reason:
-            is_only_rank = rank > 0 and some_answer
-            code = "rank-missing" if is_only_rank else "feed-nobody-listens"
-            yield about.wrong(code, f"{where}: {look.reason}{hint}")
-        elif not look.is_zmq:
-            yield about.wrong("feed-not-zmq", f"{where}: answers, but not as ZMQ does{hint}")
-        elif look.mechanism != NULL:
-            yield about.wrong("feed-secured", f"{where}: asks for ZMQ's {look.mechanism}")
-        elif look.socket and look.socket not in PUBLISHERS:
-            says = f"{where}: is a {look.socket} socket, and no publisher{hint}"
-            yield about.wrong("feed-wrong-socket", says)
-
-
-def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
-    """Whether the replay sockets of all ranks are where they should be."""
-    for source in sources:
-        if source.replay is None:
-            continue
-        look = looks[source.replay]
-        if look.reason:
-            yield about.wrong("replay-nobody-listens", f"{source.replay}: {look.reason}")
-        elif not look.is_zmq:
-            yield about.wrong("replay-not-zmq", f"{source.replay}: answers, but not as ZMQ does")
-        elif look.socket and look.socket not in REPLAYERS:
-            says = f"{source.replay}: is a {look.socket} socket, and answers no replays"
-            yield about.wrong("replay-wrong-socket", says)
-
-
-def is_publisher(look: Greeted) -> bool:
-    """Whether it can be subscribed to."""
-    return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
-
-
-def is_replayer(look: Greeted) -> bool:
-    """Whether it can be asked for a replay."""
-    return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
-
-
-def _hint(endpoint: str, told: Told | None, rank: int) -> str:
-    """Where else the worker says that the rank is; hosts may be its own names for itself."""
-    if told is None or rank >= len(told.sources):
-        return ""
-    theirs = told.sources[rank].events
-    if _port(theirs) == _port(endpoint):
-        return ""
-    return f"; the worker says that it publishes at {theirs}"
-
-
-# Of the time for a look, what may go into waiting for a greeting; a socket that is ZMQ but says no
-# more is one all the same.
-READY_SECONDS = 1.0
-_READ_BYTES = 4096
-
-
-async def greeted(place: Address, seconds: float) -> Greeted:
-    """Who answers at a host:port, within some seconds."""
+async def _connection(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    source: GrpcSource | DrainSource,
+    about: About,
+) -> list[Finding]:
+    """Examines a feed that has one connection for all ranks."""
+    listeners = probe.connected(source)
     try:
-        async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(place.host, place.port)
-    except TimeoutError:
-        return Greeted(reason=f"no connection within {seconds:g} s")
-    except (OSError, UnicodeError) as error:  # the latter of what can be no host name
-        return Greeted(reason=_words(error))
-    session = Session(b"SUB", 0)
-    try:
-        writer.write(session.answers())  # the greeting alone: it tells of no kind of socket
-        await _shake(session, reader, seconds)
+        await listeners[0].until(
+            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
+        )
+        first = listeners[0].heard
+        is_drain = isinstance(source, DrainSource)
+        if first.refused:
+            code = "drain-refused" if is_drain else "grpc-unimplemented"
+            return [about.wrong(code, f"{_where(source)}: {first.refused}")]
+        if not first.is_connected:
+            code = "drain-refused" if is_drain else "grpc-unreachable"
+            return [about.wrong(code, f"{_where(source)}: {first.lost or 'no answer in time'}")]
+        return await _heard(means, worker, visited, listeners, about, is_drain=is_drain)
     finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-    return Greeted(mechanism=session.peer_mechanism, socket=session.peer_kind)
+        await asyncio.gather(*(one.close() for one in listeners))
 
 
-async def _shake(session: Session, reader: asyncio.StreamReader, seconds: float) -> None:
-    """Reads until the peer has told its mechanism and its kind of socket, or fails to."""
-    with contextlib.suppress(TimeoutError, OSError, WireError):
-        async with asyncio.timeout(seconds):
-            while not session.peer_mechanism:
-                await _read(session, reader)
-        async with asyncio.timeout(min(READY_SECONDS, seconds)):
-            while not session.is_ready:
-                await _read(session, reader)
+def _where(source: GrpcSource | DrainSource) -> str:
+    return source.target if isinstance(source, GrpcSource) else source.url
 
 
-async def _read(session: Session, reader: asyncio.StreamReader) -> None:
-    data = await reader.read(_READ_BYTES)
-    if not data:
-        raise ConnectionResetError
-    session.received(data)
-    session.shake()
+async def _heard(
+    means: Means,
+    worker: Worker,
+    visited: Visited,
+    listeners: list[Listener],
+    about: About,
+    *,
+    is_drain: bool,
+) -> list[Finding]:
+    findings: list[Finding] = []
+    if means.probes and visited.is_there:
+        findings += await judge_probe(means, worker, visited, listeners, about)
+    else:
+        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
+    heard = [one.heard for one in listeners]
+    if heard[0].lost:
+        return [*findings, about.wrong("feed-lost", heard[0].lost)]
+    if not findings:
+        findings.append(about.right("feed", "it answers to the subscription"))
+    if is_drain:
+        findings = list(_drained(about, findings, heard))
+    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
 
 
-def _words(error: OSError | UnicodeError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    return getattr(error, "strerror", None) or str(error)
-
-
-# How long a feed is listened to where nothing is provoked.
-LISTEN_SECONDS = 2.0
-
-Provoked = tuple[Tokens, int]  # as in Heard
+def _drained(
+    about: About, findings: Iterable[Finding], heard: Iterable[Heard]
+) -> Iterator[Finding]:
+    """Yields the findings about a queue, each of whose events goes to one caller only."""
+    for one in findings:
+        if one.code == "feed-silent":
+            says = f"{one.says}: somebody else took them, or the engine queues none"
+            yield about.wrong("drain-shared", says)
+        else:
+            yield one
+    missing = sum(one.missing for one in heard)
+    if missing:
+        yield about.wrong("drain-shared", f"{missing} events went to somebody else")
 
 
 async def visit_zmq(
     means: Means, worker: Worker, visited: Visited, sources: Sequence[ZmqSource], about: About
 ) -> list[Finding]:
-    """Looks at every port, then listens; nothing that was published before is asked for."""
+    """Examines every port of a ZMQ feed, then listens; earlier batches are not asked for."""
     findings = list(judge_told(about, sources, visited.told))
     if sources[0].binds:
         says = "not checked: the router binds this feed's ports, and GET /workers tells its state"
@@ -271,7 +221,7 @@ async def _listened(
     about: About,
     heard: list[Heard],
 ) -> list[Finding]:
-    """Listens to the topic, and beside it to all, which shows what goes out under another.
+    """Listens to the configured topic, and beside it to every topic, to find events under another.
 
     heard: gets what was heard of each rank.
     """
@@ -358,124 +308,173 @@ async def _replay(
 
 
 async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
-    """Whether a replay has the blocks that were heard on the feed."""
+    """Tells whether a replay has the blocks that were heard on the feed."""
     tokens, since = provoked
     heard = Heard(0, is_live=False)
     await replayed(source, since, seconds, heard)
     return heard.holds(tokens)
 
 
-_OFF = "`events.enabled` is false: requests are routed by load and by what was sent where"
+def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) -> Iterator[Finding]:
+    """Yields where the configured feed contradicts what the worker itself says of its feed."""
+    if told is None:
+        return
+    if not told.sources:
+        yield about.wrong("events-off", f"the worker says that it publishes none ({told.path})")
+        return
+    if len(told.sources) != len(sources):
+        says = f"{len(sources)} configured; the worker says {len(told.sources)} ({told.path})"
+        yield about.wrong("ranks-miscounted", says)
+    for ours, theirs in zip(sources, told.sources, strict=False):
+        if not theirs.topic.startswith(ours.topic):
+            says = f"{ours.topic!r} is subscribed to; the worker publishes under {theirs.topic!r}"
+            yield about.wrong("topic-wrong", says)
+            break
+    if sources[0].replay is None and told.sources[0].replay is not None:
+        says = f"none is configured; the worker has one at {told.sources[0].replay}"
+        yield about.wrong("replay-unused", says)
 
 
-async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
-    """Whether a worker's events come as they are configured."""
-    if not means.config.events.enabled:
-        return [about.note("events", _OFF)]
-    if isinstance(worker.events, WorkerEvents):
-        return await _configured(means, worker, visited, about)
-    sources = visited.told.sources if visited.told else ()
-    if worker.events == AUTO:
-        if sources:
-            return await visit_zmq(means, worker, visited, sources, about)
-        if not visited.is_there:
-            return []
-        code = "events-untold" if visited.told is None else "events-off"
-        return [about.wrong(code, "the worker names no feed")]
-    says = "none are configured: it is routed by what was sent there before, and by load"
-    told = f"; it publishes at {sources[0].events}" if sources else ""
-    return [about.note("events", says + told)]
+def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
+    """Yields the workers whose configured feed is, by another worker's own word, that one's.
+
+    An address that no worker names may still be right: ports can be mapped between.
+    """
+    feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
+    for one in fleet:
+        about = About(f"worker {one.worker}")
+        for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
+            owner = feeds.get(ours.events, one.worker)
+            if owner != one.worker:
+                says = f"{ours.events} is the feed of worker {owner}, by that worker's own word"
+                says += f"; this one publishes at {theirs.events}"
+                yield about.wrong("feed-swapped", says)
+            elif not ours.binds and _port(ours.events) != _port(theirs.events):
+                says = f"{ours.events} is configured; the worker says {theirs.events}"
+                yield about.note("feed", f"{says}: right only if the ports are mapped or relayed")
+            owner = replays.get(ours.replay or "", one.worker)
+            if owner != one.worker:
+                says = f"{ours.replay} is the replay of worker {owner}, by that worker's own word"
+                says += f"; this one's is {theirs.replay or 'nowhere'}"
+                yield about.wrong("replay-swapped", says)
 
 
-def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
-    """Where a worker's feed is by the configuration, rank by rank; none if that names no ports."""
-    if not isinstance(worker.events, WorkerEvents):
-        return ()
-    source = configured(worker.events)
-    return () if isinstance(source, GrpcSource | DrainSource) else source
+def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
+    """Returns the worker that names each address as its own; without those that several name."""
+    owners: dict[str, str] = {}
+    shared: set[str] = set()
+    for one in fleet:
+        for source in one.told.sources if one.told else ():
+            place = getattr(source, what)
+            if place is not None and owners.setdefault(place, one.worker) != one.worker:
+                shared.add(place)
+    return {place: name for place, name in owners.items() if place not in shared}
 
 
-async def _configured(
-    means: Means, worker: Worker, visited: Visited, about: About
-) -> list[Finding]:
-    assert isinstance(worker.events, WorkerEvents)  # noqa: S101 - the caller looked
-    source = configured(worker.events)
-    match source:
-        case GrpcSource():
-            return await _connection(means, worker, visited, source, about)
-        case DrainSource() if means.probes:
-            return await _connection(means, worker, visited, source, about)
-        case DrainSource():
-            says = "not drained: each event goes to one caller, the router; --probe drains it"
-            return [about.note("feed", says)]
-        case _:
-            return await visit_zmq(means, worker, visited, source, about)
-
-
-async def _connection(
-    means: Means,
-    worker: Worker,
-    visited: Visited,
-    source: GrpcSource | DrainSource,
-    about: About,
-) -> list[Finding]:
-    """One connection for all ranks."""
-    listeners = probe.connected(source)
-    try:
-        await listeners[0].until(
-            lambda heard: bool(heard.is_connected or heard.refused or heard.lost), means.seconds
-        )
-        first = listeners[0].heard
-        is_drain = isinstance(source, DrainSource)
-        if first.refused:
-            code = "drain-refused" if is_drain else "grpc-unimplemented"
-            return [about.wrong(code, f"{_where(source)}: {first.refused}")]
-        if not first.is_connected:
-            code = "drain-refused" if is_drain else "grpc-unreachable"
-            return [about.wrong(code, f"{_where(source)}: {first.lost or 'no answer in time'}")]
-        return await _heard(means, worker, visited, listeners, about, is_drain=is_drain)
-    finally:
-        await asyncio.gather(*(one.close() for one in listeners))
-
-
-async def _heard(
-    means: Means,
-    worker: Worker,
-    visited: Visited,
-    listeners: list[Listener],
-    about: About,
-    *,
-    is_drain: bool,
-) -> list[Finding]:
-    findings: list[Finding] = []
-    if means.probes and visited.is_there:
-        findings += await judge_probe(means, worker, visited, listeners, about)
-    else:
-        await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
-    heard = [one.heard for one in listeners]
-    if heard[0].lost:
-        return [*findings, about.wrong("feed-lost", heard[0].lost)]
-    if not findings:
-        findings.append(about.right("feed", "it answers to the subscription"))
-    if is_drain:
-        findings = list(_drained(about, findings, heard))
-    return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
-
-
-def _drained(
-    about: About, findings: Iterable[Finding], heard: Iterable[Heard]
+def judge_places(
+    about: About, sources: Sequence[ZmqSource], looks: Looks, told: Told | None
 ) -> Iterator[Finding]:
-    """What findings mean of a queue, each of whose events goes to one caller."""
-    for one in findings:
-        if one.code == "feed-silent":
-            says = f"{one.says}: somebody else took them, or the engine queues none"
-            yield about.wrong("drain-shared", says)
-        else:
-            yield one
-    missing = sum(one.missing for one in heard)
-    if missing:
-        yield about.wrong("drain-shared", f"{missing} events went to somebody else")
+    """Yields a finding for each rank whose port is not an open ZMQ publisher."""
+    some_answer = any(looks[one.events].is_zmq for one in sources)
+    for rank, source in enumerate(sources):
+        look = looks[source.events]
+        hint = _hint(source.events, told, rank)
+        where = f"rank {rank}: {source.events}" if len(sources) > 1 else source.events
+        if look.reason:
+            is_only_rank = rank > 0 and some_answer
+            code = "rank-missing" if is_only_rank else "feed-nobody-listens"
+            yield about.wrong(code, f"{where}: {look.reason}{hint}")
+        elif not look.is_zmq:
+            yield about.wrong("feed-not-zmq", f"{where}: answers, but not as ZMQ does{hint}")
+        elif look.mechanism != NULL:
+            yield about.wrong("feed-secured", f"{where}: asks for ZMQ's {look.mechanism}")
+        elif look.socket and look.socket not in PUBLISHERS:
+            says = f"{where}: is a {look.socket} socket, and no publisher{hint}"
+            yield about.wrong("feed-wrong-socket", says)
 
 
-def _where(source: GrpcSource | DrainSource) -> str:
-    return source.target if isinstance(source, GrpcSource) else source.url
+def _hint(endpoint: str, told: Told | None, rank: int) -> str:
+    """Says at which other port the worker says that the rank is, "" if it names the same."""
+    if told is None or rank >= len(told.sources):
+        return ""
+    theirs = told.sources[rank].events
+    if _port(theirs) == _port(endpoint):
+        return ""
+    return f"; the worker says that it publishes at {theirs}"
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
+
+
+def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+    """Yields a finding for each rank whose replay port does not answer replays."""
+    for source in sources:
+        if source.replay is None:
+            continue
+        look = looks[source.replay]
+        if look.reason:
+            yield about.wrong("replay-nobody-listens", f"{source.replay}: {look.reason}")
+        elif not look.is_zmq:
+            yield about.wrong("replay-not-zmq", f"{source.replay}: answers, but not as ZMQ does")
+        elif look.socket and look.socket not in REPLAYERS:
+            says = f"{source.replay}: is a {look.socket} socket, and answers no replays"
+            yield about.wrong("replay-wrong-socket", says)
+
+
+def is_publisher(look: Greeted) -> bool:
+    """Tells whether it can be subscribed to."""
+    return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
+
+
+def is_replayer(look: Greeted) -> bool:
+    """Tells whether it can be asked for a replay."""
+    return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
+
+
+async def greeted(place: Address, seconds: float) -> Greeted:
+    """Connects to a host:port and returns who answers there.
+
+    seconds: limit for the connection, and again for the greeting.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(place.host, place.port)
+    except TimeoutError:
+        return Greeted(reason=f"no connection within {seconds:g} s")
+    except (OSError, UnicodeError) as error:  # the latter of what can be no host name
+        return Greeted(reason=_words(error))
+    session = Session(b"SUB", 0)
+    try:
+        writer.write(session.answers())  # the greeting alone: it tells of no kind of socket
+        await _shake(session, reader, seconds)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    return Greeted(mechanism=session.peer_mechanism, socket=session.peer_kind)
+
+
+async def _shake(session: Session, reader: asyncio.StreamReader, seconds: float) -> None:
+    """Reads until the peer has told its mechanism and its kind of socket, or fails to."""
+    with contextlib.suppress(TimeoutError, OSError, WireError):
+        async with asyncio.timeout(seconds):
+            while not session.peer_mechanism:
+                await _read(session, reader)
+        async with asyncio.timeout(min(READY_SECONDS, seconds)):
+            while not session.is_ready:
+                await _read(session, reader)
+
+
+async def _read(session: Session, reader: asyncio.StreamReader) -> None:
+    data = await reader.read(_READ_BYTES)
+    if not data:
+        raise ConnectionResetError
+    session.received(data)
+    session.shake()
+
+
+def _words(error: OSError | UnicodeError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return getattr(error, "strerror", None) or str(error)

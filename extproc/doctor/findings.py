@@ -1,8 +1,7 @@
-"""What the doctor found, and how it is told: as text for people, as JSON for programs.
+"""Findings of the doctor: every fault by its code, and how findings are shown as text and as JSON.
 
-Every fault that the doctor knows, by its code: the check that finds it, and what to do.
-
-docs/doctor.md has the same table with what each means; a test compares them.
+A fault's code names the check that finds it and what to do. docs/doctor.md has the same table with
+what each means; a test compares them.
 """
 
 import enum
@@ -178,7 +177,6 @@ FAULTS = {
     ),
 }
 
-
 # What peers say is repeated so far, and without what would move a terminal's cursor.
 MAX_SAID = 400
 
@@ -187,7 +185,7 @@ MAX_SHOWN = 8
 
 
 class Verdict(enum.Enum):
-    """How bad a finding is; `NOTE` is what could not be told, or could be better."""
+    """How bad a finding is; `NOTE` is what could not be checked, or could be better."""
 
     RIGHT = "right"
     NOTE = "note"
@@ -198,7 +196,8 @@ class Finding(NamedTuple):
     """One thing that is right or wrong.
 
     subject: what it is about, such as "worker 10.0.0.1:8000". check: the name of the check. code:
-    one of `FAULTS`, "" where nothing is wrong. says: in plain words. fix: what to do.
+    one of `FAULTS`, "" where nothing is wrong. says: the finding in words. fix: what to do about
+    it.
     """
 
     subject: str
@@ -215,15 +214,15 @@ class About(NamedTuple):
     subject: str
 
     def right(self, check: str, says: str) -> Finding:
-        """A check that found nothing wrong."""
+        """Returns the finding of a check that found nothing wrong."""
         return Finding(self.subject, check, Verdict.RIGHT, printable(says, MAX_SAID))
 
     def note(self, check: str, says: str) -> Finding:
-        """Something that could not be checked, or is no fault."""
+        """Returns a finding about what could not be checked, or is no fault."""
         return Finding(self.subject, check, Verdict.NOTE, printable(says, MAX_SAID))
 
     def wrong(self, code: str, says: str) -> Finding:
-        """A fault.
+        """Returns a fault.
 
         code: one of `FAULTS`, which has its check and its fix.
         """
@@ -232,18 +231,13 @@ class About(NamedTuple):
 
 
 def shown(names: Sequence[str]) -> str:
-    """Some names, the first few of many."""
+    """Returns the first `MAX_SHOWN` names as text, and how many more there are."""
     more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
     return (", ".join(names[:MAX_SHOWN]) or "nothing") + more
 
 
-def exit_status(findings: Sequence[Finding]) -> int:
-    """0 when nothing is wrong, 1 otherwise."""
-    return int(any(one.verdict is Verdict.WRONG for one in findings))
-
-
 def as_text(findings: Sequence[Finding]) -> str:
-    """The findings by subject, faults with their fixes, and a line that counts them."""
+    """Returns the findings by subject, faults first and with their fixes, and a line of counts."""
     lines: list[str] = []
     for subject in dict.fromkeys(one.subject for one in findings):
         lines.append(subject)
@@ -260,17 +254,22 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """An object with the findings in the order of the text, and whether all is right."""
+    """Returns a JSON object: `ok`, and the findings in the order of the text."""
     ordered = sorted(findings, key=lambda one: (_first(one, findings), _rank(one)))
     shown = [one._asdict() | {"verdict": one.verdict.value} for one in ordered]
     return json.dumps({"ok": not exit_status(findings), "findings": shown}, indent=2)
 
 
+def exit_status(findings: Sequence[Finding]) -> int:
+    """Returns 0 when nothing is wrong, 1 otherwise."""
+    return int(any(one.verdict is Verdict.WRONG for one in findings))
+
+
 def _first(finding: Finding, findings: Sequence[Finding]) -> int:
-    """Where the subject of a finding is named first."""
+    """Returns the position at which the subject of a finding is named first."""
     return next(at for at, one in enumerate(findings) if one.subject == finding.subject)
 
 
 def _rank(finding: Finding) -> int:
-    """Faults first, then notes."""
+    """Orders faults before notes, and notes before what is right."""
     return (Verdict.WRONG, Verdict.NOTE, Verdict.RIGHT).index(finding.verdict)

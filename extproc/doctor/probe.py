@@ -1,4 +1,4 @@
-"""Provokes an event: a tiny completion of a prompt that nobody else sends."""
+"""Listens to a feed, and provokes events on it by a tiny completion of a unique prompt."""
 
 import asyncio
 import json
@@ -33,20 +33,34 @@ from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.wire.zmq_wire import decode_batch
 
+PATH = "/v1/completions"
+RANK_HEADER = "X-data-parallel-rank"
+
+# Some five hundred tokens: more than one block, whatever the engine.
+WORDS = 96
+
+# A subscription may have come too late for the first event, so the wait is divided among some.
+TRIES = 3
+
 # What is decoded of a feed; no engine publishes as much in the seconds that the doctor listens.
 MAX_MESSAGES = 20_000
+
 MAX_BYTES = 128 * 1024 * 1024
 MAX_CHAINS = 4_096
 
 # Blocks with so many tokens of a prompt that nobody else sends are its blocks.
 ENOUGH_TOKENS = 8
 
+# A replay from here has no batches, only its end: it costs the engine nothing.
+BEYOND_ALL = 1 << 62
+
 
 class Heard:
     """What one rank's transport signalled, summed up.
 
     is_live: messages carry the publisher's own time, and come as they are published. provoked: the
-    tokens of a request whose blocks were heard here, and the first batch that may have them.
+    tokens of a test request whose blocks were heard here, and the number of the first batch that
+    may have them.
     """
 
     def __init__(self, rank: int, *, is_live: bool) -> None:
@@ -70,21 +84,21 @@ class Heard:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether more came than is listened to."""
+        """Whether more came than the doctor listens to."""
         return self._messages > MAX_MESSAGES or self._bytes > MAX_BYTES
 
     def count_message(self) -> None:
-        """Something came, whatever it is."""
+        """Counts one message, whatever it is."""
         self._messages += 1
 
     def holds(self, tokens: Tokens) -> bool:
-        """Whether blocks of this prompt, which nobody else sends, were stored."""
+        """Tells whether blocks of this prompt, which nobody else sends, were stored."""
         whole = tokens.tobytes()
         known = sum(len(chain) for chain in self._chains if _is_part(chain.tobytes(), whole))
         return known >= min(ENOUGH_TOKENS, len(tokens))
 
     def take(self, sequence: int, body: bytes | EventBatch, now: float) -> None:
-        """Takes a batch in.
+        """Takes one batch.
 
         body: a payload of the wire, or what it was decoded to. now: seconds since the epoch.
         """
@@ -111,7 +125,7 @@ class Heard:
                 self._chains.append(event.tokens)
 
     def _note_time(self, ahead_seconds: float) -> None:
-        """The batch that was on its way for the shortest time tells best."""
+        """Keeps the smallest difference: the batch that travelled fastest tells best."""
         if self.ahead_seconds is None or abs(ahead_seconds) < abs(self.ahead_seconds):
             self.ahead_seconds = ahead_seconds
 
@@ -119,32 +133,6 @@ class Heard:
 def _is_part(chain: bytes, whole: bytes) -> bool:
     at = whole.find(chain)
     return at >= 0 and at % 4 == 0
-
-
-def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
-    """What is right and wrong with a worker's feeds that connected."""
-    all_heard = list(heard)
-    batches = sum(one.batches for one in all_heard)
-    unreadable = sum(one.unreadable for one in all_heard)
-    if unreadable:
-        says = f"{unreadable} of {batches or unreadable} messages could not be read"
-        yield about.wrong("feed-unreadable", says)
-    elif batches:
-        yield about.right("feed", f"batches that came and were read: {batches}")
-    if any(one.is_over_limit for one in all_heard):
-        yield about.wrong("feed-flooded", f"{batches} batches came, more than were listened to")
-    for one in all_heard:
-        others = sorted(one.ranks - {one.rank})
-        if one.is_live and others:
-            says = f"the feed of rank {one.rank} has events of rank {others[0]}"
-            yield about.wrong("ranks-mixed-up", says)
-    times = [one.ahead_seconds for one in all_heard if one.ahead_seconds is not None]
-    if times:
-        yield judge_clock(about, min(times, key=abs), "the time in its batches")
-
-
-# A replay from here has no batches, only its end: it costs the engine nothing.
-BEYOND_ALL = 1 << 62
 
 
 class Listener:
@@ -157,7 +145,7 @@ class Listener:
         self._task = asyncio.create_task(self._listen())
 
     async def until(self, condition: Callable[[Heard], bool], seconds: float) -> bool:
-        """Waits until what was heard meets a condition; whether it did in time."""
+        """Waits until what was heard meets a condition; returns whether it did in time."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition(self.heard):
@@ -168,7 +156,7 @@ class Listener:
         return True
 
     async def close(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._transport.close()
@@ -199,12 +187,12 @@ class Listener:
 
 
 def subscribed(sources: Mapping[int, ZmqSource]) -> list[Listener]:
-    """Listeners for some ranks of a ZMQ feed."""
+    """Returns a listener for each of some ranks of a ZMQ feed."""
     return [Listener(rank, ZmqTransport(one), is_live=True) for rank, one in sources.items()]
 
 
 def connected(source: GrpcSource | DrainSource) -> list[Listener]:
-    """Listeners for all ranks of a feed with one connection."""
+    """Returns a listener for each rank of a feed with one connection for all."""
     transports: Sequence[Transport] = (
         grpc_transports(source, random.random)
         if isinstance(source, GrpcSource)
@@ -216,10 +204,10 @@ def connected(source: GrpcSource | DrainSource) -> list[Listener]:
 async def replayed(
     source: ZmqSource, start: int, seconds: float, heard: Heard | None = None
 ) -> tuple[list[int], str]:
-    """The numbers of the batches that a replay gives; why it did not come to its end, "" if it did.
+    """Asks for a replay; returns the numbers of its batches, and why it did not end, "" if it did.
 
-    start: the first number that is asked for. seconds: for each batch, not for all: a full buffer
-    takes as long as it takes. heard: takes in what comes.
+    start: the first number that is asked for. seconds: limit for each batch, not for all, since a
+    full buffer takes long. heard: takes each batch.
     """
     transport = ZmqTransport(source)
     numbers: list[int] = []
@@ -241,28 +229,69 @@ async def replayed(
     return numbers, ""
 
 
-PATH = "/v1/completions"
-RANK_HEADER = "X-data-parallel-rank"
+def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
+    """Yields what is right and wrong with a worker's feeds that connected."""
+    all_heard = list(heard)
+    batches = sum(one.batches for one in all_heard)
+    unreadable = sum(one.unreadable for one in all_heard)
+    if unreadable:
+        says = f"{unreadable} of {batches or unreadable} messages could not be read"
+        yield about.wrong("feed-unreadable", says)
+    elif batches:
+        yield about.right("feed", f"batches that came and were read: {batches}")
+    if any(one.is_over_limit for one in all_heard):
+        yield about.wrong("feed-flooded", f"{batches} batches came, more than were listened to")
+    for one in all_heard:
+        others = sorted(one.ranks - {one.rank})
+        if one.is_live and others:
+            says = f"the feed of rank {one.rank} has events of rank {others[0]}"
+            yield about.wrong("ranks-mixed-up", says)
+    times = [one.ahead_seconds for one in all_heard if one.ahead_seconds is not None]
+    if times:
+        yield judge_clock(about, min(times, key=abs), "the time in its batches")
 
-# Some five hundred tokens: more than one block, whatever the engine.
-WORDS = 96
 
-# A subscription may have come too late for the first event, so the wait is divided among some.
-TRIES = 3
+def judge_sizes(
+    means: Means, worker: Worker, heard: Sequence[Heard], about: About
+) -> Iterator[Finding]:
+    """Yields whether the blocks that were heard of are as large as configured."""
+    for size in sorted({size for one in heard for size in one.block_sizes}):
+        yield judge_block_size(about, means.config, worker, size, "its events")
 
 
 class Probed(NamedTuple):
-    """What became of a probe.
+    """The outcome of a probe.
 
-    refused: why the engine did not take it, "" if it did. heard: its blocks, or any batch where its
-    tokens are not known. by_engine: whether its tokens are the engine's word, and not only ours.
-    elsewhere: batches came instead with other tokens.
+    refused: why the engine refused it, "" if it did not. heard: whether its blocks were announced,
+    or any batch where its tokens are not known. by_engine: whether its tokens are the engine's own,
+    not only ours. elsewhere: whether batches with other tokens came instead.
     """
 
     refused: str = ""
     heard: bool = False
     by_engine: bool = True
     elsewhere: bool = False
+
+
+async def judge_probe(
+    means: Means, worker: Worker, visited: Visited, listeners: Sequence[Listener], about: About
+) -> list[Finding]:
+    """Probes each rank in turn, up to the first fault; returns the findings."""
+    if not visited.is_served:
+        return [about.note("probe", "not made: the worker does not serve the model")]
+    ranks = [one.heard.rank for one in listeners] if len(listeners) > 1 else [None]
+    for rank in ranks:
+        probed = await probe(means, worker, visited, listeners, rank)
+        where = "" if rank is None else f" to rank {rank}"
+        if probed.refused:
+            return [about.wrong("probe-refused", probed.refused)]
+        if not probed.heard and probed.elsewhere and not probed.by_engine:
+            says = f"after a test request{where} blocks were stored, none of them with our tokens"
+            return [about.wrong("tokens-differ", says)]
+        if not probed.heard:
+            says = f"a test request{where} was answered, and the feed did not announce its blocks"
+            return [about.wrong("feed-silent", says)]
+    return [about.right("probe", "the engine published the blocks of a test request")]
 
 
 async def probe(
@@ -272,9 +301,9 @@ async def probe(
     listeners: Sequence[Listener],
     rank: int | None,
 ) -> Probed:
-    """Sends prompts to a worker until one of them is heard of, up to `TRIES`.
+    """Sends prompts to a worker until the feed announces one of them, up to `TRIES`.
 
-    rank: the one that is to compute it; None where there is one only.
+    rank: the one that is to compute it; None where there is only one.
     """
     probed = Probed()
     for _ in range(TRIES):
@@ -295,9 +324,9 @@ async def probe(
 
 
 def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[int | None]) -> None:
-    """Notes with the feed that announced a prompt where it did.
+    """Marks the feed that announced a prompt.
 
-    last: of each feed, the last batch before the prompt was sent.
+    last: of each feed, the number of the last batch before the prompt was sent.
     """
     for one, before in zip(listeners, last, strict=True):
         heard = one.heard
@@ -307,7 +336,7 @@ def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[i
 
 
 async def _send(means: Means, worker: Worker, visited: Visited, text: str, rank: int | None) -> str:
-    """Asks for the completion; why it is refused, "" if it is not."""
+    """Asks for the completion; returns why it was refused, "" if it was not."""
     body = {"model": visited.model_name, "prompt": text, "max_tokens": 1, "temperature": 0}
     headers = {} if rank is None else {RANK_HEADER: str(rank)}
     answer = await means.web.post(
@@ -319,7 +348,7 @@ async def _send(means: Means, worker: Worker, visited: Visited, text: str, rank:
 async def _tokens(
     means: Means, worker: Worker, visited: Visited, text: str
 ) -> tuple[Tokens | None, bool]:
-    """The ids of a prompt, None if they are not to be had; whether they are the engine's word."""
+    """Returns the prompt's token ids, None if unknown, and whether they are the engine's own."""
     theirs = await engine_tokens(means, worker, visited, Text(text))
     if not isinstance(theirs, str):
         return theirs, True
@@ -335,7 +364,7 @@ async def _tokens(
 async def _any_holds(
     listeners: Sequence[Listener], tokens: Tokens | None, before: int, seconds: float
 ) -> bool:
-    """Whether any listener hears of a prompt in time."""
+    """Tells whether any listener hears of a prompt in time."""
 
     def is_heard() -> bool:
         if tokens is None:
@@ -350,32 +379,3 @@ async def _any_holds(
         wait.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
     return is_heard()
-
-
-async def judge_probe(
-    means: Means, worker: Worker, visited: Visited, listeners: Sequence[Listener], about: About
-) -> list[Finding]:
-    """Probes every rank, one after the other; the first fault ends it."""
-    if not visited.is_served:
-        return [about.note("probe", "not made: the worker does not serve the model")]
-    ranks = [one.heard.rank for one in listeners] if len(listeners) > 1 else [None]
-    for rank in ranks:
-        probed = await probe(means, worker, visited, listeners, rank)
-        where = "" if rank is None else f" to rank {rank}"
-        if probed.refused:
-            return [about.wrong("probe-refused", probed.refused)]
-        if not probed.heard and probed.elsewhere and not probed.by_engine:
-            says = f"after a test request{where} blocks were stored, none of them with our tokens"
-            return [about.wrong("tokens-differ", says)]
-        if not probed.heard:
-            says = f"a test request{where} was answered, and the feed did not announce its blocks"
-            return [about.wrong("feed-silent", says)]
-    return [about.right("probe", "the engine published the blocks of a test request")]
-
-
-def judge_sizes(
-    means: Means, worker: Worker, heard: Sequence[Heard], about: About
-) -> Iterator[Finding]:
-    """Whether the blocks that were heard of are as large as configured."""
-    for size in sorted({size for one in heard for size in one.block_sizes}):
-        yield judge_block_size(about, means.config, worker, size, "its events")

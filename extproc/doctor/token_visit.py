@@ -1,4 +1,4 @@
-"""Whether a worker's tokens are ours, by its POST /tokenize."""
+"""Compares a worker's tokens with ours, by asking its POST /tokenize."""
 
 import asyncio
 import json
@@ -16,6 +16,8 @@ from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from extproc.tokenizing.tokens import Tokenizer
 from kvstate.events import Tokens
 
+Claim = tuple[str, Tokens, Tokens]  # of what; the engine's ids, ours
+
 # Words, numbers, spaces, code, accents, other scripts: where tokenizers differ, they differ here.
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -23,35 +25,9 @@ TEXTS = (
     "naïve café, Straße, 東京 도쿄 Москва \U0001f680",
 )
 
-Claim = tuple[str, Tokens, Tokens]  # of what; the engine's ids, ours
-
-
-def judge_tokens(about: About, claims: Iterable[Claim], witness: str) -> Finding:
-    """Whether an engine's ids are ours.
-
-    witness: what told the engine's.
-    """
-    count = 0
-    for what, theirs, ours in claims:
-        count += 1
-        at = next(
-            (at for at, pair in enumerate(zip(theirs, ours, strict=False)) if _differ(pair)), None
-        )
-        if at is not None:
-            says = f"of {what}, token {at} is {theirs[at]} in the engine and {ours[at]} here"
-            return about.wrong("tokens-differ", f"{says}, by {witness}")
-        if len(theirs) != len(ours):
-            says = f"of {what}, the engine has {len(theirs)} tokens and we have {len(ours)}"
-            return about.wrong("tokens-differ", f"{says}, by {witness}")
-    return about.right("tokens", f"the engine's are ours in {count} of {count} texts, by {witness}")
-
-
-def _differ(pair: tuple[int, int]) -> bool:
-    return pair[0] != pair[1]
-
-
 _USER = {"role": "user", "content": TEXTS[0]}
 _SYSTEM = {"role": "system", "content": "Answer briefly, in the words of the question."}
+
 _TOOL = {
     "type": "function",
     "function": {
@@ -85,7 +61,7 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
-    """Compares a local tokenizer with the worker's, or asks the worker as a remote one."""
+    """Compares a local tokenizer with the worker's, or tests the worker as a remote tokenizer."""
     model = visited.model
     if model is None or model.tokenizer is None:
         return []
@@ -120,7 +96,7 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
 async def engine_tokens(
     means: Means, worker: Worker, visited: Visited, prompt: Chat | Text
 ) -> Tokens | str:
-    """The engine's own ids of a prompt; why there are none, if so."""
+    """Returns the engine's own ids of a prompt, or in words why there are none."""
     asked = question(prompt, visited.model_name or None)
     answer = await means.web.post(f"http://{worker.endpoint}{PATH}", asked)
     if not answer.is_ok:
@@ -134,7 +110,7 @@ async def engine_tokens(
 async def _remote(
     means: Means, worker: Worker, visited: Visited, options: RemoteTokenizer, about: About
 ) -> list[Finding]:
-    """Asks as the router does, and whether the answer would have come in time."""
+    """Asks as the router does; returns whether each answer would have come in time."""
     findings: list[Finding] = []
     for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", _chat())):
         begun = time.monotonic()
@@ -160,3 +136,27 @@ def _chat(fields: Mapping[str, Any] = CONVERSATIONS["a conversation"]) -> Chat:
 
 async def _ours(tokenizer: Tokenizer, prompt: Chat | Text) -> Tokens:
     return await asyncio.to_thread(tokenizer.encode, prompt)
+
+
+def judge_tokens(about: About, claims: Iterable[Claim], witness: str) -> Finding:
+    """Returns whether an engine's ids are ours.
+
+    claims: texts with both ids. witness: where the engine's ids come from.
+    """
+    count = 0
+    for what, theirs, ours in claims:
+        count += 1
+        at = next(
+            (at for at, pair in enumerate(zip(theirs, ours, strict=False)) if _differ(pair)), None
+        )
+        if at is not None:
+            says = f"of {what}, token {at} is {theirs[at]} in the engine and {ours[at]} here"
+            return about.wrong("tokens-differ", f"{says}, by {witness}")
+        if len(theirs) != len(ours):
+            says = f"of {what}, the engine has {len(theirs)} tokens and we have {len(ours)}"
+            return about.wrong("tokens-differ", f"{says}, by {witness}")
+    return about.right("tokens", f"the engine's are ours in {count} of {count} texts, by {witness}")
+
+
+def _differ(pair: tuple[int, int]) -> bool:
+    return pair[0] != pair[1]

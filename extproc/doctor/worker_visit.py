@@ -1,4 +1,4 @@
-"""What a worker's HTTP server tells: whether it is well, what it serves, where it publishes."""
+"""Asks a worker's HTTP server whether it is well, what it serves, and where it publishes."""
 
 import asyncio
 import re
@@ -20,8 +20,17 @@ from extproc.workers import learning
 from extproc.workers.feeds import PATHS, discovered
 from kvstate.feeds.feed_sources import ZmqSource
 
+HEALTH = "/health"
+METRICS = "/metrics"
+OK = 200
+
 # A difference of clocks that cannot be the way of a message, nor the seconds of a Date header.
 MAX_SKEW_SECONDS = 5.0
+
+# vLLM's /metrics: its configuration is the labels of a gauge.
+_PREFIX_CACHING = re.compile(
+    rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
+)
 
 
 class Served(NamedTuple):
@@ -31,152 +40,19 @@ class Served(NamedTuple):
     adapters: frozenset[str]
 
 
-def models_of(answer: bytes) -> Served | None:
-    """Returns what an answer to GET /v1/models lists; None if it is no such answer."""
-    cards = learning.cards_in(answer)
-    if cards is None:
-        return None
-    models = tuple(card.id for card in cards if not card.parent)
-    return Served(models, frozenset(card.id for card in cards if card.parent))
-
-
-def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
-    """The configured model that a worker serves, as far as that can be told."""
-    listed = [one for one in config.models if not {one.name, *one.aliases}.isdisjoint(told.models)]
-    if worker.model is not None or len(config.models) == 1:
-        name = config.model_of(worker)
-        return next(one for one in config.models if one.name == name)
-    return listed[0] if listed else None
-
-
-def judge_models(about: About, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
-    """Whether a worker serves the model that requests for it name, and the adapters."""
-    model = model_served(config, worker, told)
-    names = shown(told.models)
-    if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
-        wanted = " or ".join(one.name for one in ((model,) if model else config.models))
-        says = f"it serves {names}; requests routed to it name {wanted}, which it answers with 404"
-        yield about.wrong("model-not-served", says)
-        return
-    yield about.right("models", f"it serves {names}")
-    unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
-    if unlisted:
-        says = f"it does not list {shown(unlisted)}: requests by such a name may get 404"
-        yield about.note("models", says)
-    yield from _adapters(about, worker, model, told.adapters)
-
-
-def _adapters(
-    about: About, worker: Worker, model: Model, listed: frozenset[str]
-) -> Iterator[Finding]:
-    wanted = model.lora if worker.lora is None else worker.lora
-    strangers = sorted(listed - {*model.lora, *wanted})
-    if strangers:
-        says = f"it serves {shown(strangers)}, which `lora` does not name: requests for such an"
-        yield about.wrong("adapter-not-configured", f"{says} adapter are routed by load alone")
-    missing = sorted(set(wanted) - listed)
-    if not missing:
-        return
-    if worker.lora or (listed and not worker.learn):
-        says = f"it does not list the adapters {shown(missing)}"
-        yield about.wrong("adapter-not-served", says)
-    elif not listed:
-        yield about.note("models", "it lists no adapters; whether it serves them is not known")
-
-
-def judge_clock(about: About, ahead_seconds: float, witness: str) -> Finding:
-    """Whether a clock agrees with ours.
-
-    witness: what told the time.
-    """
-    if abs(ahead_seconds) <= MAX_SKEW_SECONDS:
-        return about.right("clock", f"agrees with ours, by {witness}")
-    where = "ahead of" if ahead_seconds > 0 else "behind"
-    says = f"it is {abs(ahead_seconds):.0f} s {where} ours, by {witness}"
-    return about.wrong("clock-skew", says)
-
-
-def judge_block_size(
-    about: About, config: Config, worker: Worker, size: int, witness: str
-) -> Finding:
-    """Whether the engine's block size is the configured one.
-
-    witness: what told it.
-    """
-    if worker.block_size not in (None, size):
-        says = f"{size} tokens by {witness}, {worker.block_size} in the configuration"
-        return about.wrong("block-size", says)
-    if size == 1:
-        says = "1 token: every token is a block, and the index sixteen times as large as with 16"
-        return about.note("block size", says)
-    if worker.block_size is None and size != config.policy.block_size:
-        says = f"{size} tokens by {witness}; {config.policy.block_size} are assumed until an event"
-        return about.note("block size", says)
-    return about.right("block size", f"{size} tokens by {witness}")
-
-
-# vLLM's /metrics: its configuration is the labels of a gauge.
-_PREFIX_CACHING = re.compile(
-    rb'^vllm:cache_config_info\{[^}\n]*enable_prefix_caching="(\w+)"', re.MULTILINE
-)
-
-
-class _ServerInfo(msgspec.Struct):
-    disable_radix_cache: bool = False
-
-
-def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[Finding]:
-    """Whether an engine says that it keeps no prefixes.
-
-    metrics: vLLM's answer to /metrics. info: SGLang's to /server_info; both empty where not told.
-    """
-    found = _PREFIX_CACHING.search(metrics)
-    if found and found[1] == b"False":
-        says = "the engine's prefix cache is off (/metrics): it reuses nothing"
-        yield about.wrong("prefix-caching-off", says)
-    try:
-        is_off = msgspec.json.decode(info, type=_ServerInfo).disable_radix_cache
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        is_off = False
-    if is_off:
-        says = "the engine's prefix cache is off (/server_info): it reuses nothing"
-        yield about.wrong("prefix-caching-off", says)
-
-
 class Told(NamedTuple):
-    """Where a worker says that it publishes; sources: empty where it publishes nothing."""
+    """Where a worker says that it publishes, empty if nowhere, and the path that said so."""
 
     sources: tuple[ZmqSource, ...]
     path: str
 
 
-def told_sources(path: str, answer: bytes, host: str) -> Told | None:
-    """What an answer to one of `extproc.workers.feeds.PATHS` tells; None if it does not."""
-    sources = discovered(path, answer, host)
-    if sources:
-        return Told(sources, path)
-    try:
-        raw = msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(raw, Mapping):
-        return None
-    is_off = not raw or ("kv_events" in raw and not raw["kv_events"])
-    return Told((), path) if is_off else None
-
-
-# A worker that names ten thousand adapters, and Envoy's whole configuration, are below this.
-MAX_ANSWER_BYTES = 32 * 1024 * 1024
-MAX_CONNECTIONS = 64
-_READ_BYTES = 64 * 1024
-OK = 200
-
-
 class Answer(NamedTuple):
-    """What a server answered.
+    """The answer of a server.
 
-    status: 0 where it did not. reason: why there is no body, "" if there is one. ahead_seconds: how
-    far its clock is ahead of ours by its Date header, within a second; None if it has none.
+    status: 0 where it did not answer. reason: why there is no body, "" if there is one.
+    ahead_seconds: how far its clock is ahead of ours by its Date header, within a second; None if
+    it has none.
     """
 
     status: int = 0
@@ -186,14 +62,22 @@ class Answer(NamedTuple):
 
     @property
     def is_ok(self) -> bool:
-        """Whether it is a whole answer with status 200."""
+        """Whether it is a complete answer with status 200."""
         return self.status == OK and not self.reason
 
 
-class WebClient:
-    """The client; an asynchronous context.
+# A worker that names ten thousand adapters, and Envoy's whole configuration, are below this.
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
 
-    seconds: for each question.
+MAX_CONNECTIONS = 64
+_READ_BYTES = 64 * 1024
+
+
+class WebClient:
+    """An HTTP client that turns every failure into an `Answer`; an asynchronous context.
+
+    Unlike the router's own client of workers it needs the words of a failure, the Date header and
+    answers other than 200. seconds: limit for each question.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -218,11 +102,11 @@ class WebClient:
         await self._client.close()
 
     async def get(self, url: str) -> Answer:
-        """What a server answers to GET; never an exception."""
+        """Returns what a server answers to a GET; never raises."""
         return await self._ask("GET", url, None, {})
 
     async def post(self, url: str, body: bytes, headers: dict[str, str] | None = None) -> Answer:
-        """What a server answers to a POST of JSON; never an exception."""
+        """Returns what a server answers to a POST of JSON; never raises."""
         return await self._ask(
             "POST", url, body, {"Content-Type": "application/json", **(headers or {})}
         )
@@ -263,8 +147,11 @@ def _ahead(date: str) -> float | None:
 
 
 class Means(NamedTuple):
-    """tokenizers: by model, those in files. seconds: for each question and each wait. probes:
-    whether completions are asked for to provoke events, and queues are drained."""
+    """What every visit needs.
+
+    tokenizers: those loaded from files, by model. seconds: limit for each question and each wait.
+    probes: whether to send test requests that provoke events, and to drain queues.
+    """
 
     config: Config
     web: WebClient
@@ -273,12 +160,8 @@ class Means(NamedTuple):
     probes: bool
 
 
-HEALTH = "/health"
-METRICS = "/metrics"
-
-
 class Visited(NamedTuple):
-    """What is known of a worker after it was asked; model: the configured one that it serves."""
+    """What a worker said of itself; model: the configured one that it serves."""
 
     findings: list[Finding]
     is_there: bool = False
@@ -293,7 +176,7 @@ class Visited(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """How requests name the model so that the worker knows it."""
+        """The name by which the worker knows the model."""
         if self.model is None:
             return ""
         names = (self.model.name, *self.model.aliases)
@@ -302,7 +185,7 @@ class Visited(NamedTuple):
 
 
 async def visit(means: Means, worker: Worker, about: About) -> Visited:
-    """Asks a worker."""
+    """Asks a worker about itself; returns the findings and what it said."""
     health = await means.web.get(f"http://{worker.endpoint}{HEALTH}")
     if health.status == 0:
         says = f"{worker.endpoint}{HEALTH}: {health.reason}"
@@ -363,3 +246,128 @@ def _unread(path: str, answer: Answer) -> str:
     if answer.status != HTTPStatus.OK:
         return f"{path}: status {answer.status}"
     return f"{path}: an answer of {len(answer.body)} bytes that makes no sense"
+
+
+def models_of(answer: bytes) -> Served | None:
+    """Returns what an answer to GET /v1/models lists; None if it is no such answer."""
+    cards = learning.cards_in(answer)
+    if cards is None:
+        return None
+    models = tuple(card.id for card in cards if not card.parent)
+    return Served(models, frozenset(card.id for card in cards if card.parent))
+
+
+def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
+    """Returns the configured model that a worker serves; None if that is not known."""
+    listed = [one for one in config.models if not {one.name, *one.aliases}.isdisjoint(told.models)]
+    if worker.model is not None or len(config.models) == 1:
+        name = config.model_of(worker)
+        return next(one for one in config.models if one.name == name)
+    return listed[0] if listed else None
+
+
+def judge_models(about: About, config: Config, worker: Worker, told: Served) -> Iterator[Finding]:
+    """Yields whether a worker serves the model that its requests name, and the adapters."""
+    model = model_served(config, worker, told)
+    names = shown(told.models)
+    if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
+        wanted = " or ".join(one.name for one in ((model,) if model else config.models))
+        says = f"it serves {names}; requests routed to it name {wanted}, which it answers with 404"
+        yield about.wrong("model-not-served", says)
+        return
+    yield about.right("models", f"it serves {names}")
+    unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
+    if unlisted:
+        says = f"it does not list {shown(unlisted)}: requests by such a name may get 404"
+        yield about.note("models", says)
+    yield from _adapters(about, worker, model, told.adapters)
+
+
+def _adapters(
+    about: About, worker: Worker, model: Model, listed: frozenset[str]
+) -> Iterator[Finding]:
+    wanted = model.lora if worker.lora is None else worker.lora
+    strangers = sorted(listed - {*model.lora, *wanted})
+    if strangers:
+        says = f"it serves {shown(strangers)}, which `lora` does not name: requests for such an"
+        yield about.wrong("adapter-not-configured", f"{says} adapter are routed by load alone")
+    missing = sorted(set(wanted) - listed)
+    if not missing:
+        return
+    if worker.lora or (listed and not worker.learn):
+        says = f"it does not list the adapters {shown(missing)}"
+        yield about.wrong("adapter-not-served", says)
+    elif not listed:
+        yield about.note("models", "it lists no adapters; whether it serves them is not known")
+
+
+def judge_clock(about: About, ahead_seconds: float, witness: str) -> Finding:
+    """Returns whether a clock agrees with ours.
+
+    witness: what told the time.
+    """
+    if abs(ahead_seconds) <= MAX_SKEW_SECONDS:
+        return about.right("clock", f"agrees with ours, by {witness}")
+    where = "ahead of" if ahead_seconds > 0 else "behind"
+    says = f"it is {abs(ahead_seconds):.0f} s {where} ours, by {witness}"
+    return about.wrong("clock-skew", says)
+
+
+def judge_block_size(
+    about: About, config: Config, worker: Worker, size: int, witness: str
+) -> Finding:
+    """Returns whether the engine's block size is the configured one.
+
+    size: tokens. witness: what told it.
+    """
+    if worker.block_size not in (None, size):
+        says = f"{size} tokens by {witness}, {worker.block_size} in the configuration"
+        return about.wrong("block-size", says)
+    if size == 1:
+        says = "1 token: every token is a block, and the index sixteen times as large as with 16"
+        return about.note("block size", says)
+    if worker.block_size is None and size != config.policy.block_size:
+        says = f"{size} tokens by {witness}; {config.policy.block_size} are assumed until an event"
+        return about.note("block size", says)
+    return about.right("block size", f"{size} tokens by {witness}")
+
+
+class _ServerInfo(msgspec.Struct):
+    disable_radix_cache: bool = False
+
+
+def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[Finding]:
+    """Yields a fault where an engine says that it caches no prefixes.
+
+    metrics: vLLM's answer to /metrics. info: SGLang's to /server_info; each b"" where there is
+    none.
+    """
+    found = _PREFIX_CACHING.search(metrics)
+    if found and found[1] == b"False":
+        says = "the engine's prefix cache is off (/metrics): it reuses nothing"
+        yield about.wrong("prefix-caching-off", says)
+    try:
+        is_off = msgspec.json.decode(info, type=_ServerInfo).disable_radix_cache
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        is_off = False
+    if is_off:
+        says = "the engine's prefix cache is off (/server_info): it reuses nothing"
+        yield about.wrong("prefix-caching-off", says)
+
+
+def told_sources(path: str, answer: bytes, host: str) -> Told | None:
+    """Returns where a worker publishes, by its answer at a path; None if it does not say.
+
+    path: one of `extproc.workers.feeds.PATHS`.
+    """
+    sources = discovered(path, answer, host)
+    if sources:
+        return Told(sources, path)
+    try:
+        raw = msgspec.json.decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(raw, Mapping):
+        return None
+    is_off = not raw or ("kv_events" in raw and not raw["kv_events"])
+    return Told((), path) if is_off else None
