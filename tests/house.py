@@ -66,12 +66,17 @@ def tree_of(module: str) -> ast.Module:
 @cache
 def imports_of(module: str) -> frozenset[str]:
     """Full names of what a module imports, inside its functions too."""
+    return imports_in(MODULES[module])
+
+
+def imports_in(file: Path) -> frozenset[str]:
+    """Full names of what a file of Python imports."""
     found: set[str] = set()
-    for node in ast.walk(tree_of(module)):
+    for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative imports hide the layers"
+            assert node.level == 0, f"{file}: relative imports hide the layers"
             found.update(_imported(node.module or "", alias.name) for alias in node.names)
     return frozenset(found)
 
@@ -142,6 +147,16 @@ def measures() -> Measures:
         cycles=cycles(_between_packages(known)),
         single=[name for name in files if importers[name] == 1],
     )
+
+
+def tree() -> str:
+    """The modules by package, each with the first sentence of what it says of itself."""
+    lines: list[str] = []
+    for name, path in MODULES.items():
+        if _is_measured(name) and (path.name != "__init__.py" or name.count(".") < 2):
+            text = (ast.get_docstring(tree_of(name)) or "").partition("\n\n")[0]
+            lines.append(f"- `{name}`: {' '.join(text.split())}")
+    return "\n".join(lines)
 
 
 def _is_measured(module: str) -> bool:

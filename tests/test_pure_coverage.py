@@ -12,7 +12,7 @@ import coverage
 import pytest
 
 from kvstate.core_choice import IS_COMPILED
-from tests.house import MEASURED, MODULES, ROOT, pure_modules, tree_of
+from tests.house import MEASURED, MODULES, ROOT, imports_in, pure_modules, tree_of
 
 # Modules of declarations only: there is nothing in them to run.
 INTERFACES = {"kvstate.core", "extproc.discovery.view", "extproc.observing.course"}
@@ -38,10 +38,26 @@ PURE = sorted(
 )
 
 
+# Tests of shells that run what is pure as well, and are quick.
+BESIDES = (
+    *("tests/extproc/checking/test_watch.py", "tests/extproc/test_router.py"),
+    *("tests/extproc/serving/test_exchange.py", "tests/kvstate/test_fleet.py"),
+    *("tests/extproc/doctor/test_heard.py", "tests/extproc/observing/test_drift_families.py"),
+    *("tests/extproc/observing/test_metrics.py", "tests/extproc/admin/test_sampling.py"),
+)
+
+# What may be imported besides, to set something up.
+READERS = {"extproc.config.reader", "extproc.tokenizer_files"}
+
+
 def _test_files() -> Iterator[Path]:
-    """The tests of the packages that have pure modules, but for those of whole processes."""
-    for folder in sorted({f"tests/{'/'.join(name.split('.')[:-1])}" for name in PURE}):
-        yield from sorted((ROOT / folder).glob("test_*.py"))
+    """The tests that import of the product what is pure alone, and those named."""
+    yield from (ROOT / name for name in BESIDES)
+    for package in MEASURED:
+        for file in sorted((ROOT / "tests" / package).rglob("test_*.py")):
+            ours = {name for name in imports_in(file) if name in MODULES}
+            if ours and ours <= pure_modules() | READERS:
+                yield file
 
 
 @pytest.fixture(scope="module")
