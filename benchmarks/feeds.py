@@ -21,8 +21,8 @@ from feeds_publisher import BLOCKS_A_BATCH
 from measure import Figure, Goal, Row, table
 from warm_publisher import BLOCKS_A_BATCH as WARM_BLOCKS_A_BATCH
 
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.zmq_transport import ZmqTransport

@@ -1,5 +1,6 @@
 """What a publisher says about its cache, independent of engine and encoding."""
 
+import math
 from array import array
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -129,3 +130,23 @@ class EventBatch(msgspec.Struct, frozen=True):
     def clears(self) -> bool:
         """Whether the batch empties the cache."""
         return any(isinstance(event, AllCleared) for event in self.events)
+
+
+# A batch's contents as a transport gives them: a msgpack payload, or events decoded already.
+Body = bytes | EventBatch
+
+
+class Batch(msgspec.Struct):
+    """One message of a feed, the same object from the wire to the index.
+
+    sequence: its number, counted by the publisher for each rank. body: what it says; nothing where
+    it could not be decoded, for the reason in fault. stamp: the publisher's time stamp, in seconds.
+    size_bytes: what it takes while it is held back. The subscriber of the feed fills in the last
+    three.
+    """
+
+    sequence: int
+    body: Body
+    stamp: float = -math.inf
+    size_bytes: int = 0
+    fault: str = ""

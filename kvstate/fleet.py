@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstate.events import EngineLoad
-from kvstate.feeds.feed_terms import State
+from kvstate.events import Body, EngineLoad
+from kvstate.feeds.feed import State
 from kvstate.feeds.replays import ReplaySlots, Turns
-from kvstate.feeds.sink import Body, IndexSink, Place
+from kvstate.feeds.sink import IndexSink, Place
 from kvstate.feeds.subscriber import Shared, Subscriber
 from kvstate.feeds.transport import Transport
 from kvstate.index import Index, Owner

@@ -21,8 +21,7 @@ CORE = {
     *("kvstate.bridge.mirror", "kvstate.bridge.rank"),
     *("kvstate.core", "kvstate.index", "kvstate.orphans", "kvstate.plain_core"),
     *("kvstate.events", "kvstate.overlap", "kvstate.tiers"),
-    *("kvstate.feeds.asking_feed", "kvstate.feeds.feed", "kvstate.feeds.resuming_feed"),
-    *("kvstate.feeds.held", "kvstate.feeds.sink"),
+    *("kvstate.feeds.feed", "kvstate.feeds.sink"),
 }
 
 

@@ -15,9 +15,8 @@ from extproc.checking.self_check import (
     WorkerCheck,
     usable_tokens,
 )
-from kvstate.events import EventBatch, Tokens
-from kvstate.feeds.feed_terms import State
-from kvstate.feeds.sink import Body
+from kvstate.events import Body, EventBatch, Tokens
+from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap, Prompt
 from kvstate.wire.zmq_wire import decode_batch

@@ -15,12 +15,11 @@ from extproc.doctor.worker_visit import Means, Visited, judge_block_size, judge_
 from extproc.errors import RequestError
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
-from kvstate.events import BlocksStored, EventBatch, Tokens
+from kvstate.events import Batch, BlocksStored, EventBatch, Tokens
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.replays import MAX_REPLAY_SECONDS
 from kvstate.feeds.transport import (
-    Batch,
     Connected,
     Disconnected,
     Malformed,

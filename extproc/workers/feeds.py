@@ -28,8 +28,8 @@ from extproc.config import AUTO, Config, Worker, WorkerEvents
 from extproc.config.rules import same_place
 from extproc.workers.asking import Asking
 from kvstate.errors import printable
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Transport
 from kvstate.fleet import FeedStatus, Fleet, ReportedLoad
 

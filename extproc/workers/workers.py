@@ -14,7 +14,7 @@ from extproc.picking.eligibility import Worker
 from extproc.workers.feeds import Feeds, OpenTransports, Wanted, feed_shown
 from extproc.workers.roster import Roster
 from kvstate.events import EngineLoad
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap, Prompt
 from kvstate.tiers import Tier

@@ -25,11 +25,9 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from kvstate.bridge.mirror import Copy, Mirror
-from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Event, OtherGroupStored
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Recovery, State
-from kvstate.feeds.sink import Body, Taken
+from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Body, Event, OtherGroupStored
+from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.feeds.sink import Taken
 from kvstate.wire.extras import Admission, Groups
 from kvstate.wire.grpc_encoding import (
     MAX_ENTRY_BYTES,
@@ -192,7 +190,7 @@ class BridgedRank:
         self.history = history
         self.mirror = mirror
         self.standing = Standing()
-        self.feed: Feed[Body] = make_feed(Recovery.NONE)
+        self.feed = Feed(Recovery.NONE)
         self.unknown_before = 0
         self._changed = changed
         self._groups = Groups()

@@ -11,57 +11,232 @@ happened and returns what to do, as effects, in order.
     stale        the connection is lost                                     uncertain
     unsupported  the worker publishes no events                             none
 
-Rules, in the order in which they are tried (n is the number expected next):
+Effects: a batch is to be applied; `Demote`, a hole: what is held is uncertain; `Forget`, nothing is
+held any more; `Replay`, batches are to be asked for.
 
-    live batch n                 apply
-    live batch > n               missed, see below
-    live batch < n, known stamp  a duplicate: drop
-    live batch < n, other stamp  the publisher restarted: forget everything, see below
-    undecodable batch            a hole of one batch
-    snapshot                     forget everything; the batches that follow hold all there is
-    refused                      the worker publishes nothing
-    failed                       an error of our own: a hole, and as a connection that is lost
+The rules, in the order in which they are tried; n is the number expected next. What was missed can
+be asked for again (`Recovery.REPLAY`), or a new connection brings it, or nothing does.
 
-How what was missed can be had differs (`Recovery`), and with it what a gap, a restart, a new
-connection and silence lead to: `kvstate.feeds.asking_feed` asks for a replay, in
-`kvstate.feeds.resuming_feed` it comes by itself or not at all.
+    event                        where it can be asked for       elsewhere
+    connected at first           replay everything               what was before is not known
+    connected again              replay from n - 1               a hole; where it resumes, wait for
+                                                                 n - 1, a queue's n proves itself
+    any without a connection     drop                            drop
+    batch in a replay            hold it                         -
+    batch n - 1 after resuming   -                               nothing was missed
+    another one after resuming   -                               a hole (of a queue: none), go on
+    batch n                      apply                           apply
+    batch > n                    hold it, replay from n - 1      a hole, apply
+    batch < n, known stamp       a duplicate: drop               a duplicate: drop
+    batch < n, other stamp       restarted: forget, hold it,     restarted: forget, apply; what was
+                                 replay everything               before it is not known
+    batch that is undecodable    a hole of one batch             a hole of one batch
+    replayed n                   apply; if n - 1 did not come,   -
+                                 it is gone: a hole before
+    replayed > n                 n is gone: a hole, apply        -
+    replayed < n, other stamp    restarted: forget, replay       -
+    replay ends before n - 1     restarted: forget, replay       -
+    replay ends short of a held  ask on if it brought anything   -
+    replay ends or fails         take what is held, with a hole  -
+                                 where it does not follow n
+    replay failed, later         ask for everything; its first   -
+                                 answer replaces what is held
+    silence                      replay from n - 1, once, then   a hole where it resumes; a queue
+                                 seldom: a last one may be lost  may have nothing to say
+    restarts in a row            replays contradict the live     -
+                                 stream: none until reconnection
+    snapshot                     forget; what follows is all     forget; what follows is all
+    lost, or it cannot be made   drop what is pending            drop what is pending
+    refused                      forget                          forget
+    failed, on our side          a hole, and as lost             a hole, and as lost
+    missed within a batch        degraded until healed           degraded until healed
+    healed                       nothing earlier matters         nothing earlier matters
+
+Which states lead to which, by the first letters (S for stale; a dot: always the same state):
+
+    event           C     R     L     D     S     U
+    connected       RD    .     RD    RD    RD    RD
+    disconnected    .     S     S     S     .     S
+    failed          .     S     S     S     .     S
+    refused         U     U     U     U     U     .
+    received        .     RLD   RLD   RLD   .     .
+    replayed        .     RLD   RLD   RD    .     .
+    replay_ended    .     RLD   RLD   RD    .     .
+    replay_failed   .     RLD   .     .     .     .
+    ask_everything  .     .     .     .     .     .
+    snapshot        R     .     R     R     R     R
+    healed          .     .     .     LD    .     .
+    miss            .     .     D     .     .     .
+    quiet           .     RD    .     .     .     .
+
+A replay begins at n - 1 and not at n, so that its first batch proves that the publisher is still
+the same one: vLLM and SGLang send nothing when they start or stop. A connection that resumes is
+asked for n - 1 likewise. A queue never repeats: n proves that nothing was lost on the way, and a
+restarted one begins with an event of its own.
+
+A publisher that restarted while its connection stood replays what is heard of it since. One that
+seems to restart again and again, and whose replays never hold what was heard, is two publishers:
+its replay endpoint is another worker's. What it replays is then worth nothing.
 """
 
-from abc import ABC, abstractmethod
-from collections import OrderedDict
-from typing import Generic
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from enum import StrEnum
 
-from kvstate.feeds.feed_terms import Apply, Body, Demote, Effect, Forget, Numbered, State
+import msgspec
+
+from kvstate.events import Batch
 
 # Stamps remembered to tell a duplicate from a restarted publisher. Duplicates come from a replay
 # that overtakes the live stream, so they are at most a replay's duration old.
 MAX_STAMPS = 4096
 
+# Live batches kept back while a replay runs. Where one does not fit, the oldest is dropped: the gap
+# then lies before what is held, and the end of the replay asks for it.
+MAX_HELD_BATCHES = 4096
+MAX_HELD_BYTES = 64 * 1024 * 1024
+
+# Restarts over one connection, with no replay between that holds what was heard, after which
+# replays are no longer believed.
+MAX_RESTARTS_IN_A_ROW = 3
+# The last batches of the live stream, which replays are compared with.
+MAX_HEARD = 64
+
+
+class State(StrEnum):
+    """What a feed's credits are worth; see the module's table."""
+
+    CONNECTING = "connecting"
+    REPLAYING = "replaying"
+    LIVE = "live"
+    DEGRADED = "degraded"
+    STALE = "stale"
+    UNSUPPORTED = "unsupported"
+
+
+class Recovery(StrEnum):
+    """How a feed's transport can have what was missed.
+
+    none: not at all.
+    replay: asked for apart from the live stream (ZMQ publishers with a replay endpoint).
+    resume: a connection begins with it, as far as the publisher still has it (gRPC).
+    queued: what was not read yet waits at the publisher (an HTTP drain).
+    """
+
+    NONE = "none"
+    REPLAY = "replay"
+    RESUME = "resume"
+    QUEUED = "queued"
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Everything stored so far is gone: the publisher restarted."""
+
+
+class Demote(msgspec.Struct, frozen=True):
+    """Everything stored so far is uncertain: there is a hole."""
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """Ask the publisher for its batches from this number on; it replaces a replay under way."""
+
+    start: int
+
+
+# A batch is to be applied.
+Effect = Batch | Forget | Demote | Replay
+
 # Why a first batch was not the publisher's first, where a connection began with none.
 NOTHING_YET = "nothing was received yet: blocks stored before this connection are unknown"
+NO_REPLAY = "no replay endpoint: blocks stored before this connection are unknown"
+OTHER_PUBLISHER = (
+    "its replays contradict what it publishes: is `replay` the endpoint of another worker?"
+)
+# Why what was missed cannot be had; of a publisher with replays, where they are not believed.
+_NOT_TO_BE_HAD = {
+    Recovery.NONE: "no replay endpoint",
+    Recovery.REPLAY: OTHER_PUBLISHER,
+    Recovery.RESUME: "the publisher skipped them",
+    Recovery.QUEUED: "another consumer drains this worker, or its event buffer overflowed",
+}
 
 # Without a connection what comes is a remnant of the last one.
 _WITHOUT_CONNECTION = (State.CONNECTING, State.STALE, State.UNSUPPORTED)
 
 
-class Feed(ABC, Generic[Body]):
-    """One rank's feed.
-
-    wants_everything: a replay failed; another one, of everything, may mend it.
-    """
+class Held:
+    """Live batches that are kept back while a replay runs, in order, and bounded."""
 
     def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._bytes = 0
+
+    @property
+    def first_sequence(self) -> int | None:
+        """Number of the oldest one."""
+        return self._batches[0].sequence if self._batches else None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def append(self, batch: Batch) -> None:
+        """Keeps one more; the newest stays whatever its size."""
+        self._batches.append(batch)
+        self._bytes += batch.size_bytes
+        while len(self._batches) > 1 and self._is_over_limit():
+            self._bytes -= self._batches.popleft().size_bytes
+
+    def extend(self, batches: Iterable[Batch]) -> None:
+        """Keeps several more."""
+        for batch in batches:
+            self.append(batch)
+
+    def take_all(self) -> list[Batch]:
+        """Returns all of them, oldest first, and keeps none."""
+        taken = list(self._batches)
+        self.clear()
+        return taken
+
+    def clear(self) -> None:
+        """Drops all of them."""
+        self._batches.clear()
+        self._bytes = 0
+
+    def _is_over_limit(self) -> bool:
+        return len(self._batches) > MAX_HELD_BATCHES or self._bytes > MAX_HELD_BYTES
+
+
+class Feed:
+    """One rank's feed, not connected yet.
+
+    recovery: how what was missed can be had. wants_everything: a replay failed; another one, of
+    everything, may mend it.
+    """
+
+    def __init__(self, recovery: Recovery) -> None:
         self.state = State.CONNECTING
         self.reason = "not connected yet"
         self.gaps = 0
         self.restarts = 0
         self.replays = 0
         self.wants_everything = False
+        self._recovery = recovery
+        self._asks = recovery is Recovery.REPLAY
         self._next: int | None = None
         self._stamps: OrderedDict[int, float] = OrderedDict()
         self._incomplete = ""
         self._unproven: int | None = None  # the batch that, coming again, proves the publisher
         self._snapshot_last: int | None = None
+        # of a publisher that can be asked
+        self._held: Held = Held()
+        self._asked_at: int | None = None
+        self._overtaken: int | None = None  # where the live stream was when it was started over
+        self._proof: float | None = None  # the stamp of the batch that proves the publisher
+        self._asks_everything = False
+        self._heard = False
+        self._heard_stamps: OrderedDict[int, float] = OrderedDict()
+        self._restarts_in_a_row = 0
+        self._was_answered = False  # since the last of them
 
     @property
     def last_sequence(self) -> int | None:
@@ -71,13 +246,33 @@ class Feed(ABC, Generic[Body]):
     @property
     def certain(self) -> bool:
         """Whether what was stored since the last hole can be believed now."""
-        return self.state in (State.LIVE, State.DEGRADED)
+        return self.state is State.LIVE or self.state is State.DEGRADED
 
-    @abstractmethod
-    def connected(self) -> list[Effect[Body]]:
+    @property
+    def _has_replays(self) -> bool:
+        """Whether it can be asked, and what is replayed is believed to be this publisher's."""
+        return self._asks and self._restarts_in_a_row < MAX_RESTARTS_IN_A_ROW
+
+    def connected(self) -> list[Effect]:
         """The subscription is in place, for the first time or again."""
+        if self._asks:
+            self._heard = True  # it may reach the publisher after the replay and one batch more
+            self._heard_stamps.clear()
+            self.wants_everything |= not self._has_replays  # they may be this publisher's now
+            self._restarts_in_a_row, self._was_answered = 0, False
+            return self._ask("connected")
+        is_without = self._recovery is Recovery.NONE
+        if self._next is None:
+            self._incomplete = NO_REPLAY if is_without else NOTHING_YET
+            self._settle()
+        elif is_without:
+            return self._hole("the connection was lost and there is no replay endpoint")
+        else:
+            self._unproven = self._next - 1
+            self.state, self.reason = State.REPLAYING, f"resuming after batch {self._unproven}"
+        return []
 
-    def disconnected(self, reason: str = "connection lost") -> list[Effect[Body]]:
+    def disconnected(self, reason: str = "connection lost") -> list[Effect]:
         """The connection is lost, or cannot be made; what happens meanwhile is not seen."""
         self.reason = reason
         if self.state is not State.CONNECTING:  # else there never was one
@@ -85,16 +280,17 @@ class Feed(ABC, Generic[Body]):
         self._drop_pending()
         return []
 
-    def failed(self, reason: str) -> list[Effect[Body]]:
+    def failed(self, reason: str) -> list[Effect]:
         """Something went wrong on this side: what came last may not have been taken.
 
         As a lost connection; `connected` is to follow once it may be tried again.
         """
         self.disconnected(reason)
         self._incomplete = reason
+        self.wants_everything = self._asks
         return [Demote()]
 
-    def refused(self, reason: str) -> list[Effect[Body]]:
+    def refused(self, reason: str) -> list[Effect]:
         """The publisher says that it has no events; what it said before is worth nothing now."""
         self.state, self.reason = State.UNSUPPORTED, reason
         self._drop_pending()
@@ -102,30 +298,86 @@ class Feed(ABC, Generic[Body]):
         self._stamps.clear()
         return [Forget()]
 
-    def received(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+    def received(self, batch: Batch) -> list[Effect]:
         """A batch of the live stream; while there is no connection, a remnant of the last one."""
-        return [] if self.state in _WITHOUT_CONNECTION else self._receive(batch)
+        if self.state in _WITHOUT_CONNECTION:
+            return []
+        if self._asks:
+            self._heard = True
+            self._note_heard(batch)
+            if self.state is State.REPLAYING:
+                self._held.append(batch)
+                return []
+        elif self._unproven is not None:
+            return self._resumed(batch, self._unproven)
+        return self._live(batch)
 
-    def replayed(self, _: Numbered[Body]) -> list[Effect[Body]]:
-        """A batch of the replay that was asked for; nothing where none ever is."""
-        return []
+    def replayed(self, batch: Batch) -> list[Effect]:
+        """A batch of the replay that was asked for."""
+        if not self._has_replays or self.state in _WITHOUT_CONNECTION:
+            return []
+        self._was_answered = True
+        if self._heard_stamps.get(batch.sequence) == batch.stamp:
+            self._restarts_in_a_row = 0
+        effects: list[Effect] = []
+        if self._asks_everything:
+            effects += self._start_over()
+        expected = self._next
+        if expected is not None and batch.sequence < expected:
+            return self._overlap(batch)
+        if expected is None:
+            if batch.sequence > 0:
+                self._incomplete = f"batches before {batch.sequence} are no longer to be had"
+        elif batch.sequence > expected:
+            effects += self._lose(
+                expected, batch.sequence - 1, "no longer in the publisher's buffer"
+            )
+        elif self._unproven is not None:
+            effects += self._hole(f"batch {self._unproven} is gone: no proof of the same publisher")
+        self._unproven = None
+        return effects + self._take(batch)
 
-    def replay_ended(self) -> list[Effect[Body]]:
+    def replay_ended(self) -> list[Effect]:
         """The replay is complete."""
-        return []
+        if not self._has_replays or self.state in _WITHOUT_CONNECTION:
+            return []
+        self._was_answered = True
+        if self._unproven is not None or self._asks_everything:
+            return self._restart("the publisher counts from 0 again")
+        if self._next is None and not self._held:
+            self._next = 0
+        first = self._overtaken if self._held.first_sequence is None else self._held.first_sequence
+        if first is not None and self._next != self._asked_at and first > (self._next or 0):
+            return self._ask("more was missed meanwhile")
+        return self._catch_up("missing in the replay")
 
-    def replay_failed(self, _: str) -> list[Effect[Body]]:
+    def replay_failed(self, reason: str) -> list[Effect]:
         """The replay was not answered, or broke off, for this reason."""
-        return []
+        self._asks_everything = False
+        if not self._asks or self.state is not State.REPLAYING:
+            return []  # what it was to mend or to prove is as it was
+        self.wants_everything = True
+        failed = f"replay failed: {reason}"
+        if self._next is not None:
+            return [*self._hole(failed), *self._catch_up(failed)]
+        self._incomplete = f"{failed}; earlier blocks are unknown"
+        return self._catch_up(failed)
 
-    def ask_everything(self) -> list[Effect[Body]]:
+    def ask_everything(self) -> list[Effect]:
         """Some time after a replay failed: ask for all that the publisher still has.
 
         What is held now is kept and followed until the first answer comes.
         """
-        return []
+        is_wanted = self.wants_everything and self.certain and self._has_replays
+        if not is_wanted or self._asks_everything:
+            return []
+        self._asks_everything = True
+        self.replays += 1
+        self._unproven = None
+        self._asked_at = None
+        return [Replay(0)]
 
-    def snapshot(self, first: int, last: int, unknown_before: int) -> list[Effect[Body]]:
+    def snapshot(self, first: int, last: int, unknown_before: int) -> list[Effect]:
         """Batches `first` to `last`, which come next, hold all that the publisher has."""
         self._drop_pending()
         self._stamps.clear()
@@ -147,34 +399,38 @@ class Feed(ABC, Generic[Body]):
         if self.state is State.LIVE:
             self._settle()
 
-    @abstractmethod
-    def quiet(self, *, for_long: bool = False) -> list[Effect[Body]]:
-        """Nothing came for a while, or again nothing for long."""
+    def quiet(self, *, for_long: bool = False) -> list[Effect]:
+        """Nothing came for a while, or again nothing for long.
 
-    @abstractmethod
-    def _receive(self, batch: Numbered[Body]) -> list[Effect[Body]]:
-        """A batch of the connection that stands."""
+        Asks, once, whether a last batch was lost, and now and then; or gives up waiting for the
+        proof that nothing was.
+        """
+        if self._asks:
+            heard, self._heard = self._heard, False
+            can_ask = self.certain and self._has_replays and not self._asks_everything
+            return self._request() if can_ask and (heard or for_long) else []
+        if self._unproven is None or self._recovery is Recovery.QUEUED:
+            return []  # also a snapshot under way, or a queue that may have lost its last events
+        return self._end_resuming(f"batch {self._unproven} did not come again: no proof")
 
-    @abstractmethod
-    def _missed(self, batch: Numbered[Body], expected: int) -> list[Effect[Body]]:
-        """A batch of the live stream that does not follow."""
+    # Batches of the live stream
 
-    @abstractmethod
-    def _start_anew(self, reason: str, first: Numbered[Body]) -> list[Effect[Body]]:
-        """A batch of the live stream showed that the publisher restarted."""
-
-    def _live(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+    def _live(self, batch: Batch) -> list[Effect]:
         expected = self._next
-        if expected is None:
-            return self._first(batch)
         if batch.sequence == expected:
             return self._take(batch)
+        if expected is None:
+            return self._first(batch)
         if batch.sequence < expected:
             return self._regress(batch, expected)
         self.gaps += 1
-        return self._missed(batch, expected)
+        if not self._has_replays:
+            why = _NOT_TO_BE_HAD[self._recovery]
+            return self._lose(expected, batch.sequence - 1, why) + self._take(batch)
+        self._held.append(batch)
+        return self._ask(f"batches {expected} to {batch.sequence - 1} were missed")
 
-    def _first(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+    def _first(self, batch: Batch) -> list[Effect]:
         if batch.sequence == 0:
             self._incomplete = ""
         elif self._incomplete in ("", NOTHING_YET):
@@ -183,25 +439,123 @@ class Feed(ABC, Generic[Body]):
         self._settle()
         return effects
 
-    def _regress(self, batch: Numbered[Body], expected: int) -> list[Effect[Body]]:
+    def _regress(self, batch: Batch, expected: int) -> list[Effect]:
         """A number that was taken before: a duplicate, or a publisher that counts from 0 again."""
         known = self._stamps.get(batch.sequence)
         latest = self._stamps.get(expected - 1, batch.stamp)
         if known == batch.stamp or (known is None and batch.stamp < latest):
             return []
-        return self._start_anew(f"batch {batch.sequence} came again with other contents", batch)
+        reason = f"batch {batch.sequence} came again with other contents"
+        if not self._asks:
+            self._forget_publisher()
+            self._incomplete = f"publisher restarted: {reason}; its first batches were not seen"
+            self._settle()
+            return [Forget(), *self._first(batch)]
+        effects = self._restart(reason)
+        self._note_heard(batch)
+        if not self._has_replays:
+            return effects + self._first(batch)
+        self._held.append(batch)
+        return effects
 
-    def _take(self, batch: Numbered[Body]) -> list[Effect[Body]]:
+    def _resumed(self, batch: Batch, unproven: int) -> list[Effect]:
+        """A batch of a new connection that has not proven yet to be of the same publisher."""
+        if batch.sequence <= unproven:
+            if self._stamps.get(batch.sequence) != batch.stamp:
+                return self._regress(batch, unproven + 1)
+            self._unproven = None
+            self._settle()
+            return []
+        lost = self._end_resuming(f"batch {unproven} is gone: no proof of the same publisher")
+        return lost + self._live(batch)
+
+    def _end_resuming(self, reason: str) -> list[Effect]:
+        """No batch came again. Only a queue needs none: its next number proves it."""
+        self._unproven = None
+        effects = [] if self._recovery is Recovery.QUEUED else self._hole(reason)
+        self._settle()
+        return effects
+
+    # Replays
+
+    def _ask(self, reason: str) -> list[Effect]:
+        self.state, self.reason = State.REPLAYING, reason
+        return self._request()
+
+    def _request(self) -> list[Effect]:
+        self.replays += 1
+        self._asks_everything = False
+        self._asked_at, self._overtaken = self._next, None
+        start = max(0, (self._next or 0) - 1)
+        self._proof = self._stamps.get(start)
+        self._unproven = None if self._proof is None else start
+        return [Replay(start)]
+
+    def _restart(self, reason: str) -> list[Effect]:
+        """The publisher restarted; everything is asked for, unless replays are another's."""
+        self._forget_publisher()
+        self._heard_stamps.clear()
+        self._incomplete = ""
+        self._restarts_in_a_row += self._was_answered
+        self._was_answered = False
+        if not self._has_replays:
+            self._settle()
+            return [Forget()]
+        return [Forget(), *self._ask(f"publisher restarted: {reason}")]
+
+    def _overlap(self, batch: Batch) -> list[Effect]:
+        """A replayed batch that was taken before: proof of the publisher, or that it is another."""
+        # live batches may have pushed the stamp of the proving one out since it was asked for
+        is_proof = batch.sequence == self._unproven
+        known = self._proof if is_proof else self._stamps.get(batch.sequence)
+        if known is not None and known != batch.stamp:
+            return self._restart(f"batch {batch.sequence} was replayed with other contents")
+        if known is not None:
+            self._unproven = None
+        return []
+
+    def _start_over(self) -> list[Effect]:
+        """The first answer to the question for everything: it replaces what was held."""
+        self._asks_everything = self.wants_everything = False
+        self._overtaken, self._next = self._next, None
+        self._incomplete = ""
+        self._stamps.clear()
+        self.state, self.reason = State.REPLAYING, "catching up with all batches again"
+        return [Forget()]
+
+    def _catch_up(self, why: str) -> list[Effect]:
+        """Takes what was held back during a replay."""
+        self._settle()
+        held = self._held.take_all()
+        effects: list[Effect] = []
+        for position, batch in enumerate(held):
+            if self._next is not None and batch.sequence > self._next:
+                effects += self._lose(self._next, batch.sequence - 1, why)
+                effects += self._take(batch)
+                continue
+            effects += self._live(batch)
+            if self.state is State.REPLAYING:  # it restarted once more
+                self._held.extend(held[position + 1 :])
+                break
+        return effects
+
+    def _note_heard(self, batch: Batch) -> None:
+        self._heard_stamps[batch.sequence] = batch.stamp
+        if len(self._heard_stamps) > MAX_HEARD:
+            self._heard_stamps.popitem(last=False)
+
+    # What both have in common
+
+    def _take(self, batch: Batch) -> list[Effect]:
         self._next = batch.sequence + 1
         self._stamps[batch.sequence] = batch.stamp
         if len(self._stamps) > MAX_STAMPS:
             self._stamps.popitem(last=False)
-        effects: list[Effect[Body]] = []
-        if batch.body is None:
-            why = f": {batch.fault}" if batch.fault else ""
-            effects += self._hole(f"batch {batch.sequence} could not be decoded{why}")
+        effects: list[Effect]
+        if batch.fault:
+            effects = self._hole(f"batch {batch.sequence} could not be decoded: {batch.fault}")
         else:
-            effects.append(Apply(batch.body))
+            effects = [batch]
         if self._snapshot_last is not None and batch.sequence >= self._snapshot_last:
             self._snapshot_last = None
             self._settle()
@@ -217,11 +571,13 @@ class Feed(ABC, Generic[Body]):
     def _drop_pending(self) -> None:
         """Ends what was under way."""
         self._unproven = self._snapshot_last = None
+        self._held.clear()
+        self._asks_everything = False
 
-    def _lose(self, first: int, last: int, why: str) -> list[Effect[Body]]:
+    def _lose(self, first: int, last: int, why: str) -> list[Effect]:
         return self._hole(f"batches {first} to {last} are lost: {why}")
 
-    def _hole(self, reason: str) -> list[Effect[Body]]:
+    def _hole(self, reason: str) -> list[Effect]:
         self._incomplete = reason
         if self.state is not State.REPLAYING:
             self._settle()
@@ -229,5 +585,7 @@ class Feed(ABC, Generic[Body]):
 
     def _settle(self) -> None:
         """Live if nothing is missing, degraded otherwise."""
+        if self._asks and not self._has_replays:  # what was published before is not known
+            self._incomplete = OTHER_PUBLISHER
         self.state = State.DEGRADED if self._incomplete else State.LIVE
         self.reason = self._incomplete

@@ -16,15 +16,14 @@ from typing import Any, NoReturn
 import grpc
 
 from kvstate.errors import WireError
-from kvstate.events import BlocksStored, EventBatch
+from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import GrpcSource
-from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.replays import SLICE_SECONDS
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
 from kvstate.feeds.transport import (
     UNREACHED_SECONDS,
-    Batch,
     Connected,
     Disconnected,
     LoadReport,

@@ -13,8 +13,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from kvstate.errors import ReplayError
+from kvstate.events import Batch
 from kvstate.feeds.sink import Place
-from kvstate.feeds.transport import Batch, Malformed, Transport
+from kvstate.feeds.transport import Malformed, Transport
 
 # Events are applied in slices of this length, so that a pick never waits behind a replay.
 SLICE_SECONDS = 0.001

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple
 
 from kvstate.errors import ReplayError
-from kvstate.events import EventBatch
-from kvstate.feeds.feed_terms import Recovery
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused, Signal
+from kvstate.events import Batch, EventBatch
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused, Signal
 
 log = logging.getLogger("kvsteer.feed")
 

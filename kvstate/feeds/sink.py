@@ -9,8 +9,7 @@ import msgspec
 
 from kvstate.errors import WireError
 from kvstate.events import EventBatch
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import Feed, State
 from kvstate.index import Index, Owner
 
 log = logging.getLogger("kvsteer.feed")
@@ -153,7 +152,7 @@ class FeedNews:
     when the publisher restarted, and so holds nothing of what it held.
     """
 
-    def __init__(self, place: Place, feed: Feed[Body]) -> None:
+    def __init__(self, place: Place, feed: Feed) -> None:
         self.place = place
         self.counts: Counter[str] = Counter()
         self.replay_fault = ""

@@ -8,15 +8,12 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from kvstate.errors import ReplayError, WireError
-from kvstate.events import EngineLoad
+from kvstate.events import Batch, Body, EngineLoad
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Apply, Demote, Effect, Forget, Numbered, Replay, State
+from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Replay, State
 from kvstate.feeds.replays import Replays, ReplaySlots, Turns
-from kvstate.feeds.sink import Body, FeedNews, Place, Sink
+from kvstate.feeds.sink import FeedNews, Place, Sink
 from kvstate.feeds.transport import (
-    Batch,
     Connected,
     Disconnected,
     LoadReport,
@@ -37,7 +34,7 @@ class Effects:
 
     def __init__(
         self,
-        feed: Feed[Body],
+        feed: Feed,
         sink: Sink,
         turns: Turns,
         news: FeedNews,
@@ -48,7 +45,7 @@ class Effects:
         self._turns = turns
         self._news = news
         self._start_replay = start_replay
-        self._pending: deque[Effect[Body]] = deque()
+        self._pending: deque[Effect] = deque()
         self._work: Generator[None, None, None] | None = None  # the effect that is under way
         self._healed = False
 
@@ -63,12 +60,12 @@ class Effects:
         self._pending.clear()
         self._healed = False
 
-    def put_off(self, effects: Sequence[Effect[Body]]) -> None:
+    def put_off(self, effects: Sequence[Effect]) -> None:
         """Has them carried out with the next ones, before these; nothing is believed until then."""
         self._pending.extend(effects)
         self._sink.trust(False)  # noqa: FBT003
 
-    async def carry_out(self, effects: Sequence[Effect[Body]]) -> None:
+    async def carry_out(self, effects: Sequence[Effect]) -> None:
         """Carries them out, then lets the sink know what counts.
 
         Live stream and replay both come here; their effects are carried out in the order in which
@@ -102,9 +99,9 @@ class Effects:
             self._work = None
             raise
 
-    def _carrying_out(self, effect: Effect[Body]) -> Generator[None, None, None]:
+    def _carrying_out(self, effect: Effect) -> Generator[None, None, None]:
         match effect:
-            case Apply(body):
+            case Batch(body=body):
                 yield from self._applying(body)
             case Forget():
                 yield from self._sink.forgetting()
@@ -162,7 +159,7 @@ class Subscriber:
 
     def __init__(self, place: Place, sink: Sink, transport: Transport, shared: Shared) -> None:
         self.place = place
-        self.feed: Feed[Body] = make_feed(transport.recovery)
+        self.feed = Feed(transport.recovery)
         self.news = FeedNews(place, self.feed)
         self.counts = self.news.counts
         self.lag_seconds = 0.0
@@ -238,10 +235,10 @@ class Subscriber:
         self._quiet_since = now
         return True
 
-    def _take(self, signal: Signal) -> list[Effect[Body]]:
+    def _take(self, signal: Signal) -> list[Effect]:
         match signal:
             case Batch():
-                return self.feed.received(self._numbered(signal))
+                return self.feed.received(self._stamped(signal))
             case Connected():
                 self._is_connected = True
                 return self.feed.connected()
@@ -261,24 +258,23 @@ class Subscriber:
                 self.counts["malformed_message"] += 1
         return []
 
-    def _numbered(self, batch: Batch) -> Numbered[Body]:
+    def _stamped(self, batch: Batch) -> Batch:
         """A batch as the feed wants it; without a body if that is no event batch at all."""
         body = batch.body
         self.counts["batches"] += 1
-        size_bytes = 0
         if isinstance(body, bytes):
-            size_bytes = len(body)
-            self.counts["bytes"] += size_bytes
+            batch.size_bytes = len(body)
+            self.counts["bytes"] += len(body)
             try:
-                stamp = stamp_of(body)
+                batch.stamp = stamp_of(body)
             except WireError as error:
                 self.news.tell_undecodable(error)
-                return Numbered(batch.sequence, -math.inf, None, fault=str(error))
+                return Batch(batch.sequence, b"", fault=str(error))
         else:
-            stamp = body.timestamp
+            batch.stamp = body.timestamp
         if self.feed.state is not State.REPLAYING:  # what is repeated is as old as it is
-            self.lag_seconds = max(0.0, self._shared.clock() - stamp)
-        return Numbered(batch.sequence, stamp, body, size_bytes)
+            self.lag_seconds = max(0.0, self._shared.clock() - batch.stamp)
+        return batch
 
     def _distrust(self) -> None:
         """What is held may be wrong: uncertain, until all of it was asked for again."""
@@ -293,7 +289,7 @@ class Subscriber:
         if isinstance(message, Malformed):
             self.counts["malformed_message"] += 1
         else:
-            await self._effects.carry_out(self.feed.replayed(self._numbered(message)))
+            await self._effects.carry_out(self.feed.replayed(self._stamped(message)))
 
     async def _end_replay(self, error: ReplayError | None) -> None:
         if error is None:

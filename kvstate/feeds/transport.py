@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvstate.errors import ReplayError, printable
-from kvstate.events import EngineLoad, EventBatch
-from kvstate.feeds.feed_terms import Recovery
+from kvstate.events import Batch, Body, EngineLoad
+from kvstate.feeds.feed import Recovery
 
 # A publisher that was never reached is told after so long: it may start together with the router.
 UNREACHED_SECONDS = 3.0
@@ -42,18 +42,6 @@ class Refused:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", printable(self.reason))
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One batch as it came.
-
-    sequence: its number, counted by the publisher for each rank. body: a msgpack payload as ZMQ
-    publishers send it (`kvstate.wire.zmq_wire`), or events that the transport has decoded already.
-    """
-
-    sequence: int
-    body: bytes | EventBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +105,7 @@ class MemoryTransport:
     history: what a replay answers with, by number; None if there is no replay endpoint.
     """
 
-    history: dict[int, bytes | EventBatch] | None = field(default_factory=dict)
+    history: dict[int, Body] | None = field(default_factory=dict)
     replays: list[int] = field(default_factory=list)
     replay_error: str | None = None
     recovery: Recovery = Recovery.REPLAY

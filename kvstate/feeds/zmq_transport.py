@@ -6,7 +6,7 @@ A replay of a ZMQ publisher, asked for as a DEALER over connections of its own.
 
 vLLM and SGLang answer replays on a ROUTER socket; the request is [empty, first number (8 bytes
 big-endian)], the answer is every batch from there on and an end marker, and is parsed by
-`kvstate.wire.zmq_frames`. There is no flow control: of what exceeds the 1,000 messages that libzmq
+`kvstate.wire.zmq_wire`. There is no flow control: of what exceeds the 1,000 messages that libzmq
 queues for a connection, the ROUTER drops batches and the end marker alike, and a whole buffer has
 10,000 batches.
 
@@ -32,19 +32,19 @@ from collections.abc import AsyncGenerator, Callable
 from enum import Enum, auto
 
 from kvstate.errors import ReplayError, WireError
+from kvstate.events import Batch
 from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.feed_terms import Recovery
 from kvstate.feeds.transport import (
     UNREACHED_SECONDS,
-    Batch,
     Connected,
     Disconnected,
     Malformed,
     Signal,
 )
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
-from kvstate.wire.zmq_wire import Frames, parse_frames
+from kvstate.wire.zmq_wire import ends_replay, parse_frames
 
 # How long a publisher may take for an answer to begin.
 REPLAY_TIMEOUT_SECONDS = 5.0
@@ -82,8 +82,8 @@ async def replay_from(endpoint: str | None, start: int) -> AsyncGenerator[Batch 
     reader = asyncio.create_task(reading.read_all())
     try:
         while batches := await reading.take(reader):
-            for frames in batches:
-                yield Batch(frames.sequence, frames.payload)
+            for batch in batches:
+                yield batch
     finally:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
@@ -103,11 +103,11 @@ class _Reading:
     def __init__(self, endpoint: str, start: int) -> None:
         self._endpoint = endpoint
         self._start = start
-        self._last: Frames | None = None  # the last batch that came, in whichever answer
+        self._last: Batch | None = None  # the last batch that came, in whichever answer
         self._came = 0  # batches of the present answer
         self._has_new = False  # whether one of them is new
         self._silence_seconds = SILENCE_SECONDS
-        self._read: deque[Frames] = deque()
+        self._read: deque[Batch] = deque()
         self._read_bytes = 0
         self._has_room = asyncio.Event()
         self._wake = asyncio.Event()
@@ -127,7 +127,7 @@ class _Reading:
         finally:
             self._wake.set()
 
-    async def take(self, reader: asyncio.Task[None]) -> list[Frames]:
+    async def take(self, reader: asyncio.Task[None]) -> list[Batch]:
         """The next batches; none at the end. Raises what `read_all` raised."""
         while not self._read and not reader.done():
             self._wake.clear()
@@ -135,7 +135,7 @@ class _Reading:
         if not self._read:
             reader.result()
         taken = [self._read.popleft() for _ in range(min(MAX_MESSAGES, len(self._read)))]
-        self._read_bytes -= sum(_size_bytes(frames) for frames in taken)
+        self._read_bytes -= sum(map(_size_bytes, taken))
         self._has_room.set()
         return taken
 
@@ -176,35 +176,35 @@ class _Reading:
                 raise ReplayError(f"no answer within {seconds:g} s") from None
         return messages
 
-    def _judge(self, frames: Frames) -> _End | None:
+    def _judge(self, batch: Batch) -> _End | None:
         """Keeps a batch that is new; says how the answer ended, if it did."""
         last, is_first, is_early = self._last, self._came == 0, self._came < NEVER_DROPPED
         if is_first and last is not None:
-            self._compare(frames, last)
+            self._compare(batch, last)
             return None
-        if frames.ends_replay:
+        if ends_replay(batch):
             return _End.COMPLETE if is_early else _End.INCOMPLETE
-        if last is not None and frames.sequence <= last.sequence:
+        if last is not None and batch.sequence <= last.sequence:
             raise ReplayError("its numbers do not ascend")
-        if last is not None and frames.sequence > last.sequence + 1 and not is_early:
+        if last is not None and batch.sequence > last.sequence + 1 and not is_early:
             return _End.INCOMPLETE
-        self._keep(frames)
+        self._keep(batch)
         return None
 
-    def _compare(self, frames: Frames, last: Frames) -> None:
+    def _compare(self, batch: Batch, last: Batch) -> None:
         """Takes the first message of an answer that was asked for from the last batch on."""
-        if frames.ends_replay or frames.sequence != last.sequence:
+        if ends_replay(batch) or batch.sequence != last.sequence:
             raise ReplayError(f"batch {last.sequence} is gone: no proof of the same publisher")
         self._came += 1
-        if frames.payload != last.payload:
-            self._keep(frames)
+        if batch.body != last.body:
+            self._keep(batch)
 
-    def _keep(self, frames: Frames) -> None:
+    def _keep(self, batch: Batch) -> None:
         self._came += 1
         self._has_new = True
-        self._last = frames
-        self._read.append(frames)
-        self._read_bytes += _size_bytes(frames)
+        self._last = batch
+        self._read.append(batch)
+        self._read_bytes += _size_bytes(batch)
         self._wake.set()
 
 
@@ -226,8 +226,8 @@ async def _connect(connection: Connection, endpoint: str) -> None:
         raise ReplayError(f"no answer within {REPLAY_TIMEOUT_SECONDS:g} s") from None
 
 
-def _size_bytes(frames: Frames) -> int:
-    return len(frames.payload) + _BATCH_BYTES
+def _size_bytes(batch: Batch) -> int:
+    return (len(batch.body) if isinstance(batch.body, bytes) else 0) + _BATCH_BYTES
 
 
 CONNECT_SECONDS = 15.0
@@ -409,7 +409,6 @@ def _reason(error: OSError) -> str:
 
 def _signal(message: list[bytes]) -> Signal:
     try:
-        frames = parse_frames(message)
+        return parse_frames(message)
     except WireError:
         return Malformed()
-    return Batch(frames.sequence, frames.payload)

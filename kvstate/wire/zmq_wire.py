@@ -22,6 +22,7 @@ from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
+    Batch,
     BlockHash,
     BlocksCopied,
     BlocksRemoved,
@@ -48,19 +49,12 @@ from kvstate.wire.extras import (
 END_OF_REPLAY = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class Frames(NamedTuple):
-    """One ZMQ message, taken apart."""
-
-    sequence: int
-    payload: bytes
-
-    @property
-    def ends_replay(self) -> bool:
-        """Whether this is the marker after the last batch of a replay."""
-        return self.sequence == END_OF_REPLAY and not self.payload
+def ends_replay(batch: Batch) -> bool:
+    """Whether this is the marker after the last batch of a replay."""
+    return batch.sequence == END_OF_REPLAY and not batch.body
 
 
-def parse_frames(frames: Sequence[bytes]) -> Frames:
+def parse_frames(frames: Sequence[bytes]) -> Batch:
     """Takes a message apart, live or replayed.
 
     Counted from the end: replays put an empty frame in front, and since vLLM 0.26, SGLang 0.5.22
@@ -71,7 +65,7 @@ def parse_frames(frames: Sequence[bytes]) -> Frames:
     """
     if len(frames) < 2 or len(frames[-2]) != 8:  # noqa: PLR2004 - the layout above
         raise WireError(f"message of {len(frames)} frames has no sequence number")
-    return Frames(int.from_bytes(frames[-2], "big"), frames[-1])
+    return Batch(int.from_bytes(frames[-2], "big"), frames[-1])
 
 
 MAX_BLOCK_SIZE = 65_536
@@ -234,8 +228,6 @@ def _lora(name: object, number: object) -> str | int | None:
         return number
     raise Skipped("bad_lora")
 
-
-__all__ = ["END_OF_REPLAY", "Frames", "decode_batch", "decoding", "parse_frames", "stamp_of"]
 
 # msgpack: arrays of two and three, a float of 64 bits, and where that ends.
 _BATCH_TAGS = (0x92, 0x93)

@@ -13,8 +13,8 @@ import pytest
 
 from kvstate.events import Tokens
 from kvstate.feeds import subscriber
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource, ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport

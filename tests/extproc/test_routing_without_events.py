@@ -16,9 +16,9 @@ from extproc.router import Router
 from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
+from kvstate.events import Batch
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import (
-    Batch,
     Connected,
     Disconnected,
     Malformed,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from kvstate.events import Tokens
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt

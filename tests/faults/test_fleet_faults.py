@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.feeds import zmtp_connection
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from tests.faults.crowd import BLOCKS_A_BATCH

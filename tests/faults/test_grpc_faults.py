@@ -10,12 +10,12 @@ import pytest
 
 from kvstate.bridge.bridge import Bridge
 from kvstate.bridge.server import BridgeServer
-from kvstate.events import EventBatch
+from kvstate.events import Batch, EventBatch
 from kvstate.feeds import grpc_transport, subscriber
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource, ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
+from kvstate.feeds.transport import Connected, Disconnected, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest

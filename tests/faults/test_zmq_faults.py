@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from kvstate.events import Batch
 from kvstate.feeds import subscriber, zmq_transport, zmtp_connection
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.feed_terms import State
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
+from kvstate.feeds.transport import Connected, Disconnected, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from tests.faults.engine import MODEL, Engine

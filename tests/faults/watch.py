@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstate.feeds.feed_terms import Recovery, State
-from kvstate.feeds.transport import Batch, Malformed, Signal, Transport
+from kvstate.events import Batch
+from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.transport import Malformed, Signal, Transport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
 from tests.faults.engine import Cache, Engine, Moment, prompt

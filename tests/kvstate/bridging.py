@@ -12,9 +12,10 @@ import grpc
 from kvstate.bridge.bridge import Bridge, BridgeLimits
 from kvstate.bridge.rank import BridgedRank
 from kvstate.bridge.server import BridgeServer
-from kvstate.feeds.feed_terms import Recovery
+from kvstate.events import Batch
+from kvstate.feeds.feed import Recovery
 from kvstate.feeds.grpc_transport import SERVICES
-from kvstate.feeds.transport import Batch, Connected, MemoryTransport
+from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvEventBatch,

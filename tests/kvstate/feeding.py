@@ -1,29 +1,29 @@
 """Batches for a feed, what is to become of them, and a feed that took some."""
 
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Apply, Effect, Numbered, Recovery, State
+from kvstate.events import Batch
+from kvstate.feeds.feed import Effect, Feed, Recovery, State
 
-Effects = list[Effect[str]]
+Effects = list[Effect]
 
 
-def batch(number: int, life: str = "old") -> Numbered[str]:
+def batch(number: int, life: str = "old") -> Batch:
     """A batch of the publisher before (old) or after (new) its restart, or of later lives."""
     lives = ("old", "new", *(f"life {each}" for each in range(9)))
-    return Numbered(number, number + 1000.0 * lives.index(life), f"{life} {number}")
+    body = f"{life} {number}".encode()
+    return Batch(number, body, number + 1000.0 * lives.index(life))
 
 
-def undecodable(number: int) -> Numbered[str]:
-    return Numbered(number, float("-inf"), None)
+def undecodable(number: int) -> Batch:
+    return Batch(number, b"", fault="no batch")
 
 
 def applied(*numbers: int, life: str = "old") -> Effects:
-    return [Apply(f"{life} {number}") for number in numbers]
+    return [batch(number, life) for number in numbers]
 
 
-def live(last: int, recovery: Recovery = Recovery.REPLAY) -> Feed[str]:
+def live(last: int, recovery: Recovery = Recovery.REPLAY) -> Feed:
     """A feed that took the batches 0 to last."""
-    feed: Feed[str] = make_feed(recovery)
+    feed = Feed(recovery)
     replays = recovery is Recovery.REPLAY
     feed.connected()
     for number in range(last):

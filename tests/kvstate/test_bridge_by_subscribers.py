@@ -23,7 +23,7 @@ from kvstate.events import (
     EventBatch,
     Tokens,
 )
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 from tests.kvstate.bridging import Account, Lying
 

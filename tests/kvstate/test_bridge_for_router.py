@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.replays import ReplaySlots, Turns
 from kvstate.feeds.sink import IndexSink, Place

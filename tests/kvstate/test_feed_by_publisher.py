@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstate.feeds import held as held_module
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Apply, Demote, Effect, Forget, Numbered, Recovery, Replay
+from kvstate.events import Batch
+from kvstate.feeds import feed as held_module
+from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Recovery, Replay
 
 BUFFER_BATCHES = 6
 
@@ -21,6 +20,13 @@ class Published(NamedTuple):
     life: int
     number: int
 
+    @classmethod
+    def of(cls, batch: Batch) -> "Published":
+        """What a batch bears as its payload."""
+        assert isinstance(batch.body, bytes)
+        life, number = map(int, batch.body.split())
+        return cls(life, number)
+
 
 class PublisherMachine(RuleBasedStateMachine):
     """The believed batches are those applied since the last effect that makes them uncertain."""
@@ -29,25 +35,25 @@ class PublisherMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = 0.0
         self.life = 0
-        self.published: list[Numbered[Published]] = []
-        self.undelivered: list[Numbered[Published]] = []
+        self.published: list[Batch] = []
+        self.undelivered: list[Batch] = []
         self.connected = False
-        self.answer: list[Numbered[Published]] | None = None
+        self.answer: list[Batch] | None = None
         self.believed: list[Published] = []
-        self.queued: list[Numbered[Published]] = []
+        self.queued: list[Batch] = []
 
     @initialize(recovery=st.sampled_from(Recovery))
     def start(self, *, recovery: Recovery) -> None:
         self.recovery = recovery
         with patch.object(held_module, "MAX_HELD_BATCHES", 4):
-            self.feed: Feed[Published] = make_feed(recovery)
+            self.feed = Feed(recovery)
 
     @rule(count=st.integers(1, 4))
     def publish(self, count: int) -> None:
         for _ in range(count):
             self.clock += 1
-            body = Published(self.life, len(self.published))
-            batch = Numbered(body.number, self.clock, body)
+            number = len(self.published)
+            batch = Batch(number, f"{self.life} {number}".encode(), self.clock)
             self.published.append(batch)
             self._send(batch)
 
@@ -63,7 +69,7 @@ class PublisherMachine(RuleBasedStateMachine):
 
     @rule()
     def publish_garbage(self) -> None:
-        batch: Numbered[Published] = Numbered(len(self.published), float("-inf"), None)
+        batch = Batch(len(self.published), b"", fault="no batch")
         self.published.append(batch)
         self._send(batch)
 
@@ -159,17 +165,17 @@ class PublisherMachine(RuleBasedStateMachine):
         ]
         self.what_is_certain_is_a_contiguous_run_of_the_present_publisher()
 
-    def _is_told_for_sure(self, batch: Numbered[Published]) -> bool:
+    def _is_told_for_sure(self, batch: Batch) -> bool:
         """A queue is taken to lose events on the way, but not the first after a restart."""
         return self.recovery is Recovery.QUEUED and batch.sequence == 0
 
-    def _send(self, batch: Numbered[Published]) -> None:
+    def _send(self, batch: Batch) -> None:
         if self.connected:
             self.undelivered.append(batch)
         elif self.recovery is Recovery.QUEUED:
             self.queued.append(batch)
 
-    def _begins_with(self) -> list[Numbered[Published]]:
+    def _begins_with(self) -> list[Batch]:
         """What a new connection brings before anything is published on it."""
         if self.recovery is Recovery.QUEUED:
             queued, self.queued = self.queued, []
@@ -180,11 +186,11 @@ class PublisherMachine(RuleBasedStateMachine):
         start = 0 if last is None or last >= len(self.published) else last
         return [batch for batch in self.published[-BUFFER_BATCHES:] if batch.sequence >= start]
 
-    def _do(self, effects: list[Effect[Published]]) -> None:
+    def _do(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Apply():
-                    self.believed.append(effect.body)
+                case Batch():
+                    self.believed.append(Published.of(effect))
                 case Forget() | Demote():
                     self.believed = []
                 case Replay():

@@ -3,9 +3,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from kvstate.feeds.feed_terms import State
+from kvstate.events import Batch
+from kvstate.feeds.feed import State
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.transport import Batch, Connected, Malformed, MemoryTransport
+from kvstate.feeds.transport import Connected, Malformed, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload, until

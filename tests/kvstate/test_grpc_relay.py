@@ -10,12 +10,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvstate.events import BlocksStored, EngineLoad, EventBatch, Tokens
+from kvstate.events import Batch, BlocksStored, EngineLoad, EventBatch, Tokens
 from kvstate.feeds import grpc_transport, shared_connection
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
-from kvstate.feeds.transport import Batch, Connected, LoadReport, Refused
+from kvstate.feeds.transport import Connected, LoadReport, Refused
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest

@@ -16,7 +16,7 @@ from kvstate.events import (
 )
 from kvstate.index import Index
 from kvstate.overlap import Prompt
-from kvstate.wire.zmq_wire import decode_batch, parse_frames
+from kvstate.wire.zmq_wire import decode_batch, ends_replay, parse_frames
 from tests.kvstate.recordings import (
     FEEDS,
     Replayed,
@@ -96,7 +96,7 @@ def frame_by_frame(name: str) -> Iterator[tuple[Index, Replayed, list[Request]]]
     owner.trusted = True
     recorded = requests(name)
     for frame in (frame for request in recorded for frame in request.frames):
-        index.apply(owner, decode_batch(parse_frames(frame.frames).payload).events)
+        index.apply(owner, decode_batch(frame.frames[-1]).events)
         for event in frame.events:
             model.apply(event)
         yield index, model, recorded
@@ -217,9 +217,9 @@ def test_replayed_messages_of_four_frames_are_the_live_ones(name: str, scenario:
     live = [frame for request in requests(name) for frame in request.frames]
     messages = [parse_frames(frames) for frames in replays(name)[scenario]]
     known = {frame.sequence: frame.frames[2] for frame in live}
-    assert [message.ends_replay for message in messages] == [False] * (len(messages) - 1) + [True]
+    assert [*map(ends_replay, messages)] == [False] * (len(messages) - 1) + [True]
     assert [message.sequence for message in messages[:-1]] == list(range(len(messages) - 1))
-    assert all(known[message.sequence] == message.payload for message in messages[:-1])
+    assert all(known[message.sequence] == message.body for message in messages[:-1])
 
 
 def test_replayed_messages_without_a_topic_read_the_same() -> None:
@@ -235,4 +235,4 @@ def test_replay_socket_of_the_wrong_kind_got_the_first_batch_only() -> None:
 
 def test_replay_from_the_future_is_only_its_end() -> None:
     (only,) = replays("vllm_0.32.0_w1")["g4_replay_future_DEALER"]
-    assert parse_frames(only).ends_replay
+    assert ends_replay(parse_frames(only))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 

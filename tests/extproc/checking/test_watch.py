@@ -25,10 +25,10 @@ from extproc.router import Router
 from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
-from kvstate.events import Tokens
+from kvstate.events import Body, Tokens
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource
-from kvstate.feeds.feed_terms import State
-from kvstate.feeds.sink import Body, IndexSink, Taken
+from kvstate.feeds.sink import IndexSink, Taken
 from kvstate.feeds.transport import Connected, MemoryTransport, Transport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet

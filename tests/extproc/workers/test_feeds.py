@@ -12,8 +12,8 @@ from extproc.workers import asking
 from extproc.workers import feeds as feed_discovery
 from extproc.workers.asking import Asking
 from extproc.workers.feeds import Feeds
+from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
-from kvstate.feeds.feed_terms import State
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from tests.extproc.workers.answering import worker

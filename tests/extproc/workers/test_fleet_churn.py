@@ -19,8 +19,8 @@ from extproc.observing.outcomes import Outcome, Usage
 from extproc.picking.placing import Placing
 from extproc.workers.asking import HealthProbe, LoadReports
 from extproc.workers.workers import Workers
-from kvstate.events import BlocksStored, EventBatch
-from kvstate.feeds.transport import Batch, Connected, MemoryTransport
+from kvstate.events import Batch, BlocksStored, EventBatch
+from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 

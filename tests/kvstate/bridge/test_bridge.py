@@ -7,9 +7,10 @@ import pytest
 
 from kvstate.bridge import server as bridge_server
 from kvstate.bridge.bridge import BridgeLimits
-from kvstate.feeds.feed_terms import Recovery, State
+from kvstate.events import Batch
+from kvstate.feeds.feed import Recovery, State
 from kvstate.feeds.grpc_transport import SERVICES
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Refused
+from kvstate.feeds.transport import Connected, Disconnected, Refused
 from tests.kvstate.bridging import FIRST, Engine, engine
 from tests.kvstate.publishing import PATIENCE_SECONDS, block, payload, until
 

@@ -16,7 +16,7 @@ from kvstate.events import (
     OtherGroupStored,
     Tokens,
 )
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import State
 from kvstate.feeds.sink import Taken
 from kvstate.pb.kvsteer_kv_events_pb2 import KvCacheEvent, KvEventBatch
 from tests.kvstate.publishing import block, payload

@@ -1,7 +1,7 @@
 import pytest
 
 from kvstate.bridge.rank import Standing, Status
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import State
 
 
 def status(standing: Standing) -> Status | None:

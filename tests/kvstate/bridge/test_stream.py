@@ -5,7 +5,7 @@ from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank, Ended, History, Status
 from kvstate.core import finished
 from kvstate.events import BlocksStored, EventBatch, Tokens
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 
 

@@ -1,18 +1,14 @@
-"""One test for each row of the table in kvstate.feeds.asking_feed, then where rows meet."""
+"""One test for each row of the feed's table where replays can be asked for, and where rows meet."""
 
 import pytest
 
-from kvstate.feeds import asking_feed
 from kvstate.feeds import feed as feed_module
-from kvstate.feeds import held as held_module
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Demote, Effect, Forget, Recovery, Replay, State
+from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Recovery, Replay, State
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 
 def test_first_connection_replays_from_0() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     assert feed.connected() == [Replay(0)]
     assert (feed.state, feed.certain) == (State.REPLAYING, False)
     assert feed.replayed(batch(0)) == applied(0)
@@ -21,7 +17,7 @@ def test_first_connection_replays_from_0() -> None:
 
 
 def test_publisher_without_history_is_live_at_once() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     assert feed.replay_ended() == []
     assert (feed.state, feed.last_sequence) == (State.LIVE, None)
@@ -122,7 +118,7 @@ def test_held_batches_are_behind_a_hole_when_the_replay_fails() -> None:
 
 
 def test_first_replay_that_fails_leaves_the_past_unknown() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.received(batch(5))
     assert feed.replay_failed("no answer") == applied(5)
@@ -150,14 +146,14 @@ def test_silence_asks_once_from_the_last_batch() -> None:
 
 
 def test_nothing_to_probe_without_batches_replay_or_connection() -> None:
-    empty: Feed[str] = make_feed(Recovery.REPLAY)
+    empty: Feed = Feed(Recovery.REPLAY)
     stale = live(2)
     stale.disconnected()
     assert [empty.quiet(), stale.quiet(), live(2, Recovery.NONE).quiet()] == [[], [], []]
 
 
 def test_silence_after_a_connection_asks_whether_a_batch_slipped_through() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.replay_ended()
     assert (feed.quiet(), feed.quiet()) == ([Replay(0)], [])
@@ -168,7 +164,7 @@ def test_silence_after_a_connection_asks_whether_a_batch_slipped_through() -> No
 
 
 def test_long_silence_asks_again_even_if_nothing_was_ever_heard() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.replay_ended()
     feed.quiet()
@@ -185,7 +181,7 @@ def test_degraded_feed_is_probed_too() -> None:
     assert feed.quiet() == [Replay(3)]
     assert feed.replayed(undecodable(3)) == []
     assert feed.replay_ended() == []
-    assert (feed.state, feed.reason) == (State.DEGRADED, "batch 3 could not be decoded")
+    assert (feed.state, feed.reason) == (State.DEGRADED, "batch 3 could not be decoded: no batch")
 
 
 def test_probe_that_fails_says_nothing() -> None:
@@ -212,7 +208,7 @@ def test_probe_finds_a_restart() -> None:
 
 
 def test_late_join_says_since_when_it_knows() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     assert feed.replayed(batch(7)) == applied(7)
     assert feed.replay_ended() == []
@@ -221,7 +217,7 @@ def test_late_join_says_since_when_it_knows() -> None:
 
 
 def test_live_batch_behind_an_empty_replay_does_not_pass_for_the_first() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.received(batch(5))
     assert feed.replay_ended() == applied(5)
@@ -229,14 +225,14 @@ def test_live_batch_behind_an_empty_replay_does_not_pass_for_the_first() -> None
 
 
 def test_gap_before_anything_was_taken_is_replayed_from_0() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.replay_ended()
     assert feed.received(batch(1)) == [Replay(0)]
 
 
 def test_live_batches_during_a_replay_keep_their_order() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     assert [feed.received(batch(number)) for number in (2, 3)] == [[], []]
     effects = [effect for number in range(4) for effect in feed.replayed(batch(number))]
@@ -285,7 +281,7 @@ def test_restart_is_found_behind_an_undecodable_batch() -> None:
 def test_batches_beyond_what_can_be_held_are_asked_for() -> None:
     feed = live(0)
     feed.received(batch(2))
-    overflow = 2 + held_module.MAX_HELD_BATCHES
+    overflow = 2 + feed_module.MAX_HELD_BATCHES
     for number in range(3, overflow + 1):
         feed.received(batch(number))
     feed.replayed(batch(0))
@@ -331,21 +327,21 @@ def test_batch_replayed_again_without_a_known_stamp_is_dropped(
     assert feed.replay_ended() == []
 
 
-def replay_of_another(feed: Feed[str], last: int) -> list[Effect[str]]:
+def replay_of_another(feed: Feed, last: int) -> list[Effect]:
     """What comes of a replay by another publisher."""
     effects = [each for number in range(last + 1) for each in feed.replayed(batch(number, "new"))]
     return effects + feed.replay_ended()
 
 
-def swapped(last: int = 9) -> Feed[str]:
+def swapped(last: int = 9) -> Feed:
     """A feed whose replay endpoint is another worker's, which has more batches."""
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     replay_of_another(feed, last)
     feed.received(batch(3))
-    for _ in range(asking_feed.MAX_RESTARTS_IN_A_ROW - 1):
+    for _ in range(feed_module.MAX_RESTARTS_IN_A_ROW - 1):
         replay_of_another(feed, last)
-    assert (feed.state, feed.reason) == (State.DEGRADED, asking_feed.OTHER_PUBLISHER)
+    assert (feed.state, feed.reason) == (State.DEGRADED, feed_module.OTHER_PUBLISHER)
     return feed
 
 
@@ -357,11 +353,11 @@ def test_replays_of_another_worker_are_told_and_not_asked_for_again() -> None:
     assert (feed.quiet(), feed.quiet(for_long=True), feed.ask_everything()) == ([], [], [])
     assert replay_of_another(feed, 9) == []  # one that was under way
     feed.healed()
-    assert (feed.state, feed.reason) == (State.DEGRADED, asking_feed.OTHER_PUBLISHER)
+    assert (feed.state, feed.reason) == (State.DEGRADED, feed_module.OTHER_PUBLISHER)
 
 
 def test_replays_of_another_worker_leave_only_what_was_heard() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     replay_of_another(feed, 9)
     assert feed.received(batch(3)) == [Forget(), Replay(0)]
@@ -371,7 +367,7 @@ def test_replays_of_another_worker_leave_only_what_was_heard() -> None:
 
 
 def test_replays_of_another_worker_that_has_less_are_told_too() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     replay_of_another(feed, 1)
     for number in range(5, 8):
@@ -382,7 +378,7 @@ def test_replays_of_another_worker_that_has_less_are_told_too() -> None:
         asked = feed.replay_ended()
         assert asked[0] == Forget()
         replay_of_another(feed, 1)
-    assert (feed.state, feed.reason) == (State.DEGRADED, asking_feed.OTHER_PUBLISHER)
+    assert (feed.state, feed.reason) == (State.DEGRADED, feed_module.OTHER_PUBLISHER)
 
 
 def test_a_new_connection_asks_for_replays_again() -> None:
@@ -417,7 +413,7 @@ def test_restarts_without_an_answer_say_nothing_of_replays() -> None:
     assert feed.reason == "batches 2 to 8 are lost: replay failed: silent"
 
 
-def degraded() -> Feed[str]:
+def degraded() -> Feed:
     """A feed whose replay of a gap failed."""
     feed = live(2)
     feed.received(batch(5))

@@ -4,13 +4,16 @@ from collections.abc import Generator
 import pytest
 
 from kvstate.errors import WireError
+from kvstate.events import Batch, Body
 from kvstate.feeds import replays
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Apply, Demote, Forget, Recovery, Replay, State
+from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, Replay, State
 from kvstate.feeds.replays import Turns
-from kvstate.feeds.sink import Body, FeedNews, Place, Taken
+from kvstate.feeds.sink import FeedNews, Place, Taken
 from kvstate.feeds.subscriber import Effects
+
+
+def batch(body: Body) -> Batch:
+    return Batch(0, body)
 
 
 class Written:
@@ -43,7 +46,7 @@ class Carrying:
     """Effects of a live feed, and where they go."""
 
     def __init__(self) -> None:
-        self.feed: Feed[Body] = make_feed(Recovery.REPLAY)
+        self.feed = Feed(Recovery.REPLAY)
         self.feed.connected()
         self.feed.replay_ended()
         self.sink = Written()
@@ -58,13 +61,13 @@ def carrying() -> Carrying:
 
 
 async def test_effects_are_carried_out_in_order(carrying: Carrying) -> None:
-    await carrying.effects.carry_out([Apply(b"1"), Demote(), Forget(), Replay(3), Apply(b"2")])
+    await carrying.effects.carry_out([batch(b"1"), Demote(), Forget(), Replay(3), batch(b"2")])
     assert carrying.sink.done == [False, b"1", "demote", "forget", b"2", True]
     assert (carrying.replays, len(carrying.effects)) == ([3], 0)
 
 
 async def test_credit_is_lowered_before_its_turn_comes(carrying: Carrying) -> None:
-    waiting = asyncio.create_task(carrying.effects.carry_out([Apply(b"1"), Demote()]))
+    waiting = asyncio.create_task(carrying.effects.carry_out([batch(b"1"), Demote()]))
     await asyncio.sleep(0)
     assert carrying.sink.done == [False]
     await waiting
@@ -72,7 +75,7 @@ async def test_credit_is_lowered_before_its_turn_comes(carrying: Carrying) -> No
 
 
 async def test_what_nothing_lowers_stays_trusted(carrying: Carrying) -> None:
-    await carrying.effects.carry_out([Apply(b"1")])
+    await carrying.effects.carry_out([batch(b"1")])
     assert carrying.sink.done == [b"1", True]
 
 
@@ -85,15 +88,15 @@ def one_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_order_holds_whoever_carries_them_out(carrying: Carrying) -> None:
     bodies = [str(number).encode() for number in range(6)]
     await asyncio.gather(
-        carrying.effects.carry_out([Apply(body) for body in bodies[:3]]),
-        carrying.effects.carry_out([Apply(body) for body in bodies[3:]]),
+        carrying.effects.carry_out([batch(body) for body in bodies[:3]]),
+        carrying.effects.carry_out([batch(body) for body in bodies[3:]]),
     )
     assert [each for each in carrying.sink.done if isinstance(each, bytes)] == bodies
 
 
 @pytest.mark.usefixtures("one_a_slice")
 async def test_what_is_dropped_is_not_done(carrying: Carrying) -> None:
-    waiting = asyncio.create_task(carrying.effects.carry_out([Apply(b"1"), Apply(b"2")]))
+    waiting = asyncio.create_task(carrying.effects.carry_out([batch(b"1"), batch(b"2")]))
     await asyncio.sleep(0)
     assert len(carrying.effects) == 2
     carrying.effects.drop()
@@ -104,28 +107,28 @@ async def test_what_is_dropped_is_not_done(carrying: Carrying) -> None:
 async def test_a_body_that_heals_heals_the_feed(carrying: Carrying) -> None:
     carrying.feed.miss("something")
     carrying.sink.taken = Taken(healed=True)
-    await carrying.effects.carry_out([Apply(b"1")])
+    await carrying.effects.carry_out([batch(b"1")])
     assert carrying.feed.state is State.LIVE
 
 
-@pytest.mark.parametrize("later", [Demote(), Forget(), Apply(b"broken")])
+@pytest.mark.parametrize("later", [Demote(), Forget(), batch(b"broken")])
 async def test_what_is_lost_after_a_healing_is_not_healed(
-    carrying: Carrying, later: Demote | Forget | Apply[Body]
+    carrying: Carrying, later: Demote | Forget | Batch
 ) -> None:
     carrying.feed.miss("something")
     carrying.sink.taken = Taken(healed=True)
-    await carrying.effects.carry_out([Apply(b"1"), later])
+    await carrying.effects.carry_out([batch(b"1"), later])
     assert carrying.feed.state is State.DEGRADED
 
 
 async def test_what_a_body_misses_or_skips_is_told(carrying: Carrying) -> None:
     carrying.sink.taken = Taken(missed="no room", faults=("bad_hash", "bad_hash"))
-    await carrying.effects.carry_out([Apply(b"1")])
+    await carrying.effects.carry_out([batch(b"1")])
     assert (carrying.feed.reason, carrying.news.counts["bad_hash"]) == ("no room", 2)
 
 
 async def test_a_body_that_cannot_be_decoded_is_a_hole(carrying: Carrying) -> None:
-    await carrying.effects.carry_out([Apply(b"broken")])
+    await carrying.effects.carry_out([batch(b"broken")])
     assert carrying.sink.done == [False, "demote", True]
     assert carrying.feed.reason == "a batch could not be decoded: payload is not msgpack"
     assert carrying.news.counts["undecodable_batch"] == 1

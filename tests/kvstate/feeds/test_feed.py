@@ -3,14 +3,12 @@
 import pytest
 
 from kvstate.feeds import feed as feed_module
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Demote, Forget, Recovery, Replay, State
+from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, Replay, State
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 
 def test_new_feed_is_connecting_and_credits_nothing() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     assert (feed.state, feed.certain, feed.last_sequence) == (State.CONNECTING, False, None)
     assert feed.received(batch(0)) == []
     assert feed.last_sequence is None
@@ -40,7 +38,7 @@ def test_old_batch_whose_stamp_is_no_longer_known_is_told_by_its_age(
 def test_undecodable_batch_is_a_hole_of_one_batch() -> None:
     feed = live(2)
     assert feed.received(undecodable(3)) == [Demote()]
-    assert feed.reason == "batch 3 could not be decoded"
+    assert feed.reason == "batch 3 could not be decoded: no batch"
     assert feed.received(batch(4)) == applied(4)
 
 
@@ -72,7 +70,7 @@ def test_what_a_batch_could_not_say_makes_a_live_feed_degraded() -> None:
 
 
 def test_what_a_replayed_batch_could_not_say_shows_when_the_replay_ends() -> None:
-    feed: Feed[str] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.replayed(batch(0))
     feed.miss("an event was lost")
@@ -118,7 +116,7 @@ def test_gap_before_and_behind_a_lost_connection_is_counted() -> None:
 
 
 def test_first_batch_that_is_not_the_publishers_first_says_so() -> None:
-    late: Feed[str] = make_feed(Recovery.QUEUED)
+    late: Feed = Feed(Recovery.QUEUED)
     late.connected()
     assert late.received(batch(3)) == applied(3)
     assert (late.state, late.reason) == (State.DEGRADED, "batches before 3 are unknown")
@@ -132,7 +130,7 @@ def test_a_replay_means_nothing_to_a_feed_that_asks_for_none() -> None:
 
 
 def test_first_batch_leaves_a_better_reason_as_it_is() -> None:
-    late: Feed[str] = make_feed(Recovery.NONE)
+    late: Feed = Feed(Recovery.NONE)
     late.connected()
     why = late.reason
     assert late.received(batch(3)) == applied(3)
@@ -152,11 +150,11 @@ def test_undecodable_batch_of_a_snapshot_is_a_hole_when_that_is_complete() -> No
     assert feed.received(undecodable(6)) == [Demote()]
     assert feed.state is State.REPLAYING
     assert feed.received(batch(7)) == applied(7)
-    assert (feed.state, feed.reason) == (State.DEGRADED, "batch 6 could not be decoded")
+    assert (feed.state, feed.reason) == (State.DEGRADED, "batch 6 could not be decoded: no batch")
 
 
 def test_a_feed_that_was_never_connected_is_not_stale() -> None:
-    feed: Feed[str] = make_feed(Recovery.RESUME)
+    feed = Feed(Recovery.RESUME)
     feed.disconnected("cannot connect: Connection refused")
     assert (feed.state, feed.reason) == (State.CONNECTING, "cannot connect: Connection refused")
     feed.connected()

@@ -3,15 +3,14 @@ import logging
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Numbered, Recovery, State
-from kvstate.feeds.sink import Body, FeedNews, Place
+from kvstate.events import Batch
+from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.feeds.sink import FeedNews, Place
 
 
 @pytest.fixture
-def feed() -> Feed[Body]:
-    feed: Feed[Body] = make_feed(Recovery.REPLAY)
+def feed() -> Feed:
+    feed = Feed(Recovery.REPLAY)
     feed.connected()
     feed.replay_ended()
     assert feed.state is State.LIVE
@@ -19,17 +18,17 @@ def feed() -> Feed[Body]:
 
 
 @pytest.fixture
-def news(feed: Feed[Body]) -> FeedNews:
+def news(feed: Feed) -> FeedNews:
     return FeedNews(Place("w", 2), feed)
 
 
-def restart(feed: Feed[Body]) -> None:
-    feed.received(Numbered(0, 1.0 + feed.restarts, b""))
-    feed.received(Numbered(0, 2.0 + feed.restarts, b""))
+def restart(feed: Feed) -> None:
+    feed.received(Batch(0, b"", 1.0 + feed.restarts))
+    feed.received(Batch(0, b"", 2.0 + feed.restarts))
 
 
 def test_a_change_is_told_once_and_with_its_reason(
-    feed: Feed[Body], news: FeedNews, caplog: pytest.LogCaptureFixture
+    feed: Feed, news: FeedNews, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvsteer.feed")
     news.tell_change()
@@ -41,7 +40,7 @@ def test_a_change_is_told_once_and_with_its_reason(
 
 
 def test_a_feed_that_is_lost_is_a_warning_once_and_its_return_is_none(
-    feed: Feed[Body], news: FeedNews, caplog: pytest.LogCaptureFixture
+    feed: Feed, news: FeedNews, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kvsteer.feed")
     for reason in ("hung up", "connection lost"):
@@ -58,7 +57,7 @@ def test_a_feed_that_is_lost_is_a_warning_once_and_its_return_is_none(
 
 
 def test_a_publisher_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    feed: Feed[Body] = make_feed(Recovery.REPLAY)
+    feed = Feed(Recovery.REPLAY)
     news = FeedNews(Place("w", 0), feed)
     caplog.set_level(logging.INFO, "kvsteer.feed")
     for reason in ("Connection refused", "Connection refused", "No route to host"):
@@ -68,14 +67,14 @@ def test_a_publisher_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptu
     assert [(one.levelname, one.message) for one in caplog.records] == [("WARNING", told)]
 
 
-def test_a_live_feed_says_what_it_would_lack(feed: Feed[Body], news: FeedNews) -> None:
+def test_a_live_feed_says_what_it_would_lack(feed: Feed, news: FeedNews) -> None:
     news.replay_fault = "replay failed: silent"
     assert news.reason == "replay failed: silent"
     feed.disconnected("hung up")
     assert news.reason == "hung up"
 
 
-def test_each_restart_is_told_once(feed: Feed[Body], news: FeedNews) -> None:
+def test_each_restart_is_told_once(feed: Feed, news: FeedNews) -> None:
     told: list[int] = []
     restart(feed)
     news.tell_restart()  # to nobody

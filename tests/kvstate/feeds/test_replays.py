@@ -6,10 +6,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.errors import ReplayError
+from kvstate.events import Batch
 from kvstate.feeds import replays
 from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.sink import Place
-from kvstate.feeds.transport import Batch, Malformed, MemoryTransport
+from kvstate.feeds.transport import Malformed, MemoryTransport
 from tests.kvstate.publishing import until
 
 

@@ -1,8 +1,6 @@
-"""One test for each row of the table in kvstate.feeds.resuming_feed, then where rows meet."""
+"""One test for each row of the feed's table where there are no replays, and where rows meet."""
 
-from kvstate.feeds.feed import Feed
-from kvstate.feeds.feed_choice import make_feed
-from kvstate.feeds.feed_terms import Demote, Forget, Recovery, State
+from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, State
 from tests.kvstate.feeding import applied, batch, live
 
 
@@ -34,14 +32,14 @@ def test_reconnection_without_replay_is_a_hole() -> None:
 
 
 def test_late_join_without_replay_says_so() -> None:
-    feed: Feed[str] = make_feed(Recovery.NONE)
+    feed = Feed(Recovery.NONE)
     assert feed.connected() == []
     assert feed.reason == "no replay endpoint: blocks stored before this connection are unknown"
     assert feed.received(batch(7)) == applied(7)
     assert feed.state is State.DEGRADED
 
 
-def resuming(last: int) -> Feed[str]:
+def resuming(last: int) -> Feed:
     """A feed over a connection that resumes, lost after batch `last` and made again."""
     feed = live(last, Recovery.RESUME)
     feed.disconnected()
@@ -87,7 +85,7 @@ def test_gap_on_a_connection_that_resumes_is_a_hole() -> None:
 
 
 def test_connection_that_resumes_knows_nothing_before_its_first_batch() -> None:
-    feed: Feed[str] = make_feed(Recovery.RESUME)
+    feed = Feed(Recovery.RESUME)
     feed.connected()
     assert (feed.state, feed.reason.partition(":")[0]) == (
         State.DEGRADED,

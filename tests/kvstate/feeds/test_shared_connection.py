@@ -4,11 +4,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstate.events import EventBatch
+from kvstate.events import Batch, EventBatch
 from kvstate.feeds import shared_connection
-from kvstate.feeds.feed_terms import Recovery
+from kvstate.feeds.feed import Recovery
 from kvstate.feeds.shared_connection import MAX_QUEUED_SIGNALS, MAX_SIGNALS, Mark, SharedConnection
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Signal
+from kvstate.feeds.transport import Connected, Disconnected, Signal
 from tests.kvstate.feeds.test_grpc_transport import following
 from tests.kvstate.grpc_publisher import GrpcPublisher, batch, received, serving, store
 from tests.kvstate.publishing import until

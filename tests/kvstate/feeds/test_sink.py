@@ -4,7 +4,8 @@ import pytest
 
 from kvstate.core import finished
 from kvstate.errors import WireError
-from kvstate.feeds.sink import Body, IndexSink, Taken
+from kvstate.events import Body
+from kvstate.feeds.sink import IndexSink, Taken
 from kvstate.index import BYTES_PER_BLOCK, Index, Limits
 from tests.kvstate.publishing import block, chain, payload
 

@@ -7,20 +7,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvstate.errors import ReplayError
+from kvstate.events import Batch, Body
 from kvstate.feeds import replays, subscriber
-from kvstate.feeds.asking_feed import OTHER_PUBLISHER
-from kvstate.feeds.feed_terms import State
+from kvstate.feeds.feed import OTHER_PUBLISHER, State
 from kvstate.feeds.replays import ReplaySlots, Turns
-from kvstate.feeds.sink import Body, IndexSink, Place
+from kvstate.feeds.sink import IndexSink, Place
 from kvstate.feeds.subscriber import Shared, Subscriber
-from kvstate.feeds.transport import (
-    Batch,
-    Connected,
-    Disconnected,
-    Malformed,
-    MemoryTransport,
-    Signal,
-)
+from kvstate.feeds.transport import Connected, Disconnected, Malformed, MemoryTransport, Signal
 from kvstate.index import BYTES_PER_BLOCK, Index, Limits
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload, until

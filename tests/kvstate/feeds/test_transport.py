@@ -1,8 +1,9 @@
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.feeds.feed_terms import Recovery
-from kvstate.feeds.transport import Batch, Connected, MemoryTransport
+from kvstate.events import Batch
+from kvstate.feeds.feed import Recovery
+from kvstate.feeds.transport import Connected, MemoryTransport
 
 
 async def test_signals_come_out_in_their_order() -> None:

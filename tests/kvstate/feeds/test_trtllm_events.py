@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from kvstate.bridge.bridge import Bridge, Subscription
-from kvstate.events import BlocksRemoved, BlocksStored, EventBatch
+from kvstate.events import Batch, BlocksRemoved, BlocksStored, EventBatch
 from kvstate.feeds import trtllm_transport
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused, Signal
+from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused, Signal
 from kvstate.feeds.trtllm_transport import trtllm_events
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 from tests.kvstate.publishing import PATIENCE_SECONDS, until

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvstate.events import EventBatch
+from kvstate.events import Batch, EventBatch
 from kvstate.feeds import shared_connection, trtllm_transport
+from kvstate.feeds.feed import Recovery, State
 from kvstate.feeds.feed_sources import DrainSource
-from kvstate.feeds.feed_terms import Recovery, State
-from kvstate.feeds.transport import Batch, Connected, Disconnected, Malformed, Refused
+from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt

@@ -9,8 +9,9 @@ import zmq
 import zmq.asyncio
 
 from kvstate.errors import ReplayError
+from kvstate.events import Batch
 from kvstate.feeds import zmq_transport
-from kvstate.feeds.transport import Batch, Malformed
+from kvstate.feeds.transport import Malformed
 from kvstate.feeds.zmq_transport import replay_from
 from simulator.dialects import DEFAULT, DIALECTS
 from simulator.interference import Interference

@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.wire.zmq_wire import END_OF_REPLAY, Frames, parse_frames
+from kvstate.events import Batch
+from kvstate.wire.zmq_wire import END_OF_REPLAY, ends_replay, parse_frames
 
 
 def test_live_message_has_topic_number_and_payload() -> None:
-    assert parse_frames([b"kv", b"\0" * 7 + b"\7", b"x"]) == Frames(7, b"x")
+    assert parse_frames([b"kv", b"\0" * 7 + b"\7", b"x"]) == Batch(7, b"x")
 
 
 def test_replayed_message_is_read_from_its_end() -> None:
@@ -18,9 +19,9 @@ def test_replayed_message_is_read_from_its_end() -> None:
 
 
 def test_end_of_a_replay_has_no_payload() -> None:
-    assert parse_frames([b"", b"", b"\xff" * 8, b""]).ends_replay
-    assert not parse_frames([b"", b"\xff" * 8, b"x"]).ends_replay
-    assert not Frames(0, b"").ends_replay
+    assert ends_replay(parse_frames([b"", b"", b"\xff" * 8, b""]))
+    assert not ends_replay(parse_frames([b"", b"\xff" * 8, b"x"]))
+    assert not ends_replay(Batch(0, b""))
     assert END_OF_REPLAY == 2**64 - 1
 
 
@@ -33,4 +34,4 @@ def test_message_without_a_number_is_refused(frames: list[bytes]) -> None:
 @given(st.lists(st.binary(max_size=12), max_size=5))
 def test_any_frames_are_a_message_or_refused(frames: list[bytes]) -> None:
     with contextlib.suppress(WireError):
-        assert isinstance(parse_frames(frames), Frames)
+        assert isinstance(parse_frames(frames), Batch)

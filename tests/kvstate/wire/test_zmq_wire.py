@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.events import AllCleared, BlocksRemoved, EventBatch, Tokens
+from kvstate.events import AllCleared, Batch, BlocksRemoved, EventBatch, Tokens
 from kvstate.index import Index
 from kvstate.overlap import Prompt
-from kvstate.wire.zmq_wire import END_OF_REPLAY, Frames, decode_batch, parse_frames, stamp_of
+from kvstate.wire.zmq_wire import END_OF_REPLAY, decode_batch, parse_frames, stamp_of
 
 
 def decode(*events: Any) -> EventBatch:
@@ -122,7 +122,7 @@ def test_stamp_of_what_is_no_batch_is_refused(payload: bytes) -> None:
 
 
 def test_frames_are_at_hand_here_too() -> None:
-    assert parse_frames([b"\xff" * 8, b""]) == Frames(END_OF_REPLAY, b"")
+    assert parse_frames([b"\xff" * 8, b""]) == Batch(END_OF_REPLAY, b"")
 
 
 def outcome(index: Index, payload: bytes) -> object:

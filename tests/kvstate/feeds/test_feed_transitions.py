@@ -1,0 +1,74 @@
+"""The table of states and events in kvstate.feeds.feed says what the code does, and all of it."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from kvstate.feeds import feed as module
+from kvstate.feeds.feed import Feed, Recovery, State
+from tests.kvstate.feeding import batch, undecodable
+
+LETTERS = {"C": State.CONNECTING, "R": State.REPLAYING, "L": State.LIVE}
+LETTERS |= {"D": State.DEGRADED, "S": State.STALE, "U": State.UNSUPPORTED}
+# Of half of the walks, all that happens: the connection stands.
+STANDING = ("received", "received", "replayed", "replay_ended", "healed", "miss", "quiet")
+WALKS, STEPS = 1_000, 40
+
+Table = dict[tuple[str, State], set[State]]
+
+
+def written() -> Table:
+    """The table of the module's docstring."""
+    lines = (module.__doc__ or "").splitlines()
+    head = next(at for at, line in enumerate(lines) if line.split() == ["event", *LETTERS])
+    rows = iter(lines[head + 1 :])
+    found: Table = {}
+    while row := next(rows).split():
+        event, *cells = row
+        for letter, cell in zip(LETTERS, cells, strict=True):
+            ends = {LETTERS[one] for one in cell} if cell != "." else {LETTERS[letter]}
+            found[event, LETTERS[letter]] = ends
+    return found
+
+
+def events(feed: Feed, chance: random.Random) -> dict[str, Callable[[], object]]:
+    """What may happen next, each with batches near the one that is expected."""
+    number = max(0, (feed.last_sequence or 0) + chance.choice([-2, -1, 0, 1, 1, 1, 2]))
+    life = chance.choice(["old", "old", "new"])
+    came = undecodable(number) if chance.random() < 0.1 else batch(number, life)
+    return {
+        "connected": feed.connected,
+        "disconnected": feed.disconnected,
+        "failed": lambda: feed.failed("a fault"),
+        "refused": lambda: feed.refused("none"),
+        "received": lambda: feed.received(came),
+        "replayed": lambda: feed.replayed(came),
+        "replay_ended": feed.replay_ended,
+        "replay_failed": lambda: feed.replay_failed("silent"),
+        "ask_everything": feed.ask_everything,
+        "snapshot": lambda: feed.snapshot(number, number + 1, chance.choice([0, 1])),
+        "healed": feed.healed,
+        "miss": lambda: feed.miss("something"),
+        "quiet": lambda: feed.quiet(for_long=chance.random() < 0.5),
+    }
+
+
+def walked() -> Iterator[tuple[str, State, State]]:
+    """Event, state before and state after, of many feeds that anything happens to."""
+    chance = random.Random(5)
+    for walk in range(WALKS):
+        feed = Feed(chance.choice([*Recovery, Recovery.REPLAY, Recovery.REPLAY]))
+        feed.connected() if walk % 2 else None
+        for _ in range(STEPS):
+            before = feed.state
+            possible = events(feed, chance)
+            event = chance.choice([*STANDING] if walk % 2 else [*possible, *STANDING])
+            possible[event]()
+            yield event, before, feed.state
+
+
+def test_each_event_leads_from_each_state_where_the_table_says() -> None:
+    seen: Table = defaultdict(set)
+    for event, before, after in walked():
+        seen[event, before].add(after)
+    assert seen == written()
