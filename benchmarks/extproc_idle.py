@@ -93,7 +93,7 @@ async def serve_grpclib(listen: str) -> None:
 class IdleExchange:
     """A stream on the lean server that always goes on."""
 
-    def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+    async def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         return [answer(message)]
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, cast
 
@@ -16,8 +16,8 @@ from extproc.config.reader import parse
 from extproc.observing.course import NO_TRACE, Course
 from extproc.observing.decision_counts import BATCH
 from extproc.observing.metrics import Metrics
+from extproc.requests.request import Ask, Head
 from extproc.router import Routed, Router
-from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
@@ -94,10 +94,9 @@ async def _measured(rounds: int) -> Row:
         with timed() as cost:
             for ask in requests:
                 metrics.open_streams += 1
-                routed = router.route(ask)
-                assert isinstance(routed, Routed), "the decision was not made at once"
-                if routed.booking is not None:
-                    router.release(routed.booking)
+                booking = _at_once(router.route(ask)).booking
+                if booking is not None:
+                    router.release(booking)
                 metrics.open_streams -= 1
         return cost
 
@@ -114,6 +113,15 @@ async def _measured(rounds: int) -> Row:
     figures = [Figure([one.cpu * each for one in costs[name]]) for name in ("with", "without")]
     what = f"decision, {SIZE} KB chat, with all metrics / without (us)"
     return Row(what, figures[0], figures[1], GOAL)
+
+
+def _at_once(routing: Coroutine[Any, Any, Routed]) -> Routed:
+    """The decision, which is to be made without waiting."""
+    try:
+        routing.send(None)
+    except StopIteration as done:
+        return cast("Routed", done.value)
+    raise AssertionError("the decision was not made at once")
 
 
 async def _router(metrics: Metrics) -> Router:

@@ -191,7 +191,9 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         metrics.add_readiness(is_ready)
         _show(workers, router, metrics)
         if certificates is not None:
-            metrics.add_certificates(certificates)
+            metrics.add_certificates(
+                lambda: certificates.current.expires_at, lambda: certificates.fault is not None
+            )
 
         observed = Observed()
         router.observers.append(

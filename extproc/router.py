@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -24,12 +24,14 @@ from extproc.requests.costly_json import is_light
 from extproc.requests.request import (
     ENGINES_REFUSE,
     NOT_INFERENCE,
+    UNREAD,
+    Ask,
+    Head,
     InferenceRequest,
     model_of,
     parse,
     why_unkeyed,
 )
-from extproc.serving.stream import UNREAD, Ask, Head
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
 from kvstate.events import Tokens
@@ -101,18 +103,23 @@ class Queries:
         self._models = models
         self._tokens = tokens
 
-    def of(self, ask: Ask, course: Course) -> Asked | Awaitable[Asked]:
-        """What is asked, at once where that is cheap."""
+    async def of(self, ask: Ask, course: Course) -> Asked:
+        """Returns what a request asks for; waits only for work that takes a millisecond or more.
+
+        course: where the ends of its phases are noted.
+        """
         if ask.body is None:
             return Asked(_unread(ask))
         path, body = ask.head.path, ask.body
         if not is_light(body):
-            return self._large(path, body, course)
+            return await self._large(path, body, course)
         read = self._read(path, body)
         course.parsed()
         if isinstance(read, Asked):
             return read
-        return _timed(self._tokenized(*read, body), course)
+        asked = await self._tokenized(*read, body)
+        course.tokenized()
+        return asked
 
     def _read(self, path: str, body: bytes) -> Read | Asked:
         """A request and the model it is for, or what is asked where it cannot be keyed."""
@@ -145,11 +152,7 @@ class Queries:
             return self._unparsed(body, "deadline")
         except RequestError as error:
             return self._unparsed(body, error.reason)
-        if isinstance(read, Asked):
-            course.tokenized()
-            return read
-        tokenized = self._tokenized(*read, body)
-        asked = tokenized if isinstance(tokenized, Asked) else await tokenized
+        asked = read if isinstance(read, Asked) else await self._tokenized(*read, body)
         course.tokenized()
         return asked
 
@@ -168,26 +171,10 @@ class Queries:
             return self._untokenized(request, served, body, error), parsed_at
         return (read if tokens is None else _keyed(request, served, tokens)), parsed_at
 
-    def _tokenized(
-        self, request: InferenceRequest, served: Served, body: bytes
-    ) -> Asked | Awaitable[Asked]:
+    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Asked:
         try:
-            tokens = self._tokens.of(request, served.model, len(body))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            return self._untokenized(request, served, body, error)
-        if isinstance(tokens, list):
+            tokens = await self._tokens.of(request, served.model, len(body))
             return _keyed(request, served, tokens)
-        return self._tokenized_later(request, served, body, tokens)
-
-    async def _tokenized_later(
-        self,
-        request: InferenceRequest,
-        served: Served,
-        body: bytes,
-        tokens: Awaitable[list[Tokens]],
-    ) -> Asked:
-        try:
-            return _keyed(request, served, await tokens)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
             return self._untokenized(request, served, body, error)
 
@@ -243,19 +230,6 @@ def _unread(ask: Ask) -> Query:
     )
 
 
-def _timed(asked: Asked | Awaitable[Asked], course: Course) -> Asked | Awaitable[Asked]:
-    if isinstance(asked, Asked):
-        course.tokenized()
-        return asked
-    return _timed_later(asked, course)
-
-
-async def _timed_later(asked: Awaitable[Asked], course: Course) -> Asked:
-    answer = await asked
-    course.tokenized()
-    return answer
-
-
 def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Asked:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in tokens]
@@ -285,8 +259,8 @@ class Router:
     """Decides where requests go.
 
     tokenizers: by model; a model without one is routed by load, unless token ids are sent.
-    monotonic: seconds, for deadlines and load. traces: what records the decisions' spans, if they
-    are traced.
+    monotonic: seconds, for deadlines and load. traces: what records the decisions' spans, None
+    where they are not traced; `is_traced` says whether they are.
     """
 
     def __init__(
@@ -308,6 +282,7 @@ class Router:
         self._rng = rng
         self._monotonic = monotonic
         self._traces = traces
+        self.is_traced = traces is not None
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
         self.placing = Placing(config, rng.getrandbits(64), workers.block_size)
         self._watched: dict[Booking, Watched] = {}
@@ -316,25 +291,19 @@ class Router:
         self.observers: list[Callable[[Decision, Sequence[Prompt]], None]] = []
         self.answer_observers: list[Callable[[Decision, str], None]] = []
 
-    def route(self, ask: Ask, traceparent: str = "") -> Routed | Awaitable[Routed]:
-        """Decides and books, at once where that is cheap; never fails, whatever the request is.
+    async def route(self, ask: Ask, traceparent: str = "") -> Routed:
+        """Decides where a request goes, and books it there; never fails, whatever the request is.
 
-        What calls no model is counted and no more: it is no worker's load, and nobody is shown it.
+        It waits only for work that takes a millisecond or more, and first of all yields None then:
+        until that point it may be driven by `send(None)`, without a task. A request that calls no
+        model is counted, but is no worker's load and not shown to observers.
 
         traceparent: of the trace that the request belongs to, "" if there is none.
         """
         course = Course(self._monotonic, traceparent)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        asked = self._queries.of(ask, course)
-        if isinstance(asked, Asked):
-            return self._routed(ask, asked, course)
-        return self._route_later(ask, asked, course)
-
-    async def _route_later(self, ask: Ask, asked: Awaitable[Asked], course: Course) -> Routed:
-        return self._routed(ask, await asked, course)
-
-    def _routed(self, ask: Ask, asked: Asked, course: Course) -> Routed:
+        asked = await self._queries.of(ask, course)
         decision, asked = self._decide(ask, asked, course)
         now = course.picked()
         if decision.reason == NOT_INFERENCE:
@@ -361,8 +330,7 @@ class Router:
         if unkeyed:
             ask = Ask(head, None, unkeyed)
         course = Course(self._monotonic)
-        asked = self._queries.of(ask, course)
-        decision, _ = self._decide(ask, asked if isinstance(asked, Asked) else await asked, course)
+        decision, _ = self._decide(ask, await self._queries.of(ask, course), course)
         return explanation(decision, self._workers.state)
 
     def release(self, booking: Booking) -> None:
@@ -433,11 +401,6 @@ class Router:
     def in_flight(self, endpoint: str) -> int:
         """Requests under way on an endpoint."""
         return self.placing.loads.in_flight(endpoint)
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether decisions are recorded as spans, so that it matters which trace they are of."""
-        return self._traces is not None
 
     def load(self, endpoint: str) -> Load:
         """What an endpoint has to do now."""

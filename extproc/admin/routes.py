@@ -14,9 +14,8 @@ from aiohttp import web
 from extproc.admin.observed import FLEET, STEP_SECONDS, Kept, Observed, prefixes, spread, summary
 from extproc.discovery.discovery import Discovery
 from extproc.picking.explain import candidates, explanation_with
-from extproc.requests.request import path_of
+from extproc.requests.request import Head, path_of
 from extproc.router import Router
-from extproc.serving.stream import Head
 from extproc.workers.workers import Workers
 from kvstate.core_choice import default_core_name
 

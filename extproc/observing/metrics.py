@@ -22,7 +22,6 @@ from extproc.observing.outcomes import (
 )
 from extproc.picking.decision import Decision
 from extproc.picking.load import Load
-from extproc.serving.certificates import Certificates
 
 OPENMETRICS = "application/openmetrics-text"
 
@@ -145,12 +144,16 @@ class Metrics(Collector):
         """Shows whether the router is ready, as GET /readyz does."""
         self._ready.set_function(is_ready)
 
-    def add_certificates(self, certificates: Certificates) -> None:
-        """Shows until when the gRPC server's certificate is valid, and what became of its files."""
-        expiry = self._certificate_expiry.labels("extproc")
-        expiry.set_function(lambda: certificates.current.expires_at)
-        fault = self._certificate_fault.labels("extproc")
-        fault.set_function(lambda: certificates.fault is not None)
+    def add_certificates(
+        self, expires_at: Callable[[], float], has_fault: Callable[[], bool]
+    ) -> None:
+        """Shows the gRPC server's certificate.
+
+        expires_at: when it ends to be valid, in seconds since 1970. has_fault: whether its files
+        cannot be used as they are now.
+        """
+        self._certificate_expiry.labels("extproc").set_function(expires_at)
+        self._certificate_fault.labels("extproc").set_function(has_fault)
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""

@@ -31,7 +31,10 @@ __all__ = [
     "NOT_INFERENCE",
     "PATHS",
     "UNKEYED_PATHS",
+    "UNREAD",
+    "Ask",
     "Chat",
+    "Head",
     "InferenceRequest",
     "Prompt",
     "Text",
@@ -88,6 +91,40 @@ NOT_INFERENCE = "not_inference"
 
 # Those of the HTTP APIs whose prompts can be keyed.
 PATHS = tuple(_PARSERS)
+
+# Why the body of an inference request was not read.
+UNREAD = frozenset({"body_too_large", "body_not_buffered"})
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What of a request's headers decides how it is treated.
+
+    content_length: in bytes, None if the headers do not tell it. policy: the name in the header
+    that may choose a policy, None without one. subset: the endpoints (ip:port) that the proxy
+    allows, None for all.
+    """
+
+    method: str
+    path: str
+    content_length: int | None
+    policy: str | None = None
+    subset: frozenset[str] | None = None
+
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """A request that is to be placed.
+
+    body: None where it is placed without its body; reason then says why. proxy_finds_model: whether
+    the proxy's routes choose a cluster by the model, and find the model themselves where we name
+    none. wants_endpoint: whether the proxy must be given an endpoint even for a request that calls
+    no model.
+    """
+
+    head: Head
+    body: bytes | None
+    reason: str = ""
+    proxy_finds_model: bool = False
+    wants_endpoint: bool = False
 
 
 class _AnyBody(msgspec.Struct):

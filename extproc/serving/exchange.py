@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from extproc.config import Config
 from extproc.http2.limits import MIB, Budget
@@ -13,9 +12,10 @@ from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.picking.decision import Decision, Verdict, refusal_of
 from extproc.picking.load import Booking
 from extproc.picking.policies import endpoints_named, rank_header
+from extproc.requests.request import Ask
 from extproc.router import Routed, Router
-from extproc.serving.stream import Ask, Placement, Stream, traceparent_of
-from extproc.serving.stream_answers import Answers
+from extproc.serving.stream import Spoken, Stream, traceparent_of
+from extproc.serving.stream_answers import Answers, Placement
 
 log = logging.getLogger("kvsteer.extproc")
 
@@ -24,30 +24,43 @@ log = logging.getLogger("kvsteer.extproc")
 _BODIES_BYTES = 1024 * MIB
 
 
-@dataclass(frozen=True, slots=True)
 class Service:
     """What all streams of a server share.
 
-    monotonic: seconds, for what is accounted of responses. bodies: what bodies that are collected
-    may keep in all.
+    monotonic: seconds, for what is accounted of responses. is_traced: whether it matters which
+    trace a stream belongs to. accounts: whether responses are accounted for. reads_usage: whether
+    what they report of their tokens is, too.
     """
 
-    config: Config
-    router: Router
-    metrics: Metrics
-    monotonic: Callable[[], float] = time.monotonic
-    bodies: Budget = field(default_factory=lambda: Budget(_BODIES_BYTES))
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether it matters which trace a stream belongs to."""
-        return self.router.is_traced
+    def __init__(
+        self,
+        config: Config,
+        router: Router,
+        metrics: Metrics,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.router = router
+        self.metrics = metrics
+        self.monotonic = monotonic
+        self.is_traced = router.is_traced
+        self.accounts = config.accounting.responses != "none"
+        self.reads_usage = config.accounting.responses == "usage"
+        header = config.policy.header
+        self.spoken = Spoken(
+            max_body_bytes=config.extproc.max_body_bytes,
+            bodies=Budget(_BODIES_BYTES),
+            names_model=len(config.models) > 1,
+            policy_header=None if header is None else header.lower(),
+            dialect=config.extproc.dialect,
+            reads_usage=self.reads_usage,
+        )
 
     def open(self, traceparent: str = "") -> "Exchange":
-        """A new stream; it is to be closed.
+        """Begins a stream, which is to be closed.
 
         traceparent: of the trace that the stream's own metadata names, "" if there is none: then
-        the client's counts.
+        the client's header counts.
         """
         return Exchange(self, traceparent)
 
@@ -61,23 +74,10 @@ class Exchange:
     """
 
     def __init__(self, service: Service, traceparent: str = "") -> None:
-        config = service.config
         self._service = service
         self._traceparent = traceparent
-        self._seeks_trace = service.is_traced and not traceparent
-        header = config.policy.header
-        self._reads_usage = config.accounting.responses == "usage"
-        self._accounts = config.accounting.responses != "none"
-        self._wants_status = not self._accounts and service.router.wants_status()
-        self._stream = Stream(
-            max_body_bytes=config.extproc.max_body_bytes,
-            bodies=service.bodies,
-            names_model=len(config.models) > 1,
-            policy_header=None if header is None else header.lower(),
-            dialect=config.extproc.dialect,
-            reads_usage=self._reads_usage,
-            wants_status=self._wants_status,
-        )
+        self._wants_status = not service.accounts and service.router.wants_status()
+        self._stream = Stream(service.spoken, wants_status=self._wants_status)
         self._began_at = service.monotonic()
         self._booking: Booking | None = None
         self._account: Account | None = None
@@ -85,23 +85,21 @@ class Exchange:
         self._is_closed = False
         service.metrics.open_streams += 1
 
-    def receive(self, message: ProcessingRequest) -> Answers | Awaitable[Answers]:
-        """Takes one message; its answers, or what is to be awaited for them.
+    async def receive(self, message: ProcessingRequest) -> Answers:
+        """Takes one message and returns the answers to it; waits as `Router.route` does.
 
         Raises:
             ProtocolError: the stream is to end with INVALID_ARGUMENT and what the error says.
         """
         step = self._stream.receive(message)
-        if self._seeks_trace and message.HasField("request_headers"):
+        service = self._service
+        if service.is_traced and not self._traceparent and message.HasField("request_headers"):
             self._traceparent = traceparent_of(message)
         if not isinstance(step, Ask):
             if self._booking is not None:
                 self._look_at(message, self._booking)
             return step
-        routed = self._service.router.route(step, self._traceparent)
-        if isinstance(routed, Routed):
-            return self._place(routed)
-        return self._place_later(routed)
+        return self._place(await service.router.route(step, self._traceparent))
 
     def close(self) -> None:
         """The stream is over; closing it again changes nothing."""
@@ -114,9 +112,6 @@ class Exchange:
             self._service.router.release(self._booking)
         if self._account is not None:
             self._service.metrics.observe_outcome(self._account.outcome())
-
-    async def _place_later(self, routed: Awaitable[Routed]) -> Answers:
-        return self._place(await routed)
 
     def _place(self, routed: Routed) -> Answers:
         decision, self._booking = routed
@@ -141,21 +136,21 @@ class Exchange:
     @property
     def _sees_responses(self) -> bool:
         """Whether responses are shown to us: in dialect B always."""
-        return self._stream.is_duplex or self._accounts
+        return self._stream.is_duplex or self._service.accounts
 
     def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
         """Accounts for what a response says, if this is one."""
         try:
             if message.HasField("response_headers"):
                 self._look_at_headers(booking)
-            elif self._account is not None and self._reads_usage:
+            elif self._account is not None and self._service.reads_usage:
                 self._look_at_body(message, self._account)
         except Exception as error:  # noqa: BLE001 - whatever it is, the response must go on
             log.error("accounting failed with %s", type(error).__name__)
             self._account = None
 
     def _look_at_headers(self, booking: Booking) -> None:
-        head, account, router = self._stream.response.head, self._account, self._service.router
+        head, account, router = self._stream.response_head, self._account, self._service.router
         if head is None:
             return
         if account is not None:
@@ -166,7 +161,7 @@ class Exchange:
             router.answered(booking, head.status, head.served)
 
     def _look_at_body(self, message: ProcessingRequest, account: Account) -> None:
-        head = self._stream.response.head
+        head = self._stream.response_head
         if message.HasField("response_body") and head is not None and head.is_readable:
             body = message.response_body
             account.read(body.body, self._service.monotonic(), is_last=body.end_of_stream)

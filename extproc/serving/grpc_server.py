@@ -99,8 +99,7 @@ class GrpcServer:
         exchange = self._service.open(self._traceparent(context))
         try:
             async for message in requests:
-                answers = exchange.receive(message)
-                for answer in answers if isinstance(answers, list) else await answers:
+                for answer in await exchange.receive(message):
                     yield answer
         except ProtocolError as error:
             self._service.metrics.protocol_errors.inc()

@@ -248,7 +248,7 @@ class ExtProcCall(Call):
         super().__init__(wire, stream_id)
         self._metrics = service.metrics
         self._exchange = service.open(traceparent)
-        self._awaited: asyncio.Future[Answers] | None = None
+        self._awaited: asyncio.Task[Answers] | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -256,17 +256,21 @@ class ExtProcCall(Call):
         return self._awaited is not None or super().is_busy
 
     def take(self, message: Piece) -> None:
-        """Hands it to the exchange, and sends what is answered."""
+        """Hands it to the exchange, and sends what is answered.
+
+        The exchange nearly always answers without waiting; only where it does not is there a task.
+        """
         try:
-            answers = self._exchange.receive(ProcessingRequest.FromString(message))  # type: ignore[arg-type]
+            answering = self._exchange.receive(ProcessingRequest.FromString(message))  # type: ignore[arg-type]
+            answering.send(None)
+        except StopIteration as done:
+            self._send(done.value)
         except DecodeError:
             raise self._refusal(Status.INTERNAL, "malformed message") from None
         except ProtocolError as error:
             raise self._refusal(Status.INVALID_ARGUMENT, str(error)) from None
-        if isinstance(answers, list):
-            self._send(answers)
         else:
-            self._awaited = asyncio.ensure_future(answers)
+            self._awaited = asyncio.get_running_loop().create_task(answering)
             self._awaited.add_done_callback(self._answered)
 
     def end(self) -> None:
@@ -283,7 +287,7 @@ class ExtProcCall(Call):
         for answer in answers:
             self.answer(answer.SerializeToString())
 
-    def _answered(self, awaited: asyncio.Future[Answers]) -> None:
+    def _answered(self, awaited: asyncio.Task[Answers]) -> None:
         if awaited.cancelled():
             if not self._is_over:
                 self.finish(Status.INTERNAL)
@@ -292,7 +296,7 @@ class ExtProcCall(Call):
         self.go_on()
         self._wire.flush()
 
-    def _take_awaited(self, awaited: asyncio.Future[Answers]) -> None:
+    def _take_awaited(self, awaited: asyncio.Task[Answers]) -> None:
         self._awaited = None
         try:
             self._send(awaited.result())

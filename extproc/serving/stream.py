@@ -38,16 +38,15 @@ allow_mode_override); headers are held by Envoy until the body was answered, so 
 body still steers. So it does on trailers, by its metadata: Envoy takes no other headers there.
 No header is ever rebuilt and no body changed: duplicates and content-length stay as they are.
 
-The response of one ext_proc stream: it goes on unchanged, and its headers are read.
-
-It is no state machine: a response may begin at any time, even before the request has ended, and
-whatever comes of it is let through.
+A response may begin at any time, even before the request has ended: its headers are read, and all
+of it goes on unchanged.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
+
+import msgspec
 
 from extproc import headers
 from extproc.errors import ProtocolError
@@ -57,11 +56,10 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderValue,
     ProcessingMode,
     ProcessingRequest,
-    ProcessingResponse,
 )
 from extproc.picking.decision import Refusal
 from extproc.picking.eligibility import subset_of
-from extproc.requests.request import path_of, why_unkeyed
+from extproc.requests.request import Ask, Head, path_of, why_unkeyed
 from extproc.serving import stream_answers as say
 from extproc.serving.stream_answers import Answers, Placement
 
@@ -76,21 +74,6 @@ _TEXT_BYTES = 1024
 # Media types of responses that may carry usage (OpenAI's, Anthropic's and SGLang's APIs).
 JSON = "application/json"
 EVENTS = "text/event-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What of a request's headers decides how it is treated.
-
-    content_length: in bytes, None if not told. policy: what the request asks for, where that is
-    read. subset: the only endpoints that it may go to, by the proxy's hint; None for all.
-    """
-
-    method: str
-    path: str
-    content_length: int | None
-    policy: str | None = None
-    subset: frozenset[str] | None = None
 
 
 class ResponseHead(NamedTuple):
@@ -190,40 +173,6 @@ def _text(header: HeaderValue) -> str:
     return header.value[:_TEXT_BYTES]
 
 
-class ResponseSide:
-    """The response as it passes.
-
-    is_duplex: whether its body comes FULL_DUPLEX_STREAMED, so that every byte is to be given back.
-    reads_usage: whether a body that may tell usage is to be shown to us, where Envoy would not.
-    head: None until the headers came.
-    """
-
-    def __init__(self, *, is_duplex: bool, reads_usage: bool) -> None:
-        self.is_duplex = is_duplex
-        self.head: ResponseHead | None = None
-        self.reads_usage = reads_usage
-
-    def receive(self, kind: str, message: ProcessingRequest) -> Answers:
-        """Takes one message of the response.
-
-        kind: which of `response_headers`, `response_body` and `response_trailers` it is.
-        """
-        if kind == "response_headers":
-            return [self._headers(message)]
-        if kind == "response_trailers":
-            return [say.response_trailers_go_on()]
-        if not self.is_duplex:
-            return [say.response_body_goes_on()]
-        part = message.response_body
-        return list(say.response_body_echo(part.body, end_of_stream=part.end_of_stream))
-
-    def _headers(self, message: ProcessingRequest) -> ProcessingResponse:
-        self.head = response_head_of(message)
-        has_body = not message.response_headers.end_of_stream
-        may_tell = self.reads_usage and self.head.is_readable and has_body
-        return say.response_headers_go_on(read_body=may_tell and not self.is_duplex)
-
-
 # Pieces below this are joined, so many at a time: a client may send a byte at a time, and a piece
 # of one byte takes forty. What is joined fits into one echo (stream_answers.MAX_ECHO_BYTES).
 SMALL_BYTES = 960
@@ -280,9 +229,6 @@ class CollectedBody:
                 self._pieces.append(joined)
 
 
-__all__ = ["Ask", "Head", "Placement", "State", "Stream"]
-
-
 class State(StrEnum):
     """Of the table above, as errors say it."""
 
@@ -294,73 +240,56 @@ class State(StrEnum):
     REFUSED = "after an answer of our own"
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """The request is to be placed: decide, then call `Stream.place` or `Stream.refuse`.
-
-    body: None where the pick is made without it; reason then says why. proxy_finds_model: whether
-    the proxy's routes choose by the model, and find it themselves where we do not name it.
-    wants_endpoint: whether the proxy has to be told an endpoint even for what calls no model.
-    """
-
-    head: Head
-    body: bytes | None
-    reason: str = ""
-    proxy_finds_model: bool = False
-    wants_endpoint: bool = False
-
-
 Step = Answers | Ask
 _Row = Callable[["Stream", ProcessingRequest], Step]
 
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 _GRPC = ProcessingMode.GRPC
 
-# Why the body of an inference request was not read.
-UNREAD = frozenset({"body_too_large", "body_not_buffered"})
-
 _NO_HEAD = Head("", "", None)
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """What is the same on all streams of a server.
+
+    max_body_bytes: of a longer body no more is collected, and by its content-length none asked for.
+    bodies: what the bodies collected on all streams together may keep; one for which there is no
+    room counts as too long.
+    names_model: whether routes choose a cluster by a model header that we set.
+    policy_header: the request header that may name a policy, in lower case; None if none may.
+    dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" speaks it with a proxy that
+    tells no mode.
+    reads_usage: whether responses in dialect A are asked for where they may tell usage.
+    """
+
+    max_body_bytes: int
+    bodies: Budget
+    names_model: bool
+    policy_header: str | None = None
+    dialect: str = "auto"
+    reads_usage: bool = False
 
 
 class Stream:
     """One HTTP request on its way through Envoy.
 
-    max_body_bytes: of a longer one no more is collected, and by its content-length none asked for.
-    bodies: what those that are collected, on all streams together, may keep; where there is no
-    room, a body counts as longer than that.
-    names_model: whether routes choose a cluster by a model header that we set.
-    policy_header: the request header that may name a policy, None if none may.
-    dialect: `extproc.dialect`: whether dialect B is refused, or spoken with a proxy that names no
-    mode. is_duplex: whether this one speaks it: a request in it that cannot be placed is to be
-    refused.
-    reads_usage: whether responses in dialect A are asked for where they may tell usage.
     wants_status: whether the headers of this response are asked for in dialect A, where Envoy would
     not show them; needs allow_mode_override, and a proxy that tells its modes.
+    is_duplex: whether dialect B is spoken: a request in it that cannot be placed is to be refused.
+    response_head: None until the response's headers came.
     """
 
-    def __init__(
-        self,
-        *,
-        max_body_bytes: int,
-        bodies: Budget,
-        names_model: bool,
-        policy_header: str | None = None,
-        dialect: str = "auto",
-        reads_usage: bool = False,
-        wants_status: bool = False,
-    ) -> None:
+    def __init__(self, spoken: Spoken, *, wants_status: bool = False) -> None:
         self.state = State.HEAD
-        self.is_duplex = dialect == "epp"
-        self.response = ResponseSide(is_duplex=self.is_duplex, reads_usage=reads_usage)
+        self.response_head: ResponseHead | None = None
+        self.is_duplex = self._echoes_response = spoken.dialect == "epp"
         self._mode: int = _DUPLEX if self.is_duplex else ProcessingMode.BUFFERED
         self._told_mode: int | None = None
-        self._refuses_duplex = dialect == "buffered"
-        self._max_body_bytes = max_body_bytes
-        self._names_model = names_model
-        self._policy_header = policy_header
+        self._spoken = spoken
         self._wants_status = wants_status
+        self._reads_usage = spoken.reads_usage
         self._head = _NO_HEAD
-        self._collected = CollectedBody(bodies)
+        self._collected: CollectedBody | None = None  # of dialect B alone
         self._asked_with = ""
         self._is_last = False
 
@@ -376,7 +305,7 @@ class Stream:
         if message.HasField("protocol_config"):
             self._learn_modes(message)
         if kind.startswith("response"):
-            return self.response.receive(kind, message)
+            return self._response(kind, message)
         row = self._rows.get((self.state, kind))
         if row is None:
             raise ProtocolError(f"{kind.replace('_', ' ')} {self.state.value}")
@@ -384,7 +313,7 @@ class Stream:
 
     def place(self, placement: Placement) -> Answers:
         """The answers that carry the pick; they belong to the last `Ask`."""
-        common = say.pick_of(placement, names_model=self._names_model)
+        common = say.pick_of(placement, names_model=self._spoken.names_model)
         self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
         if self._asked_with == "request_headers" or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
@@ -401,12 +330,13 @@ class Stream:
     def refuse(self, refusal: Refusal) -> Answers:
         """The answer that takes a worker's place; belongs to the last `Ask`."""
         self.state = State.REFUSED
-        self._collected.take()
+        self.close()
         return [say.refused(refusal)]
 
     def close(self) -> None:
-        """The stream is over: what is kept of it is given back."""
-        self._collected.take()
+        """Gives back what is kept of the request's body."""
+        if self._collected is not None:
+            self._collected.take()
 
     def _learn_modes(self, message: ProcessingRequest) -> None:
         """Only a stream's first message tells them (ProtocolConfiguration)."""
@@ -414,24 +344,24 @@ class Stream:
         self._mode, response_mode = told.request_body_mode, told.response_body_mode
         if _GRPC in (self._mode, response_mode):
             raise ProtocolError("body mode GRPC is not supported, use BUFFERED")
-        if self._refuses_duplex and _DUPLEX in (self._mode, response_mode):
+        if self._spoken.dialect == "buffered" and _DUPLEX in (self._mode, response_mode):
             raise ProtocolError("FULL_DUPLEX_STREAMED is refused: extproc.dialect is buffered")
         self._told_mode = self._mode
         self.is_duplex = self._mode == _DUPLEX
-        self.response.is_duplex = response_mode == _DUPLEX
+        self._echoes_response = response_mode == _DUPLEX
 
     def _ask(self, kind: str, body: bytes | None, reason: str = "") -> Ask:
         self.state = State.ASKED
         self._asked_with = kind
-        finds_model = self._names_model and not self.is_duplex
+        finds_model = self._spoken.names_model and not self.is_duplex
         return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
     def _request_headers(self, message: ProcessingRequest) -> Step:
-        self._head = head = head_of(message, self._policy_header)
+        self._head = head = head_of(message, self._spoken.policy_header)
         self._is_last = message.request_headers.end_of_stream
         unkeyed = why_unkeyed(head.method, head.path)
         if unkeyed:
-            self.response.reads_usage = False
+            self._reads_usage = False
         reason = unkeyed or self._reason_without_body(head)
         if reason:
             return self._ask("request_headers", None, reason)
@@ -444,7 +374,7 @@ class Stream:
         """Why a request is placed on its headers, "" if its body is wanted."""
         if self._is_last:
             return "no_body"
-        if head.content_length is not None and head.content_length > self._max_body_bytes:
+        if head.content_length is not None and head.content_length > self._spoken.max_body_bytes:
             return "body_too_large"
         is_read = self.is_duplex or self._mode in say.WHOLE_BODY_MODES
         return "" if is_read else "body_not_buffered"
@@ -453,7 +383,7 @@ class Stream:
         if self.is_duplex:
             return self._collect(message)
         body, length = message.request_body.body, self._head.content_length
-        if len(body) > self._max_body_bytes:
+        if len(body) > self._spoken.max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
         if length is not None and len(body) < length and not message.request_body.end_of_stream:
             return self._ask("request_body", None, "body_not_buffered")  # BUFFERED_PARTIAL
@@ -461,13 +391,16 @@ class Stream:
 
     def _collect(self, message: ProcessingRequest) -> Step:
         self._is_last = message.request_body.end_of_stream
-        has_room = self._collected.add(message.request_body.body)
-        if not has_room or self._collected.size_bytes > self._max_body_bytes:
+        body = self._collected
+        if body is None:
+            body = self._collected = CollectedBody(self._spoken.bodies)
+        has_room = body.add(message.request_body.body)
+        if not has_room or body.size_bytes > self._spoken.max_body_bytes:
             return self._ask("request_body", None, "body_too_large")
-        return self._ask("request_body", self._collected.whole()) if self._is_last else []
+        return self._ask("request_body", body.whole()) if self._is_last else []
 
     def _collected_echo(self) -> Answers:
-        pieces = self._collected.take()
+        pieces = self._collected.take() if self._collected is not None else []
         answers = [
             answer
             for piece in pieces
@@ -495,7 +428,7 @@ class Stream:
     def _request_trailers_with_pick(self, _: ProcessingRequest) -> Step:
         """They end a body of which dialect A has shown nothing: there is none, or it would have."""
         self._is_last = True
-        if self.is_duplex and self._collected.size_bytes:
+        if self._collected is not None and self._collected.size_bytes:
             return self._ask("request_trailers", self._collected.whole())
         return self._ask("request_trailers", None, "no_body")
 
@@ -508,6 +441,20 @@ class Stream:
 
     def _nothing(self, _: ProcessingRequest) -> Step:
         return []
+
+    def _response(self, kind: str, message: ProcessingRequest) -> Answers:
+        """One message of the response, which goes on unchanged."""
+        if kind == "response_headers":
+            self.response_head = head = response_head_of(message)
+            may_tell = head.is_readable and not message.response_headers.end_of_stream
+            read_body = self._reads_usage and may_tell and not self._echoes_response
+            return [say.response_headers_go_on(read_body=read_body)]
+        if kind == "response_trailers":
+            return [say.response_trailers_go_on()]
+        if not self._echoes_response:
+            return [say.response_body_goes_on()]
+        part = message.response_body
+        return list(say.response_body_echo(part.body, end_of_stream=part.end_of_stream))
 
     _rows: ClassVar[Mapping[tuple[State, str], _Row]] = {
         (State.HEAD, "request_headers"): _request_headers,

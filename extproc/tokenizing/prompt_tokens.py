@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -47,23 +47,31 @@ class PromptTokens:
         """Stops the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def of(
-        self, request: InferenceRequest, model: str, body_bytes: int
-    ) -> list[Tokens] | Awaitable[list[Tokens]]:
-        """What the engine computes of each prompt: at once where that is cheap, else to be awaited.
+    async def of(self, request: InferenceRequest, model: str, body_bytes: int) -> list[Tokens]:
+        """Returns the tokens that the engine computes of each prompt.
 
-        model: the configured one.
+        It waits only where that takes a millisecond or more, as `apart` does.
+
+        model: the configured one. body_bytes: the size of the request's body.
 
         Raises:
             RequestError: they are not certain. TimeoutError: not within the deadline.
         """
-        whole = self._whole(request, model, body_bytes)
-        if isinstance(whole, list):
-            return [request.kept(tokens) for tokens in whole]
-        return _kept(request, whole)
+        whole = _ids_of(request)
+        if whole is None:
+            tokenizer = self._tokenizers.get(model)
+            if tokenizer is None:
+                raise RequestError("no_tokenizer")
+            if isinstance(tokenizer, RemoteTokenizer):
+                whole = await self._asked(tokenizer, request)
+            else:
+                whole = await self._local(tokenizer, request.prompts, body_bytes)
+        return [request.kept(tokens) for tokens in whole]
 
     def here(self, request: InferenceRequest, model: str) -> list[Tokens] | None:
-        """As `of`, in this very thread, however long it takes; None where workers are asked.
+        """Returns the same as `of`, without waiting, however long it takes.
+
+        None where workers are to be asked.
 
         Raises:
             RequestError: as `of`.
@@ -79,7 +87,7 @@ class PromptTokens:
         return [request.kept(tokens) for tokens in whole]
 
     async def apart(self, work: Callable[[], Result], body_bytes: int) -> Result:
-        """What work gives that takes a millisecond or more, done in a thread.
+        """Runs work that takes a millisecond or more in a thread, and returns its result.
 
         body_bytes: what it keeps in memory until it is done.
 
@@ -92,6 +100,7 @@ class PromptTokens:
         self._waiting += 1
         self._waiting_bytes += body_bytes
         try:
+            await _in_a_task()
             async with asyncio.timeout(self._deadline_seconds):
                 # what waits here is forgotten with its deadline, and not only once it has a thread
                 await self._free.acquire()
@@ -107,38 +116,30 @@ class PromptTokens:
         if not done.cancelled():
             done.exception()  # after the deadline nobody else asks for it
 
-    def _whole(
-        self, request: InferenceRequest, model: str, body_bytes: int
-    ) -> list[Tokens] | Awaitable[list[Tokens]]:
-        ids = _ids_of(request)
-        if ids is not None:
-            return ids
-        tokenizer = self._tokenizers.get(model)
-        if tokenizer is None:
-            raise RequestError("no_tokenizer")
-        if isinstance(tokenizer, RemoteTokenizer):
-            return self._asked(tokenizer, request)
-        return self._local(tokenizer, request.prompts, body_bytes)
-
     async def _asked(self, tokenizer: RemoteTokenizer, request: InferenceRequest) -> list[Tokens]:
+        await _in_a_task()
         asked = (tokenizer.encode(prompt, request.model) for prompt in request.prompts)
         async with asyncio.timeout(self._deadline_seconds):
             return await asyncio.gather(*asked)
 
-    def _local(
+    async def _local(
         self, tokenizer: Tokenizer, prompts: Sequence[Prompt], body_bytes: int
-    ) -> list[Tokens] | Awaitable[list[Tokens]]:
-        """What takes a millisecond is done in a thread, the rest at once."""
+    ) -> list[Tokens]:
         started = _started(tokenizer, prompts) if all(map(_is_short, prompts)) else None
         if started is None:
-            return self.apart(lambda: [tokenizer.encode(prompt) for prompt in prompts], body_bytes)
+            encode = tokenizer.encode
+            return await self.apart(lambda: [encode(prompt) for prompt in prompts], body_bytes)
         if len(started) == 1 and started[0].is_cheap:
             return [started[0].finish()]
-        return self.apart(lambda: [one.finish() for one in started], body_bytes)
+        return await self.apart(lambda: [one.finish() for one in started], body_bytes)
 
 
-async def _kept(request: InferenceRequest, whole: Awaitable[list[Tokens]]) -> list[Tokens]:
-    return [request.kept(tokens) for tokens in await whole]
+async def _in_a_task() -> None:
+    """Yields None once, for whoever drives a request by hand to make a task of the rest.
+
+    A timeout can only be kept in a task, and only a task can await a future.
+    """
+    await asyncio.sleep(0)
 
 
 def _ids_of(request: InferenceRequest) -> list[Tokens] | None:

@@ -1,10 +1,17 @@
-"""What is there at once, or is to be awaited."""
+"""What is there without waiting."""
 
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-async def settled(answer: T | Awaitable[T]) -> T:
-    return await answer if isinstance(answer, Awaitable) else answer
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise AssertionError("it waits")

@@ -12,13 +12,12 @@ from extproc.observing.course import Course, Trace
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.requests.costly_json import INLINE_BYTES
+from extproc.requests.request import Ask, Head
 from extproc.router import Router
-from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from simulator.settings import TINY_MODEL
-from tests.extproc.settled import settled
 
 CHAT = Head("POST", "/v1/chat/completions", None)
 CONFIG = f"""
@@ -76,21 +75,21 @@ def phases_of(recorder: Recorder) -> list[str]:
 async def test_every_phase_of_a_decision_is_timed(
     router: Router, recorder: Recorder, metrics: Metrics, text: str
 ) -> None:
-    await settled(router.route(chat(text)))
+    await router.route(chat(text))
     assert phases_of(recorder) == ["parse", "tokens", "lookup", "pick"]
     counts = re.findall(rb'kvsteer_phase_seconds_count{phase="(\w+)"} 1.0', metrics.exposition())
     assert counts == [b"parse", b"tokens", b"lookup", b"pick"]
 
 
 async def test_what_has_no_prompt_is_only_picked_for(router: Router, recorder: Recorder) -> None:
-    await settled(router.route(Ask(CHAT, None, "no_body")))
+    await router.route(Ask(CHAT, None, "no_body"))
     assert phases_of(recorder) == ["pick"]
 
 
 async def test_what_cannot_be_read_was_parsed_nonetheless(
     router: Router, recorder: Recorder
 ) -> None:
-    await settled(router.route(Ask(CHAT, b"{")))
+    await router.route(Ask(CHAT, b"{"))
     assert phases_of(recorder) == ["parse", "pick"]
 
 
@@ -98,7 +97,7 @@ async def test_a_decision_is_recorded_with_the_trace_of_its_request(
     router: Router, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("DEBUG", "kvsteer"):
-        await settled(router.route(chat("hello"), "the parent"))
+        await router.route(chat("hello"), "the parent")
     assert recorder.courses[-1].traceparent == "the parent"
     assert {getattr(one, "trace_id", None) for one in caplog.records} >= {TRACE}
     assert any(f'"trace_id":"{TRACE}"' in line for line in caplog.messages)

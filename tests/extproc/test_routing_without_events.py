@@ -12,8 +12,8 @@ from extproc.checking.self_check import Difference, WorkerCheck
 from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
+from extproc.requests.request import Ask, Head
 from extproc.router import Router
-from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.events import Batch
@@ -29,7 +29,6 @@ from kvstate.feeds.transport import (
 )
 from kvstate.fleet import Fleet
 from simulator.settings import TINY_MODEL
-from tests.extproc.settled import settled
 from tests.kvstate.publishing import block, payload, until
 
 CHAT = Head("POST", "/v1/chat/completions", None)
@@ -71,7 +70,7 @@ async def turn(router: Router, model: str, *texts: str) -> Decision:
     roles = ("user", "assistant")
     messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
     body = json.dumps({"model": model, "messages": messages}).encode()
-    decision, booking = await settled(router.route(Ask(CHAT, body)))
+    decision, booking = await router.route(Ask(CHAT, body))
     assert booking is not None
     router.release(booking)
     return decision

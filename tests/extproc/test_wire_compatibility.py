@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from extproc.http2.limits import Budget
 from extproc.pb import kvsteer_ext_proc_pb2 as ours
-from extproc.serving.stream import Placement, Stream
+from extproc.serving.stream import Spoken, Stream
+from extproc.serving.stream_answers import Placement
 from tests.extproc.messages import body, head
 
 
@@ -38,7 +39,7 @@ def test_their_request_reads_the_same_with_our_classes() -> None:
 
 
 def test_our_answer_reads_the_same_with_their_classes() -> None:
-    stream = Stream(max_body_bytes=10, bodies=Budget(10), names_model=True)
+    stream = Stream(Spoken(max_body_bytes=10, bodies=Budget(10), names_model=True))
     stream.receive(head("/metrics"))
     (answer,) = stream.place(Placement("10.0.0.1:8000", "tiny"))
     read = theirs.ProcessingResponse.parse(answer.SerializeToString())

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.discovery.view import Report
 from extproc.observing.outcomes import Drifts, Outcome, Usage
-from extproc.serving.stream import Ask, Head
+from extproc.requests.request import Ask, Head
 from kvstate.overlap import Overlap
 from simulator.worker import Worker
 from tests.e2e.system import System, chat, long_text, running
@@ -229,7 +229,7 @@ def test_a_request_without_known_tokens_is_told_by_what_it_was_taken_for(browser
 
 async def _chatted(served: Served) -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
-    served.router.route(Ask(Head("POST", "/v1/chat/completions", None), body))
+    await served.router.route(Ask(Head("POST", "/v1/chat/completions", None), body))
 
 
 def test_a_router_without_workers_says_so(browser: Browser) -> None:

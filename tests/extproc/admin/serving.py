@@ -14,8 +14,8 @@ from extproc.config.reader import parse
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.view import Source, listed
 from extproc.observing.metrics import Metrics
+from extproc.requests.request import Ask, Head
 from extproc.router import Router
-from extproc.serving.stream import Ask, Head
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from tests.ports import free_port
@@ -35,8 +35,7 @@ class Served:
     async def route(self, tokens: int, model: str = "m") -> None:
         """Routes one request of so many tokens."""
         body = json.dumps({"model": model, "prompt": list(range(tokens))}).encode()
-        routed = self.router.route(Ask(Head("POST", "/v1/completions", None), body))
-        assert not hasattr(routed, "__await__")
+        await self.router.route(Ask(Head("POST", "/v1/completions", None), body))
 
 
 @contextlib.asynccontextmanager

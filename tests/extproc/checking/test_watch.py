@@ -21,8 +21,8 @@ from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
 from extproc.picking.load import Booking
 from extproc.requests import request
+from extproc.requests.request import Ask, Head
 from extproc.router import Router
-from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.events import Body, Tokens
@@ -35,7 +35,6 @@ from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
 from simulator.server import Worker, running
 from simulator.settings import TINY_MODEL, Settings
-from tests.extproc.settled import settled
 from tests.kvstate.publishing import until
 
 PATH = "/v1/chat/completions"
@@ -79,8 +78,8 @@ class Checked:
             {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
         ]
         body = {"model": "tiny", "messages": messages, "max_tokens": 2, **fields}
-        decision, booking = await settled(
-            self.router.route(Ask(Head("POST", PATH, None), json.dumps(body).encode()))
+        decision, booking = await self.router.route(
+            Ask(Head("POST", PATH, None), json.dumps(body).encode())
         )
         assert decision.pick == (self.worker.endpoint,)
         assert booking is not None
@@ -376,7 +375,7 @@ async def test_a_worker_without_prefix_caching_is_no_evidence(run: Run) -> None:
 async def test_token_ids_of_the_client_tell_nothing(run: Run) -> None:
     async with run() as one:
         body = {"model": "tiny", "prompt": tokens_of(chat(text(1)))}
-        _, booking = await settled(one.router.route(Ask(COMPLETION, json.dumps(body).encode())))
+        _, booking = await one.router.route(Ask(COMPLETION, json.dumps(body).encode()))
         assert booking is not None
         status = await one.settle(booking)
         assert (status["checked"], status["without_evidence"]) == (0, 0)
@@ -391,7 +390,7 @@ async def twins(one: Checked, seed: int, status: int) -> dict[str, Any]:
     if status:
         one.router.answered(forged, status, "")
     ask = Ask(Head("POST", "/v1/completions", None), json.dumps(body).encode())
-    _, booking = await settled(one.router.route(ask))
+    _, booking = await one.router.route(ask)
     assert booking is not None
     url = f"{one.worker.url}/v1/completions"
     async with one.client.post(url, json=body) as response:

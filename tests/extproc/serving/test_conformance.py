@@ -1,6 +1,7 @@
 """What Envoy and probes may expect of a server, whichever it is."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,10 +17,13 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
+from extproc.tokenizing.prompt_tokens import TOKENIZER_THREADS
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT, WORKER, Running, listen_at, until
 
 DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
+
+LONG_PROMPT = b'{"model": "m", "prompt": [%b]}' % b",".join([b"1"] * 50_000)
 
 
 @pytest.fixture(params=["grpcio-tcp", "grpcio-unix", "lean-tcp", "lean-unix"])
@@ -31,11 +35,11 @@ async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await one.stop()
 
 
-async def placed(call: grpc.aio.StreamStreamCall) -> ProcessingResponse:
+async def placed(call: grpc.aio.StreamStreamCall, prompt: bytes = PROMPT) -> ProcessingResponse:
     """A request up to its pick."""
     await call.write(head("/v1/completions"))
     assert (await call.read()).WhichOneof("response") == "request_headers"
-    await call.write(body(PROMPT))
+    await call.write(body(prompt))
     answer: ProcessingResponse = await call.read()
     return answer
 
@@ -142,6 +146,27 @@ async def test_a_cancelled_stream_releases_its_load_once(running: Running) -> No
     await other.done_writing()
     assert await other.read() is grpc.aio.EOF
     assert running.in_flight == 0
+
+
+async def test_a_stream_that_ends_while_its_prompt_is_read_in_a_thread_leaves_nothing(
+    running: Running,
+) -> None:
+    tokens, may_end = running.router._tokens, threading.Event()
+    tokens._deadline_seconds = 60.0
+    busy = [asyncio.create_task(tokens.apart(may_end.wait, 1)) for _ in range(TOKENIZER_THREADS)]
+    call = running.process()
+    await call.write(head("/v1/completions"))
+    await call.read()
+    await call.write(body(LONG_PROMPT))
+    await until(lambda: tokens._waiting == TOKENIZER_THREADS + 1)
+    call.cancel()
+    await until(lambda: tokens._waiting == TOKENIZER_THREADS)
+    may_end.set()
+    await asyncio.gather(*busy)
+    await until(lambda: running.metrics.open_streams == 0)
+    assert running.in_flight == 0
+    assert pick_of(await placed(running.process(), LONG_PROMPT)) == WORKER
+    assert running.in_flight == 1
 
 
 async def test_a_lost_connection_releases_all_loads(running: Running) -> None:

@@ -21,6 +21,7 @@ from extproc.serving.grpc_server import GrpcServer
 from tests.extproc.messages import body, head, response_head
 from tests.extproc.serving.gateway_parsers import GATEWAYS, istio
 from tests.extproc.serving.routers import FIRST, SECOND, service
+from tests.extproc.settled import at_once
 from tests.ports import free_port
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -49,10 +50,8 @@ def first_message(hint: object = None) -> ProcessingRequest:
 
 def asked(exchange: Exchange, hint: object = None) -> list[ProcessingResponse]:
     """What a request is answered with."""
-    assert exchange.receive(first_message(hint)) == []
-    answers = exchange.receive(body(PROMPT))
-    assert isinstance(answers, list)
-    return answers
+    assert at_once(exchange.receive(first_message(hint))) == []
+    return at_once(exchange.receive(body(PROMPT)))
 
 
 def header_of(answer: ProcessingResponse) -> str:
@@ -75,11 +74,10 @@ def test_streaming_of_requests_and_responses_is_supported(one: Service) -> None:
         "request_headers",
         "request_body",
     ]
-    exchange.receive(response_head(200))
+    at_once(exchange.receive(response_head(200)))
     for token in (b"data: a\n\n", b"data: b\n\n"):
-        answers = exchange.receive(ProcessingRequest(response_body=HttpBody(body=token)))
-        assert isinstance(answers, list)
-        (answer,) = answers
+        piece = ProcessingRequest(response_body=HttpBody(body=token))
+        (answer,) = at_once(exchange.receive(piece))
         part = answer.response_body.response.body_mutation.streamed_response
         assert (part.body, part.end_of_stream) == (token, False)
     exchange.close()
@@ -159,10 +157,8 @@ def test_a_request_that_is_shed_is_answered_with_429() -> None:
 
 def test_a_request_without_a_body_is_told_an_endpoint_as_well(one: Service) -> None:
     message = head("/v1/models", method="GET", mode=STREAMED, end_of_stream=True)
-    answers = one.open().receive(message)
-    assert isinstance(answers, list)
-    assert len(answers) == 1
-    assert header_of(answers[0]) == metadata_of(answers[0])
+    (answer,) = at_once(one.open().receive(message))
+    assert header_of(answer) == metadata_of(answer)
 
 
 # Destination Endpoint Served
@@ -172,7 +168,7 @@ def test_the_endpoint_that_served_is_read_back(one: Service) -> None:
     exchange = one.open()
     pick = header_of(asked(exchange, [FIRST])[0])
     assert (pick, one.router.in_flight(FIRST)) == (FIRST, 1)
-    exchange.receive(told(response_head(200), "envoy.lb", f"{DESTINATION}-served", SECOND))
+    at_once(exchange.receive(told(response_head(200), "envoy.lb", f"{DESTINATION}-served", SECOND)))
     assert (one.router.in_flight(FIRST), one.router.in_flight(SECOND)) == (0, 1)
     exchange.close()
     assert one.router.in_flight(SECOND) == 0

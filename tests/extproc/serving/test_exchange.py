@@ -1,6 +1,5 @@
-import asyncio
 import json
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from google.protobuf.json_format import ParseDict
@@ -13,11 +12,12 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.picking.decision import Decision
 from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
+from extproc.requests.request import Ask
 from extproc.router import Routed
 from extproc.serving.exchange import Exchange, Service
-from extproc.serving.stream import Ask
 from tests.extproc.messages import body, head, response_head
 from tests.extproc.serving.routers import FIRST, SECOND, counted, in_flight, of, released, service
+from tests.extproc.settled import at_once
 
 PROMPT = json.dumps({"model": "m", "prompt": list(range(512))}).encode()
 JSON = {"content-type": "application/json"}
@@ -34,15 +34,13 @@ def closing() -> Iterator[list[Service]]:
 
 
 def answers(exchange: Exchange, message: ProcessingRequest) -> list[ProcessingResponse]:
-    found = exchange.receive(message)
-    assert isinstance(found, list)
-    return found
+    return at_once(exchange.receive(message))
 
 
 def placed(one: Service, *, mode: int = ProcessingMode.BUFFERED) -> tuple[Exchange, str]:
     """A stream whose request was placed, and its first pick."""
     exchange = one.open()
-    exchange.receive(head("/v1/completions", mode=mode))
+    answers(exchange, head("/v1/completions", mode=mode))
     answer = answers(exchange, body(PROMPT))[0]
     part = answer.request_headers if mode == 4 else answer.request_body
     value = part.response.header_mutation.set_headers[0].header.raw_value.decode()
@@ -221,32 +219,24 @@ def test_a_body_that_tells_no_usage_is_not_read(closing: list[Service]) -> None:
 
 
 def test_a_stream_that_is_closed_while_the_pick_is_made_holds_no_load(
-    closing: list[Service],
+    closing: list[Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = service(HEADERS)
     closing.append(one)
     exchange = one.open()
-    routed = one.router.route(asked(exchange))
-    assert isinstance(routed, Routed)
+    answers(exchange, head("/v1/completions"))
+    at_work = one.router.route
 
-    async def late() -> Routed:
+    async def late(asked: Ask, traceparent: str) -> Routed:
+        routed = await at_work(asked, traceparent)
+        assert in_flight(one) == 1
         exchange.close()
         return routed
 
-    asyncio.run(_finish(exchange, late()))
+    monkeypatch.setattr(one.router, "route", late)
+    answers(exchange, body(PROMPT))
     assert in_flight(one) == 0
     assert counted(one, "kvsteer_open_streams") == 0
-
-
-def asked(exchange: Exchange) -> Ask:
-    exchange.receive(head("/v1/completions"))
-    step = exchange._stream.receive(body(PROMPT))
-    assert isinstance(step, Ask)
-    return step
-
-
-async def _finish(exchange: Exchange, routed: Awaitable[Routed]) -> None:
-    await exchange._place_later(routed)
 
 
 def hinted(message: ProcessingRequest, endpoints: str) -> ProcessingRequest:
@@ -262,13 +252,13 @@ def test_nobody_to_send_to_is_503_in_dialect_b_and_nothing_in_dialect_a(
     closing.append(one)
     nobody = "10.9.9.9:9"
     exchange = one.open()
-    exchange.receive(hinted(head("/v1/completions"), nobody))
+    answers(exchange, hinted(head("/v1/completions"), nobody))
     (answer,) = answers(exchange, body(PROMPT))
     removed = answer.request_body.response.header_mutation.remove_headers
     assert list(removed) == ["x-gateway-destination-endpoint"]
     exchange.close()
     exchange = one.open()
-    exchange.receive(hinted(head("/v1/completions", mode=4), nobody))
+    answers(exchange, hinted(head("/v1/completions", mode=4), nobody))
     (answer,) = answers(exchange, body(PROMPT))
     assert answer.immediate_response.status.code == 503
     exchange.close()
@@ -319,7 +309,7 @@ def test_an_envoy_of_ones_own_is_told_as_many_endpoints_as_are_configured(
     one = service(extra, FIRST, SECOND, "10.0.0.3:1", "10.0.0.4:1")
     closing.append(one)
     exchange = one.open()
-    exchange.receive(head("/v1/completions"))
+    answers(exchange, head("/v1/completions"))
     (answer,) = answers(exchange, body(PROMPT))
     value = answer.request_body.response.header_mutation.set_headers[0].header.raw_value
     assert len(value.split(b",")) == count
@@ -341,7 +331,7 @@ def test_a_verdict_is_told_by_its_refusal(closing: list[Service]) -> None:
     closing.append(one)
     first, _ = placed(one)
     exchange = one.open()
-    exchange.receive(head("/v1/completions"))
+    answers(exchange, head("/v1/completions"))
     (answer,) = answers(exchange, body(PROMPT))
     assert answer.immediate_response.status.code == 429
     for each in (first, exchange):

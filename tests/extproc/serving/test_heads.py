@@ -2,7 +2,8 @@ import pytest
 from google.protobuf.json_format import ParseDict
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
-from extproc.serving.stream import Head, ResponseHead, head_of, response_head_of, traceparent_of
+from extproc.requests.request import Head
+from extproc.serving.stream import ResponseHead, head_of, response_head_of, traceparent_of
 from tests.extproc.messages import head, response_head
 
 SUBSET = "x-gateway-destination-endpoint-subset"

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.http2.limits import Budget
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HttpBody,
     HttpTrailers,
@@ -9,23 +10,35 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.serving.stream import ResponseSide
+from extproc.serving.stream import Spoken, Stream
 from extproc.serving.stream_answers import MAX_ECHO_BYTES
-from tests.extproc.messages import response_head
+from tests.extproc.messages import head, response_head
 
 JSON = {"content-type": "application/json"}
 
 
-def side(*, is_duplex: bool = False, reads_usage: bool = False) -> ResponseSide:
-    return ResponseSide(is_duplex=is_duplex, reads_usage=reads_usage)
+def side(*, is_duplex: bool = False, reads_usage: bool = False) -> Stream:
+    """A stream whose request headers came, and none of its response."""
+    bodies = Budget(1000)
+    one = Stream(
+        Spoken(max_body_bytes=1000, bodies=bodies, names_model=False, reads_usage=reads_usage)
+    )
+    one.receive(head(response_mode=ProcessingMode.FULL_DUPLEX_STREAMED if is_duplex else 0))
+    return one
+
+
+def answered(one: Stream, message: ProcessingRequest) -> list[ProcessingResponse]:
+    step = one.receive(message)
+    assert isinstance(step, list)
+    return step
 
 
 def body(piece: bytes, *, last: bool) -> ProcessingRequest:
     return ProcessingRequest(response_body=HttpBody(body=piece, end_of_stream=last))
 
 
-def headers_answer(one: ResponseSide, message: ProcessingRequest) -> ProcessingResponse:
-    (answer,) = one.receive("response_headers", message)
+def headers_answer(one: Stream, message: ProcessingRequest) -> ProcessingResponse:
+    (answer,) = answered(one, message)
     return answer
 
 
@@ -35,8 +48,8 @@ def test_headers_go_on_and_are_read() -> None:
     assert answer.WhichOneof("response") == "response_headers"
     assert not answer.response_headers.HasField("response")
     assert not answer.HasField("mode_override")
-    assert one.head is not None
-    assert one.head.status == 503
+    assert one.response_head is not None
+    assert one.response_head.status == 503
 
 
 def test_a_body_that_may_tell_usage_is_asked_for_as_it_streams() -> None:
@@ -55,12 +68,12 @@ def test_a_body_that_may_tell_usage_is_asked_for_as_it_streams() -> None:
     ],
     ids=["not configured", "no usage in it", "no body", "comes anyway"],
 )
-def test_no_other_body_is_asked_for(one: ResponseSide, message: ProcessingRequest) -> None:
+def test_no_other_body_is_asked_for(one: Stream, message: ProcessingRequest) -> None:
     assert not headers_answer(one, message).HasField("mode_override")
 
 
 def test_a_piece_that_envoy_holds_goes_on() -> None:
-    (answer,) = side().receive("response_body", body(b"x", last=False))
+    (answer,) = answered(side(), body(b"x", last=False))
     assert answer.WhichOneof("response") == "response_body"
     assert not answer.response_body.HasField("response")
 
@@ -70,7 +83,7 @@ def test_a_duplex_body_is_given_back_byte_by_byte_as_it_comes(pieces: list[bytes
     one = side(is_duplex=True)
     back: list[tuple[bytes, bool]] = []
     for piece, last in [*((piece, False) for piece in pieces), (b"", True)]:
-        answers = one.receive("response_body", body(piece, last=last))
+        answers = answered(one, body(piece, last=last))
         parts = [each.response_body.response.body_mutation.streamed_response for each in answers]
         assert b"".join(part.body for part in parts) == piece
         back += [(part.body, part.end_of_stream) for part in parts]
@@ -79,5 +92,5 @@ def test_a_duplex_body_is_given_back_byte_by_byte_as_it_comes(pieces: list[bytes
 
 def test_trailers_go_on() -> None:
     message = ProcessingRequest(response_trailers=HttpTrailers())
-    (answer,) = side().receive("response_trailers", message)
+    (answer,) = answered(side(), message)
     assert answer.WhichOneof("response") == "response_trailers"

@@ -14,8 +14,9 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.picking.decision import Refusal
-from extproc.serving.stream import Ask, Head, Placement, State, Stream
-from extproc.serving.stream_answers import MAX_ECHO_BYTES
+from extproc.requests.request import Ask, Head
+from extproc.serving.stream import Spoken, State, Stream
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
 from tests.extproc.messages import body, head, trailers
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -26,12 +27,13 @@ DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
 
 def stream(*, names_model: bool = False, dialect: str = "auto") -> Stream:
     return Stream(
-        max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, dialect=dialect
+        Spoken(max_body_bytes=1000, bodies=Budget(2000), names_model=names_model, dialect=dialect)
     )
 
 
 def looking() -> Stream:
-    return Stream(max_body_bytes=1000, bodies=Budget(2000), names_model=False, wants_status=True)
+    spoken = Spoken(max_body_bytes=1000, bodies=Budget(2000), names_model=False)
+    return Stream(spoken, wants_status=True)
 
 
 def duplex_head(
@@ -254,7 +256,7 @@ def test_a_duplex_body_is_collected_and_given_back_behind_the_pick() -> None:
 
 
 def test_a_large_duplex_body_is_given_back_in_pieces_that_envoy_takes() -> None:
-    one = Stream(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False)
+    one = Stream(Spoken(max_body_bytes=200_000, bodies=Budget(200_000), names_model=False))
     one.receive(duplex_head())
     one.receive(body(b"a" * 82_000, end_of_stream=False))
     one.receive(body(b"b" * 82_000))
@@ -387,9 +389,9 @@ def test_a_response_may_begin_before_the_request_has_ended() -> None:
 def test_each_direction_has_its_own_mode() -> None:
     one = stream()
     one.receive(head(response_mode=DUPLEX))
-    (answer,) = one.response.receive(
-        "response_body", ProcessingRequest(response_body=HttpBody(body=b"x"))
-    )
+    step = one.receive(ProcessingRequest(response_body=HttpBody(body=b"x")))
+    assert isinstance(step, list)
+    (answer,) = step
     assert answer.response_body.response.body_mutation.streamed_response.body == b"x"
     assert not one.is_duplex
 
@@ -438,7 +440,7 @@ def test_a_mode_that_is_not_spoken_is_refused_by_name(modes: dict[str, int]) -> 
 def test_a_body_for_which_there_is_no_room_is_given_back_unread() -> None:
     bodies = Budget(100)
     first, second = (
-        Stream(max_body_bytes=1000, bodies=bodies, names_model=False) for _ in range(2)
+        Stream(Spoken(max_body_bytes=1000, bodies=bodies, names_model=False)) for _ in range(2)
     )
     for one in (first, second):
         one.receive(duplex_head())

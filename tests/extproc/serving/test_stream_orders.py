@@ -16,9 +16,12 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.picking.decision import Refusal
-from extproc.serving.stream import Ask, Placement, Stream
+from extproc.requests.request import Ask
+from extproc.serving.stream import Spoken, Stream
+from extproc.serving.stream_answers import Placement
 from tests.extproc.messages import body, head, response_head, trailers
 from tests.extproc.serving.routers import in_flight, released, service
+from tests.extproc.settled import at_once
 
 LIMIT = 3000
 MODES = st.sampled_from([None, *range(6)])
@@ -43,7 +46,8 @@ def response_body(piece: bytes, *, last: bool) -> ProcessingRequest:
 
 
 def stream() -> Stream:
-    return Stream(max_body_bytes=LIMIT, bodies=Budget(10**9), names_model=False, reads_usage=True)
+    bodies = Budget(10**9)
+    return Stream(Spoken(max_body_bytes=LIMIT, bodies=bodies, names_model=False, reads_usage=True))
 
 
 def talk(
@@ -122,7 +126,7 @@ def test_however_a_stream_goes_its_load_is_released_once(
     before = released(SERVICE)
     with contextlib.suppress(ProtocolError):
         for message in messages:
-            exchange.receive(message)
+            at_once(exchange.receive(message))
     booked = in_flight(SERVICE)
     for _ in range(closes):
         exchange.close()

@@ -16,10 +16,9 @@ from extproc.config.reader import parse
 from extproc.errors import RequestError
 from extproc.observing.metrics import Metrics
 from extproc.requests.costly_json import INLINE_BYTES
-from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH
+from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Ask, Head
 from extproc.requests.request import parse as parse_request
 from extproc.router import Router
-from extproc.serving.stream import Ask, Head
 from extproc.tokenizing.prompt_tokens import (
     MAX_WAITING,
     MAX_WAITING_BYTES,
@@ -31,7 +30,7 @@ from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 from simulator.server import running
 from simulator.settings import TINY_MODEL, Settings
-from tests.extproc.settled import settled
+from tests.extproc.settled import at_once
 from tests.extproc.tokenizing.test_remote_tokenizer import Answer, hanging, saying, server
 
 CHAT = Head("POST", CHAT_PATH, None)
@@ -68,7 +67,7 @@ async def test_a_worker_that_tells_the_tokens_has_its_prompts_keyed() -> None:
     async with running(Settings()) as worker, aiohttp.ClientSession() as client:
         one = Routed(worker.endpoint, deadline_ms=5_000)
         one.router._tokens._deadline_seconds = 5.0
-        decision, _ = await settled(one.router.route(Ask(CHAT, chat())))
+        decision, _ = await one.router.route(Ask(CHAT, chat()))
         async with client.post(f"{worker.url}{CHAT_PATH}", data=chat()) as response:
             usage = (await response.json())["usage"]
         assert (decision.prompt_tokens, decision.model) == (usage["prompt_tokens"], "tiny")
@@ -92,7 +91,7 @@ async def test_without_the_tokens_the_pick_is_made_by_load(
 ) -> None:
     async with server(answer) as endpoint:
         one = Routed(endpoint, deadline_ms=deadline_ms)
-        decision, booking = await settled(one.router.route(Ask(CHAT, chat())))
+        decision, booking = await one.router.route(Ask(CHAT, chat()))
         assert decision.pick == (endpoint,)
         assert booking is not None
         assert decision.prompt_tokens == 0
@@ -103,7 +102,7 @@ async def test_without_the_tokens_the_pick_is_made_by_load(
 async def test_token_ids_need_no_worker() -> None:
     one = Routed("127.0.0.1:1")
     body = json.dumps({"model": "tiny", "prompt": [1, 2, 3]}).encode()
-    decision, _ = await settled(one.router.route(Ask(Head("POST", COMPLETIONS_PATH, None), body)))
+    decision, _ = await one.router.route(Ask(Head("POST", COMPLETIONS_PATH, None), body))
     assert decision.prompt_tokens == 3
     await one.close()
 
@@ -117,7 +116,7 @@ async def test_every_prompt_of_a_request_is_asked_for_and_cut() -> None:
         tokens = PromptTokens(one.remote, 5.0)
         body = {"prompt": ["abc", "a"], "truncate_prompt_tokens": 2, "add_special_tokens": False}
         request = parse_request(COMPLETIONS_PATH, json.dumps(body).encode())
-        found = await settled(tokens.of(request, "tiny", 1))
+        found = await tokens.of(request, "tiny", 1)
         assert [each.tolist() for each in found] == [[7, 7], [7]]
         tokens.close()
         await one.close()
@@ -133,9 +132,9 @@ async def test_local_prompts_are_the_same_wherever_they_are_tokenized(text: str)
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
     request = parse_request(CHAT_PATH, chat(text))
     expected = [tokenizer.encode(request.prompts[0])]
-    assert await settled(tokens.of(request, "tiny", len(chat(text)))) == expected
+    assert await tokens.of(request, "tiny", len(chat(text))) == expected
     texts = parse_request(COMPLETIONS_PATH, json.dumps({"prompt": [text, text]}).encode())
-    both = await settled(tokens.of(texts, "tiny", 2 * len(text)))
+    both = await tokens.of(texts, "tiny", 2 * len(text))
     assert both == [tokenizer.encode(prompt) for prompt in texts.prompts]
     tokens.close()
 
@@ -166,9 +165,13 @@ async def test_what_a_template_takes_long_for_is_rendered_beside_the_loop(
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
     tokens = PromptTokens({"tiny": tokenizer}, 60.0)
-    found = tokens.of(request_, "tiny", 1_000)
-    assert isinstance(found, list) == is_at_once
-    assert await settled(found) == [tokenizer.encode(request_.prompts[0])]
+    expected = [tokenizer.encode(request_.prompts[0])]
+    if is_at_once:
+        assert at_once(tokens.of(request_, "tiny", 1_000)) == expected
+    else:
+        with pytest.raises(AssertionError, match="it waits"):
+            at_once(tokens.of(request_, "tiny", 1_000))
+        assert await tokens.of(request_, "tiny", 1_000) == expected
     tokens.close()
 
 
