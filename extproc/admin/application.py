@@ -1,7 +1,6 @@
-"""The admin server: everything that an operator may ask, and the live page."""
+"""The admin and metrics servers: who may ask, how errors are told, and the fleet's sampling."""
 
 import asyncio
-import ipaddress
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from extproc.address import Address
+from extproc.address import Address, is_loopback
 from extproc.admin.observed import STEP_SECONDS, Observed
 from extproc.admin.routes import decision_routes, fleet_routes, map_routes, page_routes
 from extproc.errors import StartError
@@ -22,162 +21,38 @@ from extproc.router import Router
 from extproc.serving.listening import http_connections
 from extproc.workers.workers import Workers
 
-_OWN_SITES = ("same-origin", "none")
-
-
-def same_host_only(host: str) -> Middleware:
-    """Requests must name loopback or `host`, and come from no page of another origin."""
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        named = _host_in(request.host)
-        if not (_is_loopback(named) or named == host):
-            raise web.HTTPForbidden(text=f"Host {named!r} is not served here\n")
-        origin = request.headers.get("Origin")
-        if origin is not None and origin.partition("://")[2] != request.host:
-            raise web.HTTPForbidden(text="requests from other origins are refused\n")
-        # browsers tell where a request comes from, also where they leave the Origin out; "none" is
-        # what somebody typed or chose
-        if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
-            raise web.HTTPForbidden(text="requests from pages of other sites are refused\n")
-        return await handler(request)
-
-    return check
-
-
-def _host_in(authority: str) -> str:
-    try:
-        return urlsplit(f"//{authority}").hostname or ""
-    except ValueError:
-        return ""  # as a bracket that is not closed
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-_JSON = "application/json"
-
-
-def errors_as_json() -> Middleware:
-    """Errors become `{"error": ...}`; those that are JSON already stay as they are."""
-
-    @web.middleware
-    async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except web.HTTPError as error:
-            if error.content_type != _JSON:
-                error.text, error.content_type = json.dumps({"error": _reason(error)}), _JSON
-            raise
-
-    return tell
-
-
-def _reason(error: web.HTTPError) -> str:
-    match error:
-        case web.HTTPNotFound():
-            return "there is no such path"
-        case web.HTTPMethodNotAllowed():
-            methods = ", ".join(sorted(error.allowed_methods))
-            return f"{error.method} is not for this path: {methods}"
-    said = (error.text or "").strip()
-    return said or HTTPStatus(error.status).phrase
-
-
 log = logging.getLogger("kvsteer.admin")
 
-# What a client did wrong, before or while a handler read it.
-_THEIRS = (HttpProcessingError, web.RequestPayloadError)
 
+def admin_application(
+    router: Router,
+    workers: Workers,
+    observed: Observed,
+    max_body_bytes: int,
+    host: str,
+    policy_header: str | None = None,
+) -> web.Application:
+    """Returns everything that docs/admin.md lists, but for discovery.
 
-class ServerLog:
-    """The part of `logging.Logger` that aiohttp uses for a server.
-
-    What is no HTTP is told in one line, the 1st, 2nd, 4th ... time, or any client could fill the
-    log; without the error's text, which holds what the client sent. An error of a handler of ours
-    is told with its traceback.
-
-    name: of the server.
+    host: where the server listens; requests may name it besides loopback. policy_header: of
+    requests that are explained.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._malformed = 0
-
-    def debug(self, message: str, *args: object, exc_info: object = None) -> None:
-        """aiohttp: nothing to worry about; a request that is not even HTTP is told so, too."""
-        if isinstance(exc_info, _THEIRS):
-            self.exception(message, *args, exc_info=exc_info)
-
-    def exception(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
-        """aiohttp: a request failed."""
-        if not isinstance(exc_info, _THEIRS):
-            log.error("%s: %s", self._name, message % args, exc_info=exc_info or True)
-            return
-        self._malformed += 1
-        if self._malformed & (self._malformed - 1) == 0:
-            log.warning(
-                "%s: a client sent what is no HTTP request: %s (%d so far)",
-                self._name,
-                type(exc_info).__name__,
-                self._malformed,
-            )
-
-
-# So many are accepted in one go, before any of them is counted.
-_BACKLOG = 16
-
-
-class _Site(web.TCPSite):
-    """Has so many connections at most: for one more, the oldest is closed."""
-
-    async def start(self) -> None:
-        """Listens."""
-        await web.BaseSite.start(self)
-        server = cast("web.Server", self._runner.server)  # set up before
-
-        def accepted() -> asyncio.Protocol:
-            connections = server.connections
-            if len(connections) >= http_connections():
-                connections[0].force_close()
-            return server()
-
-        self._server = await asyncio.get_running_loop().create_server(
-            accepted, self._host, self._port, backlog=_BACKLOG
-        )
-
-
-async def listen(application: web.Application, address: Address, what: str) -> web.AppRunner:
-    """Serves an application until its runner is cleaned up.
-
-    what: the server is called in the configuration and the log.
-
-    Raises:
-        StartError: the address cannot be bound.
-    """
-    runner = web.AppRunner(
-        application, access_log=None, logger=ServerLog(what), shutdown_timeout=1.0
+    # /explain wraps the body in an envelope, whose text escapes it once more at the worst
+    application = web.Application(
+        client_max_size=2 * max_body_bytes,
+        middlewares=[errors_as_json(), same_host_only(host)],
     )
-    await runner.setup()
-    site = _Site(runner, address.host, address.port)
-    try:
-        await site.start()
-    except OSError as error:
-        await runner.cleanup()
-        raise StartError(f"{what}.listen: cannot listen on {address}: {error.strerror}") from None
-    return runner
+    application.add_routes(page_routes(workers))
+    application.add_routes(fleet_routes(router, workers, policy_header and policy_header.lower()))
+    application.add_routes(decision_routes(observed, workers))
+    application.add_routes(map_routes(observed, workers))
+    return application
 
 
 def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.Application:
-    """GET /metrics, /healthz, /readyz.
+    """Returns GET /metrics, /healthz and /readyz.
 
-    hindrance: why the router is not ready, in words, "" if it is.
+    hindrance: says why the router is not ready, "" if it is.
     """
 
     async def get_metrics(request: web.Request) -> web.Response:
@@ -202,6 +77,147 @@ def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.A
     return application
 
 
+# So many are accepted in one go, before any of them is counted.
+_BACKLOG = 16
+
+
+async def listen(application: web.Application, address: Address, what: str) -> web.AppRunner:
+    """Serves an application until its runner is cleaned up.
+
+    what: the server's name in the configuration and the log.
+
+    Raises:
+        StartError: the address cannot be bound.
+    """
+    runner = web.AppRunner(
+        application, access_log=None, logger=ServerLog(what), shutdown_timeout=1.0
+    )
+    await runner.setup()
+    site = _Site(runner, address.host, address.port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise StartError(f"{what}.listen: cannot listen on {address}: {error.strerror}") from None
+    return runner
+
+
+class _Site(web.TCPSite):
+    """A site with bounded connections: for one more, the oldest is closed."""
+
+    async def start(self) -> None:
+        """Starts listening."""
+        await web.BaseSite.start(self)
+        server = cast("web.Server", self._runner.server)  # set up before
+
+        def accepted() -> asyncio.Protocol:
+            connections = server.connections
+            if len(connections) >= http_connections():
+                connections[0].force_close()
+            return server()
+
+        self._server = await asyncio.get_running_loop().create_server(
+            accepted, self._host, self._port, backlog=_BACKLOG
+        )
+
+
+_OWN_SITES = ("same-origin", "none")
+
+
+def same_host_only(host: str) -> Middleware:
+    """Refuses requests that name another host than loopback or `host`, or come from other sites."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        named = _host_in(request.host)
+        if not (is_loopback(named) or named == host):
+            raise web.HTTPForbidden(text=f"Host {named!r} is not served here\n")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            raise web.HTTPForbidden(text="requests from other origins are refused\n")
+        # browsers tell where a request comes from, also where they leave the Origin out; "none" is
+        # what somebody typed or chose
+        if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
+            raise web.HTTPForbidden(text="requests from pages of other sites are refused\n")
+        return await handler(request)
+
+    return check
+
+
+def _host_in(authority: str) -> str:
+    try:
+        return urlsplit(f"//{authority}").hostname or ""
+    except ValueError:
+        return ""  # as a bracket that is not closed
+
+
+_JSON = "application/json"
+
+
+def errors_as_json() -> Middleware:
+    """Turns errors into `{"error": ...}`; leaves alone those that are JSON already."""
+
+    @web.middleware
+    async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPError as error:
+            if error.content_type != _JSON:
+                error.text, error.content_type = json.dumps({"error": _reason(error)}), _JSON
+            raise
+
+    return tell
+
+
+def _reason(error: web.HTTPError) -> str:
+    match error:
+        case web.HTTPNotFound():
+            return "there is no such path"
+        case web.HTTPMethodNotAllowed():
+            methods = ", ".join(sorted(error.allowed_methods))
+            return f"{error.method} is not for this path: {methods}"
+    said = (error.text or "").strip()
+    return said or HTTPStatus(error.status).phrase
+
+
+# What a client did wrong, before or while a handler read it.
+_THEIRS = (HttpProcessingError, web.RequestPayloadError)
+
+
+class ServerLog:
+    """The part of `logging.Logger` that aiohttp uses for a server.
+
+    Malformed requests are logged in one line, the 1st, 2nd, 4th ... time, since any client could
+    fill the log, and without the error's text, which holds what the client sent. An error of our
+    own handlers is logged with its traceback.
+
+    name: of the server.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._malformed = 0
+
+    def debug(self, message: str, *args: object, exc_info: object = None) -> None:
+        """Logs nothing, unless aiohttp reports a malformed request here."""
+        if isinstance(exc_info, _THEIRS):
+            self.exception(message, *args, exc_info=exc_info)
+
+    def exception(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Logs a request that failed."""
+        if not isinstance(exc_info, _THEIRS):
+            log.error("%s: %s", self._name, message % args, exc_info=exc_info or True)
+            return
+        self._malformed += 1
+        if self._malformed & (self._malformed - 1) == 0:
+            log.warning(
+                "%s: a client sent what is no HTTP request: %s (%d so far)",
+                self._name,
+                type(exc_info).__name__,
+                self._malformed,
+            )
+
+
 # A worker's name, its requests in flight and its blocks.
 Fill = tuple[str, int, int]
 
@@ -210,9 +226,9 @@ AT_ONCE = 32
 
 
 class Sampling:
-    """Samples until it is closed.
+    """Samples the fleet until it is closed.
 
-    fills: looks at one worker after the other. clock: seconds since the epoch.
+    fills: yields one worker after the other. clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -229,11 +245,11 @@ class Sampling:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins, with a sample at once."""
+        """Starts, with a sample at once."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Ends it, and the streams of those who watch."""
+        """Stops sampling, and ends the streams of those who watch."""
         self._observed.is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -254,28 +270,3 @@ class Sampling:
             if len(found) % AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._observed.sample(self._clock(), found)
-
-
-def admin_application(
-    router: Router,
-    workers: Workers,
-    observed: Observed,
-    max_body_bytes: int,
-    host: str,
-    policy_header: str | None = None,
-) -> web.Application:
-    """All that docs/admin.md lists, but for where workers come from.
-
-    host: where it listens, which requests may name besides loopback. policy_header: of requests
-    that are explained.
-    """
-    # /explain wraps the body in an envelope, whose text escapes it once more at the worst
-    application = web.Application(
-        client_max_size=2 * max_body_bytes,
-        middlewares=[errors_as_json(), same_host_only(host)],
-    )
-    application.add_routes(page_routes(workers))
-    application.add_routes(fleet_routes(router, workers, policy_header and policy_header.lower()))
-    application.add_routes(decision_routes(observed, workers))
-    application.add_routes(map_routes(observed, workers))
-    return application

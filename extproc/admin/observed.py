@@ -1,9 +1,8 @@
-"""What the admin server remembers of the requests that were routed; bounded, and cheap to keep.
+"""What the admin server remembers: the last decisions and prompts, and the fleet over time.
 
-Which prefixes the last prompts share: the branching points of the tree that they make.
-
-Sorted, prompts that share a prefix are neighbours; so the shared length of each with the one before
-it tells the whole tree, without a node for every token.
+All of it is bounded, and cheap to keep. Shared prefixes are the branching points of the tree that
+the last prompts make. Sorted, prompts that share a prefix are neighbours, so the length that each
+shares with the one before it tells the whole tree, without a node for every token.
 """
 
 from array import array
@@ -23,6 +22,70 @@ from extproc.picking.explain import why
 from extproc.picking.sent import NO_CLAIMS, root_key
 from kvstate.overlap import Overlap, Prompt
 from kvstate.tiers import Tier
+
+if TYPE_CHECKING:
+    _Ring: TypeAlias = array[float]
+else:
+    _Ring = array
+
+
+# Of a stream of requests, nobody reads more decisions than these; what is kept is touched anew at
+# every request, and drives what decisions need out of the processor's caches.
+KEPT_PER_SECOND = 50
+KEPT_AT_ONCE = 512
+
+
+class Observed:
+    """The last decisions and prompts, and the fleet over time.
+
+    Decisions are kept up to a rate, and all of a burst; every request counts in the figures.
+
+    kept_at_once: how many decisions of a burst are kept. is_closed: whether the router is stopping,
+    so that nothing more will come.
+    """
+
+    def __init__(self, kept_at_once: int = KEPT_AT_ONCE) -> None:
+        self.is_closed = False
+        self.recent = Recent()
+        self.prompts = Prompts()
+        self.history = History()
+        self._routed: dict[str, list[int]] = {}
+        self._most = self._allowance = float(kept_at_once)
+        self._allowance_at = 0.0
+
+    def decided(self, decision: Decision, prompts: Sequence[Prompt], at: float) -> None:
+        """Records a request that was routed; at: seconds since the epoch."""
+        if self._may_keep(at):
+            self.recent.add(decision, at)
+            for prompt in prompts:
+                self.prompts.add(prompt)
+        if decision.prompt_tokens and decision.worker:
+            counts = self._routed.get(decision.worker)
+            if counts is None:
+                counts = self._routed[decision.worker] = [0, 0]
+            counts[0] += decision.prompt_tokens
+            counts[1] += decision.certain_tokens
+
+    def _may_keep(self, at: float) -> bool:
+        passed = max(0.0, at - self._allowance_at)
+        self._allowance_at = at
+        self._allowance = min(self._most, self._allowance + KEPT_PER_SECOND * passed)
+        if self._allowance < 1.0:
+            return False
+        self._allowance -= 1.0
+        return True
+
+    def sample(self, at: float, fills: Mapping[str, tuple[int, int]]) -> None:
+        """Ends a step of the history.
+
+        fills: requests in flight and blocks of every worker. at: seconds since the epoch.
+        """
+        nothing = [0, 0]
+        routed, self._routed = self._routed, {}
+        self.history.sample(
+            at, {name: Figures(*fill, *routed.get(name, nothing)) for name, fill in fills.items()}
+        )
+
 
 MAX_DECISIONS = 512
 
@@ -44,7 +107,7 @@ class Kept:
 
 
 class Recent:
-    """A ring of decisions, bounded by their number and by the candidates that they remember."""
+    """A ring of decisions, bounded by their number and by the candidates that they hold."""
 
     def __init__(self, decisions: int = MAX_DECISIONS, candidates: int = MAX_CANDIDATES) -> None:
         self._kept: deque[Kept] = deque()
@@ -54,7 +117,7 @@ class Recent:
         self.last = 0
 
     def add(self, decision: Decision, at: float) -> None:
-        """Keeps a decision; the oldest ones make room for it."""
+        """Keeps a decision, and drops the oldest ones beyond the bounds."""
         decisions, candidates = self._limits
         self.last += 1
         kept = Kept(self.last, at, decision)
@@ -69,13 +132,13 @@ class Recent:
             self._by_decision.pop(id(oldest.decision), None)
 
     def served(self, decision: Decision, endpoint: str) -> None:
-        """Notes who answered a request, if its decision is still kept."""
+        """Records which endpoint answered a request, if its decision is still kept."""
         kept = self._by_decision.get(id(decision))
         if kept is not None:
             kept.served = endpoint
 
     def since(self, number: int, limit: int = MAX_DECISIONS) -> list[Kept]:
-        """The newest decisions behind a number, at most `limit` of them, the oldest first.
+        """Returns the newest decisions after a number, the oldest first, at most `limit` of them.
 
         A number that was not given out yet is one of a router that ran before this one: then all.
         """
@@ -84,192 +147,14 @@ class Recent:
         return list(self._kept)[len(self._kept) - count :]
 
     def find(self, number: int) -> Kept | None:
-        """A decision by its number; None where it is not kept any more, or was never made."""
+        """Returns a decision by its number; None if it is no longer kept, or was never made."""
         if not self._kept or not self._kept[0].number <= number <= self.last:
             return None
         return self._kept[number - self._kept[0].number]
 
 
-if TYPE_CHECKING:
-    _Ring: TypeAlias = array[float]
-else:
-    _Ring = array
-
-STEP_SECONDS = 5.0
-STEPS = 180
-
-# The name under which the sum of all workers is kept; no worker has it.
-FLEET = ""
-
-
-class Figures(NamedTuple):
-    """Of one worker: now, and of the requests that went there during the last step."""
-
-    in_flight: int
-    blocks: int
-    prompt_tokens: int
-    predicted_tokens: int
-
-
-_COLUMNS = Figures._fields
-
-
-class History:
-    """One ring for each worker and figure, 8 bytes a step; a worker that goes takes its rings."""
-
-    def __init__(self, steps: int = STEPS) -> None:
-        self._steps = steps
-        self._next = 0
-        self._noted = 0
-        self._times = self._empty()
-        self._rings: dict[str, tuple[_Ring, ...]] = {}
-
-    def sample(self, at: float, figures: Mapping[str, Figures]) -> None:
-        """Notes one step. at: seconds since the epoch."""
-        total = Figures(*map(sum, zip(*figures.values(), strict=True))) if figures else None
-        all_figures = {**figures, **({} if total is None else {FLEET: total})}
-        for gone in self._rings.keys() - all_figures.keys():
-            del self._rings[gone]
-        self._times[self._next] = round(at, 3)
-        for name, one in all_figures.items():
-            if name not in self._rings:
-                self._rings[name] = tuple(self._empty() for _ in _COLUMNS)
-            for ring, value in zip(self._rings[name], one, strict=True):
-                ring[self._next] = value
-        self._next = (self._next + 1) % self._steps
-        self._noted = min(self._noted + 1, self._steps)
-
-    def names(self) -> list[str]:
-        """The workers that have a history."""
-        return [name for name in self._rings if name != FLEET]
-
-    def series(self, name: str) -> dict[str, list[Any]]:
-        """A worker's figures by name, the oldest first; None where there was nothing to note."""
-        rings = self._rings.get(name) or tuple(self._empty() for _ in _COLUMNS)
-        return {column: self._unrolled(ring) for column, ring in zip(_COLUMNS, rings, strict=True)}
-
-    def times(self) -> list[float | None]:
-        """When each step was noted, in seconds since the epoch, the oldest first."""
-        return self._unrolled(self._times)
-
-    def _unrolled(self, ring: _Ring) -> list[float | None]:
-        in_order = (ring[self._next :] + ring[: self._next])[self._steps - self._noted :]
-        return [None if isnan(value) else value for value in in_order]
-
-    def _empty(self) -> _Ring:
-        return array("d", [nan]) * self._steps
-
-
-# What is remembered of the last prompts: 4 bytes a token, so 4 MB at the most.
-MAX_PROMPTS = 256
-MAX_TOKENS = 1_000_000
-
-# Of a longer prompt, only its beginning is compared.
-LEADING_TOKENS = 16_384
-
-# Shorter prefixes fill no block.
-LEAST_TOKENS = 16
-
-
-class Prompts:
-    """The beginnings of the last prompts; they are compared and asked for, and never shown."""
-
-    def __init__(self, prompts: int = MAX_PROMPTS, tokens: int = MAX_TOKENS) -> None:
-        self._kept: deque[Prompt] = deque()
-        self._limits = prompts, tokens
-        self._tokens = 0
-
-    def add(self, prompt: Prompt) -> None:
-        """Keeps the beginning of a prompt; the oldest ones make room for it."""
-        if len(prompt.tokens) > LEADING_TOKENS:
-            prompt = prompt._replace(tokens=prompt.tokens[:LEADING_TOKENS])
-        prompts, tokens = self._limits
-        self._kept.append(prompt)
-        self._tokens += len(prompt.tokens)
-        while len(self._kept) > prompts or self._tokens > tokens:
-            self._tokens -= len(self._kept.popleft().tokens)
-
-    def all(self) -> list[Prompt]:
-        """What is kept, the oldest first."""
-        return list(self._kept)
-
-
-class Prefix(NamedTuple):
-    """A prefix of the last prompts.
-
-    key: of its namespace and tokens, with a secret of this process. tokens: its length. requests:
-    how many of the prompts begin with it. prompt: such a prompt, cut one token behind the prefix,
-    so that the index counts each of its blocks.
-    """
-
-    key: str
-    tokens: int
-    requests: int
-    prompt: Prompt
-
-
-def prefixes(prompts: Sequence[Prompt], secret: int, limit: int) -> list[Prefix]:
-    """The prefixes that matter most: shared ones, by requests x tokens, then single prompts.
-
-    secret: 64 random bits, so that a key tells nothing about the text.
-    """
-    found: list[tuple[int, int, Prompt]] = []
-    by_tokens = sorted(
-        ((_namespace(one), one.tokens.tobytes(), one) for one in prompts), key=_ORDER
-    )
-    for _, group in groupby(by_tokens, itemgetter(0)):
-        found += _tree([one for _, _, one in group])
-    found = [node for node in found if node[0] >= LEAST_TOKENS]
-    found.sort(key=lambda node: (node[1] == 1, -node[0] * node[1]))
-    return [
-        Prefix(_key(secret, prompt, tokens), tokens, requests, _cut(prompt, tokens + 1))
-        for tokens, requests, prompt in found[:limit]
-    ]
-
-
-_ORDER = itemgetter(0, 1)
-
-
-def _namespace(prompt: Prompt) -> tuple[str, str, str]:
-    return (prompt.model, repr(prompt.lora), repr(prompt.salt))
-
-
-def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
-    """Length, prompts and one of them, of every node of the tree; the prompts are sorted."""
-    open_nodes: list[tuple[int, int]] = []  # length and first prompt, each inside the one before
-    for at, prompt in enumerate(prompts):
-        shared = _shared(prompts[at - 1], prompt) if at else 0
-        first = at
-        while open_nodes and open_nodes[-1][0] > shared:
-            length, first = open_nodes.pop()
-            yield length, at - first, prompts[first]
-        if shared and (not open_nodes or open_nodes[-1][0] < shared):
-            open_nodes.append((shared, first))
-        if len(prompt.tokens) > shared:
-            open_nodes.append((len(prompt.tokens), at))
-    for length, first in reversed(open_nodes):
-        yield length, len(prompts) - first, prompts[first]
-
-
-def _shared(one: Prompt, other: Prompt) -> int:
-    """Tokens that two prompts have in common from the start."""
-    length = min(len(one.tokens), len(other.tokens))
-    left, right = (np.frombuffer(each.tokens, np.uint32, length) for each in (one, other))
-    differ = np.flatnonzero(left != right)
-    return int(differ[0]) if differ.size else length
-
-
-def _cut(prompt: Prompt, tokens: int) -> Prompt:
-    return prompt._replace(tokens=prompt.tokens[:tokens])
-
-
-def _key(secret: int, prompt: Prompt, tokens: int) -> str:
-    root = root_key(secret, *_namespace(prompt))
-    return f"{xxhash.xxh3_64_intdigest(prompt.tokens[:tokens].tobytes(), root):016x}"[:8]
-
-
 def summary(kept: Kept) -> dict[str, Any]:
-    """One entry of GET /decisions: nothing of the prompt but its length."""
+    """Returns one entry of GET /decisions, with nothing of the prompt but its length."""
     decision = kept.decision
     claimed = decision.claims.get(decision.worker, NO_CLAIMS)
     return {
@@ -293,10 +178,183 @@ def summary(kept: Kept) -> dict[str, Any]:
     }
 
 
-def spread(prefix: Prefix, overlaps: Mapping[str, Overlap], workers: int) -> dict[str, Any]:
-    """One entry of GET /prefixes: the workers that hold some of a prefix, the most first.
+STEP_SECONDS = 5.0
+STEPS = 180
 
-    workers: how many are told at the most.
+# The name under which the sum of all workers is kept; no worker has it.
+FLEET = ""
+
+
+class Figures(NamedTuple):
+    """The figures of one worker: now, and of requests that went there during the last step."""
+
+    in_flight: int
+    blocks: int
+    prompt_tokens: int
+    predicted_tokens: int
+
+
+_COLUMNS = Figures._fields
+
+
+class History:
+    """One ring for each worker and figure, 8 bytes a step; a worker's rings go with it."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self._steps = steps
+        self._next = 0
+        self._noted = 0
+        self._times = self._empty()
+        self._rings: dict[str, tuple[_Ring, ...]] = {}
+
+    def sample(self, at: float, figures: Mapping[str, Figures]) -> None:
+        """Records one step; at: seconds since the epoch."""
+        total = Figures(*map(sum, zip(*figures.values(), strict=True))) if figures else None
+        all_figures = {**figures, **({} if total is None else {FLEET: total})}
+        for gone in self._rings.keys() - all_figures.keys():
+            del self._rings[gone]
+        self._times[self._next] = round(at, 3)
+        for name, one in all_figures.items():
+            if name not in self._rings:
+                self._rings[name] = tuple(self._empty() for _ in _COLUMNS)
+            for ring, value in zip(self._rings[name], one, strict=True):
+                ring[self._next] = value
+        self._next = (self._next + 1) % self._steps
+        self._noted = min(self._noted + 1, self._steps)
+
+    def names(self) -> list[str]:
+        """Returns the workers that have a history."""
+        return [name for name in self._rings if name != FLEET]
+
+    def series(self, name: str) -> dict[str, list[Any]]:
+        """Returns a worker's figures by name, the oldest first; None where nothing was recorded."""
+        rings = self._rings.get(name) or tuple(self._empty() for _ in _COLUMNS)
+        return {column: self._unrolled(ring) for column, ring in zip(_COLUMNS, rings, strict=True)}
+
+    def times(self) -> list[float | None]:
+        """Returns when each step was recorded, in seconds since the epoch, the oldest first."""
+        return self._unrolled(self._times)
+
+    def _unrolled(self, ring: _Ring) -> list[float | None]:
+        in_order = (ring[self._next :] + ring[: self._next])[self._steps - self._noted :]
+        return [None if isnan(value) else value for value in in_order]
+
+    def _empty(self) -> _Ring:
+        return array("d", [nan]) * self._steps
+
+
+# What is remembered of the last prompts: 4 bytes a token, so 4 MB at the most.
+MAX_PROMPTS = 256
+MAX_TOKENS = 1_000_000
+
+# Of a longer prompt, only its beginning is compared.
+LEADING_TOKENS = 16_384
+
+# Shorter prefixes fill no block.
+LEAST_TOKENS = 16
+
+
+class Prompts:
+    """The beginnings of the last prompts; they are compared and looked up, and never shown."""
+
+    def __init__(self, prompts: int = MAX_PROMPTS, tokens: int = MAX_TOKENS) -> None:
+        self._kept: deque[Prompt] = deque()
+        self._limits = prompts, tokens
+        self._tokens = 0
+
+    def add(self, prompt: Prompt) -> None:
+        """Keeps the beginning of a prompt, and drops the oldest ones beyond the bounds."""
+        if len(prompt.tokens) > LEADING_TOKENS:
+            prompt = prompt._replace(tokens=prompt.tokens[:LEADING_TOKENS])
+        prompts, tokens = self._limits
+        self._kept.append(prompt)
+        self._tokens += len(prompt.tokens)
+        while len(self._kept) > prompts or self._tokens > tokens:
+            self._tokens -= len(self._kept.popleft().tokens)
+
+    def all(self) -> list[Prompt]:
+        """Returns the prompts that are kept, the oldest first."""
+        return list(self._kept)
+
+
+class Prefix(NamedTuple):
+    """A prefix of the last prompts.
+
+    key: a hash of its namespace and tokens, with a secret of this process. tokens: its length.
+    requests: how many of the prompts begin with it. prompt: such a prompt, cut one token after the
+    prefix, so that the index counts each of its blocks.
+    """
+
+    key: str
+    tokens: int
+    requests: int
+    prompt: Prompt
+
+
+def prefixes(prompts: Sequence[Prompt], secret: int, limit: int) -> list[Prefix]:
+    """Returns the prefixes that matter most: shared ones by requests x tokens, then single prompts.
+
+    secret: 64 random bits, so that a key tells nothing about the text. limit: how many.
+    """
+    found: list[tuple[int, int, Prompt]] = []
+    by_tokens = sorted(
+        ((_namespace(one), one.tokens.tobytes(), one) for one in prompts), key=_ORDER
+    )
+    for _, group in groupby(by_tokens, itemgetter(0)):
+        found += _tree([one for _, _, one in group])
+    found = [node for node in found if node[0] >= LEAST_TOKENS]
+    found.sort(key=lambda node: (node[1] == 1, -node[0] * node[1]))
+    return [
+        Prefix(_key(secret, prompt, tokens), tokens, requests, _cut(prompt, tokens + 1))
+        for tokens, requests, prompt in found[:limit]
+    ]
+
+
+_ORDER = itemgetter(0, 1)
+
+
+def _namespace(prompt: Prompt) -> tuple[str, str, str]:
+    return (prompt.model, repr(prompt.lora), repr(prompt.salt))
+
+
+def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
+    """Yields length, number of prompts and one of them for every node; the prompts are sorted."""
+    open_nodes: list[tuple[int, int]] = []  # length and first prompt, each inside the one before
+    for at, prompt in enumerate(prompts):
+        shared = _shared(prompts[at - 1], prompt) if at else 0
+        first = at
+        while open_nodes and open_nodes[-1][0] > shared:
+            length, first = open_nodes.pop()
+            yield length, at - first, prompts[first]
+        if shared and (not open_nodes or open_nodes[-1][0] < shared):
+            open_nodes.append((shared, first))
+        if len(prompt.tokens) > shared:
+            open_nodes.append((len(prompt.tokens), at))
+    for length, first in reversed(open_nodes):
+        yield length, len(prompts) - first, prompts[first]
+
+
+def _shared(one: Prompt, other: Prompt) -> int:
+    """Returns how many leading tokens two prompts have in common."""
+    length = min(len(one.tokens), len(other.tokens))
+    left, right = (np.frombuffer(each.tokens, np.uint32, length) for each in (one, other))
+    differ = np.flatnonzero(left != right)
+    return int(differ[0]) if differ.size else length
+
+
+def _cut(prompt: Prompt, tokens: int) -> Prompt:
+    return prompt._replace(tokens=prompt.tokens[:tokens])
+
+
+def _key(secret: int, prompt: Prompt, tokens: int) -> str:
+    root = root_key(secret, *_namespace(prompt))
+    return f"{xxhash.xxh3_64_intdigest(prompt.tokens[:tokens].tobytes(), root):016x}"[:8]
+
+
+def spread(prefix: Prefix, overlaps: Mapping[str, Overlap], workers: int) -> dict[str, Any]:
+    """Returns one entry of GET /prefixes: the workers that hold some of a prefix, the most first.
+
+    workers: how many are shown at most.
     """
     holders = sorted(overlaps.items(), key=lambda one: one[1].rank_order, reverse=True)
     return {
@@ -319,58 +377,3 @@ def _holder(name: str, overlap: Overlap) -> dict[str, Any]:
         "uncertain_tokens": overlap.uncertain_tokens,
         "blocks_by_tier": {tier.name.lower(): overlap.tiers[tier] for tier in Tier},
     }
-
-
-# Of a stream of requests, nobody reads more decisions than these; what is kept is touched anew at
-# every request, and drives what decisions need out of the processor's caches.
-KEPT_PER_SECOND = 50
-KEPT_AT_ONCE = 512
-
-
-class Observed:
-    """The last decisions and prompts, and the fleet over time.
-
-    Decisions are kept up to a rate, and all of a burst; every request counts in the figures.
-
-    kept_at_once: how many decisions of a burst are kept.
-    is_closed: whether the router is being stopped, so that nothing more will come.
-    """
-
-    def __init__(self, kept_at_once: int = KEPT_AT_ONCE) -> None:
-        self.is_closed = False
-        self.recent = Recent()
-        self.prompts = Prompts()
-        self.history = History()
-        self._routed: dict[str, list[int]] = {}
-        self._most = self._allowance = float(kept_at_once)
-        self._allowance_at = 0.0
-
-    def decided(self, decision: Decision, prompts: Sequence[Prompt], at: float) -> None:
-        """Notes a request that was routed. at: seconds since the epoch."""
-        if self._may_keep(at):
-            self.recent.add(decision, at)
-            for prompt in prompts:
-                self.prompts.add(prompt)
-        if decision.prompt_tokens and decision.worker:
-            counts = self._routed.get(decision.worker)
-            if counts is None:
-                counts = self._routed[decision.worker] = [0, 0]
-            counts[0] += decision.prompt_tokens
-            counts[1] += decision.certain_tokens
-
-    def _may_keep(self, at: float) -> bool:
-        passed = max(0.0, at - self._allowance_at)
-        self._allowance_at = at
-        self._allowance = min(self._most, self._allowance + KEPT_PER_SECOND * passed)
-        if self._allowance < 1.0:
-            return False
-        self._allowance -= 1.0
-        return True
-
-    def sample(self, at: float, fills: Mapping[str, tuple[int, int]]) -> None:
-        """Ends a step of the history. fills: requests in flight and blocks, of every worker."""
-        nothing = [0, 0]
-        routed, self._routed = self._routed, {}
-        self.history.sample(
-            at, {name: Figures(*fill, *routed.get(name, nothing)) for name, fill in fills.items()}
-        )

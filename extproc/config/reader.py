@@ -1,11 +1,8 @@
-"""From YAML text to one checked `Config`; every fault is found in one run.
+"""Reads YAML into one checked `Config`, or lists all of its faults in one run.
 
-Here is what a key can break alone: its name, type, range. Rules between keys are in
-`extproc.config.rules`.
-
-YAML text to plain values; a key that a mapping has twice is a fault, where PyYAML is silent.
-
-YAML 1.2.2, section 3.2.1.3: the keys of a mapping are unique.
+Here is what one key can break alone: its name, its type, its range. Rules between keys are in
+`extproc.config.rules`. A key that a mapping has twice is a fault, where PyYAML says nothing (YAML
+1.2.2, section 3.2.1.3: the keys of a mapping are unique).
 """
 
 import difflib
@@ -24,112 +21,6 @@ from extproc.config.rules import AT_LEAST_ONE, broken_rules, worker_faults
 from extproc.config.schema import most
 from extproc.errors import ConfigError
 from extproc.tokenizer_files import TokenizerFiles
-
-# An alias is a place to look up again, and mappings of aliases to mappings of aliases double with
-# each: 700 bytes may stand for millions of values, which take half a minute to be made. What all
-# aliases together stand for is bounded, by more than a fleet of thousands takes.
-MAX_ALIASED = 200_000
-
-# "<<" takes the keys of other mappings in; PyYAML takes several.
-_MERGE = "tag:yaml.org,2002:merge"
-
-
-def values_in(text: str | bytes) -> tuple[Any, list[str]]:
-    """The values of a text, and its keys that are given twice, "key: what" each.
-
-    Raises:
-        ValueError: it is no YAML; with where and why.
-    """
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-        if root is None:
-            return None, []
-        _refuse_many_aliased(root)
-        doubles = list(_doubles(root, "", set()))
-        return loader.construct_document(root), doubles
-    except (LookupError, AttributeError):  # what PyYAML raises for such as "!!bool x"
-        raise ValueError("a value does not fit its tag") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(_told(error)) from None
-
-
-def _refuse_many_aliased(root: yaml.Node) -> None:
-    """Refuses a text whose aliases stand for too many values.
-
-    Raises:
-        ValueError: they do.
-    """
-    sizes: dict[int, int] = {}
-    total = _size(root, sizes)
-    if total - len(sizes) > MAX_ALIASED:
-        raise ValueError(f"its aliases (*) stand for more than {MAX_ALIASED} values")
-
-
-def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """How many values a node is with all that its aliases stand for; 0 where it leads to itself.
-
-    sizes: of the nodes that were looked at.
-    """
-    known = sizes.get(id(node))
-    if known is not None:
-        return known
-    sizes[id(node)] = 0
-    children: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        children = node.value
-    elif isinstance(node, yaml.MappingNode):
-        children = [part for pair in node.value for part in pair]
-    sizes[id(node)] = size = 1 + sum(_size(child, sizes) for child in children)
-    return size
-
-
-def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
-    """seen: nodes that were looked at; an alias leads to one again, perhaps in a circle."""
-    if id(node) in seen or isinstance(node, yaml.ScalarNode):
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for position, one in enumerate(node.value):
-            yield from _doubles(one, f"{path}[{position}]", seen)
-        return
-    lines: dict[tuple[str, str], int] = {}
-    for key, value in node.value:
-        name = key.value if isinstance(key, yaml.ScalarNode) else "?"
-        where = f"{path}.{name}" if path else name
-        kind, line = (key.tag, name), key.start_mark.line + 1
-        if kind in lines:
-            yield f"{where}: given in line {lines[kind]} and again in line {line}"
-        elif isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-            lines[kind] = line
-        yield from _doubles(value, where, seen)
-
-
-def _told(error: Exception) -> str:
-    """On one line, without the names that PyYAML has for texts."""
-    mark = getattr(error, "problem_mark", None)
-    if isinstance(error, yaml.MarkedYAMLError) and mark is not None:
-        why = ", ".join(part for part in (error.context, error.problem) if part)
-        return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(why.split())}"
-    said = " ".join(str(error).split())
-    for name in ('in "<byte string>", ', 'in "<unicode string>", '):
-        said = said.replace(name, "at ")
-    return said
-
-
-def changed_keys(running: object, read: object, path: str = "") -> Iterator[str]:
-    """The keys whose values differ, as docs/configuration.md has them, without those values.
-
-    running, read: two of the same section. Lists, as of workers, are one key.
-    """
-    if not is_dataclass(running) or type(running) is not type(read):
-        if running != read:
-            yield path
-        return
-    for field in fields(running):
-        before, now = getattr(running, field.name), getattr(read, field.name)
-        yield from changed_keys(before, now, f"{path}.{field.name}" if path else field.name)
-
 
 # A configuration names a few thousand workers at most; a larger file is a mistake.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -159,7 +50,7 @@ def load(path: str) -> Config:
     """Reads and checks a configuration file.
 
     Raises:
-        ConfigError: the file cannot be read, or anything in it is wrong.
+        ConfigError: the file cannot be read, or something in it is wrong.
     """
     try:
         with Path(path).open("rb") as file:
@@ -172,12 +63,12 @@ def load(path: str) -> Config:
 
 
 def parse(text: str | bytes, name: str) -> Config:
-    """Checks a configuration text.
+    """Checks the text of a configuration.
 
-    name: its file's, for the messages.
+    name: the file's name, for the messages.
 
     Raises:
-        ConfigError: with all its faults.
+        ConfigError: the text has faults; the error has all of them.
     """
     raw, faults = _values(text, name)
     config = _section(Config, raw, "", faults)
@@ -190,7 +81,7 @@ def parse(text: str | bytes, name: str) -> Config:
 
 
 def _missing_files(config: Config) -> Iterator[str]:
-    """The faults of the files that models name."""
+    """Yields the faults of files that models name and that do not exist."""
     for position, model in enumerate(config.models):
         key = f"models[{position}]"
         if isinstance(model.tokenizer, str):
@@ -205,10 +96,11 @@ def _missing_files(config: Config) -> Iterator[str]:
 def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
     """Checks the text of a file of workers: a list in the form of the configuration's `workers`.
 
-    name: the file's, for the messages. config: which models there are.
+    name: the file's name, for the messages. config: says which models exist. An empty list is
+    valid, an empty file is not.
 
     Raises:
-        ConfigError: with all its faults; an empty file is one, an empty list is none.
+        ConfigError: the text has faults; the error has all of them.
     """
     raw, faults = _values(text, name)
     if not isinstance(raw, list):
@@ -221,6 +113,20 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     return tuple(items)
 
 
+def changed_keys(running: object, read: object, path: str = "") -> Iterator[str]:
+    """Yields the keys whose values differ, as docs/configuration.md names them, without the values.
+
+    running, read: two versions of one section. A list, such as workers, counts as one key.
+    """
+    if not is_dataclass(running) or type(running) is not type(read):
+        if running != read:
+            yield path
+        return
+    for field in fields(running):
+        before, now = getattr(running, field.name), getattr(read, field.name)
+        yield from changed_keys(before, now, f"{path}.{field.name}" if path else field.name)
+
+
 def _values(text: str | bytes, name: str) -> tuple[Any, list[str]]:
     try:
         return values_in(text)
@@ -229,16 +135,17 @@ def _values(text: str | bytes, name: str) -> tuple[Any, list[str]]:
 
 
 def _follows(rule: str, faults: list[str]) -> bool:
-    """Whether a key was at fault already, or a list is empty only because its items were."""
+    """Tells whether a broken rule only follows from a fault that was found before."""
     key, _, what = rule.partition(": ")
     already = (f"{key}: ", f"{key}[") if what == AT_LEAST_ONE else f"{key}: "
     return any(fault.startswith(already) for fault in faults)
 
 
 def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # noqa: ANN401
-    """One section as its dataclass; what is wrong is written down, and left at its default.
+    """Returns a section as its dataclass; notes what is wrong, and uses the default there.
 
-    None where that cannot be: no mapping, or a key without a default is missing or wrong.
+    None where that cannot be: the value is no mapping, or a key without a default is missing or
+    wrong.
     """
     if not isinstance(raw, Mapping):
         what = f"must be a mapping, is {_shown(raw)}{_as_mapping(kind, raw)}"
@@ -290,7 +197,7 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
 
 
 def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> object:
-    """One of a few words, in the place of a section."""
+    """Accepts one of a few words in the place of a section."""
     if raw in words:
         return raw
     faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_shown(raw)}")
@@ -298,7 +205,7 @@ def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> 
 
 
 def _chosen(hint: object, raw: object) -> tuple[object, bool]:
-    """What a value is to be, and whether it may be absent; of a text or a section, by its shape."""
+    """Returns the type that a value is to have, chosen by its shape, and whether it may be null."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
@@ -367,7 +274,102 @@ def _near(word: object, known: Iterable[str]) -> str:
 
 
 def _as_mapping(kind: type, raw: object) -> str:
-    """Which key of a section a word alone is meant for, if it is one of that key's words."""
+    """Says which key of a section a single word is meant for, if any key accepts that word."""
     word = str(raw).replace("-", "_")
     names = [item.name for item in fields(kind) if word in item.metadata["choices"]]
     return f"; did you mean {{{names[0]}: {word}}}?" if names else ""
+
+
+# An alias is a place to look up again, and mappings of aliases to mappings of aliases double with
+# each: 700 bytes may stand for millions of values, which take half a minute to be made. What all
+# aliases together stand for is bounded, by more than a fleet of thousands takes.
+MAX_ALIASED = 200_000
+
+# "<<" takes the keys of other mappings in; PyYAML takes several.
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def values_in(text: str | bytes) -> tuple[Any, list[str]]:
+    """Returns the values of a YAML text, and its keys that are given twice as "key: what" each.
+
+    Raises:
+        ValueError: the text is no YAML; says where and why.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, []
+        _refuse_many_aliased(root)
+        doubles = list(_doubles(root, "", set()))
+        return loader.construct_document(root), doubles
+    except (LookupError, AttributeError):  # what PyYAML raises for such as "!!bool x"
+        raise ValueError("a value does not fit its tag") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(_told(error)) from None
+
+
+def _refuse_many_aliased(root: yaml.Node) -> None:
+    """Refuses a text whose aliases stand for too many values.
+
+    Raises:
+        ValueError: they stand for more than `MAX_ALIASED`.
+    """
+    sizes: dict[int, int] = {}
+    total = _size(root, sizes)
+    if total - len(sizes) > MAX_ALIASED:
+        raise ValueError(f"its aliases (*) stand for more than {MAX_ALIASED} values")
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Counts a node with all values that its aliases stand for; 0 where it leads to itself.
+
+    sizes: of the nodes that were counted before.
+    """
+    known = sizes.get(id(node))
+    if known is not None:
+        return known
+    sizes[id(node)] = 0
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        children = node.value
+    elif isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    sizes[id(node)] = size = 1 + sum(_size(child, sizes) for child in children)
+    return size
+
+
+def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
+    """Yields the keys that are given twice.
+
+    seen: the nodes visited before; an alias leads back to one, perhaps in a circle.
+    """
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for position, one in enumerate(node.value):
+            yield from _doubles(one, f"{path}[{position}]", seen)
+        return
+    lines: dict[tuple[str, str], int] = {}
+    for key, value in node.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+        where = f"{path}.{name}" if path else name
+        kind, line = (key.tag, name), key.start_mark.line + 1
+        if kind in lines:
+            yield f"{where}: given in line {lines[kind]} and again in line {line}"
+        elif isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+            lines[kind] = line
+        yield from _doubles(value, where, seen)
+
+
+def _told(error: Exception) -> str:
+    """Returns the error on one line, without PyYAML's names for texts."""
+    mark = getattr(error, "problem_mark", None)
+    if isinstance(error, yaml.MarkedYAMLError) and mark is not None:
+        why = ", ".join(part for part in (error.context, error.problem) if part)
+        return f"line {mark.line + 1}, column {mark.column + 1}: {' '.join(why.split())}"
+    said = " ".join(str(error).split())
+    for name in ('in "<byte string>", ', 'in "<unicode string>", '):
+        said = said.replace(name, "at ")
+    return said

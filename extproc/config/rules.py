@@ -1,9 +1,8 @@
-"""Rules between the keys of a configuration, and of the addresses that they name.
+"""Rules between the keys of a configuration, and rules about the addresses that they name.
 
-Places that two workers name as their own, as a copied line does: an endpoint, a feed.
-
-A feed's messages do not say which worker sent them: what two workers claim would be credited to
-both.
+`broken_rules` finds faults; `doubts` finds what may be meant, and is accepted with a note. Workers
+must not share an endpoint or a feed, as a copied line makes them: a feed's messages do not say
+which worker sent them, so its blocks would be credited to both.
 """
 
 import ipaddress
@@ -22,95 +21,183 @@ from extproc.config.schema import (
     WorkerEvents,
 )
 
-_LOOPBACK = "127.0.0.1"
-
-
-def same_place(place: Address) -> Address:
-    """An address in the one spelling by which it is compared."""
-    host = place.host.lower()
-    return Address(_LOOPBACK if host == "localhost" else host, place.port)
-
-
-def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
-    """What is wrong where workers have one endpoint.
-
-    key: of the list of workers.
-    """
-    spelled: dict[Address | str, list[str]] = defaultdict(list)
-    for worker in workers:
-        try:
-            spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
-        except ValueError:  # told as what it is
-            spelled[worker.endpoint].append(worker.endpoint)
-    for texts in spelled.values():
-        several = list(dict.fromkeys(texts))
-        if len(several) > 1:
-            yield f"{key}: the endpoints {' and '.join(several)} are the same"
-        elif len(texts) > 1:
-            yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
-
-
-def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
-    """What is wrong where workers have one feed, or ranks of theirs; one fault a worker and key.
-
-    key: of the list of workers.
-    """
-    owners: dict[tuple[object, ...], int] = {}
-    for position, worker in enumerate(workers):
-        if not isinstance(worker.events, WorkerEvents):
-            continue
-        told: set[str] = set()
-        for name, place, source in _sources(worker.events):
-            owner = owners.setdefault(source, position)
-            if owner != position and name not in told:
-                told.add(name)
-                yield f"{key}[{position}].events.{name}: {place} is that of {key}[{owner}] too"
-
-
-def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    """The key that names a source, its address, and what no other worker may have as well.
-
-    Publishers behind one proxy have one address, and a topic each.
-    """
-    tcp, topic = address.parse_tcp, None if events.bind else events.topic
-    yield from _places("zmq", events.zmq, tcp, events.ranks, topic)
-    yield from _places("replay", events.replay, tcp, events.ranks)
-    yield from _places("grpc", events.grpc, address.parse, 1, events.service)
-    yield from _places("drain", events.drain, address.parse_http)
-
-
-def _places(
-    name: str,
-    text: str | None,
-    parse: Callable[[str], Address],
-    ranks: int = 1,
-    beside: str | None = None,
-) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    """One a rank; none of an address that cannot be read, which is told as what it is."""
-    if text is None:
-        return
-    try:
-        host, port = parse(text)
-    except ValueError:
-        return
-    for one in range(port, min(port + ranks, address.MAX_PORT + 1)):
-        place = Address(host, one)
-        yield name, place, (name, same_place(place), beside)
-
-
 AT_LEAST_ONE = "at least one is needed"
 
+# A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
-    """What is wrong with an address, if anything."""
+# What requests cannot do without, or is ours.
+_TAKEN = frozenset({
+    "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
+    headers.DESTINATION, headers.MODEL,
+})  # fmt: skip
+
+
+def broken_rules(config: Config) -> list[str]:
+    """Returns every broken rule as "key: what is wrong"."""
+    return [
+        *listener_faults(config),
+        *_limits(config),
+        *_headers(config),
+        *_models(config),
+        *fleet_faults(config),
+    ]
+
+
+def _limits(config: Config) -> Iterator[str]:
+    timeout_ms = config.envoy.message_timeout_ms
+    if config.extproc.deadline_ms >= timeout_ms:
+        yield f"extproc.deadline_ms: must be below envoy.message_timeout_ms ({timeout_ms})"
+    limit_bytes = config.envoy.request_body_buffer_limit_bytes
+    if config.extproc.max_body_bytes > limit_bytes:
+        yield (
+            "extproc.max_body_bytes: must not be above"
+            f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 there"
+        )
+    if config.policy.shed and config.policy.max_in_flight is None:
+        yield "policy.max_in_flight: missing: policy.shed needs it"
+
+
+def _headers(config: Config) -> Iterator[str]:
+    policy = config.policy
+    for key, name in (("header", policy.header), ("rank_header", policy.rank_header)):
+        if name is not None and not _HEADER.fullmatch(name):
+            yield f"policy.{key}: is no name of a header: {name!r}"
+    name = (policy.rank_header or "").lower()
+    if name and (name in _TAKEN or name == (policy.header or "").lower()):
+        yield f"policy.rank_header: {policy.rank_header!r} is set or read for something else"
+
+
+def _models(config: Config) -> Iterator[str]:
+    if not config.models:
+        yield f"models: {AT_LEAST_ONE}"
+    names = [
+        (f"models[{position}]", name)
+        for position, model in enumerate(config.models)
+        for name in (model.name, *model.aliases, *model.lora)
+    ]
+    uses = Counter(name for _, name in names)
+    seen: set[str] = set()
+    for key, name in names:
+        if uses[name] > 1 and name not in seen:
+            seen.add(name)
+            yield f"{key}: the name {name!r} is used {uses[name]} times"
+
+
+_MODE = re.compile("0?[0-7]{3}")
+
+# sun_path of unix(7) has 108 bytes, the last of which is 0.
+_MAX_PATH_BYTES = 107
+
+_LOOPBACK = "127.0.0.1"
+_WILDCARDS = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - compared with, not bound
+
+
+def listener_faults(config: Config) -> Iterator[str]:
+    """Yields what is wrong with the addresses on which the router and Envoy listen."""
+    yield from _socket_or_address("extproc.listen", config.extproc.listen)
+    yield from address_fault("admin.listen", config.admin.listen, address.parse)
+    yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
+    yield from address_fault("envoy.listen", config.envoy.listen, _parse_listener)
+    yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
+    if config.envoy.router is not None:
+        yield from _socket_or_address("envoy.router", config.envoy.router)
+    if not _MODE.fullmatch(config.extproc.socket_mode):
+        yield f'extproc.socket_mode: must be as "0660", is {config.extproc.socket_mode!r}'
+    yield from _tls(config)
+    yield from _taken_twice(config)
+
+
+def _socket_or_address(key: str, text: str) -> Iterator[str]:
+    if text.startswith("/"):
+        yield f"{key}: must be host:port or unix:PATH, is {text!r}; did you mean unix:{text}?"
+        return
+    if not text.startswith(address.UNIX_PREFIX):
+        yield from address_fault(key, text, address.parse)
+        return
+    # gRPC also writes unix:///absolute/path.
+    path = text.removeprefix(address.UNIX_PREFIX).removeprefix("//")
+    size = len(path.encode())
+    if not path:
+        yield f"{key}: unix: needs a path"
+    elif size > _MAX_PATH_BYTES:
+        yield f"{key}: a socket's path has {_MAX_PATH_BYTES} bytes at the most, this one {size}"
+
+
+def _parse_listener(text: str) -> None:
+    place = address.parse(text)
+    if not place.is_ip and place.host != "localhost":
+        raise ValueError(f"must be an IP address and a port: Envoy listens on no name: {text!r}")
+
+
+def _tls(config: Config) -> Iterator[str]:
+    ours, theirs = config.extproc.tls, config.envoy.router_tls
+    if ours is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
+        yield "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket"
+    if theirs is None:
+        return
+    if (theirs.certificate is None) != (theirs.key is None):
+        yield "envoy.router_tls: certificate and key belong together"
+    elif theirs.certificate is None and ours is not None and ours.client_ca is not None:
+        yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca asks for them"
+
+
+def _taken_twice(config: Config) -> Iterator[str]:
+    """Yields addresses that two servers are to listen on.
+
+    Envoy's are compared with the router's only where both are known to run on one host, and only
+    where they are not the defaults: Envoy may have another configuration than this one.
+    """
+    envoy, plain = config.envoy, Envoy()
+    ours = [
+        ("extproc.listen", config.extproc.listen),
+        ("admin.listen", config.admin.listen),
+        ("metrics.listen", config.metrics.listen),
+    ]
+    theirs = [("envoy.listen", envoy.listen), ("envoy.admin", envoy.admin)]
+    written = [
+        one
+        for one, usual in zip(theirs, (plain.listen, plain.admin), strict=True)
+        if one[1] != usual
+    ]
+    faults = [*_clashes(ours), *_clashes(theirs)]
+    if _listens_on_loopback(envoy.router or config.extproc.listen):
+        faults += _clashes([*ours, *written])
+    yield from dict.fromkeys(faults)
+
+
+def _clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
+    for position, (key, text) in enumerate(listeners):
+        for before, other in listeners[:position]:
+            if _is_same(text, other):
+                yield f"{key}: {text} is taken: {before} is {other}"
+                break
+
+
+def _is_same(one: str, other: str) -> bool:
     try:
-        parse(text)
-    except ValueError as error:
-        yield f"{key}: {error}"
+        first, second = (same_place(address.parse(text)) for text in (one, other))
+    except ValueError:  # told as what it is
+        return False
+    if first.port != second.port or not first.port:
+        return False
+    return first.host == second.host or _takes_in(first, second) or _takes_in(second, first)
+
+
+def _takes_in(one: Address, other: Address) -> bool:
+    """Tells whether the first is bound to all addresses of the second's kind."""
+    return other.is_ip and one.host == _WILDCARDS[ipaddress.ip_address(other.host).version]
+
+
+def _listens_on_loopback(text: str) -> bool:
+    try:
+        return address.is_loopback(same_place(address.parse(text)).host)
+    except ValueError:
+        return False
 
 
 def fleet_faults(config: Config) -> Iterator[str]:
-    """What is wrong with the workers and where they are found."""
+    """Yields what is wrong with the workers and with their discovery."""
     found = config.discovery
     if not (config.workers or found.file or found.dns or found.kubernetes):
         yield f"workers: {AT_LEAST_ONE}"
@@ -134,7 +221,7 @@ def fleet_faults(config: Config) -> Iterator[str]:
 
 
 def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterator[str]:
-    """What is wrong with a list of workers.
+    """Yields what is wrong with a list of workers.
 
     key: of the list.
     """
@@ -142,31 +229,6 @@ def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterat
     yield from shared_feeds(key, workers)
     for position, worker in enumerate(workers):
         yield from _worker(f"{key}[{position}]", worker, config)
-
-
-def _parse_nameserver(text: str) -> None:
-    if not address.parse(text).is_ip:
-        raise ValueError(f"must be ip:port, is {text!r}")
-
-
-def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None]:
-    """For addresses that are connected to."""
-
-    def parsed(text: str) -> None:
-        place = parse(text)
-        _raise_unless_reachable(place, text)
-        if not place.port:
-            raise ValueError(f"must have a port above 0, is {text!r}")
-
-    return parsed
-
-
-def _raise_unless_reachable(place: address.Address, text: str) -> None:
-    if place.host in address.WILDCARDS:
-        raise ValueError(
-            f"{text!r} is where a server listens; write the worker's own host instead of"
-            f" {place.host}"
-        )
 
 
 def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
@@ -193,7 +255,7 @@ def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
 
 
 def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
-    """What is wrong with the ports of a feed."""
+    """Yields what is wrong with the ports of a feed."""
     if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
         yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
     if events.zmq_port is None and events.replay_port is not None:
@@ -255,122 +317,116 @@ def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
         taken |= ports
 
 
-_MODE = re.compile("0?[0-7]{3}")
-
-# sun_path of unix(7) has 108 bytes, the last of which is 0.
-_MAX_PATH_BYTES = 107
-
-_WILDCARDS = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - compared with, not bound
+def _parse_nameserver(text: str) -> None:
+    if not address.parse(text).is_ip:
+        raise ValueError(f"must be ip:port, is {text!r}")
 
 
-def listener_faults(config: Config) -> Iterator[str]:
-    """What is wrong with where the router and Envoy listen."""
-    yield from _socket_or_address("extproc.listen", config.extproc.listen)
-    yield from address_fault("admin.listen", config.admin.listen, address.parse)
-    yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
-    yield from address_fault("envoy.listen", config.envoy.listen, _parse_listener)
-    yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
-    if config.envoy.router is not None:
-        yield from _socket_or_address("envoy.router", config.envoy.router)
-    if not _MODE.fullmatch(config.extproc.socket_mode):
-        yield f'extproc.socket_mode: must be as "0660", is {config.extproc.socket_mode!r}'
-    yield from _tls(config)
-    yield from _taken_twice(config)
+def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None]:
+    """Returns a parser that accepts only addresses which can be connected to."""
+
+    def parsed(text: str) -> None:
+        place = parse(text)
+        _raise_unless_reachable(place, text)
+        if not place.port:
+            raise ValueError(f"must have a port above 0, is {text!r}")
+
+    return parsed
 
 
-def _socket_or_address(key: str, text: str) -> Iterator[str]:
-    if text.startswith("/"):
-        yield f"{key}: must be host:port or unix:PATH, is {text!r}; did you mean unix:{text}?"
-        return
-    if not text.startswith(address.UNIX_PREFIX):
-        yield from address_fault(key, text, address.parse)
-        return
-    # gRPC also writes unix:///absolute/path.
-    path = text.removeprefix(address.UNIX_PREFIX).removeprefix("//")
-    size = len(path.encode())
-    if not path:
-        yield f"{key}: unix: needs a path"
-    elif size > _MAX_PATH_BYTES:
-        yield f"{key}: a socket's path has {_MAX_PATH_BYTES} bytes at the most, this one {size}"
+def _raise_unless_reachable(place: address.Address, text: str) -> None:
+    if place.host in address.WILDCARDS:
+        raise ValueError(
+            f"{text!r} is where a server listens; write the worker's own host instead of"
+            f" {place.host}"
+        )
 
 
-def _parse_listener(text: str) -> None:
-    place = address.parse(text)
-    if not place.is_ip and place.host != "localhost":
-        raise ValueError(f"must be an IP address and a port: Envoy listens on no name: {text!r}")
+def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
+    """Yields what is wrong with an address, if anything."""
+    try:
+        parse(text)
+    except ValueError as error:
+        yield f"{key}: {error}"
 
 
-def _tls(config: Config) -> Iterator[str]:
-    ours, theirs = config.extproc.tls, config.envoy.router_tls
-    if ours is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
-        yield "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket"
-    if theirs is None:
-        return
-    if (theirs.certificate is None) != (theirs.key is None):
-        yield "envoy.router_tls: certificate and key belong together"
-    elif theirs.certificate is None and ours is not None and ours.client_ca is not None:
-        yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca asks for them"
+def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+    """Yields the endpoints that several workers have.
 
-
-def _taken_twice(config: Config) -> Iterator[str]:
-    """Addresses of which the system gives only one away.
-
-    Envoy's are held against the router's only where both are known to be on one host, and where
-    they are not those that nobody wrote: Envoy may have another configuration than ours.
+    key: of the list of workers.
     """
-    envoy, plain = config.envoy, Envoy()
-    ours = [
-        ("extproc.listen", config.extproc.listen),
-        ("admin.listen", config.admin.listen),
-        ("metrics.listen", config.metrics.listen),
-    ]
-    theirs = [("envoy.listen", envoy.listen), ("envoy.admin", envoy.admin)]
-    written = [
-        one
-        for one, usual in zip(theirs, (plain.listen, plain.admin), strict=True)
-        if one[1] != usual
-    ]
-    faults = [*_clashes(ours), *_clashes(theirs)]
-    if _listens_on_loopback(envoy.router or config.extproc.listen):
-        faults += _clashes([*ours, *written])
-    yield from dict.fromkeys(faults)
+    spelled: dict[Address | str, list[str]] = defaultdict(list)
+    for worker in workers:
+        try:
+            spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
+        except ValueError:  # told as what it is
+            spelled[worker.endpoint].append(worker.endpoint)
+    for texts in spelled.values():
+        several = list(dict.fromkeys(texts))
+        if len(several) > 1:
+            yield f"{key}: the endpoints {' and '.join(several)} are the same"
+        elif len(texts) > 1:
+            yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
 
 
-def _clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
-    for position, (key, text) in enumerate(listeners):
-        for before, other in listeners[:position]:
-            if _is_same(text, other):
-                yield f"{key}: {text} is taken: {before} is {other}"
-                break
+def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+    """Yields the feeds, or ranks, that several workers have; one fault for a worker and key.
+
+    key: of the list of workers.
+    """
+    owners: dict[tuple[object, ...], int] = {}
+    for position, worker in enumerate(workers):
+        if not isinstance(worker.events, WorkerEvents):
+            continue
+        told: set[str] = set()
+        for name, place, source in _sources(worker.events):
+            owner = owners.setdefault(source, position)
+            if owner != position and name not in told:
+                told.add(name)
+                yield f"{key}[{position}].events.{name}: {place} is that of {key}[{owner}] too"
 
 
-def _is_same(one: str, other: str) -> bool:
+def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
+    """Yields a feed's addresses: key, address, and what no other worker may have as well.
+
+    Publishers behind one proxy share an address and have a topic each.
+    """
+    tcp, topic = address.parse_tcp, None if events.bind else events.topic
+    yield from _places("zmq", events.zmq, tcp, events.ranks, topic)
+    yield from _places("replay", events.replay, tcp, events.ranks)
+    yield from _places("grpc", events.grpc, address.parse, 1, events.service)
+    yield from _places("drain", events.drain, address.parse_http)
+
+
+def _places(
+    name: str,
+    text: str | None,
+    parse: Callable[[str], Address],
+    ranks: int = 1,
+    beside: str | None = None,
+) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
+    """Yields each rank's address; none if the text is no address, which is reported elsewhere."""
+    if text is None:
+        return
     try:
-        first, second = (same_place(address.parse(text)) for text in (one, other))
-    except ValueError:  # told as what it is
-        return False
-    if first.port != second.port or not first.port:
-        return False
-    return first.host == second.host or _takes_in(first, second) or _takes_in(second, first)
-
-
-def _takes_in(one: Address, other: Address) -> bool:
-    """Whether the first is bound to all addresses of the second's kind."""
-    return other.is_ip and one.host == _WILDCARDS[ipaddress.ip_address(other.host).version]
-
-
-def _listens_on_loopback(text: str) -> bool:
-    try:
-        host = same_place(address.parse(text)).host
-        return ipaddress.ip_address(host).is_loopback
+        host, port = parse(text)
     except ValueError:
-        return False
+        return
+    for one in range(port, min(port + ranks, address.MAX_PORT + 1)):
+        place = Address(host, one)
+        yield name, place, (name, same_place(place), beside)
+
+
+def same_place(place: Address) -> Address:
+    """Returns an address in the spelling by which it is compared."""
+    host = place.host.lower()
+    return Address(_LOOPBACK if host == "localhost" else host, place.port)
 
 
 def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
-    """What to look at twice, "key: what" each.
+    """Returns what may be a mistake, as "key: what" each.
 
-    is_there: whether there is a file or directory of this name.
+    is_there: tells whether a file or directory of this name exists.
     """
     return [
         *_unserved(config),
@@ -381,25 +437,18 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
 
 
 def _open_to_others(config: Config) -> Iterator[str]:
-    """Servers for the operator, on addresses that others can reach."""
+    """Yields servers for the operator on addresses that others can reach."""
     for key, text, power in (
         ("admin.listen", config.admin.listen, "drain workers and turn their events off"),
         ("envoy.admin", config.envoy.admin, "stop Envoy and read its configuration"),
     ):
         host = address.parse(text).host
-        if host != "localhost" and not _is_loopback(host):
+        if not address.is_loopback(host):
             yield f"{key}: whoever reaches {text} can {power}, without a password: use 127.0.0.1"
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
-    """What may come to be while the router runs."""
+    """Yields files and directories that do not exist yet."""
     file, directory = config.discovery.file, config.envoy.eds_directory
     if file is not None and not is_there(file):
         yield f"discovery.file: there is no {file}: until there is, no worker is found in it"
@@ -411,7 +460,7 @@ def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _unserved(config: Config) -> Iterator[str]:
-    """Models of which no worker is listed, where all workers are, and each names its model."""
+    """Yields models without a worker, where all workers are listed and each names its model."""
     found = config.discovery
     if found.file or found.dns or found.kubernetes or len(config.models) == 1:
         return
@@ -423,7 +472,7 @@ def _unserved(config: Config) -> Iterator[str]:
 
 
 def _adapters(config: Config) -> Iterator[str]:
-    """Adapters of workers that no request can name."""
+    """Yields adapters of workers that no request can name."""
     known = {name for model in config.models for name in model.lora}
     for key, worker in _workers(config):
         unknown = [name for name in worker.lora or () if name not in known]
@@ -437,64 +486,3 @@ def _workers(config: Config) -> Iterator[tuple[str, Worker | FoundWorker]]:
         yield f"discovery.dns[{position}].worker", name.worker
     if config.discovery.kubernetes is not None:
         yield "discovery.kubernetes.worker", config.discovery.kubernetes.worker
-
-
-# A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-# What requests cannot do without, or is ours.
-_TAKEN = frozenset({
-    "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
-    headers.DESTINATION, headers.MODEL,
-})  # fmt: skip
-
-
-def broken_rules(config: Config) -> list[str]:
-    """What is wrong, one line each: "key: what"."""
-    return [
-        *listener_faults(config),
-        *_limits(config),
-        *_headers(config),
-        *_models(config),
-        *fleet_faults(config),
-    ]
-
-
-def _limits(config: Config) -> Iterator[str]:
-    timeout_ms = config.envoy.message_timeout_ms
-    if config.extproc.deadline_ms >= timeout_ms:
-        yield f"extproc.deadline_ms: must be below envoy.message_timeout_ms ({timeout_ms})"
-    limit_bytes = config.envoy.request_body_buffer_limit_bytes
-    if config.extproc.max_body_bytes > limit_bytes:
-        yield (
-            "extproc.max_body_bytes: must not be above"
-            f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 there"
-        )
-    if config.policy.shed and config.policy.max_in_flight is None:
-        yield "policy.max_in_flight: missing: policy.shed needs it"
-
-
-def _headers(config: Config) -> Iterator[str]:
-    policy = config.policy
-    for key, name in (("header", policy.header), ("rank_header", policy.rank_header)):
-        if name is not None and not _HEADER.fullmatch(name):
-            yield f"policy.{key}: is no name of a header: {name!r}"
-    name = (policy.rank_header or "").lower()
-    if name and (name in _TAKEN or name == (policy.header or "").lower()):
-        yield f"policy.rank_header: {policy.rank_header!r} is set or read for something else"
-
-
-def _models(config: Config) -> Iterator[str]:
-    if not config.models:
-        yield f"models: {AT_LEAST_ONE}"
-    names = [
-        (f"models[{position}]", name)
-        for position, model in enumerate(config.models)
-        for name in (model.name, *model.aliases, *model.lora)
-    ]
-    uses = Counter(name for _, name in names)
-    seen: set[str] = set()
-    for key, name in names:
-        if uses[name] > 1 and name not in seen:
-            seen.add(name)
-            yield f"{key}: the name {name!r} is used {uses[name]} times"

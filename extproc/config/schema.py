@@ -1,6 +1,6 @@
-"""The whole configuration.
+"""The configuration as dataclasses: each section is one, each key a field made by `key`.
 
-One key of the configuration, as a field of its section's dataclass.
+docs/configuration.md lists every key; a test compares it with the fields here.
 
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 """
@@ -22,7 +22,7 @@ def key(
     minimum: int = 0,
     maximum: int | None = None,
 ) -> Any:
-    """A configuration key: its meaning and unit, its default if any, and what is allowed.
+    """Declares a configuration key: its meaning and unit, its default if any, and what is allowed.
 
     maximum: where it is less than `most` of the key's name.
     """
@@ -33,7 +33,7 @@ def key(
 
 
 def most(name: str) -> int:
-    """The largest number that a key of this name takes."""
+    """Returns the largest number that a key of this name accepts."""
     if name.endswith("_ms"):
         return MAX_MS
     return MAX_BYTES if name.endswith("_bytes") else MAX_NUMBER
@@ -45,7 +45,7 @@ RESPONSES = ("none", "headers", "usage")
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Whether responses are looked at; they are never held, nor changed."""
+    """Whether responses are read; they are never held back, nor changed."""
 
     responses: str = key(
         "what of responses Envoy shows us: none; headers for status, time to first byte and the"
@@ -155,7 +155,7 @@ class EventPorts:
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """What is the same of all workers that one source finds."""
+    """Settings shared by all workers of one discovery source."""
 
     port: int = key("the port that Envoy sends requests to", 8000, minimum=1)
     model: str | None = key(
@@ -182,7 +182,7 @@ class FoundWorker:
 
 @dataclass(frozen=True, slots=True)
 class DnsName:
-    """A name whose addresses are workers."""
+    """A DNS name whose addresses are workers."""
 
     name: str = key("the name to look up; the hosts file is not read")
     srv: bool = key("true: it is looked up as SRV, whose records tell the ports", default=False)
@@ -230,7 +230,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class RouterTls:
-    """How Envoy checks the router, and proves who it is; PEM files where Envoy runs."""
+    """How Envoy checks the router's certificate and shows its own; PEM files where Envoy runs."""
 
     ca: str = key("a PEM file: the router's certificate must come from one of these authorities")
     name: str | None = key(
@@ -283,9 +283,9 @@ LOG_FORMATS = ("text", "json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """What the gRPC server proves who it is with, and whom it lets in; PEM files.
+    """The certificate that the gRPC server shows, and whose clients it accepts; PEM files.
 
-    They are looked at once a second: new ones are used for new connections.
+    The files are looked at once a second: new ones are used for new connections.
     """
 
     certificate: str = key("a PEM file: the certificate, and after it those up to its root")
@@ -429,7 +429,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CacheAware:
-    """The knobs of policy `cache_aware`, as SMG has them."""
+    """The settings of policy `cache_aware`, as SMG has them."""
 
     cache_threshold_percent: int = key(
         "the least share of the prompt that a worker must hold to be preferred for it, in percent",
@@ -445,7 +445,7 @@ class CacheAware:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache:
-    """The knobs of policy `prefix_cache`, as AIBrix has them."""
+    """The settings of policy `prefix_cache`, as AIBrix has them."""
 
     imbalance_requests: int = key(
         "requests that the busiest worker has more than the idlest, before load alone decides", 8
@@ -523,7 +523,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTokenizer:
-    """A worker's own /tokenize instead of files here."""
+    """The /tokenize of the model's workers, instead of files here."""
 
     remote: bool = key(
         "true: workers of the model are asked at POST /tokenize; false is as no tokenizer",
@@ -563,7 +563,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole configuration."""
+    """The configuration as dataclasses: each section is one, each key a field made by `key`."""
 
     extproc: ExtProc = key("the gRPC server that Envoy talks to", ExtProc)
     admin: Admin = key("the operator's HTTP server", Admin)
@@ -581,5 +581,5 @@ class Config:
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 
     def model_of(self, worker: Worker) -> str:
-        """The name of the model that a worker serves."""
+        """Returns the name of the model that a worker serves."""
         return worker.model or self.models[0].name

@@ -1,4 +1,4 @@
-"""The sources that the configuration names."""
+"""The discovery sources that the configuration names: a file of workers, DNS names, Kubernetes."""
 
 import asyncio
 from collections.abc import Iterable
@@ -17,6 +17,85 @@ from extproc.discovery.kubernetes import KubernetesPods
 from extproc.discovery.view import Found, Report, Source, listed, worker_at
 from extproc.errors import ConfigError
 
+
+def sources_of(config: Config) -> list[Source]:
+    """Returns all configured sources, in order of precedence.
+
+    Raises:
+        StartError: one needs an extra that is not installed.
+    """
+    options = config.discovery
+    sources: list[Source] = []
+    if options.file is not None:
+        sources.append(WorkerFile(options.file, config))
+    sources += [DnsNames(name) for name in options.dns]
+    if options.kubernetes is not None:
+        sources.append(KubernetesPods(options.kubernetes, config))
+    return sources
+
+
+# A worker that is added is to get requests within a second. A look costs one stat, and follows the
+# links by which Kubernetes replaces a mounted file.
+LOOK_SECONDS = 0.1
+
+_Stamp = tuple[int, int, int, int]
+_ABSENT: _Stamp = (0, 0, 0, 0)
+
+
+class WorkerFile:
+    """Reads a file of workers whenever it changed and then kept still for one look.
+
+    A writer that does not write anew and rename is thus rarely met halfway; a file met half written
+    is a fault, and the last good view stays.
+    """
+
+    name = "file"
+
+    def __init__(self, path: str, config: Config) -> None:
+        self._path = path
+        self._config = config
+
+    async def run(self, report: Report) -> None:
+        """Watches the file until it is cancelled."""
+        taken: _Stamp | None = None
+        before: _Stamp | None = None
+        is_good = False
+        while True:
+            try:
+                stamp = await asyncio.to_thread(_stamp, self._path)
+                if stamp == taken and is_good:
+                    report.confirm()
+                elif stamp != taken and (stamp == before or taken is None):
+                    taken, is_good = stamp, False  # what is faulty is told once, not at every look
+                    report.view(await asyncio.to_thread(self._read), "")
+                    is_good = True
+                before = stamp
+            except OSError as error:
+                taken, before = _ABSENT, None
+                report.fault(f"{self._path}: cannot be read: {error.strerror}")
+            except ConfigError as error:
+                report.fault(_shown(error))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _read(self) -> tuple[Found, ...]:
+        with Path(self._path).open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError([f"{self._path}: larger than {MAX_FILE_BYTES} bytes"])
+        return listed(parse_workers(text, self._path, self._config))
+
+
+def _stamp(path: str) -> _Stamp:
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _shown(error: ConfigError) -> str:
+    first, *rest = error.faults
+    faults = "fault" if len(rest) == 1 else "faults"
+    return f"{first} (and {len(rest)} more {faults})" if rest else first
+
+
 # One lookup, over all servers and tries.
 LOOKUP_SECONDS = 5.0
 
@@ -27,14 +106,14 @@ _Answer = tuple[list[tuple[str, int]], float]  # hosts and ports, time to live i
 
 
 class _NoAddressError(Exception):
-    """A name that exists and has no address, or does not exist."""
+    """A name does not exist, or has no address."""
 
 
 class DnsNames:
-    """Looks one name up: its A records, its AAAA records where it has no other, or its SRV records.
+    """Looks one name up: its A records, its AAAA records where it has no A, or its SRV records.
 
-    One family only, as Envoy's own clusters have it: a worker with two addresses is one worker. A
-    name that vanishes is a fault, and its last addresses stay.
+    It takes one family only, as Envoy's own clusters do: a worker with two addresses is one worker.
+    A name that vanishes is a fault, and its last addresses stay.
     """
 
     def __init__(self, options: DnsName) -> None:
@@ -42,7 +121,7 @@ class DnsNames:
         self._options = options
 
     async def run(self, report: Report) -> None:
-        """Looks it up until it is cancelled."""
+        """Looks the name up again and again until it is cancelled."""
         try:
             resolver = await asyncio.to_thread(_resolver, self._options.nameserver)
         except (dns.exception.DNSException, OSError) as error:
@@ -104,7 +183,7 @@ async def _addresses(resolver: dns.asyncresolver.Resolver, name: str) -> tuple[l
 async def _lookup(
     resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
 ) -> dns.resolver.Answer | None:
-    """The records of a kind; None where there are none. Other failures are raised."""
+    """Returns the records of a kind, None where there are none; raises on other failures."""
     try:
         answer = await resolver.resolve(
             name, kind, raise_on_no_answer=False, lifetime=LOOKUP_SECONDS, search=True
@@ -122,81 +201,3 @@ def _found(places: Iterable[tuple[str, int]], worker: FoundWorker) -> tuple[Foun
 
 def _words(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-# A worker that is added is to get requests within a second. A look costs one stat, and follows the
-# links by which Kubernetes replaces a mounted file.
-LOOK_SECONDS = 0.1
-
-_Stamp = tuple[int, int, int, int]
-_ABSENT: _Stamp = (0, 0, 0, 0)
-
-
-class WorkerFile:
-    """Reads a file whenever it changed and has then kept still for one look.
-
-    So a writer that does not write anew and rename is mostly not met in its midst; what is met half
-    written is a fault, and the last good view stays.
-    """
-
-    name = "file"
-
-    def __init__(self, path: str, config: Config) -> None:
-        self._path = path
-        self._config = config
-
-    async def run(self, report: Report) -> None:
-        """Looks at the file until it is cancelled."""
-        taken: _Stamp | None = None
-        before: _Stamp | None = None
-        is_good = False
-        while True:
-            try:
-                stamp = await asyncio.to_thread(_stamp, self._path)
-                if stamp == taken and is_good:
-                    report.confirm()
-                elif stamp != taken and (stamp == before or taken is None):
-                    taken, is_good = stamp, False  # what is faulty is told once, not at every look
-                    report.view(await asyncio.to_thread(self._read), "")
-                    is_good = True
-                before = stamp
-            except OSError as error:
-                taken, before = _ABSENT, None
-                report.fault(f"{self._path}: cannot be read: {error.strerror}")
-            except ConfigError as error:
-                report.fault(_shown(error))
-            await asyncio.sleep(LOOK_SECONDS)
-
-    def _read(self) -> tuple[Found, ...]:
-        with Path(self._path).open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise ConfigError([f"{self._path}: larger than {MAX_FILE_BYTES} bytes"])
-        return listed(parse_workers(text, self._path, self._config))
-
-
-def _stamp(path: str) -> _Stamp:
-    status = Path(path).stat()
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _shown(error: ConfigError) -> str:
-    first, *rest = error.faults
-    faults = "fault" if len(rest) == 1 else "faults"
-    return f"{first} (and {len(rest)} more {faults})" if rest else first
-
-
-def sources_of(config: Config) -> list[Source]:
-    """All of them, in the order in which they take precedence.
-
-    Raises:
-        StartError: one needs an extra that is not installed.
-    """
-    options = config.discovery
-    sources: list[Source] = []
-    if options.file is not None:
-        sources.append(WorkerFile(options.file, config))
-    sources += [DnsNames(name) for name in options.dns]
-    if options.kubernetes is not None:
-        sources.append(KubernetesPods(options.kubernetes, config))
-    return sources

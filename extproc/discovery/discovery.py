@@ -1,4 +1,4 @@
-"""Follows all sources, keeps the last good view of each, and applies the fleet made of them."""
+"""Follows all discovery sources, keeps the last good view of each, and applies the merged fleet."""
 
 import asyncio
 import functools
@@ -12,44 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from extproc.discovery.view import MAX_FOUND, STATIC, Fleet, Report, Source, View, doubles, merged
-
-
-class DiscoveryCollector(Collector):
-    """Shows the sources at every scrape.
-
-    status: as GET /discovery gives it.
-    """
-
-    def __init__(self, status: Callable[[], list[dict[str, Any]]]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        """All families of discovery."""
-        workers = GaugeMetricFamily(
-            "kvsteer_discovery_workers", "Workers in the last view of a source", labels=["source"]
-        )
-        age = GaugeMetricFamily(
-            "kvsteer_discovery_age_seconds",
-            "Time since a source last confirmed its view",
-            labels=["source"],
-        )
-        fault = GaugeMetricFamily(
-            "kvsteer_discovery_fault",
-            "1 while a source cannot be read, so that its last view stays",
-            labels=["source"],
-        )
-        faults = CounterMetricFamily(
-            "kvsteer_discovery_faults", "Faults of a source", labels=["source"]
-        )
-        for one in self._status():
-            source = [one["source"]]
-            workers.add_metric(source, one["workers"] or 0)
-            if one["age_seconds"] is not None:
-                age.add_metric(source, one["age_seconds"])
-            fault.add_metric(source, int(bool(one["fault"])))
-            faults.add_metric(source, one["faults"])
-        yield from (workers, age, fault, faults)
-
 
 log = logging.getLogger("kvsteer.discovery")
 
@@ -72,10 +34,10 @@ class _Seen:
 
 
 class Discovery:
-    """The sources of one router.
+    """The discovery sources of one router.
 
     static: the workers of the configuration. apply: is given the whole fleet whenever it changes.
-    monotonic: seconds.
+    monotonic: returns seconds.
     """
 
     def __init__(
@@ -95,14 +57,14 @@ class Discovery:
         self._is_complete = not sources
 
     async def start(self) -> None:
-        """Begins to follow the sources."""
+        """Starts following the sources."""
         if self._sources:
             self._tasks.append(asyncio.create_task(self._keep_applying()))
         for source in self._sources.values():
             self._tasks.append(asyncio.create_task(self._keep_running(source)))
 
     async def close(self) -> None:
-        """Stops following them; the fleet stays as it is."""
+        """Stops following the sources; the fleet stays as it is."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -110,16 +72,16 @@ class Discovery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every source has given a view, and the fleet is made of them."""
+        """Whether every source has given a view and the fleet includes them all."""
         return self._is_complete
 
     def fault(self, source: str) -> str:
-        """Why the view of a source may be old, "" if it is not."""
+        """Says why the view of a source may be out of date, "" if it is not."""
         seen = self._seen.get(source)
         return seen.fault or seen.note or seen.doubled if seen else ""
 
     def status(self) -> list[dict[str, Any]]:
-        """Every source, as GET /discovery shows it; ages are seconds."""
+        """Returns every source as GET /discovery shows it; ages are in seconds."""
         now = self._monotonic()
         static = {"source": STATIC, "workers": len(self._static), "age_seconds": 0.0}
         return [
@@ -199,3 +161,40 @@ def _shown(seen: _Seen, now: float) -> dict[str, Any]:
         "note": "; ".join(filter(None, (seen.note, seen.doubled))),
         "faults": seen.faults,
     }
+
+
+class DiscoveryCollector(Collector):
+    """Exposes the sources at every scrape.
+
+    status: returns what GET /discovery shows.
+    """
+
+    def __init__(self, status: Callable[[], list[dict[str, Any]]]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields all metric families of discovery."""
+        workers = GaugeMetricFamily(
+            "kvsteer_discovery_workers", "Workers in the last view of a source", labels=["source"]
+        )
+        age = GaugeMetricFamily(
+            "kvsteer_discovery_age_seconds",
+            "Time since a source last confirmed its view",
+            labels=["source"],
+        )
+        fault = GaugeMetricFamily(
+            "kvsteer_discovery_fault",
+            "1 while a source cannot be read, so that its last view stays",
+            labels=["source"],
+        )
+        faults = CounterMetricFamily(
+            "kvsteer_discovery_faults", "Faults of a source", labels=["source"]
+        )
+        for one in self._status():
+            source = [one["source"]]
+            workers.add_metric(source, one["workers"] or 0)
+            if one["age_seconds"] is not None:
+                age.add_metric(source, one["age_seconds"])
+            fault.add_metric(source, int(bool(one["fault"])))
+            faults.add_metric(source, one["faults"])
+        yield from (workers, age, fault, faults)

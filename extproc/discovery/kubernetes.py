@@ -1,23 +1,22 @@
-"""Pods of a Kubernetes cluster that are workers: by a label selector, or those of an InferencePool.
+"""Workers among the pods of a Kubernetes cluster: those of a label selector or an InferencePool.
 
-Needs the extra `kubernetes`, which knows kubeconfigs, service accounts and their tokens; lists and
-watches are read here.
+Needs the extra `kubernetes`. Its client knows kubeconfigs, service accounts and credential plugins.
+Its watches are not used, since they bound neither lines nor lists, ignore bookmarks and do not tell
+a watch that was accepted from one that is known to be current; `ListWatch` does all that.
 
-How a Kubernetes API server is reached, and as whom: by a kubeconfig, or as our own pod.
+A copy of the objects is kept by one list and then watches from its version, as the API conventions
+have it: a watch goes on from the last resourceVersion seen, in an event or a bookmark. 410 Gone, as
+a status or as an event, means that the version is too old, and the objects are listed again at
+once. Whatever fails is tried again, and the copy stays meanwhile.
 
-What a kubeconfig's command or token file told expires. It is asked for again when it is about to,
-or when the server refuses it (401), as client-go does with credential plugins
+The copy is confirmed only while it is known to be current. That a watch was accepted proves
+nothing: a server that was restarted answers 200 and only then, as an event, that the version is
+gone.
+
+What a kubeconfig's command or token file gives expires. It is asked for again shortly before, and
+when the server refuses it (401), as client-go does with credential plugins
 (https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins).
-The token of our own pod is read again by the client itself.
-
-Keeps a copy of some objects of a Kubernetes API server: one list, then watches from its version.
-
-As the API conventions have it: a watch goes on from the last resourceVersion that was seen, in an
-event or a bookmark; 410 Gone, as a status or as an event, means that the version is too old, and
-the objects are listed again, at once. Whatever fails is tried again, and the copy stays meanwhile.
-
-The copy is confirmed only while it is known to be true. That a watch was accepted proves nothing: a
-server that was restarted answers 200 and only then, as an event, that the version is gone.
+The client itself reads the token of our own pod again.
 """
 
 import asyncio
@@ -54,10 +53,150 @@ from extproc.discovery.view import PartReports, Report
 from extproc.errors import DiscoveryError, StartError
 from kvstate.feeds.backoff import Backoff
 
+# What the client logs of a failure, our fault says.
+logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())
+
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
+
+
 T = TypeVar("T", bound=Thing)
+
+# Asks for the objects with these query parameters; the keywords are the client's. May raise a
+# DiscoveryError.
+Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
+
+# The pods of a selector, each with engines on these ports.
+Follow = Callable[[str, tuple[int, ...], Report], Coroutine[Any, Any, None]]
+
+_POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
+_NEEDED = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
+
+# Of what is wrong with pods so much is told; it is shown with every worker.
+MAX_NOTES = 5
+
+
+class KubernetesPods:
+    """Follows the pods that the configuration selects.
+
+    Raises:
+        StartError: the extra is not installed.
+    """
+
+    name = "kubernetes"
+
+    def __init__(self, options: Kubernetes, config: Config) -> None:
+        try:
+            import kubernetes_asyncio  # noqa: F401, PLC0415 - an extra
+        except ImportError:
+            raise StartError(_NEEDED) from None
+        self._options = options
+        self._config = config
+        self._access = ApiAccess(options.kubeconfig)
+
+    async def run(self, report: Report) -> None:
+        """Follows the pods, and the pool if one is configured, until it is cancelled."""
+        from kubernetes_asyncio import client  # noqa: PLC0415 - an extra
+
+        access = self._access
+        try:
+            configuration = await access.reach()
+        except DiscoveryError as error:
+            report.fault(str(error))
+            return
+        namespace = self._options.namespace
+        if namespace is None:
+            namespace = await asyncio.to_thread(own_namespace)
+        async with client.ApiClient(configuration) as api:
+            list_pods: Any = client.CoreV1Api(
+                api
+            ).list_namespaced_pod  # its type knows no raw answer
+            pods = access.asking(functools.partial(list_pods, namespace, _preload_content=False))
+            if self._options.inference_pool is None:
+                await self._follow(pods, self._options.selector or "", (), report)
+                return
+            pools = functools.partial(
+                client.CustomObjectsApi(api).list_namespaced_custom_object,
+                *(*_POOLS[:2], namespace, _POOLS[2]),
+                field_selector=f"metadata.name={self._options.inference_pool}",
+                _preload_content=False,
+            )
+            follow = functools.partial(self._follow, pods)
+            parts = PartReports(report)
+            ask, asked = access.asking(pools), parts.aside("asking for the pool")
+            async with asyncio.TaskGroup() as group:
+                pool = _Pool(self._options.inference_pool, follow, group, parts)
+                await ListWatch(ask, Pool, pool.take, asked, random.random).run()
+
+    async def _follow(
+        self, pods: Ask, selector: str, ports: tuple[int, ...], report: Report
+    ) -> None:
+        engines = Engines(Asked(self._options.worker, self._config.models, ports))
+
+        def changed(now: Mapping[str, Pod]) -> None:
+            view, notes = engines.of(now.values())
+            report.view(view, _first_of(notes))
+
+        ask = functools.partial(pods, label_selector=selector)
+        await ListWatch(ask, Pod, changed, report, random.random).run()
+
+
+class _Pool:
+    """Follows the pods that the pool selects now; while there is no such pool, those it had."""
+
+    def __init__(
+        self, name: str, follow: Follow, group: asyncio.TaskGroup, parts: PartReports
+    ) -> None:
+        self._name = name
+        self._follow = follow
+        self._group = group
+        self._itself = parts.aside("the pool")
+        self._pods = parts.viewing("pods")
+        self._spec: PoolSpec | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    def take(self, pools: Mapping[str, Pool]) -> None:
+        """Takes the pools of this name as they are now, by uid."""
+        pool = next((one for one in pools.values() if one.metadata.name == self._name), None)
+        fault = _fault_of(pool)
+        if pool is None or fault:
+            self._itself.fault(f"InferencePool {self._name} {fault}")
+            return
+        self._itself.confirm()
+        if pool.spec != self._spec:
+            self._spec = pool.spec
+            self._begin(pool.spec)
+
+    def _begin(self, spec: PoolSpec) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._pods.confirm()
+        labels = spec.selector.match_labels
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        ports = tuple(port.number for port in spec.target_ports)
+        self._following = self._group.create_task(self._follow(selector, ports, self._pods))
+
+
+def _fault_of(pool: Pool | None) -> str:
+    if pool is None:
+        return "does not exist"
+    if not pool.spec.selector.match_labels:
+        return "selects every pod"
+    ports = [port.number for port in pool.spec.target_ports]
+    if not 0 < len(ports) <= MAX_PORTS or not all(0 < port <= MAX_PORT for port in ports):
+        return f"does not have 1 to {MAX_PORTS} ports"
+    return ""
+
+
+def _first_of(notes: Sequence[str]) -> str:
+    more = [f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else []
+    return "; ".join([*notes[:MAX_NOTES], *more])
+
 
 PAGE = 500
 MAX_THINGS = 10_000
+
 # etcd keeps no object above 1.5 MiB by default; a page of ordinary pods has some megabytes.
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_PAGE_BYTES = 256 * 1024 * 1024
@@ -83,12 +222,7 @@ LAST_WAIT_SECONDS = 4.0
 # within this time or because it was too long, is followed by pauses that grow to a longer one.
 LIST_HELPS_SECONDS = 10.0
 LAST_LIST_WAIT_SECONDS = 30.0
-
 _OK, _GONE = 200, 410
-
-# Asks for the objects with these query parameters; the keywords are the client's. May raise a
-# DiscoveryError.
-Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
 
 class _RefusedError(Exception):
@@ -104,9 +238,10 @@ class _GoneError(Exception):
 
 
 class ListWatch(Generic[T]):
-    """One kind of objects; `changed` is given the whole copy, by uid, after each change.
+    """Keeps a copy of all objects of one kind.
 
-    ask: lists or watches. chance: 0 to 1, for jitter.
+    ask: lists or watches them. changed: is given the whole copy, by uid, after each change. chance:
+    returns 0 to 1, for jitter.
     """
 
     def __init__(
@@ -128,13 +263,13 @@ class ListWatch(Generic[T]):
         self._listed_at = 0.0
 
     async def run(self) -> None:
-        """Keeps the copy until it is cancelled."""
+        """Keeps the copy current until it is cancelled."""
         while True:
             if pause := await self._go_on():
                 await asyncio.sleep(pause)
 
     async def _go_on(self) -> float:
-        """Lists if need be, and watches until the watch ends; returns the pause before the next."""
+        """Lists if need be, watches until the watch ends; returns the pause in seconds."""
         try:
             if not self._version:
                 await self._list()
@@ -157,7 +292,7 @@ class ListWatch(Generic[T]):
         return self._backoff.next_seconds()
 
     def _pause_before_list(self) -> float:
-        """None, unless the last list was of no use."""
+        """Returns 0, or a growing pause where the last list was of no use."""
         self._version = ""
         if time.monotonic() - self._listed_at < LIST_HELPS_SECONDS:
             return self._list_backoff.next_seconds()
@@ -165,7 +300,7 @@ class ListWatch(Generic[T]):
         return 0.0
 
     def _confirm(self) -> None:
-        """The copy is true now."""
+        """Reports that the copy is current."""
         self._backoff.reset()
         self._report.confirm()
 
@@ -214,7 +349,7 @@ class ListWatch(Generic[T]):
                 self._tell()
 
     def _take(self, line: bytes) -> bool:
-        """Applies one event; whether the copy changed."""
+        """Applies one event; returns whether the copy changed."""
         event = read_event(line)
         if event is None:
             raise _RefusedError("the API server sent something that is no event")
@@ -234,7 +369,11 @@ class ListWatch(Generic[T]):
         return gone is not None and self._things.pop(gone.metadata.uid, None) is not None
 
     def _put(self, things: dict[str, T], raw: msgspec.Raw) -> bool:
-        """Takes an object; one that cannot be read, or is too many, is left out."""
+        """Takes an object; leaves out one that cannot be read.
+
+        Raises:
+            _UselessListError: there are more than `MAX_THINGS`.
+        """
         thing = read_thing(raw, self._kind)
         if thing is None:
             return False
@@ -268,7 +407,7 @@ async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _timeout(total_seconds: float, silence_seconds: float | None) -> aiohttp.ClientTimeout:
-    """Of a question as a whole, and between two pieces of its answer."""
+    """Returns limits for a question as a whole, and between two pieces of its answer."""
     return aiohttp.ClientTimeout(
         total=total_seconds, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds
     )
@@ -280,13 +419,7 @@ def _words(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-if TYPE_CHECKING:
-    from kubernetes_asyncio.client import Configuration
-
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-# What the client logs of a failure, our fault says.
-logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())
 
 # A credential is renewed so long before it expires.
 EARLY = dt.timedelta(seconds=60)
@@ -301,7 +434,10 @@ _Read: TypeAlias = "tuple[Configuration, dt.datetime | None]"
 
 
 class ApiAccess:
-    """Reaches one API server; kubeconfig: a file's name, None for our own pod's service account."""
+    """Knows how to reach one API server, and as whom.
+
+    kubeconfig: the name of a file; None for the service account of our own pod.
+    """
 
     def __init__(self, kubeconfig: str | None) -> None:
         self._kubeconfig = kubeconfig
@@ -311,7 +447,7 @@ class ApiAccess:
         self._reading: asyncio.Task[_Read] | None = None
 
     async def reach(self) -> "Configuration":
-        """The configuration of a client, whose credentials stay fresh.
+        """Returns the configuration of a client, whose credentials stay fresh.
 
         Raises:
             DiscoveryError: there is none.
@@ -332,7 +468,7 @@ class ApiAccess:
         return configuration
 
     def asking(self, ask: Ask) -> Ask:
-        """Asks once more, with a new credential, where the server refuses the one that we have."""
+        """Returns a question that is repeated with a new credential when refused."""
 
         async def ask_as_known(**options: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 - the client's own
             response = await ask(**options)
@@ -345,7 +481,7 @@ class ApiAccess:
         return ask_as_known
 
     async def _renew_if_due(self, configuration: "Configuration") -> None:
-        """Asked before each question that shows a token."""
+        """Renews the token where that is due; the client calls it before each question."""
         async with self._renewing:
             now = dt.datetime.now(dt.UTC)
             is_over = self._expires_at is not None and now >= self._expires_at - EARLY
@@ -357,9 +493,9 @@ class ApiAccess:
         self._refused = None
 
     async def _load(self) -> "Configuration":
-        """What the kubeconfig says now.
+        """Returns what the kubeconfig says now.
 
-        Its command cannot be ended by us: while one hangs, no other is begun.
+        Its command cannot be ended from here: while one hangs, no other is started.
         """
         if self._reading is None:
             self._reading = asyncio.create_task(_read(self._kubeconfig))
@@ -384,141 +520,14 @@ async def _read(kubeconfig: str | None) -> _Read:
     return configuration, getattr(loader, "exec_plugin_expiry", None)
 
 
-def own_namespace() -> str:
-    """The namespace of our own pod, or `default`."""
-    try:
-        return _OWN_NAMESPACE.read_text().strip()
-    except OSError:
-        return "default"
-
-
 def _not_known(reason: object) -> DiscoveryError:
     words = " ".join(str(reason).split())[:200]
     return DiscoveryError(f"the API server is not known: {words}")
 
 
-_POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
-_NEEDED = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
-
-# Of what is wrong with pods so much is told; it is shown with every worker.
-MAX_NOTES = 5
-
-# The pods of a selector, each with engines on these ports.
-Follow = Callable[[str, tuple[int, ...], Report], Coroutine[Any, Any, None]]
-
-
-class KubernetesPods:
-    """Follows the pods.
-
-    Raises:
-        StartError: the extra is not installed.
-    """
-
-    name = "kubernetes"
-
-    def __init__(self, options: Kubernetes, config: Config) -> None:
-        try:
-            import kubernetes_asyncio  # noqa: F401, PLC0415 - an extra
-        except ImportError:
-            raise StartError(_NEEDED) from None
-        self._options = options
-        self._config = config
-        self._access = ApiAccess(options.kubeconfig)
-
-    async def run(self, report: Report) -> None:
-        """Follows pods, and the pool if there is one, until it is cancelled."""
-        from kubernetes_asyncio import client  # noqa: PLC0415 - an extra
-
-        access = self._access
-        try:
-            configuration = await access.reach()
-        except DiscoveryError as error:
-            report.fault(str(error))
-            return
-        namespace = self._options.namespace
-        if namespace is None:
-            namespace = await asyncio.to_thread(own_namespace)
-        async with client.ApiClient(configuration) as api:
-            list_pods: Any = client.CoreV1Api(
-                api
-            ).list_namespaced_pod  # its type knows no raw answer
-            pods = access.asking(functools.partial(list_pods, namespace, _preload_content=False))
-            if self._options.inference_pool is None:
-                await self._follow(pods, self._options.selector or "", (), report)
-                return
-            pools = functools.partial(
-                client.CustomObjectsApi(api).list_namespaced_custom_object,
-                *(*_POOLS[:2], namespace, _POOLS[2]),
-                field_selector=f"metadata.name={self._options.inference_pool}",
-                _preload_content=False,
-            )
-            follow = functools.partial(self._follow, pods)
-            parts = PartReports(report)
-            ask, asked = access.asking(pools), parts.aside("asking for the pool")
-            async with asyncio.TaskGroup() as group:
-                pool = _Pool(self._options.inference_pool, follow, group, parts)
-                await ListWatch(ask, Pool, pool.take, asked, random.random).run()
-
-    async def _follow(
-        self, pods: Ask, selector: str, ports: tuple[int, ...], report: Report
-    ) -> None:
-        engines = Engines(Asked(self._options.worker, self._config.models, ports))
-
-        def changed(now: Mapping[str, Pod]) -> None:
-            view, notes = engines.of(now.values())
-            report.view(view, _first_of(notes))
-
-        ask = functools.partial(pods, label_selector=selector)
-        await ListWatch(ask, Pod, changed, report, random.random).run()
-
-
-class _Pool:
-    """Follows the pods of the pool as it is now; while there is none, those that it had."""
-
-    def __init__(
-        self, name: str, follow: Follow, group: asyncio.TaskGroup, parts: PartReports
-    ) -> None:
-        self._name = name
-        self._follow = follow
-        self._group = group
-        self._itself = parts.aside("the pool")
-        self._pods = parts.viewing("pods")
-        self._spec: PoolSpec | None = None
-        self._following: asyncio.Task[None] | None = None
-
-    def take(self, pools: Mapping[str, Pool]) -> None:
-        """Takes the pools of this name as they are now."""
-        pool = next((one for one in pools.values() if one.metadata.name == self._name), None)
-        fault = _fault_of(pool)
-        if pool is None or fault:
-            self._itself.fault(f"InferencePool {self._name} {fault}")
-            return
-        self._itself.confirm()
-        if pool.spec != self._spec:
-            self._spec = pool.spec
-            self._begin(pool.spec)
-
-    def _begin(self, spec: PoolSpec) -> None:
-        if self._following is not None:
-            self._following.cancel()
-            self._pods.confirm()
-        labels = spec.selector.match_labels
-        selector = ",".join(f"{key}={value}" for key, value in labels.items())
-        ports = tuple(port.number for port in spec.target_ports)
-        self._following = self._group.create_task(self._follow(selector, ports, self._pods))
-
-
-def _fault_of(pool: Pool | None) -> str:
-    if pool is None:
-        return "does not exist"
-    if not pool.spec.selector.match_labels:
-        return "selects every pod"
-    ports = [port.number for port in pool.spec.target_ports]
-    if not 0 < len(ports) <= MAX_PORTS or not all(0 < port <= MAX_PORT for port in ports):
-        return f"does not have 1 to {MAX_PORTS} ports"
-    return ""
-
-
-def _first_of(notes: Sequence[str]) -> str:
-    more = [f"and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else []
-    return "; ".join([*notes[:MAX_NOTES], *more])
+def own_namespace() -> str:
+    """Returns the namespace of our own pod, or `default`."""
+    try:
+        return _OWN_NAMESPACE.read_text().strip()
+    except OSError:
+        return "default"

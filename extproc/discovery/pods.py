@@ -1,13 +1,8 @@
-"""From pods to workers.
+"""From pods to workers: the objects that a Kubernetes API server sends, and what they say.
 
-What a pod's annotations say (kvsteer.io/...) comes before AIBrix's labels (model.aibrix.ai/...),
-and those before the configuration. What cannot be read is noted and left out; the pod stays.
-
-What a pod says of itself in annotations (kvsteer.io/... and llm-d's) and AIBrix's labels.
-
-What cannot be read is noted and taken for not said.
-
-What the Kubernetes API server answers to list and watch, as far as discovery reads it.
+What a pod's annotations say (kvsteer.io/... and llm-d's) comes before AIBrix's labels
+(model.aibrix.ai/...), and those before the configuration. A value that cannot be read is noted and
+ignored; the pod stays.
 
 Sources: the API conventions (resourceVersion, continue, 410 Gone, watch events and bookmarks),
 core/v1 Pod, and InferencePool of inference.networking.k8s.io/v1. Objects come as raw JSON and each
@@ -31,7 +26,7 @@ Part = TypeVar("Part", bound="Thing")
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """Of any object."""
+    """The metadata of any object."""
 
     name: str = ""
     uid: str = ""
@@ -43,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Thing(msgspec.Struct, frozen=True):
-    """Any object."""
+    """Any object of the API."""
 
     metadata: Metadata
 
@@ -56,7 +51,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class PodStatus(msgspec.Struct, frozen=True):
-    """How a pod is."""
+    """The status of a pod."""
 
     phase: str = ""
     conditions: list[Condition] | None = None
@@ -70,19 +65,19 @@ class Pod(Thing, frozen=True):
 
 
 class TargetPort(msgspec.Struct, frozen=True):
-    """One port of a pool: an engine of each of its pods."""
+    """One port of a pool: each of its pods runs an engine there."""
 
     number: int
 
 
 class Selector(msgspec.Struct, frozen=True, rename="camel"):
-    """Which pods."""
+    """The labels of the pods that a pool selects."""
 
     match_labels: dict[str, str] = {}
 
 
 class PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What a pool is."""
+    """The specification of a pool."""
 
     selector: Selector
     target_ports: list[TargetPort] = []
@@ -122,7 +117,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def read_listing(body: bytes) -> Listing | None:
-    """A page of a list; None if it is none."""
+    """Returns a page of a list; None if the body is none."""
     try:
         return msgspec.json.decode(body, type=Listing)
     except (msgspec.DecodeError, RecursionError):
@@ -130,7 +125,7 @@ def read_listing(body: bytes) -> Listing | None:
 
 
 def read_event(line: bytes) -> WatchEvent | None:
-    """An event; None if it is none."""
+    """Returns a watch event; None if the line is none."""
     try:
         return msgspec.json.decode(line, type=WatchEvent)
     except (msgspec.DecodeError, RecursionError):
@@ -138,7 +133,7 @@ def read_event(line: bytes) -> WatchEvent | None:
 
 
 def read_thing(raw: msgspec.Raw, kind: type[Part]) -> Part | None:
-    """An object of a kind; None if it is none that could be told from others."""
+    """Returns an object of a kind; None if it cannot be read, or has no uid."""
     try:
         thing = msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, RecursionError):
@@ -147,7 +142,7 @@ def read_thing(raw: msgspec.Raw, kind: type[Part]) -> Part | None:
 
 
 def read_refusal(body: bytes | msgspec.Raw) -> Refusal:
-    """Why the server refuses; empty if it does not say."""
+    """Returns why the server refuses; an empty `Refusal` if it does not say."""
     try:
         return msgspec.json.decode(body, type=Refusal)
     except (msgspec.DecodeError, RecursionError):
@@ -155,7 +150,7 @@ def read_refusal(body: bytes | msgspec.Raw) -> Refusal:
 
 
 def read_version(raw: msgspec.Raw) -> str:
-    """The resourceVersion of any object, a bookmark's too; "" if it has none."""
+    """Returns the resourceVersion of any object, also of a bookmark; "" if it has none."""
     try:
         return msgspec.json.decode(raw, type=Thing).metadata.resource_version
     except (msgspec.DecodeError, RecursionError):
@@ -178,7 +173,7 @@ MAX_SHOWN = 40
 
 
 class PodWords:
-    """What a pod says of itself."""
+    """What a pod says of itself in annotations and labels."""
 
     def __init__(self, pod: Pod) -> None:
         self._name = pod.metadata.name
@@ -187,15 +182,19 @@ class PodWords:
         self._notes: list[str] = []
 
     def annotation(self, name: str, read: Callable[[str], Word]) -> Word | None:
-        """One of ours."""
+        """Returns the value of one of our annotations, None where absent or unreadable.
+
+        name: without the prefix. read: turns the text into the value; raises ValueError where it
+        cannot.
+        """
         return self._read(self._annotations, OURS + name, read)
 
     def label(self, name: str, read: Callable[[str], Word]) -> Word | None:
-        """One of AIBrix's."""
+        """Returns the value of one of AIBrix's labels, as `annotation` does."""
         return self._read(self._labels, AIBRIX + name, read)
 
     def active_ports(self) -> frozenset[int] | None:
-        """The ports of llm-d's annotation, None where there is none; what is no port is noted."""
+        """Returns the ports of llm-d's annotation, None where absent; notes what is no port."""
         key = next((key for key in ACTIVE_PORTS if key in self._annotations), None)
         if key is None:
             return None
@@ -205,11 +204,11 @@ class PodWords:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is wrong with it."""
+        """What is wrong with the pod, one text each."""
         return tuple(self._notes)
 
     def note(self, what: str) -> None:
-        """Something is wrong with the pod; noted once."""
+        """Notes that something is wrong with the pod, once."""
         text = f"pod {self._name}: {what}"
         if text not in self._notes:
             self._notes.append(text)
@@ -224,18 +223,18 @@ class PodWords:
             return None
 
 
-# Each of these raises ValueError where a text is none of its kind.
+# Each of these raises ValueError where the text is not of its kind.
 
 
 def number_in(text: str) -> int:
-    """A number of at most 18 digits, so that it fits 64 bits."""
+    """Reads a number of at most 18 digits, so that it fits 64 bits."""
     if not (text.isascii() and text.isdigit() and len(text) <= 18):  # noqa: PLR2004 - int64
         raise ValueError
     return int(text)
 
 
 def positive_in(text: str) -> int:
-    """A number above 0."""
+    """Reads a number above 0."""
     number = number_in(text)
     if not number:
         raise ValueError
@@ -243,7 +242,7 @@ def positive_in(text: str) -> int:
 
 
 def port_in(text: str) -> int:
-    """A port."""
+    """Reads a port."""
     port = positive_in(text)
     if port > MAX_PORT:
         raise ValueError
@@ -251,7 +250,7 @@ def port_in(text: str) -> int:
 
 
 def ports_in(text: str) -> tuple[int, ...]:
-    """Ports with commas between them, each once."""
+    """Reads up to `MAX_PORTS` different ports, separated by commas."""
     ports = tuple(port_in(one.strip()) for one in text.split(","))
     if len(set(ports)) != len(ports) or len(ports) > MAX_PORTS:
         raise ValueError
@@ -259,7 +258,7 @@ def ports_in(text: str) -> tuple[int, ...]:
 
 
 def ranks_in(text: str) -> int:
-    """A number of ranks, of which no pod may name as many as the configuration."""
+    """Reads a number of ranks, which a pod may set only up to `MAX_NAMED_RANKS`."""
     ranks = positive_in(text)
     if ranks > MAX_NAMED_RANKS:
         raise ValueError
@@ -267,29 +266,29 @@ def ranks_in(text: str) -> int:
 
 
 def text_in(text: str) -> str:
-    """Any text but none."""
+    """Reads any non-empty string."""
     if not text:
         raise ValueError
     return text
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Texts with commas between them."""
+    """Reads non-empty strings, separated by commas."""
     return tuple(text_in(one.strip()) for one in text.split(","))
 
 
 def flag_in(text: str) -> bool:
-    """`true` or `false`, in any case."""
+    """Reads `true` or `false`, in any case."""
     return _word(text.lower(), ("false", "true")) == "true"
 
 
 def auto_or_none_in(text: str) -> str:
-    """`auto` or `none`."""
+    """Reads `auto` or `none`."""
     return _word(text, (AUTO, "none"))
 
 
 def service_in(text: str) -> str:
-    """The name of a gRPC service of events."""
+    """Reads the name of a gRPC service of events."""
     return _word(text, SERVICES)
 
 
@@ -306,9 +305,10 @@ _OVER = ("Succeeded", "Failed")
 
 
 class Asked(NamedTuple):
-    """What is asked of all pods.
+    """What is the same of all pods.
 
-    of_all: what the configuration says of them. ports: the pool's; empty for the configuration's.
+    of_all: what the configuration says of them. ports: the pool's; () for the port of the
+    configuration.
     """
 
     of_all: FoundWorker
@@ -317,7 +317,7 @@ class Asked(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What a pod was read as; worth orders the pods that have an address in common."""
+    """What one pod says; worth orders the pods that have one address."""
 
     pod: Pod
     worth: tuple[bool, bool, str, str]
@@ -326,16 +326,16 @@ class _Read(NamedTuple):
 
 
 class Engines:
-    """The engines of pods; each pod is read once as long as it stays the same."""
+    """Turns pods into workers; a pod that has not changed is not read again."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
         self._read: dict[str, _Read] = {}  # by uid
 
     def of(self, pods: Iterable[Pod]) -> tuple[tuple[Found, ...], list[str]]:
-        """The workers of these pods by endpoint, and notes of what is wrong with the pods.
+        """Returns the workers of these pods by endpoint, and notes of what is wrong with the pods.
 
-        Of two pods with one address the better one counts: not going away, ready, the younger.
+        Of two pods with one address the better one counts: not terminating, ready, the younger.
         """
         self._read = {pod.metadata.uid: self._of(pod) for pod in pods}
         notes: list[str] = []
@@ -377,7 +377,7 @@ def _is_ready(pod: Pod) -> bool:
 
 
 def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
-    """The engines of one pod, one a port."""
+    """Yields the engines of one pod, one for each port."""
     if not pod.status.pod_ip or pod.status.phase in _OVER:
         return
     try:
@@ -404,7 +404,10 @@ def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
 
 
 def _ports(said: PodWords, of_pool: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Each port with its place, which its event ports follow: an inactive one keeps its own."""
+    """Returns each port with its position, by which its event ports are numbered.
+
+    An inactive port keeps its position, so that the others' event ports do not move.
+    """
     given = said.annotation("port", ports_in) or said.label("port", ports_in)
     if given:
         return list(enumerate(given))
@@ -473,7 +476,7 @@ def _fits(events: EventPorts | str | None, offset: int) -> bool:
 def _adapters(
     said: PodWords, of_all: FoundWorker, models: Sequence[Model]
 ) -> tuple[tuple[int, str], ...]:
-    """The number that AIBrix's label gives to the pod's adapter, if it has just one."""
+    """Returns the number that AIBrix's label gives to the pod's adapter, if it has just one."""
     number = said.label("lora-id", number_in)
     if number is None:
         return ()

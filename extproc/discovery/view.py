@@ -1,6 +1,6 @@
-"""What sources say of the fleet, and the one view that is made of it.
+"""Views, which are what sources report, and the fleet that is merged from them.
 
-A source always gives a whole view, never a difference: what it does not name any more is gone.
+A source always gives a whole view, never a difference: a worker that it no longer names is gone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,12 +43,12 @@ Fleet = Mapping[str, Member]  # by endpoint as it was configured or found
 
 
 def listed(workers: Sequence[Worker]) -> tuple[Found, ...]:
-    """The view of a list in the form of the configuration."""
+    """Returns the view of a list in the form of the configuration's `workers`."""
     return tuple(Found(worker) for worker in workers)
 
 
 def merged(views: Mapping[str, View]) -> dict[str, Member]:
-    """The fleet: all views together; the first source that names an endpoint describes it."""
+    """Merges all views into the fleet; the first source of an endpoint describes its worker."""
     fleet: dict[str, Member] = {}
     for source, view in views.items():
         for found in view:
@@ -57,7 +57,7 @@ def merged(views: Mapping[str, View]) -> dict[str, Member]:
 
 
 def doubles(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
-    """What is named by two sources: the later source, and what is to be said of it."""
+    """Yields each endpoint that two sources name: the later source, and the note about it."""
     first: dict[str, str] = {}
     for source, view in views.items():
         for found in view:
@@ -67,17 +67,21 @@ def doubles(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
 
 
 class TakeView(Protocol):
-    """Takes all workers that there are now."""
+    """Takes all workers that a source has now."""
 
     def __call__(self, view: View, note: str, fault: str = "") -> None:
-        """Note: what is wrong with some of them; fault: as Report's; each "" if there is none."""
+        """Takes a view.
+
+        note: what is wrong with some of its workers. fault: as in `Report`. Each is "" if there is
+        none.
+        """
 
 
 class Report(NamedTuple):
-    """Where a source tells what it sees; each may be called at any time.
+    """Where a source reports; each may be called at any time.
 
-    confirm: the last view still holds. fault: it cannot be known now, and why in words; the last
-    view stays.
+    view: gives all workers. confirm: says that the last view is still current. fault: says in words
+    why nothing is known now; the last view stays.
     """
 
     view: TakeView
@@ -86,21 +90,21 @@ class Report(NamedTuple):
 
 
 class Source(Protocol):
-    """Something that knows workers."""
+    """Something that finds workers."""
 
     @property
     def name(self) -> str:
-        """Its name for people and metrics, one of few."""
+        """Its name for people and metrics, one of a few."""
 
     async def run(self, report: Report) -> None:
-        """Reports until it is cancelled; whatever goes wrong is a fault, and is tried again."""
+        """Reports until it is cancelled; reports failures as faults and tries again."""
 
 
 class PartReports:
-    """Reports of the parts, told on as one: a fault lasts until its own part is well.
+    """Joins the reports of several parts into one: a fault lasts until its own part is well.
 
-    What fails in several parts in the same words is told once, and a view that comes while a part
-    fails does not make the source well.
+    A fault that several parts have in the same words is reported once, and a view that comes while
+    another part fails does not end that fault.
     """
 
     def __init__(self, report: Report) -> None:
@@ -108,13 +112,13 @@ class PartReports:
         self._faults: dict[str, str] = {}
 
     def viewing(self, part: str) -> Report:
-        """The report of the part that gives the views; what it confirms is confirmed."""
+        """Returns the report of the part that gives the views and confirms them."""
         return Report(
             self._view, lambda: self._confirm(part), lambda fault: self._note(part, fault)
         )
 
     def aside(self, part: str) -> Report:
-        """The report of a part that only has to be well; it confirms no view."""
+        """Returns the report of a part that only has to be well; it confirms no view."""
         return self.viewing(part)._replace(confirm=lambda: self._confirm_aside(part))
 
     def _view(self, view: View, note: str, fault: str = "") -> None:
@@ -132,7 +136,7 @@ class PartReports:
         self._report.fault(self._fault())
 
     def _heal(self, part: str) -> bool:
-        """Whether it was at fault; what is left of all faults is told then."""
+        """Ends the fault of a part and reports those left; returns whether it had one."""
         if self._faults.pop(part, None) is None:
             return False
         if self._faults:
@@ -148,10 +152,10 @@ class PartReports:
 def worker_at(
     host: str, port: int, of_all: FoundWorker, *, draining: bool = False, offset: int = 0
 ) -> Worker:
-    """The worker at host:port.
+    """Returns the worker at host:port.
 
-    host: an IP address. offset: how many engines of the same host come before it, each with as many
-    event ports as it has ranks.
+    host: an IP address. of_all: what all workers of the source share. offset: how many engines of
+    the same host come before it, each with as many event ports as it has ranks.
     """
     return Worker(
         endpoint=str(Address(host, port)),

@@ -322,7 +322,6 @@ def _has_certificate(context: Node) -> bool:
 
 # Envoy's own, where nothing is set.
 DEFAULT_BUFFER_BYTES = 1024 * 1024
-
 DEFAULT_ROUTE_SECONDS = 15.0
 
 # Generations take longer than a limit below this.

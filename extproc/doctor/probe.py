@@ -43,7 +43,6 @@ TRIES = 3
 
 # What is decoded of a feed; no engine publishes as much in the seconds that the doctor listens.
 MAX_MESSAGES = 20_000
-
 MAX_BYTES = 128 * 1024 * 1024
 MAX_CHAINS = 4_096
 

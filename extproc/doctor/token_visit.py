@@ -27,7 +27,6 @@ TEXTS = (
 
 _USER = {"role": "user", "content": TEXTS[0]}
 _SYSTEM = {"role": "system", "content": "Answer briefly, in the words of the question."}
-
 _TOOL = {
     "type": "function",
     "function": {

@@ -68,7 +68,6 @@ class Answer(NamedTuple):
 
 # A worker that names ten thousand adapters, and Envoy's whole configuration, are below this.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
-
 MAX_CONNECTIONS = 64
 _READ_BYTES = 64 * 1024
 
