@@ -362,7 +362,7 @@ GRACE_SECONDS = 1.0
 MAX_WATCH_SECONDS = 60.0
 
 # What is watched of one worker: so many requests at once, and after as many these a second; the
-# fewer while nothing is found, since every batch of a worker is decoded once more for it.
+# fewer while all is well.
 MAX_PENDING = 8
 WATCHED_PER_SECOND = 2.0
 WATCHED_PER_SECOND_WHILE_WELL = 0.2
@@ -376,6 +376,40 @@ MAX_CHAINS = 8
 # What is remembered of prompts that were placed on a worker while it is watched, in tokens: so many
 # that no engine computes them while one request is watched.
 MAX_PLACED_TOKENS = 1 << 20
+
+
+# What listening to one worker may cost: this share of a core, and so many CPU seconds at once. A
+# store costs 50 us to 1 ms, and an engine, or an attacker, may store without end.
+EFFORT_SHARE = 0.005
+EFFORT_BURST_SECONDS = 0.25
+
+
+class Effort:
+    """The CPU time that listening to one worker may take."""
+
+    def __init__(self) -> None:
+        self._left_seconds = EFFORT_BURST_SECONDS
+        self._at = 0.0
+        self._is_spent = False
+
+    def may_begin(self, now: float) -> bool:
+        """Whether there is enough of it; when all was spent, half is saved up first."""
+        self._save(now)
+        if self._left_seconds >= EFFORT_BURST_SECONDS / 2:
+            self._is_spent = False
+        return not self._is_spent
+
+    def spend(self, cpu_seconds: float, now: float) -> bool:
+        """Takes what was spent off; False if that was all."""
+        self._save(now)
+        self._left_seconds -= cpu_seconds
+        self._is_spent |= self._left_seconds <= 0
+        return not self._is_spent
+
+    def _save(self, now: float) -> None:
+        saved = self._left_seconds + EFFORT_SHARE * (now - self._at)
+        self._left_seconds = min(EFFORT_BURST_SECONDS, saved)
+        self._at = now
 
 
 class Placed:
@@ -411,11 +445,13 @@ class Placed:
 class Watched:
     """A request under way to a worker.
 
+    is_heard: whether the worker is listened to meanwhile; else only the index tells, at the end.
     grown: by chain, what was stored since it was placed and may be about it.
     """
 
     asked: Asked
     started_at: float
+    is_heard: bool = True
     ended_at: float | None = None
     grown: dict[int, Growth] = field(default_factory=dict)
 
@@ -444,16 +480,22 @@ class WorkerCheck:
         self.result = Result()
         self.pending: list[Watched] = []
         self.placed = Placed()
+        self.effort = Effort()
+        self._own_runs: frozenset[int] | None = None  # of all that are pending, None: to be found
         self._chains: dict[int, Chains] = {}
         self._last: deque[bool] = deque(maxlen=LAST_CHECKED)  # whether it matched
-        self._unsuspicious = 0  # checks in a row that ended otherwise than mismatched
+        self._unsuspicious = 0  # checks in a row that gave no reason to listen
         self._allowance = float(MAX_PENDING)
         self._allowance_at = 0.0
 
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing was found for so long that it need not be listened to."""
+        return self._unsuspicious >= LAST_CHECKED
+
     def may_watch(self, now: float) -> bool:
         """Whether one more may be watched now."""
-        is_well = self._unsuspicious >= LAST_CHECKED
-        rate = WATCHED_PER_SECOND_WHILE_WELL if is_well else WATCHED_PER_SECOND
+        rate = WATCHED_PER_SECOND_WHILE_WELL if self.is_well else WATCHED_PER_SECOND
         self._allowance += rate * (now - self._allowance_at)
         self._allowance = min(MAX_PENDING, self._allowance)
         self._allowance_at = now
@@ -464,8 +506,9 @@ class WorkerCheck:
         if not self.may_watch(now):
             return None
         self._allowance -= 1
-        watched = Watched(asked, now)
+        watched = Watched(asked, now, is_heard=not self.is_well)
         self.pending.append(watched)
+        self._own_runs = None
         return watched
 
     def stored(self, rank: int, events: Iterable[Event]) -> None:
@@ -495,6 +538,8 @@ class WorkerCheck:
         proof = next((proof for proof in proofs if proof is not None), None)
         if proof is None:
             self.give_up(watched)
+            if not watched.is_heard:  # nobody listened, so nobody knows why: the next ones tell
+                self._unsuspicious = 0
             return
         self.pending.remove(watched)
         self._unsuspicious = 0
@@ -531,10 +576,18 @@ class WorkerCheck:
                 watched.grown.pop(name, None)
             return
         runs = runs_of(growth) if self.pending else []
+        if self._is_nobodys(runs):
+            return
         for watched in self.pending:
             may_grow = name not in watched.grown and len(watched.grown) < MAX_CHAINS
             if may_grow and holds_own(watched.asked, growth.chain, runs):
                 watched.grown[name] = growth
+
+    def _is_nobodys(self, runs: list[int]) -> bool:
+        """Whether none of these runs is a pending request's own: one look instead of one each."""
+        if self._own_runs is None:
+            self._own_runs = frozenset().union(*(one.asked.own_runs for one in self.pending))
+        return self._own_runs.isdisjoint(runs)
 
     def _matched(self, watched: Watched) -> None:
         self.pending.remove(watched)

@@ -15,11 +15,11 @@ from extproc.checking.self_check import (
     WorkerCheck,
     usable_tokens,
 )
-from kvstate.events import Body, EventBatch, Tokens
+from kvstate.events import Body, Event, EventBatch, Tokens
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap, Prompt
-from kvstate.wire.zmq_wire import decode_batch
+from kvstate.wire.zmq_wire import decoding
 
 log = logging.getLogger("kvsteer.tokens")
 
@@ -41,15 +41,28 @@ REFERENCES = 8
 LATELY_PLACED = 512
 
 
+# How long one batch may take: decisions wait meanwhile. An honest one takes a few milliseconds.
+MAX_LOOK_SECONDS = 0.01
+EVENTS_AT_ONCE = 8  # between two looks at the clock
+
+
 class SelfCheck:
     """The self-check of all workers.
 
-    monotonic: seconds, for what is due. A worker is only listened to while a request is watched.
+    monotonic: seconds, for what is due. cpu: CPU seconds of this thread. A worker is only listened
+    to while a request is watched and there is a reason to: of one that is well, the index tells at
+    the end of a request whether it holds our blocks.
     """
 
-    def __init__(self, fleet: Fleet, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        monotonic: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._fleet = fleet
         self._monotonic = monotonic
+        self._cpu = cpu
         self._checks: dict[str, WorkerCheck] = {}
         self._listened: set[str] = set()
         self._remembered: OrderedDict[str, None] = OrderedDict()  # listened to before, lately last
@@ -79,7 +92,9 @@ class SelfCheck:
         if check.pending:
             self._conclude_due(worker)
         # what comes first here is what most requests end at, in a microsecond
-        if not check.may_watch(now) or not self._may_listen(worker):
+        if not check.may_watch(now) or self._fleet.state(worker) is not State.LIVE:
+            return None
+        if not check.is_well and not self._may_listen(worker, check, now):
             return None
         held = overlap.certain_tokens + overlap.uncertain_tokens if overlap else 0
         if len(prompt.tokens) > MAX_PROMPT_TOKENS or self._is_cached(worker, prompt, held):
@@ -87,7 +102,8 @@ class SelfCheck:
         references = self._references.setdefault(prompt.model, deque(maxlen=REFERENCES))
         watched = check.watch(Asked(prompt, held, tuple(references)), now)
         references.append(prompt.tokens)
-        self._listen(worker)
+        if watched is not None and watched.is_heard:
+            self._listen(worker)
         return watched
 
     def ended(self, watched: Watched) -> None:
@@ -96,9 +112,9 @@ class SelfCheck:
 
     def refused(self, watched: Watched) -> None:
         """The worker answered the request with an error: what it stored is of others."""
-        for worker in self._listened:
-            if watched in self._checks[worker].pending:
-                self._checks[worker].give_up(watched)
+        for check in self._checks.values():
+            if watched in check.pending:
+                check.give_up(watched)
 
     def forget(self, worker: str) -> None:
         """A worker is gone; what is still watched there is without evidence."""
@@ -128,8 +144,8 @@ class SelfCheck:
         check = self._checks.get(worker)
         return _shown(check.result if check else Result())
 
-    def _may_listen(self, worker: str) -> bool:
-        if self._fleet.state(worker) is not State.LIVE:
+    def _may_listen(self, worker: str, check: WorkerCheck, now: float) -> bool:
+        if not check.effort.may_begin(now):
             return False
         if worker not in self._listened and len(self._listened) >= MAX_LISTENED:
             for other in list(self._listened):  # one that fell silent does not end by itself
@@ -151,21 +167,48 @@ class SelfCheck:
         self._fleet.listen(worker, lambda rank, body: self._heard(worker, rank, body))
 
     def _heard(self, worker: str, rank: int, body: Body) -> None:
-        check = self._checks[worker]
-        if self._fleet.state(worker) is not State.LIVE:
+        check, began = self._checks[worker], self._cpu()
+        is_whole = self._fleet.state(worker) is State.LIVE and self._take(check, rank, body, began)
+        may_go_on = check.effort.spend(self._cpu() - began, self._monotonic())
+        if not is_whole or not may_go_on:
             for watched in list(check.pending):  # what it stored meanwhile is not known
                 check.give_up(watched)
-        else:
-            batch = body if isinstance(body, EventBatch) else decode_batch(body)
-            check.stored(rank, batch.events)
         self._conclude_due(worker)
+
+    def _take(self, check: WorkerCheck, rank: int, body: Body, began: float) -> bool:
+        """Takes a batch; False if it would take too long."""
+        events = body.events if isinstance(body, EventBatch) else self._decoded(body, began)
+        for number, event in enumerate(events or ()):
+            if number % EVENTS_AT_ONCE == 0 and self._is_long(began):
+                return False
+            check.stored(rank, (event,))
+        return events is not None
+
+    def _decoded(self, payload: bytes, began: float) -> Sequence[Event] | None:
+        """The events of a batch; None if only to decode them would take too long."""
+        steps = decoding(payload)
+        while True:
+            try:
+                for _ in range(EVENTS_AT_ONCE):
+                    next(steps)
+            except StopIteration as end:
+                batch: EventBatch = end.value
+                return batch.events
+            if self._is_long(began):
+                return None
+
+    def _is_long(self, began: float) -> bool:
+        return self._cpu() - began > MAX_LOOK_SECONDS
 
     def _conclude_due(self, worker: str) -> None:
         check = self._checks.get(worker)
         if check is None:
             return
         for watched in check.due(self._monotonic()):
-            check.conclude(watched, is_held=self._holds(worker, watched.asked.prompt))
+            if not watched.is_heard and self._fleet.state(worker) is not State.LIVE:
+                check.give_up(watched)  # the index does not tell either
+            else:
+                check.conclude(watched, is_held=self._holds(worker, watched.asked.prompt))
         if not check.pending and worker in self._listened:
             self._stop_listening(worker)
         self._note(worker, check.result)

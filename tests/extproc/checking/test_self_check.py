@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.checking.self_check import (
+    EFFORT_BURST_SECONDS,
+    EFFORT_SHARE,
     GRACE_SECONDS,
     LAST_CHECKED,
     MATCHES_TO_HEAL,
@@ -17,6 +19,7 @@ from extproc.checking.self_check import (
     WATCHED_PER_SECOND,
     WATCHED_PER_SECOND_WHILE_WELL,
     Asked,
+    Effort,
     Watched,
     WorkerCheck,
 )
@@ -177,6 +180,29 @@ def test_what_was_heard_can_be_forgotten() -> None:
     one.check.forget_chains()
     one.check.stored(0, [BlocksStored(whole.hashes[5:], whole.hashes[4], whole.tokens[20:], SIZE)])
     assert one.counts == (0, 0, 0)
+
+
+def test_effort_that_is_spent_is_saved_up_to_half_before_more() -> None:
+    effort = Effort()
+    assert effort.spend(EFFORT_BURST_SECONDS / 2, 0.0)
+    assert not effort.spend(EFFORT_BURST_SECONDS / 2, 0.0)
+    saved_at = EFFORT_BURST_SECONDS / 2 / EFFORT_SHARE
+    assert not effort.may_begin(saved_at - 1)
+    assert not effort.spend(0.0, saved_at - 1)
+    assert effort.may_begin(saved_at + 1)
+    assert effort.spend(EFFORT_BURST_SECONDS / 4, saved_at + 1)
+    assert effort.may_begin(saved_at + 2)
+
+
+def test_who_is_well_is_listened_to_again_when_the_index_holds_nothing() -> None:
+    one = Rehearsal()
+    for seed in range(LAST_CHECKED):
+        one.match(seed)
+    assert not one.watch(100).is_heard
+    (watched,) = one.check.pending
+    one.check.conclude(watched, is_held=True)
+    one.run(101)
+    assert one.watch(102).is_heard
 
 
 def test_requests_watched_at_once_and_in_a_row_are_bounded() -> None:

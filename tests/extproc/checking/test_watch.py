@@ -10,12 +10,20 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from extproc.checking import watch as self_check_watch
-from extproc.checking.self_check import GRACE_SECONDS, MAX_WATCH_SECONDS
-from extproc.checking.watch import SelfCheck
+from extproc.checking.self_check import (
+    EFFORT_BURST_SECONDS,
+    EFFORT_SHARE,
+    GRACE_SECONDS,
+    LAST_CHECKED,
+    MAX_WATCH_SECONDS,
+    WATCHED_PER_SECOND_WHILE_WELL,
+)
+from extproc.checking.watch import EVENTS_AT_ONCE, SelfCheck
 from extproc.config import Model
 from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
@@ -33,6 +41,7 @@ from kvstate.feeds.transport import Connected, MemoryTransport, Transport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
+from kvstate.wire.zmq_wire import decode_batch
 from simulator.server import Worker, running
 from simulator.settings import TINY_MODEL, Settings
 from tests.kvstate.publishing import until
@@ -431,6 +440,116 @@ async def test_nobody_is_listened_to_without_need(
         monkeypatch.setattr(self_check_watch, "MAX_PROMPT_TOKENS", 10)
         status = await one.run(text(3))
         assert (status["checked"], status["without_evidence"]) == (0, 1)
+
+
+async def test_a_worker_that_is_well_is_checked_without_listening(run: Run) -> None:
+    async with run() as one:
+        for seed in range(LAST_CHECKED):
+            await one.run(text(seed))
+        one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
+        booking = await one.send(text(100))
+        assert not one.is_listened_to()
+        assert (await one.settle(booking))["matched"] == LAST_CHECKED + 1
+        one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
+        await one.settle(await one.send(text(101), deliver=False))  # and does not hold it
+        await one.send(text(102), deliver=False)
+        assert one.is_listened_to()
+
+
+async def test_a_worker_that_was_well_and_changes_its_template_is_found_out(
+    run: Run,
+) -> None:
+    async with run(WITH_SYSTEM_LINE) as one:
+        for seed in range(LAST_CHECKED):
+            await one.settle(await one.send(text(seed), deliver=False))
+        assert one.status()["without_evidence"] == LAST_CHECKED
+        for seed in range(100, 109):
+            one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
+            status = await one.run(text(seed))
+        assert status["differs"]
+
+
+def stores(count: int) -> bytes:
+    """A batch of blocks that nobody asked for."""
+    events = [["BlockStored", [n], None, [n] * 16, 16, None, "GPU"] for n in range(count)]
+    return msgspec.msgpack.encode([1.0, events, 0])
+
+
+@dataclass
+class Busy:
+    """A worker that stores without end, and clocks that stand still: each look takes a while."""
+
+    look_seconds: float
+    now: float = 0.0
+    cpu: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def cpu_seconds(self) -> float:
+        self.cpu += self.look_seconds
+        return self.cpu
+
+
+async def listening(busy: Busy) -> tuple[Fleet, SelfCheck, IndexSink]:
+    fleet = Fleet(12345678, lambda: 0.0)
+    transport = MemoryTransport({})
+    transport.put(Connected())
+    fleet.add("w", "m", [transport])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    return fleet, SelfCheck(fleet, busy.monotonic, busy.cpu_seconds), fleet._followed["w"][0].sink
+
+
+@pytest.mark.parametrize("body", [stores(1), decode_batch(stores(1))], ids=["bytes", "decoded"])
+async def test_to_listen_takes_no_more_than_its_share_of_the_cpu(body: Body) -> None:
+    busy = Busy(look_seconds=0.001)
+    fleet, checks, sink = await listening(busy)
+    heard = 0
+    for seed in range(1_000):  # seconds, in each of which a thousand batches come
+        busy.now += 1
+        checks.watch("w", Prompt("m", Tokens("I", range(seed, seed + 100))), None)
+        for _ in range(1_000):
+            if sink.listener is not None:
+                sink.listener(body)
+                heard += 1
+    assert heard > 100
+    allowed = EFFORT_BURST_SECONDS + 1_000 * EFFORT_SHARE
+    assert busy.cpu <= 2 * allowed  # this clock goes on between two intervals that are measured
+    assert checks.status("w")["without_evidence"] > LAST_CHECKED
+    await fleet.close()
+
+
+@pytest.mark.parametrize("count", [4 * EVENTS_AT_ONCE, 400 * EVENTS_AT_ONCE])
+@pytest.mark.parametrize("is_decoded", [False, True])
+async def test_a_batch_that_takes_too_long_is_left_and_tells_nothing(
+    *, count: int, is_decoded: bool
+) -> None:
+    busy = Busy(look_seconds=self_check_watch.MAX_LOOK_SECONDS / 3)
+    fleet, checks, sink = await listening(busy)
+    checks.watch("w", Prompt("m", Tokens("I", range(100))), None)
+    show = sink.listener
+    assert show is not None
+    show(decode_batch(stores(count)) if is_decoded else stores(count))
+    assert busy.cpu <= 3 * self_check_watch.MAX_LOOK_SECONDS
+    assert sink.listener is None
+    assert checks.status("w")["without_evidence"] == 1
+    await fleet.close()
+
+
+async def test_what_is_only_asked_of_the_index_needs_a_feed_that_tells_all(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run() as one:
+        for seed in range(LAST_CHECKED):
+            await one.run(text(seed))
+        one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
+        booking = await one.send(text(100), deliver=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(Fleet, "state", lambda *_: State.DEGRADED)
+            assert (await one.settle(booking))["without_evidence"] == 1
+        one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
+        await one.send(text(101))
+        assert not one.is_listened_to()  # a hole is no reason to
 
 
 async def test_workers_that_fell_silent_make_room_for_others(
