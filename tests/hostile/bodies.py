@@ -25,7 +25,7 @@ class Body:
 def _filled(before: bytes, unit: bytes, behind: bytes, length: int = MAX_BYTES) -> bytes:
     """A body of that length, with a list of as many units as there is room for."""
     count = (length - len(before) - len(behind)) // (len(unit) + 1)
-    return before + b",".join([unit] * count) + behind
+    return before + (unit + b",") * (count - 1) + unit + behind
 
 
 def _body(

@@ -1,5 +1,6 @@
 """What costs a client little and could cost a server much: bytes to send after the greeting."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpack import Encoder
@@ -14,10 +15,13 @@ MANY = 20_000
 
 @dataclass(frozen=True)
 class Flood:
-    """goaway: the code that the lean server ends it with, None if it is borne."""
+    """make: what is sent, made when it is needed: to some it takes a second.
+
+    goaway: the code that the lean server ends it with, None if it is borne.
+    """
 
     name: str
-    sent: bytes = field(repr=False)
+    make: Callable[[], bytes] = field(repr=False)
     goaway: int | None = CALM
 
     def __str__(self) -> str:
@@ -42,32 +46,47 @@ CALL = message(HEAD) + message(BODY)
 SLOW_HEAD = b"\x20" + b"\x00\x01a\x00" * 200
 
 FLOODS = [
-    Flood("SETTINGS", settings(MAX_CONCURRENT_STREAMS=1) * MANY),
-    Flood("SETTINGS of many windows", raw(4, 0, 0, b"\0\x04\0\0\0\0\0\x04\0\0\0\x01" * 1300) * 200),
-    Flood("acknowledgements of SETTINGS", raw(4, 1) * MANY),
-    Flood("PING", PingFrame(0, b"12345678").serialize() * MANY),
-    Flood("PING on a wrong stream", raw(6, 0, 1, bytes(8)) * MANY, PROTOCOL_ERROR),
-    Flood("rapid reset", _streams(MANY, resets=True)),
-    Flood("rapid reset of calls that began", _streams(MANY // 2, CALL, resets=True), None),
-    Flood("CONTINUATION without an end", raw(HEADERS, 0, 1) + raw(CONTINUATION, 0, 1) * MANY),
-    Flood("CONTINUATION with much in it", raw(HEADERS, 0, 1) + raw(9, 0, 1, bytes(16_384)) * 999),
-    Flood("a header bomb", _bomb()),
+    Flood("SETTINGS", lambda: settings(MAX_CONCURRENT_STREAMS=1) * MANY),
     Flood(
-        "heads that are slow to read", b"".join(raw(1, 4, n, SLOW_HEAD) for n in range(1, 4001, 2))
+        "SETTINGS of many windows",
+        lambda: raw(4, 0, 0, b"\0\x04\0\0\0\0\0\x04\0\0\0\x01" * 1300) * 200,
     ),
-    Flood("WINDOW_UPDATE", headers(1) + window_update(1, 1) * MANY),
-    Flood("WINDOW_UPDATE of the connection", window_update(0, 1) * MANY),
-    Flood("empty DATA", headers(1) + data(1) * MANY),
-    Flood("padded empty DATA", headers(1) + raw(0, 8, 1, b"\xff" + bytes(255)) * MANY),
-    Flood("DATA byte by byte", headers(1) + b"".join(data(1, bytes([b])) for b in CALL * 40), None),
-    Flood("PRIORITY", raw(PRIORITY, 0, 1, bytes(5)) * MANY),
-    Flood("unknown frames", raw(0xAB, 0, 0, b"?") * MANY),
-    Flood("DATA on a closed stream", headers(1) + reset(1) + data(1, b"?") * MANY),
-    Flood("RST_STREAM again and again", headers(1) + reset(1) * MANY),
-    Flood("malformed requests", b"".join(headers(n, [("a", "b")]) for n in range(1, MANY, 2))),
+    Flood("acknowledgements of SETTINGS", lambda: raw(4, 1) * MANY),
+    Flood("PING", lambda: PingFrame(0, b"12345678").serialize() * MANY),
+    Flood("PING on a wrong stream", lambda: raw(6, 0, 1, bytes(8)) * MANY, PROTOCOL_ERROR),
+    Flood("rapid reset", lambda: _streams(MANY, resets=True)),
+    Flood("rapid reset of calls that began", lambda: _streams(MANY // 2, CALL, resets=True), None),
+    Flood(
+        "CONTINUATION without an end", lambda: raw(HEADERS, 0, 1) + raw(CONTINUATION, 0, 1) * MANY
+    ),
+    Flood(
+        "CONTINUATION with much in it",
+        lambda: raw(HEADERS, 0, 1) + raw(9, 0, 1, bytes(16_384)) * 999,
+    ),
+    Flood("a header bomb", _bomb),
+    Flood(
+        "heads that are slow to read",
+        lambda: b"".join(raw(1, 4, n, SLOW_HEAD) for n in range(1, 4001, 2)),
+    ),
+    Flood("WINDOW_UPDATE", lambda: headers(1) + window_update(1, 1) * MANY),
+    Flood("WINDOW_UPDATE of the connection", lambda: window_update(0, 1) * MANY),
+    Flood("empty DATA", lambda: headers(1) + data(1) * MANY),
+    Flood("padded empty DATA", lambda: headers(1) + raw(0, 8, 1, b"\xff" + bytes(255)) * MANY),
+    Flood(
+        "DATA byte by byte",
+        lambda: headers(1) + b"".join(data(1, bytes([b])) for b in CALL * 40),
+        None,
+    ),
+    Flood("PRIORITY", lambda: raw(PRIORITY, 0, 1, bytes(5)) * MANY),
+    Flood("unknown frames", lambda: raw(0xAB, 0, 0, b"?") * MANY),
+    Flood("DATA on a closed stream", lambda: headers(1) + reset(1) + data(1, b"?") * MANY),
+    Flood("RST_STREAM again and again", lambda: headers(1) + reset(1) * MANY),
+    Flood(
+        "malformed requests", lambda: b"".join(headers(n, [("a", "b")]) for n in range(1, MANY, 2))
+    ),
     Flood(
         "calls that are refused",
-        b"".join(
+        lambda: b"".join(
             headers(
                 n,
                 [(":method", "GET"), (":path", "/"), (":scheme", "http")],
@@ -78,7 +97,9 @@ FLOODS = [
         None,
     ),
     Flood(
-        "answers that nobody takes", settings(INITIAL_WINDOW_SIZE=0) + _streams(5000, CALL), None
+        "answers that nobody takes",
+        lambda: settings(INITIAL_WINDOW_SIZE=0) + _streams(5000, CALL),
+        None,
     ),
-    Flood("calls that do not go on", _streams(5000, CALL[:20]), None),
+    Flood("calls that do not go on", lambda: _streams(5000, CALL[:20]), None),
 ]

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from hpack import Encoder
 from hyperframe.frame import (
@@ -45,8 +46,12 @@ def raw(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> byt
 
 def block(fields: Fields = CALL, *, size_updates: int = 1) -> bytes:
     """A header block that has no state: it brings the table down to nothing, and adds nothing."""
-    encoded = Encoder().encode([(name, value, True) for name, value in fields])
-    return b"\x20" * size_updates + encoded
+    return b"\x20" * size_updates + _encoded(tuple(fields))
+
+
+@lru_cache(64)
+def _encoded(fields: tuple[tuple[str, str], ...]) -> bytes:
+    return Encoder().encode([(name, value, True) for name, value in fields])
 
 
 def headers(

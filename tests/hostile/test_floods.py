@@ -12,9 +12,10 @@ from tests.hostile.victim import Victim
 @pytest.mark.parametrize("flood", FLOODS, ids=str)
 @pytest.mark.slow
 async def test_a_flood_is_stopped_or_borne(lean: Victim, flood: Flood) -> None:
+    sent = GREETING + flood.make()
     async with lean.unharmed():
         peer = await lean.connect()
-        await peer.flood(GREETING + flood.sent)
+        await peer.flood(sent)
         await peer.until(lambda peer: peer.goaway == flood.goaway)
         assert peer.goaway == flood.goaway
 
@@ -25,9 +26,10 @@ async def test_a_flood_is_stopped_or_borne(lean: Victim, flood: Flood) -> None:
 async def test_a_flood_from_many_hurts_nobody(either: Victim, flood: Flood) -> None:
     # grpcio cancels calls of anybody when more than some thousand wait to be taken
     may_cancel = either.server == "grpcio"
+    sent = GREETING + flood.make()
     async with either.unharmed(may_grow_bytes=192 * 2**20, may_cancel=may_cancel):
         peers = [await either.connect() for _ in range(4)]
-        await asyncio.gather(*(peer.flood(GREETING + flood.sent) for peer in peers))
+        await asyncio.gather(*(peer.flood(sent) for peer in peers))
 
 
 @pytest.mark.slow

@@ -105,12 +105,11 @@ class Rank:
         """The leading blocks of a prompt that are held; None if there is not even the first."""
         tiers, uncertain, believed = [0, 0, 0, 0], 0, self.trusted
         doubted = {tier_of(medium) for medium in self.aging - self.removing}
-        for path in _paths(prompt, size):
-            same = [
-                copy
-                for copy in self.copies
-                if (copy.held.path, copy.held.lora, copy.held.size) == (path, prompt.lora, size)
-            ]
+        mine = [
+            copy for copy in self.copies if copy.held.size == size and copy.held.lora == prompt.lora
+        ]
+        for path in _paths(prompt, size) if mine else ():
+            same = [copy for copy in mine if copy.held.path == path]
             on_tiers = [tier_of(copy.place.medium) or 0 for copy in same if copy.certain]
             certain = [tier for tier in on_tiers if tier not in doubted]
             if not same:

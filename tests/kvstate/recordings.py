@@ -86,6 +86,8 @@ class Replayed:
     parents: dict[int | str, int | str | None] = field(default_factory=dict)
     paths: dict[int | str, list[int]] = field(default_factory=dict)
     spaces: dict[int | str, tuple[str | None, str | None]] = field(default_factory=dict)
+    blocks: dict[tuple[int, ...], set[int | str]] = field(default_factory=dict)  # by path
+    lengths: set[int] = field(default_factory=set)  # of paths
 
     def apply(self, event: dict[str, Any]) -> None:
         """Follows one event."""
@@ -106,10 +108,12 @@ class Replayed:
 
     def overlap(self, tokens: list[int], lora: str | None, salt: str | None) -> int:
         """Leading blocks held of a prompt, short of its last token."""
+        prompt = tuple(tokens)
         chains = [
             self.chain(block)
-            for block, path in self.paths.items()
-            if len(path) < len(tokens) and path == tokens[: len(path)]
+            for end in self.lengths
+            if end < len(prompt)
+            for block in self.blocks.get(prompt[:end], ())
         ]
         held = [
             len(chain)
@@ -130,7 +134,11 @@ class Replayed:
             self.copies[block] += 1
             self.parents[block] = parent
             before = first if parent is None else self.paths[parent]
+            if block in self.paths:
+                self.blocks[tuple(self.paths[block])].discard(block)
             self.paths[block] = before + tokens[position * size :][:size]
+            self.blocks.setdefault(tuple(self.paths[block]), set()).add(block)
+            self.lengths.add(len(self.paths[block]))
             keys = [key for key in extras[position] or [] if key != lora]
             self.spaces[block] = (lora, keys[0] if keys else event.get("cache_salt"))
             parent = block
