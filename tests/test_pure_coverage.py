@@ -80,7 +80,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Cove
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(
     not IS_COMPILED, reason="covered only where both cores are built: no C compiler"
 )
