@@ -22,7 +22,6 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
-from extproc.requests.known_bodies import Known, KnownBodies, Shaped
 from extproc.requests.prompt import MAX_MESSAGES, Chat, InferenceRequest, answers_in, kept_tokens
 
 # Parts that are text under another name; the text lies under the key given here. Names that came
@@ -40,35 +39,30 @@ _MEDIA_PARTS = {
 # A line that some clients change with every request; engines before 0.32 leave it in place.
 _BILLING_LINE = "x-anthropic-billing-header"
 
-NONE: Shaped = ([], False)
-
 _PLAIN_KEYS = ("role", "content")
 _PLAIN_ROLES = ("user", "assistant")  # no set: a role may be anything, hashable or not
 
 
 def messages_of(
-    messages: list[dict[str, Any]], *, orders_calls: bool = True, before: Shaped = NONE
-) -> Shaped:
-    """The messages as templates see them, and whether there is media among their parts.
+    messages: list[dict[str, Any]], *, orders_calls: bool = True
+) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the messages as templates see them, and whether a part of them is media.
 
     orders_calls: whether the engine brings the keys of tool calls into its own order, in which
         templates may print them.
-    before: the conversation's first messages, if they are known in this form.
 
     Raises:
         RequestError: there is none, there are too many, or one is not understood.
     """
-    first, has_media = before
-    if not first and not messages:
+    if not messages:
         raise RequestError("empty_prompt")
-    if len(first) + len(messages) > MAX_MESSAGES:
+    if len(messages) > MAX_MESSAGES:
         raise RequestError("too_many_messages")
     if all(map(_is_plain, messages)):
-        return [*first, *messages], has_media
+        return messages, False
     refuse_costly(b"\n".join(_arguments(messages)))
     parsed = [_message(message, orders_calls) for message in messages]
-    has_media = has_media or any(_has_media(message["content"]) for message in parsed)
-    return [*first, *parsed], has_media
+    return parsed, any(_has_media(message["content"]) for message in parsed)
 
 
 def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
@@ -241,9 +235,6 @@ def _function(function: dict[str, Any]) -> dict[str, Any]:
 
 PATH = "/v1/chat/completions"
 
-# What the bodies of conversations may take: some 330 of 32k tokens each.
-MAX_KNOWN_BYTES = 128 * 1024 * 1024
-
 # In chat_template_kwargs these are arguments of transformers' apply_chat_template: they replace
 # what the request itself says, or change the form of the result, in some engines only.
 _RESERVED_VARIABLES = frozenset(
@@ -259,7 +250,7 @@ class Options(NamedTuple):
     """What besides the messages decides how a conversation becomes a prompt.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
-    chat_message.messages_of.
+    `messages_of`.
     """
 
     chat_template: str | None = None
@@ -296,37 +287,16 @@ class _Body(msgspec.Struct):
 
 
 _body = msgspec.json.Decoder(_Body)
-_known_bodies = KnownBodies(MAX_KNOWN_BYTES)
 
 
 def parse(content: bytes) -> InferenceRequest:
-    """Parses a body; of a conversation's next turn, only what is new in it.
+    """Parses the body of a chat completion.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no chat completion.
     """
-    known = _known_bodies.find(content)
-    if known is not None:
-        try:
-            return _parsed(content, known)
-        except (RequestError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass  # what is wrong, the whole says
-    return _parsed(content, None)
-
-
-def _parsed(content: bytes, known: Known | None) -> InferenceRequest:
-    if known is None:
-        body, before = _body.decode(content), NONE
-    else:
-        body, before = _body.decode(known.text), known.shaped
-        del body.messages[0]  # stands in for those before
-    request, shaped = _request(body, before)
-    _known_bodies.remember(content, known, shaped)
-    return request
-
-
-def _request(body: _Body, before: Shaped) -> tuple[InferenceRequest, Shaped]:
+    body = _body.decode(content)
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
         raise RequestError("unsupported_kv_transfer")  # they take the prompt's place
     keep = kept_tokens(body.truncate_prompt_tokens, body.truncation_side)
@@ -341,8 +311,7 @@ def _request(body: _Body, before: Shaped) -> tuple[InferenceRequest, Shaped]:
         add_special_tokens=body.add_special_tokens,
         has_reasoning_effort=body.reasoning_effort is not None,
     )
-    chat = conversation(body.messages, options, before)
-    shaped = (chat.messages, chat.has_media)
+    chat = conversation(body.messages, options)
     if keep is not None and chat.has_media:
         raise RequestError("unsupported_truncation")
     if keep is not None and chat.add_special_tokens:
@@ -350,22 +319,20 @@ def _request(body: _Body, before: Shaped) -> tuple[InferenceRequest, Shaped]:
     # with echo the engine takes top_logprobs for prompt_logprobs, and it is 0 where it is not set
     reads_cache = body.prompt_logprobs is None and not body.echo
     answers = answers_in(body.n)
-    return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers), shaped
+    return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)
 
 
-def conversation(messages: list[dict[str, Any]], options: Options, before: Shaped = NONE) -> Chat:
-    """A conversation as the template sees it.
-
-    before: as in chat_message.messages_of.
+def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
+    """Returns a conversation as the chat template sees it.
 
     Raises:
-        RequestError: it is not keyed, and why.
+        RequestError: its prompt cannot be keyed; the error says why.
     """
     if options.chat_template is not None:
         raise RequestError("unsupported_client_template")
     if options.add_generation_prompt and options.continue_final_message:
         raise RequestError("bad_request")
-    parsed, has_media = messages_of(messages, orders_calls=options.orders_calls, before=before)
+    parsed, has_media = messages_of(messages, orders_calls=options.orders_calls)
     return Chat(
         parsed,
         _variables(options),

@@ -129,12 +129,3 @@ def test_a_line_that_only_some_releases_strip_is_not_claimed(as_part: bool) -> N
 def test_too_many_messages_are_not_keyed() -> None:
     assert refusal(*[USER] * (MAX_MESSAGES + 1)) == "too_many_messages"
     assert refusal() == "empty_prompt"
-
-
-def test_messages_that_are_known_stand_before_the_others() -> None:
-    before = ([USER], True)
-    assert messages_of([], before=before) == ([USER], True)
-    assert messages_of([USER], before=before) == ([USER, USER], True)
-    assert before == ([USER], True)
-    with pytest.raises(RequestError, match="too_many_messages"):
-        messages_of([USER], before=([USER] * MAX_MESSAGES, False))
