@@ -89,7 +89,7 @@ _SALT = b'"cache_salt"'
 Read = tuple[InferenceRequest, Served]
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """What is to be placed; is_tokenized: here, and not by the client, who sent token ids."""
 
     query: Query

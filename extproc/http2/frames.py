@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from extproc.errors import Http2Error
 
@@ -135,14 +135,10 @@ _PADDED = int(Flag.PADDED)
 _ANY_END = ~int(Flag.END_STREAM)
 
 
-class Frame(NamedTuple):
-    """A frame, or a part of a DATA frame that came in parts: these are as good as frames of their
-    own, END_STREAM on the last. Payload: a view of what was read if DATA, else bytes."""
-
-    kind: int
-    flags: int
-    stream_id: int
-    payload: bytes | memoryview
+# Kind, flags, stream and payload of a frame, or of a part of a DATA frame that came in parts: these
+# are as good as frames of their own, with END_STREAM on the last. The payload is a view of what was
+# read if it is DATA, else bytes. A plain tuple: three are made for every request.
+Frame = tuple[int, int, int, bytes | memoryview]
 
 
 class FrameReader:
@@ -198,11 +194,11 @@ class FrameReader:
                     break
                 if stop > end:
                     break
-                frames.append(Frame(kind, flags, stream_id, view[start:stop]))
+                frames.append((kind, flags, stream_id, view[start:stop]))
             elif stop > end:
                 break
             else:
-                frames.append(Frame(kind, flags, stream_id, data[start:stop]))
+                frames.append((kind, flags, stream_id, data[start:stop]))
             at = stop
         self._rest = data[at:]
         return frames, None
@@ -214,5 +210,5 @@ class FrameReader:
             return 0
         self._data_left -= len(part)
         flags = self._data_flags & _ANY_END if self._data_left else self._data_flags
-        frames.append(Frame(_DATA, flags, self._data_stream, part))
+        frames.append((_DATA, flags, self._data_stream, part))
         return len(part)

@@ -12,7 +12,7 @@
 "Half closed" is the remote side; a stream is closed when our answer has ended, too.
 """
 
-from typing import NamedTuple
+import msgspec
 
 from extproc.errors import Http2Error
 from extproc.http2.frames import (
@@ -160,7 +160,7 @@ def unpadded(payload: bytes) -> bytes:
     return payload[1 : len(payload) - padding]
 
 
-class Opened(NamedTuple):
+class Opened(msgspec.Struct, frozen=True, gc=False):
     """A request began; is_whole: nothing follows its head."""
 
     stream_id: int
@@ -168,7 +168,7 @@ class Opened(NamedTuple):
     is_whole: bool
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct, frozen=True, gc=False):
     """More of a request's DATA, which may be empty at its end; is_last: it is whole now.
 
     What is used of it is to be told by `Connection.consume`.
@@ -179,7 +179,7 @@ class Received(NamedTuple):
     is_last: bool
 
 
-class Aborted(NamedTuple):
+class Aborted(msgspec.Struct, frozen=True, gc=False):
     """A stream is over before both sides ended it, by the peer or for its fault."""
 
     stream_id: int

@@ -16,7 +16,7 @@ differently from one release to the next, and is not keyed.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -246,7 +246,7 @@ _RESERVED_VARIABLES = frozenset(
 )
 
 
-class Options(NamedTuple):
+class Options(msgspec.Struct, frozen=True, gc=False):
     """What besides the messages decides how a conversation becomes a prompt.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
@@ -315,7 +315,7 @@ def parse(content: bytes) -> InferenceRequest:
     if keep is not None and chat.has_media:
         raise RequestError("unsupported_truncation")
     if keep is not None and chat.add_special_tokens:
-        chat = chat._replace(special_tokens_vary=True)
+        chat = msgspec.structs.replace(chat, special_tokens_vary=True)
     # with echo the engine takes top_logprobs for prompt_logprobs, and it is 0 where it is not set
     reads_cache = body.prompt_logprobs is None and not body.echo
     answers = answers_in(body.n)

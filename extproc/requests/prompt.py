@@ -3,7 +3,7 @@
 import re
 from array import array
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -16,7 +16,7 @@ MAX_MESSAGES = 8192
 MAX_PROMPTS = 64
 
 
-class Chat(NamedTuple):
+class Chat(msgspec.Struct, frozen=True, gc=False):
     """A conversation, as the chat template sees it.
 
     messages: content is a text, None, or a list of parts: {"type": "text", "text": ...}, with what
@@ -36,7 +36,7 @@ class Chat(NamedTuple):
     special_tokens_vary: bool = False
 
 
-class Text(NamedTuple):
+class Text(msgspec.Struct, frozen=True, gc=False):
     """A prompt of text.
 
     special_tokens_vary: as in Chat.
@@ -51,7 +51,7 @@ class Text(NamedTuple):
 Prompt = Chat | Text | Tokens
 
 
-class InferenceRequest(NamedTuple):
+class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A request whose prompt can be keyed.
 
     model: as the client wrote it; None if it did not.

@@ -54,7 +54,7 @@ def parse(content: bytes) -> InferenceRequest:
     options = Options(has_reasoning_effort=effort is not None, orders_calls=False)
     chat = conversation(messages, options)
     # from 0.19 the tokenizer adds its special tokens to what the template wrote
-    chat = chat._replace(add_special_tokens=True, special_tokens_vary=True)
+    chat = msgspec.structs.replace(chat, add_special_tokens=True, special_tokens_vary=True)
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
 

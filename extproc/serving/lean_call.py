@@ -10,6 +10,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError
 
 from extproc.errors import CallError, ProtocolError
+from extproc.http2.connection import Connection
 from extproc.http2.grpc_messages import (
     ANSWER_HEAD,
     MessageReader,
@@ -43,14 +44,12 @@ _TOLD_BYTES = 64 * 1024
 class Wire(Protocol):
     """The connection of a call, which is known by its stream's number.
 
-    max_message_bytes: of a request. budget: what may be kept in all.
+    http2: the session on it. max_message_bytes: of a request. budget: what may be kept in all.
     """
 
+    http2: Connection
     max_message_bytes: int
     budget: Budget
-
-    def begin(self, stream_id: int, block: bytes) -> None:
-        """Sends the head of the answer."""
 
     def send(self, stream_id: int, data: bytes) -> int:
         """Sends more of the answer, of which so many bytes now wait; aborts the call if there is no
@@ -58,12 +57,6 @@ class Wire(Protocol):
 
     def finish(self, stream_id: int, block: bytes) -> None:
         """Ends the call, which is then forgotten."""
-
-    def consume(self, stream_id: int, size: int) -> None:
-        """So many bytes of the request need not be kept any more."""
-
-    def queued(self, stream_id: int) -> int:
-        """Bytes of the answer that wait for the peer."""
 
     def flush(self) -> None:
         """Writes what was sent; needed outside of `Call.receive` only."""
@@ -93,6 +86,7 @@ class Call(ABC):
         self._is_ended = False
         self._is_over = False
         self._has_come = False
+        self._awaited: asyncio.Task[Answers] | None = None  # of the message taken last
 
     @abstractmethod
     def take(self, message: Piece) -> None:
@@ -117,8 +111,10 @@ class Call(ABC):
     @property
     def is_busy(self) -> bool:
         """Whether no message can be taken now."""
+        if self._awaited is not None:
+            return True
         if self._queued > _MAX_QUEUED_BYTES:
-            self._queued = self._wire.queued(self._id)
+            self._queued = self._wire.http2.queued(self._id)
         return self._queued > _MAX_QUEUED_BYTES
 
     @property
@@ -167,7 +163,7 @@ class Call(ABC):
             return
         if not self._is_begun:
             self._is_begun = True
-            self._wire.begin(self._id, ANSWER_HEAD)
+            self._wire.http2.send_head(self._id, ANSWER_HEAD)
         self._queued = self._wire.send(self._id, framed(message))
 
     def finish(self, status: int = Status.OK, text: str = "") -> None:
@@ -205,7 +201,7 @@ class Call(ABC):
         messages = self._reader.read(data)
         self._used_bytes += len(data)
         if self._used_bytes >= _TOLD_BYTES:
-            self._wire.consume(self._id, self._used_bytes)
+            self._wire.http2.consume(self._id, self._used_bytes)
             self._used_bytes = 0
         if messages:
             self._has_come = True
@@ -248,12 +244,6 @@ class ExtProcCall(Call):
         super().__init__(wire, stream_id)
         self._metrics = service.metrics
         self._exchange = service.open(traceparent)
-        self._awaited: asyncio.Task[Answers] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """While an answer is awaited, too."""
-        return self._awaited is not None or super().is_busy
 
     def take(self, message: Piece) -> None:
         """Hands it to the exchange, and sends what is answered.

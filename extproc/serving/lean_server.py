@@ -65,7 +65,7 @@ class LeanConnection(asyncio.Protocol):
         self.budget = host.budget
         self.max_message_bytes = host.max_message_bytes
         self._host = host
-        self._http2 = Connection(host.limits, host.cache, host.budget)
+        self.http2 = Connection(host.limits, host.cache, host.budget)
         self._calls: dict[int, Call] = {}
         self._held_back: dict[int, Call] = {}
         self._paused_ticks: int | None = None
@@ -83,7 +83,7 @@ class LeanConnection(asyncio.Protocol):
         """asyncio: bytes came."""
         if self._is_closing:
             return
-        for event in self._http2.receive(data):
+        for event in self.http2.receive(data):
             if isinstance(event, Received):
                 call = self._calls.get(event.stream_id)
                 if call is not None:
@@ -107,19 +107,19 @@ class LeanConnection(asyncio.Protocol):
             log.debug("connection lost: %s", exc)
         for stream_id in list(self._calls):
             self._abort(stream_id)
-        self._http2.close()
+        self.http2.close()
         self._host.left(self)
 
     def pause_writing(self) -> None:
         """asyncio: the peer does not read. Then neither do we, or answers would pile up."""
         self._paused_ticks = 0
-        self._http2.pause_sending()
+        self.http2.pause_sending()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """asyncio: it reads again."""
         self._paused_ticks = None
-        self._http2.resume_sending()
+        self.http2.resume_sending()
         self._transport.resume_reading()
         self.flush()
 
@@ -130,7 +130,7 @@ class LeanConnection(asyncio.Protocol):
             if self._paused_ticks > self._host.limits.stall_ticks:
                 self._transport.abort()
                 return
-        for event in self._http2.tick():
+        for event in self.http2.tick():
             self._abort(event.stream_id)
         for call in list(self._calls.values()):
             call.tick(self._host.limits.stall_ticks)
@@ -139,30 +139,26 @@ class LeanConnection(asyncio.Protocol):
     @property
     def fault(self) -> ErrorCode | None:
         """The code with which it was ended, None if its peer did nothing wrong."""
-        fault = self._http2.fault
+        fault = self.http2.fault
         return None if fault is None else ErrorCode(fault.code)
 
     @property
     def is_idle(self) -> bool:
         """Whether no stream is open."""
-        return not self._http2.stream_count
+        return not self.http2.stream_count
 
     def drain(self) -> None:
         """Takes no new streams; closes when those under way have ended."""
-        self._http2.drain()
+        self.http2.drain()
         self.flush()
 
     def drop(self) -> None:
         """Closes now."""
         self._transport.abort()
 
-    def begin(self, stream_id: int, block: bytes) -> None:
-        """Of a call: the head of its answer."""
-        self._http2.send_head(stream_id, block)
-
     def send(self, stream_id: int, data: bytes) -> int:
         """Of a call: more of its answer."""
-        queued = self._http2.send_data(stream_id, data)
+        queued = self.http2.send_data(stream_id, data)
         if queued is None:
             self._abort(stream_id)
             return 0
@@ -171,17 +167,9 @@ class LeanConnection(asyncio.Protocol):
     def finish(self, stream_id: int, block: bytes) -> None:
         """Of a call: the end of its answer."""
         self._held_back.pop(stream_id, None)
-        self._http2.end(stream_id, block)
+        self.http2.end(stream_id, block)
         if self._calls.pop(stream_id, None) is not None and not self._calls:
             self._host.rested(self)
-
-    def consume(self, stream_id: int, size: int) -> None:
-        """Of a call: so much of its request was used."""
-        self._http2.consume(stream_id, size)
-
-    def queued(self, stream_id: int) -> int:
-        """Of a call: bytes of its answer that wait."""
-        return self._http2.queued(stream_id)
 
     def flush(self) -> None:
         """Writes what there is to write."""
@@ -190,15 +178,15 @@ class LeanConnection(asyncio.Protocol):
         self._write()
         while self._held_back and self._release():
             self._write()
-        if self._http2.fault is not None:
-            log.warning("connection ended: %s", self._http2.fault)
+        if self.http2.fault is not None:
+            log.warning("connection ended: %s", self.http2.fault)
             self._linger()
-        elif self._http2.is_over:
+        elif self.http2.is_over:
             self._is_closing = True
             self._transport.close()
 
     def _write(self) -> None:
-        while data := self._http2.data_to_send():
+        while data := self.http2.data_to_send():
             self._transport.write(data)
 
     def _release(self) -> bool:
@@ -222,16 +210,16 @@ class LeanConnection(asyncio.Protocol):
     def _open(self, event: Opened) -> None:
         refusal = refusal_of(event.head)
         if refusal is not None:
-            self._http2.end(event.stream_id, refusal)
+            self.http2.end(event.stream_id, refusal)
             return
         if not self.budget.take(CALL_BYTES):
-            self._http2.reset(event.stream_id, ErrorCode.REFUSED_STREAM)
+            self.http2.reset(event.stream_id, ErrorCode.REFUSED_STREAM)
             return
         call = self._host.route(self, event.stream_id, event.head)
         if call is None:
             self.budget.give_back(CALL_BYTES)
             block = trailers_only(Status.UNIMPLEMENTED, "unknown method")
-            self._http2.end(event.stream_id, block)
+            self.http2.end(event.stream_id, block)
             return
         self._calls[event.stream_id] = call
         self.has_served = True

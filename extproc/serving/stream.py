@@ -44,7 +44,7 @@ of it goes on unchanged.
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import msgspec
 
@@ -76,7 +76,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 
 
-class ResponseHead(NamedTuple):
+class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     """What of a response's headers is accounted for.
 
     status: None if unreadable. is_readable: whether its body may tell usage: JSON or server-sent

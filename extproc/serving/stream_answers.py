@@ -5,7 +5,8 @@ Protocol 1.0.0 for the names of the pick.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from extproc import headers
 from extproc.pb.kvsteer_ext_proc_pb2 import (
@@ -31,8 +32,7 @@ MAX_ECHO_BYTES = 62_000
 Answers = list[ProcessingResponse]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """Where the request goes, for Envoy; all may be absent.
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -100,7 +100,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self.cuts[:shared]
 
 
-class Known(NamedTuple):
+class Known(msgspec.Struct, frozen=True, gc=False):
     """What is known of a text.
 
     ids: of a text that begins alike; this one's own up to the last cut, or all if `is_whole`. Not
@@ -223,7 +223,7 @@ class Encoder(Protocol):
         """
 
 
-class Encoded(NamedTuple):
+class Encoded(msgspec.Struct, frozen=True, gc=False):
     """The ids of a text; not to be changed.
 
     lasting: so many of the first stay the same however the text goes on.
@@ -233,7 +233,7 @@ class Encoded(NamedTuple):
     lasting: int
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True, gc=False):
     """A text that was looked up, to be finished."""
 
     text: str
@@ -280,7 +280,7 @@ class TextEncoder:
             RequestError: there is more new text than is tokenized at once
                 (too_many_new_characters), or it cannot be tokenized.
         """
-        text, known = work
+        text, known = work.text, work.known
         if known.is_whole:
             return _encoded(known.ids, known.cuts)
         if work.new_characters > self._encoder.max_characters:

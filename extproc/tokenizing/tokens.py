@@ -4,8 +4,8 @@ import logging
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
+import msgspec
 import tokenizers
 
 from extproc.config import Model
@@ -26,7 +26,7 @@ log = logging.getLogger("kvsteer.tokens")
 MAX_KNOWN_BYTES = 256 * 1024 * 1024
 
 
-class Started(NamedTuple):
+class Started(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is rendered and looked up, but not tokenized.
 
     new_characters: how much of its text is not known.
