@@ -8,8 +8,9 @@ from workload import BLOCK_SIZE, MODEL, Tokens
 
 from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
 from extproc.picking.load import Loads
-from kvstate.index import Index, Owner
+from kvstate.index import Index
 from kvstate.overlap import Prompt
+from kvstate.owner import Owner
 
 _SECRET = 0x9E37_79B9_7F4A_7C15
 

@@ -164,7 +164,12 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         certificates = await stack.enter_async_context(_certificates(config))
         metrics = Metrics()
         metrics.expect_models(model.name for model in config.models)
-        fleet = Fleet(secrets.randbits(64), time.time, random.random)
+        fleet = Fleet(
+            secrets.randbits(64),
+            time.time,
+            random.random,
+            lambda worker: router.placing.sent.forget(worker, time.monotonic()),
+        )
         workers = Workers(
             config,
             fleet,
@@ -321,7 +326,6 @@ def _join(fleet: Fleet, workers: Workers, placing: Placing) -> None:
 
     workers.changed.append(drain)
     workers.gone.append(lambda name, endpoint: placing.remove(name, endpoint, time.monotonic()))
-    fleet.emptied = lambda worker: placing.sent.forget(worker, time.monotonic())
     placing.name_ranks(fleet.ranks, lambda: fleet.names_ranks)
 
 

@@ -150,3 +150,20 @@ class Batch(msgspec.Struct):
     stamp: float = -math.inf
     size_bytes: int = 0
     fault: str = ""
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What became of a batch.
+
+    healed: nothing uncertain is left since. missed: why not all that it said is known, "" if it is.
+    faults: names of what was skipped, one each. clears: it emptied the cache.
+    """
+
+    healed: bool = False
+    missed: str = ""
+    faults: tuple[str, ...] = ()
+    clears: bool = False
+
+
+# As mostly: nothing is to be told of it.
+ALL_TAKEN = Taken()

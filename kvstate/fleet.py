@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstate.events import Body, EngineLoad
-from kvstate.feeds.feed import State
-from kvstate.feeds.replays import ReplaySlots, Turns
-from kvstate.feeds.sink import IndexSink, Place
-from kvstate.feeds.subscriber import Shared, Subscriber
-from kvstate.feeds.transport import Transport
-from kvstate.index import Index, Owner
+from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.replays import ReplaySlots
+from kvstate.feeds.subscriber import Shared, Subscriber, Turns
+from kvstate.feeds.transport import Place, Transport
+from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
+from kvstate.owner import Owner
 
 log = logging.getLogger("kvsteer.feed")
 
@@ -67,7 +67,6 @@ class _Followed:
     """One rank that is followed."""
 
     owner: Owner
-    sink: IndexSink
     subscriber: Subscriber
     task: asyncio.Task[None]
 
@@ -82,11 +81,15 @@ class Fleet:
     """
 
     def __init__(
-        self, secret: int, clock: Callable[[], float], chance: Callable[[], float] = lambda: 0.5
+        self,
+        secret: int,
+        clock: Callable[[], float],
+        chance: Callable[[], float] = lambda: 0.5,
+        emptied: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.emptied: Callable[[str], None] | None = None
         self.names_ranks = False
         self._index = Index(secret)
+        self._emptied = emptied
         self._clock = clock
         self._shared = Shared(Turns(), ReplaySlots(), clock, chance)
         self._followed: dict[str, list[_Followed]] = {}
@@ -122,10 +125,10 @@ class Fleet:
 
     def _follow(self, place: Place, model: str, transport: Transport, ranks: int) -> _Followed:
         owner = self._index.add(place.worker, place.rank, model, ranks)
-        sink = IndexSink(self._index, owner)
-        subscriber = Subscriber(place, sink, transport, self._shared)
-        sink.emptied = subscriber.news.emptied = functools.partial(self._empty, place.worker)
-        return _Followed(owner, sink, subscriber, asyncio.create_task(subscriber.run()))
+        emptied = functools.partial(self._emptied, place.worker)
+        feed = Feed(transport.recovery)
+        subscriber = Subscriber(place, feed, owner, transport, self._shared, emptied)
+        return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()))
 
     async def _keep_expiring(self) -> None:
         """Forgets blocks of which nobody may ever announce the removal."""
@@ -145,17 +148,14 @@ class Fleet:
                     return  # it went meanwhile
                 is_done = self._index.expire(each.owner, EXPIRED_AT_ONCE)
 
-    def _empty(self, worker: str) -> None:
-        if self.emptied is not None:
-            self.emptied(worker)
-
     def listen(self, worker: str, listener: Callable[[int, Body], None] | None) -> None:
         """Shows every batch of a worker to a listener, with its rank, after it was applied.
 
         None ends it, as does the worker's removal, or the listener itself by failing.
         """
         for rank, each in enumerate(self._followed.get(worker, [])):
-            each.sink.listener = None if listener is None else functools.partial(listener, rank)
+            shown = None if listener is None else functools.partial(listener, rank)
+            each.subscriber.news.listener = shown
 
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
@@ -185,7 +185,7 @@ class Fleet:
                 await each.subscriber.close()
             except Exception:  # what it held must be forgotten all the same
                 log.exception("feed of %s rank %d: cannot be closed", *each.subscriber.place)
-            for _ in self._index.clearing(each.owner):
+            for _ in each.owner.forgetting():
                 await asyncio.sleep(0)  # so much at a time that nobody waits for it
             self._index.remove(each.owner)
 
@@ -228,8 +228,8 @@ class Fleet:
     def block_size(self, worker: str) -> int | None:
         """Tokens in a block, as learned from the worker's events."""
         for each in self._followed.get(worker, ()):
-            if each.sink.block_size is not None:
-                return each.sink.block_size
+            if each.owner.block_size is not None:
+                return each.owner.block_size
         return None
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:

@@ -21,7 +21,7 @@ CORE = {
     *("kvstate.bridge.mirror", "kvstate.bridge.rank"),
     *("kvstate.core", "kvstate.index", "kvstate.orphans", "kvstate.plain_core"),
     *("kvstate.events", "kvstate.overlap", "kvstate.tiers"),
-    *("kvstate.feeds.feed", "kvstate.feeds.sink"),
+    *("kvstate.feeds.feed", "kvstate.owner"),
 }
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BridgedRank, Ended, History, StateOfRank, Status
-from kvstate.feeds.replays import ReplaySlots, Turns
-from kvstate.feeds.sink import Place
-from kvstate.feeds.subscriber import Shared, Subscriber
-from kvstate.feeds.transport import Transport
+from kvstate.feeds.feed import Feed
+from kvstate.feeds.replays import ReplaySlots
+from kvstate.feeds.subscriber import Shared, Subscriber, Turns
+from kvstate.feeds.transport import Place, Transport
 from kvstate.pb.kvsteer_kv_events_pb2 import KvSnapshotChunk
 from kvstate.wire.grpc_encoding import encode_cleared, encode_head
 
@@ -157,17 +157,16 @@ class Bridge:
                     max_bytes=limits.history_bytes,
                 ),
                 Mirror(limits.mirror_bytes),
+                Feed(transport.recovery),
                 self._ring,
             )
-            for rank in range(len(transports))
+            for rank, transport in enumerate(transports)
         ]
-        self._subscribers = []
         shared = Shared(Turns(), ReplaySlots(len(transports), len(transports)), clock, chance)
-        for bridged, transport in zip(self.ranks, transports, strict=True):
-            place = Place("the engine", bridged.history.rank)
-            subscriber = Subscriber(place, bridged, transport, shared)
-            bridged.feed = subscriber.feed
-            self._subscribers.append(subscriber)
+        self._subscribers = [
+            Subscriber(Place("the engine", rank), bridged.feed, bridged, transport, shared)
+            for rank, (bridged, transport) in enumerate(zip(self.ranks, transports, strict=True))
+        ]
         self.is_stopped = False
         self._rung = False
         self._bell = asyncio.Event()

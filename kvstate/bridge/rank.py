@@ -25,10 +25,17 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from kvstate.bridge.mirror import Copy, Mirror
-from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Body, Event, OtherGroupStored
-from kvstate.feeds.feed import Feed, Recovery, State
-from kvstate.feeds.sink import Taken
-from kvstate.wire.extras import Admission, Groups
+from kvstate.events import (
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Body,
+    Event,
+    OtherGroupStored,
+    Taken,
+)
+from kvstate.feeds.feed import Feed, State
+from kvstate.wire.extras import ADMISSION_FAULTS, Admission, Groups, missed_of
 from kvstate.wire.grpc_encoding import (
     MAX_ENTRY_BYTES,
     Head,
@@ -160,11 +167,6 @@ MAX_BATCH_BYTES = 1024 * 1024
 
 _Item = TypeVar("_Item")
 
-_OVER_LIMIT = "it holds more than the bridge keeps of one rank"
-_REMOVAL_LOST = "an event that may have been a removal could not be read"
-_NO_KINDS = "its attention groups cannot be told apart"
-_DOUBTFUL = "group_without_kind"
-
 
 class StateOfRank(NamedTuple):
     """What a rank holds, for a newcomer.
@@ -180,17 +182,19 @@ class StateOfRank(NamedTuple):
 
 
 class BridgedRank:
-    """One rank; a `kvstate.feeds.sink.Sink`.
+    """One rank; a `kvstate.feeds.subscriber.Sink`.
 
-    changed: called when there is something to flush or to tell. feed: the one that this is the
-    sink of, set before it runs.
+    feed: the one that this is the sink of. changed: called when there is something to flush or to
+    tell.
     """
 
-    def __init__(self, history: History, mirror: Mirror, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, history: History, mirror: Mirror, feed: Feed, changed: Callable[[], None]
+    ) -> None:
         self.history = history
         self.mirror = mirror
         self.standing = Standing()
-        self.feed = Feed(Recovery.NONE)
+        self.feed = feed
         self.unknown_before = 0
         self._changed = changed
         self._groups = Groups()
@@ -210,13 +214,9 @@ class BridgedRank:
         for event in batch.events:
             faults += self._apply(event)
             yield
-        missed = ""
-        if self.mirror.refused > refused:
-            missed = _OVER_LIMIT
-        if _DOUBTFUL in faults:
-            missed = _NO_KINDS
-        if batch.removal_lost:
-            missed = _REMOVAL_LOST
+        missed = missed_of(faults, removal_lost=batch.removal_lost)
+        if self.mirror.refused > refused and not missed:
+            missed = "it holds more than the bridge keeps of one rank"
         if batch.removal_lost or len(self._doubtful) > doubtful:
             yield from self.demoting()
         self._changed()
@@ -298,8 +298,7 @@ class BridgedRank:
     def _fault_of(self, group: int | None, admission: Admission) -> str:
         if admission is Admission.DOUBTFUL:
             self._doubtful.add(group)
-            return _DOUBTFUL
-        return "other_attention_group"
+        return ADMISSION_FAULTS[admission]
 
     def _copy(self, event: BlocksCopied) -> Iterator[str]:
         if self._groups.admission(event.group) is not Admission.INDEXED:

@@ -20,9 +20,9 @@ from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import GrpcSource
-from kvstate.feeds.replays import SLICE_SECONDS
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
 from kvstate.feeds.transport import (
+    SLICE_SECONDS,
     UNREACHED_SECONDS,
     Connected,
     Disconnected,

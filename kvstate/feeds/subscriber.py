@@ -3,27 +3,203 @@
 import asyncio
 import logging
 import math
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvstate.errors import ReplayError, WireError
-from kvstate.events import Batch, Body, EngineLoad
+from kvstate.events import Batch, Body, EngineLoad, EventBatch, Taken
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Replay, State
-from kvstate.feeds.replays import Replays, ReplaySlots, Turns
-from kvstate.feeds.sink import FeedNews, Place, Sink
+from kvstate.feeds.replays import Replays, ReplaySlots
 from kvstate.feeds.transport import (
+    SLICE_SECONDS,
     Connected,
     Disconnected,
     LoadReport,
     Malformed,
+    Place,
     Refused,
     Signal,
     Snapshot,
     Transport,
 )
 from kvstate.wire.zmq_wire import stamp_of
+
+log = logging.getLogger("kvsteer.feed")
+
+# Larger batches are shown to no listener, who takes each in one go.
+MAX_SHOWN_BYTES = 128 * 1024
+MAX_SHOWN_EVENTS = 1_024
+
+# Is shown the batches of a rank.
+Listener = Callable[[Body], None]
+
+# Feeds that go on in one round of the loop, each with one batch at least.
+MAX_TURNS_AT_ONCE = 8
+
+# A feed that fell silent for so long asks whether a last batch was lost, once and then seldom.
+QUIET_SECONDS = 1.0
+QUIET_FOR_LONG_SECONDS = 30.0
+
+RETRY_SECONDS = (1.0, 60.0)
+
+
+class Sink(Protocol):
+    """What follows one rank's feed: the index, or a bridge's mirror of the worker.
+
+    What may take long is done in steps, each of which is short; what is not done when they end
+    early stays undone.
+    """
+
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
+        """Takes one batch.
+
+        Raises:
+            WireError: it is no event batch; nothing has happened.
+        """
+
+    def forgetting(self) -> Generator[None, None, None]:
+        """The publisher restarted: nothing is held any more."""
+
+    def demoting(self) -> Generator[None, None, None]:
+        """There is a hole: what is held is uncertain."""
+
+    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - a fact, not a mode
+        """Whether what is held as certain counts as such now."""
+
+
+class Turns:
+    """The slices of all feeds of a process.
+
+    Whoever works asks `is_over` before each batch, and waits for the `next` slice if so. However
+    many feeds have something to do, between two slices everything else has its turn; and however
+    many ranks a worker has, another worker does not wait for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._is_scheduled = False
+
+    def is_over(self) -> bool:
+        """Whether the present slice is used up."""
+        return asyncio.get_running_loop().time() >= self._ends
+
+    async def next(self, worker: str = "") -> None:
+        """Waits for a slice: workers one after the other, a worker's feeds in the order of asking.
+
+        worker: whose feed it is; "" for work on none.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(worker, deque()).append(turn)
+        self._schedule()
+        await turn
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._is_scheduled = False
+        self._ends = asyncio.get_running_loop().time() + SLICE_SECONDS
+        for _ in range(MAX_TURNS_AT_ONCE):
+            if not self._waiting:
+                break
+            worker, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[worker] = turns
+            if not turn.done():  # its feed was not cancelled
+                turn.set_result(None)
+        if self._waiting:
+            self._schedule()
+
+
+class FeedNews:
+    """What is told of one feed, each thing once.
+
+    counts: by name. replay_fault: why the last replay failed, "" if it did not. listener: is shown
+    every batch after it was applied; None, as mostly, costs nothing. emptied: is called when the
+    rank lost all that it held, by a restart of the publisher or by clearing its cache.
+    """
+
+    def __init__(self, place: Place, feed: Feed, emptied: Callable[[], None]) -> None:
+        self.place = place
+        self.counts: Counter[str] = Counter()
+        self.replay_fault = ""
+        self.listener: Listener | None = None
+        self._feed = feed
+        self._emptied = emptied
+        self._told = feed.state, feed.reason
+        self._restarts_told = 0
+        self._is_unreached_told = False
+
+    @property
+    def reason(self) -> str:
+        """Why the feed is in its state; of one in which all is well, what it would lack."""
+        return self._feed.reason or self.replay_fault
+
+    def tell_change(self) -> None:
+        """Tells of another state, or of another reason for it, if it is one.
+
+        A connection that is lost, or cannot be made, is a warning, once: why it cannot be made may
+        change with every try.
+        """
+        state, reason, before = self._feed.state, self.reason, self._told[0]
+        if (state, reason) == self._told:
+            return
+        self._told = state, reason
+        shown = f" ({reason})" if reason else ""
+        if state is State.CONNECTING:
+            level = logging.DEBUG if self._is_unreached_told else logging.WARNING
+            self._is_unreached_told = True
+        else:
+            is_lost = state is State.STALE and before is not State.STALE
+            level = logging.WARNING if is_lost else logging.INFO
+        log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
+
+    def tell_restart(self) -> None:
+        """Tells of a restart of the publisher, if there was one."""
+        if self._feed.restarts > self._restarts_told:
+            self._restarts_told = self._feed.restarts
+            self._emptied()
+
+    def tell_undecodable(self, error: WireError) -> None:
+        """Counts it; tells of the 1st, 2nd, 4th ..., or a broken publisher would fill the log."""
+        self.counts["undecodable_batch"] += 1
+        count = self.counts["undecodable_batch"]
+        if count & (count - 1) == 0:
+            log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
+
+    def tell_taken(self, body: Body, taken: Taken) -> None:
+        """Counts what was skipped of a batch, and shows it to whoever listens."""
+        if taken.faults:
+            self.counts.update(taken.faults)
+        if taken.clears:
+            self._emptied()
+        if self.listener is not None and _is_shown(body):
+            self._show(self.listener, body)
+
+    def _show(self, listener: Listener, body: Body) -> None:
+        """A listener that fails is not called again; the feed goes on."""
+        try:
+            listener(body)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the feed must go on
+            self.listener = None
+            # without the error's text, which may quote tokens
+            log.error("%s: a listener failed: %s", self.place.worker, type(error).__name__)
+
+
+def _is_shown(body: Body) -> bool:
+    if isinstance(body, EventBatch):
+        return len(body.events) <= MAX_SHOWN_EVENTS
+    return len(body) <= MAX_SHOWN_BYTES
+
+
+# Effects that lower the credit.
+_LOWERING = frozenset({Demote, Forget})
 
 
 class Effects:
@@ -72,7 +248,7 @@ class Effects:
         the feed gave them, whoever does it. What lowers the credit does so before its turn comes.
         """
         self._pending.extend(effects)
-        if not self._feed.certain or any(isinstance(each, (Demote, Forget)) for each in effects):
+        if not self._feed.certain or not _LOWERING.isdisjoint(map(type, effects)):
             self._sink.trust(False)  # noqa: FBT003
         while self._pending or self._work is not None:
             if self._turns.is_over():
@@ -102,7 +278,12 @@ class Effects:
     def _carrying_out(self, effect: Effect) -> Generator[None, None, None]:
         match effect:
             case Batch(body=body):
-                yield from self._applying(body)
+                try:
+                    taken = yield from self._sink.applying(body)
+                except WireError as error:
+                    yield from self._missing(error)
+                else:
+                    self._note(body, taken)
             case Forget():
                 yield from self._sink.forgetting()
                 self._healed = False  # what the feed misses now, it misses since
@@ -110,35 +291,24 @@ class Effects:
             case Demote():
                 yield from self._sink.demoting()
                 self._healed = False
-            case Replay(start):
+            case Replay(start=start):
                 self._start_replay(start)
 
-    def _applying(self, body: Body) -> Generator[None, None, None]:
-        try:
-            taken = yield from self._sink.applying(body)
-        except WireError as error:
-            self._news.tell_undecodable(error)
-            self._sink.trust(False)  # noqa: FBT003
-            yield from self._sink.demoting()
-            self._healed = False
-            self._feed.miss(f"a batch could not be decoded: {error}")
-            return
-        if taken.faults:
-            self._news.counts.update(taken.faults)
+    def _missing(self, error: WireError) -> Generator[None, None, None]:
+        """A batch could not be decoded: a hole."""
+        self._news.tell_undecodable(error)
+        self._sink.trust(False)  # noqa: FBT003
+        yield from self._sink.demoting()
+        self._healed = False
+        self._feed.miss(f"a batch could not be decoded: {error}")
+
+    def _note(self, body: Body, taken: Taken) -> None:
+        self._news.tell_taken(body, taken)
         if taken.missed:
             self._healed = False
             self._feed.miss(taken.missed)
         elif taken.healed:
             self._healed = True
-
-
-log = logging.getLogger("kvsteer.feed")
-
-# A feed that fell silent for so long asks whether a last batch was lost, once and then seldom.
-QUIET_SECONDS = 1.0
-QUIET_FOR_LONG_SECONDS = 30.0
-
-RETRY_SECONDS = (1.0, 60.0)
 
 
 class Shared(NamedTuple):
@@ -155,12 +325,23 @@ class Shared(NamedTuple):
 
 
 class Subscriber:
-    """Runs one rank's feed until it is cancelled."""
+    """Runs one rank's feed until it is cancelled.
 
-    def __init__(self, place: Place, sink: Sink, transport: Transport, shared: Shared) -> None:
+    feed: made for the transport's recovery. emptied: is called when the rank lost all that it held.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        feed: Feed,
+        sink: Sink,
+        transport: Transport,
+        shared: Shared,
+        emptied: Callable[[], None] = lambda: None,
+    ) -> None:
         self.place = place
-        self.feed = Feed(transport.recovery)
-        self.news = FeedNews(place, self.feed)
+        self.feed = feed
+        self.news = FeedNews(place, feed, emptied)
         self.counts = self.news.counts
         self.lag_seconds = 0.0
         self.load: EngineLoad | None = None

@@ -3,14 +3,24 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstate.errors import ReplayError, printable
 from kvstate.events import Batch, Body, EngineLoad
 from kvstate.feeds.feed import Recovery
 
+# Events are decoded and applied in slices of this length, so that a pick never waits behind a feed.
+SLICE_SECONDS = 0.001
+
 # A publisher that was never reached is told after so long: it may start together with the router.
 UNREACHED_SECONDS = 3.0
+
+
+class Place(NamedTuple):
+    """Whose feed it is, for messages."""
+
+    worker: str
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,8 @@ from kvstate.events import Batch
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import DrainSource
-from kvstate.feeds.replays import SLICE_SECONDS
 from kvstate.feeds.shared_connection import RankTransport, SharedConnection
-from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused
+from kvstate.feeds.transport import SLICE_SECONDS, Connected, Disconnected, Malformed, Refused
 from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_event
 
 # Between drains: the first while events come, longer and longer while none do.

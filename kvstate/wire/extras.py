@@ -14,7 +14,7 @@ groups without kinds: one such group is the only one there is, but of two nobody
 holds the prefix, and nothing that was stored for either can be believed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum, IntEnum
 
 from kvstate.events import Extra
@@ -30,6 +30,28 @@ class Admission(IntEnum):
     INDEXED = 0
     OTHER_GROUP = 1
     DOUBTFUL = 2
+
+
+# The names under which what groups keep out is counted.
+DOUBTFUL_GROUP = "group_without_kind"
+ADMISSION_FAULTS: dict[int, str] = {
+    Admission.OTHER_GROUP: "other_attention_group",
+    Admission.DOUBTFUL: DOUBTFUL_GROUP,
+}
+# What is left out because it would take too much memory.
+_HUGE = frozenset({"huge_hash", "huge_extra_keys"})
+
+
+def missed_of(faults: Collection[str], *, removal_lost: bool) -> str:
+    """Returns why not all that a batch said is known, by what was skipped of it; "" if it is.
+
+    removal_lost: something that was skipped may have been a removal.
+    """
+    if DOUBTFUL_GROUP in faults:
+        return "its attention groups cannot be told apart"
+    if not _HUGE.isdisjoint(faults):
+        return "it stored blocks with longer hashes or extra keys than engines have"
+    return "an event that may have been a removal could not be read" if removal_lost else ""
 
 
 class _State(Enum):

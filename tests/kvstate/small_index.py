@@ -1,8 +1,9 @@
 """An index of one trusted rank of worker w and model m, and what tests put in and ask."""
 
 from kvstate.events import BlockHash, BlocksStored, Extra, Tokens
-from kvstate.index import Index, Limits, Owner
+from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
+from kvstate.owner import Limits, Owner
 
 
 def an_index(limits: Limits | None = None) -> tuple[Index, Owner]:

@@ -23,7 +23,7 @@ from kvstate.events import (
     EventBatch,
     Tokens,
 )
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import Feed, Recovery, State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 from tests.kvstate.bridging import Account, Lying
 
@@ -128,7 +128,7 @@ class Scene:
 
     def __init__(self) -> None:
         history = History(0, 1_000, 0.0, max_batches=8, max_bytes=2**20)
-        self.rank = BridgedRank(history, Mirror(2**20), lambda: None)
+        self.rank = BridgedRank(history, Mirror(2**20), Feed(Recovery.NONE), lambda: None)
         self.rank.feed.state = State.LIVE
         self.rank.trust(trusted=True)
         self.truth = Truth()
@@ -199,7 +199,10 @@ def test_subscribers_always_know_what_the_engine_holds(steps: list[Any]) -> None
 @given(st.lists(EVENTS, max_size=15))
 def test_newcomer_is_told_of_parents_before_their_children(batches: list[list[Event]]) -> None:
     rank = BridgedRank(
-        History(0, 1, 0.0, max_batches=4, max_bytes=2**20), Mirror(2**20), lambda: None
+        History(0, 1, 0.0, max_batches=4, max_bytes=2**20),
+        Mirror(2**20),
+        Feed(Recovery.NONE),
+        lambda: None,
     )
     for events in batches:
         finished(rank.applying(EventBatch(1.0, events)))

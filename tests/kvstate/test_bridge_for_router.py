@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import Feed, State
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.grpc_transport import grpc_transports
-from kvstate.feeds.replays import ReplaySlots, Turns
-from kvstate.feeds.sink import IndexSink, Place
-from kvstate.feeds.subscriber import Shared, Subscriber
-from kvstate.feeds.transport import Connected, Disconnected
+from kvstate.feeds.replays import ReplaySlots
+from kvstate.feeds.subscriber import Shared, Subscriber, Turns
+from kvstate.feeds.transport import Connected, Disconnected, Place
 from kvstate.index import Index
 from tests.kvstate.bridging import Engine, engine
 from tests.kvstate.publishing import block, chain, until
@@ -26,7 +25,8 @@ class Router:
         (transport,) = grpc_transports(source, lambda: 0.0)
         self.subscriber = Subscriber(
             Place("w", 0),
-            IndexSink(self._index, owner),
+            Feed(transport.recovery),
+            owner,
             transport,
             Shared(Turns(), ReplaySlots(), lambda: 0.0, lambda: 0.0),
         )

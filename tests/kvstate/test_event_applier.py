@@ -9,9 +9,9 @@ from kvstate.events import (
     OtherGroupStored,
     Tokens,
 )
-from kvstate.index import Limits
 from kvstate.orphans import ORPHAN_OVERHEAD_BYTES
 from kvstate.overlap import Overlap
+from kvstate.owner import Limits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 pytestmark = pytest.mark.usefixtures("each_core")

@@ -76,12 +76,12 @@ async def test_worker_is_in_the_state_of_its_worst_rank(fleet: Fleet) -> None:
     assert fleet.state("w") is State.CONNECTING
 
 
-async def test_a_worker_that_lost_all_it_held_is_named(fleet: Fleet) -> None:
+async def test_a_worker_that_lost_all_it_held_is_named() -> None:
     told: list[str] = []
+    fleet = Fleet(12345678, clock=lambda: 0.0, emptied=told.append)
     first, second = transport(1), transport(7)
     fleet.add("w", "m", [first, second])
     await until(lambda: fleet.state("w") is State.LIVE)
-    fleet.emptied = told.append
     assert (fleet.ranks("w"), fleet.ranks("x")) == (2, 0)
     second.put(Batch(1, payload(1, ["AllBlocksCleared"])))
     await until(lambda: told == ["w"])
@@ -89,6 +89,7 @@ async def test_a_worker_that_lost_all_it_held_is_named(fleet: Fleet) -> None:
     first.put(Batch(0, payload(0, block(5), life=1)))
     await until(lambda: told == ["w", "w"])
     assert fleet.feeds("w")[0].restarts == 1
+    await fleet.close()
 
 
 async def test_removed_worker_leaves_nothing(fleet: Fleet) -> None:
@@ -159,7 +160,7 @@ async def test_a_listener_is_shown_the_batches_of_all_ranks_until_it_leaves(flee
     fleet.listen("w", lambda rank, _: shown.append(rank))
     await until(lambda: sorted(shown) == [0, 1])
     fleet.listen("w", None)
-    assert all(each.sink.listener is None for each in fleet._followed["w"])
+    assert all(each.subscriber.news.listener is None for each in fleet._followed["w"])
     fleet.listen("nobody", None)
 
 

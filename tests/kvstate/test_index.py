@@ -7,13 +7,18 @@ from kvstate.events import (
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
+    Event,
     EventBatch,
     Extra,
+    Taken,
     Tokens,
 )
-from kvstate.index import BYTES_PER_BLOCK, Applied, Index, Limits
+from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
+from kvstate.owner import BYTES_PER_BLOCK, Limits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
+
+LOST = "an event that may have been a removal could not be read"
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
@@ -76,7 +81,8 @@ def test_worker_is_as_good_as_its_best_rank() -> None:
 
 def test_block_sizes_are_asked_apart() -> None:
     index, owner = an_index()
-    index.apply(owner, [stored([1], [1, 1]), stored([2], [1, 1, 1])])
+    events: list[Event] = [stored([1], [1, 1]), stored([2], [1, 1, 1])]
+    index.apply_message(owner, EventBatch(1.0, events))
     assert index.overlaps(prompt(1, 1, 1, 9))["w"] == Overlap(3, (1, 0, 0, 0))
     assert owner.block_size == 3
 
@@ -197,7 +203,7 @@ def test_message_is_applied_whichever_way_it_takes(extra: object) -> None:
     event |= {"token_ids": [1], "block_size": 1, "lora_id": None, "medium": "GPU"}
     event |= {"lora_name": None, "extra_keys": extra}
     applied = index.apply_message(owner, msgspec.msgpack.encode([1.0, [event], 0]))
-    assert applied == Applied(clears=False)
+    assert applied == Taken()
     assert tiers(index, prompt(1, 9, salt="a" if extra else None)) == (1, 0, 0, 0)
 
 
@@ -208,7 +214,7 @@ def test_message_goes_on_typed_from_an_unknown_parent() -> None:
         ["BlockStored", [3], 2, [3], 1, None],
         ["BlockStored", [2], 1, [2], 1, None],
     ]
-    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, chain])) == Applied(clears=False)
+    assert index.apply_message(owner, msgspec.msgpack.encode([1.0, chain])) == Taken()
     assert tiers(index, prompt(1, 2, 3, 9)) == (3, 0, 0, 0)
 
 
@@ -216,9 +222,7 @@ def test_message_with_a_lost_removal_makes_what_was_before_uncertain() -> None:
     index, owner = an_index()
     index.apply(owner, [stored([1], [1])])
     payload = msgspec.msgpack.encode([1.0, [["BlockRemoved", "all"]]])
-    assert index.apply_message(owner, payload) == Applied(
-        clears=False, faults=("bad_hash",), removal_lost=True
-    )
+    assert index.apply_message(owner, payload) == Taken(missed=LOST, faults=("bad_hash",))
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
 
 
@@ -230,9 +234,7 @@ def test_message_that_clears_says_so() -> None:
 def test_events_decoded_already_are_applied_the_same() -> None:
     index, owner = an_index()
     batch = EventBatch(1.0, [stored([1], [1])], faults=("bad_hash",), removal_lost=True)
-    assert index.apply_message(owner, batch) == Applied(
-        clears=False, faults=("bad_hash",), removal_lost=True
-    )
+    assert index.apply_message(owner, batch) == Taken(missed=LOST, faults=("bad_hash",))
     assert index.overlaps(prompt(1, 9)) == {"w": Overlap(1, uncertain=1)}
     assert index.apply_message(owner, EventBatch(2.0, [AllCleared()])).clears
 

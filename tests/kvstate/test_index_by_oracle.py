@@ -17,8 +17,9 @@ from kvstate.events import (
     Extra,
     Tokens,
 )
-from kvstate.index import Index, Owner
+from kvstate.index import Index
 from kvstate.overlap import Prompt
+from kvstate.owner import Owner
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps
 

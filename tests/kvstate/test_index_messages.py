@@ -5,9 +5,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from kvstate.index import Applied, Index, Owner
+from kvstate.events import Taken
+from kvstate.index import Index
 from kvstate.overlap import Overlap
+from kvstate.owner import Owner
 from tests.kvstate.small_index import an_index, prompt, tiers
+
+NOT_TOLD_APART = "its attention groups cannot be told apart"
 
 pytestmark = pytest.mark.usefixtures("each_core")
 
@@ -39,24 +43,24 @@ TYPED = of_group(None, 99) | {"extra_keys": [["salt"]]}
 
 
 @pytest.fixture(params=["fast", "typed"])
-def apply(request: pytest.FixtureRequest) -> Callable[..., Applied]:
+def apply(request: pytest.FixtureRequest) -> Callable[..., Taken]:
     """Applies events as one message, by the fast path and by the typed one."""
 
-    def apply(index: Index, owner: Owner, *events: object) -> Applied:
+    def apply(index: Index, owner: Owner, *events: object) -> Taken:
         all_events = [*events, TYPED] if request.param == "typed" else [*events]
         return index.apply_message(owner, msgspec.msgpack.encode([1.0, all_events, 0]))
 
     return apply
 
 
-def test_placeholder_is_a_copy(apply: Callable[..., Applied]) -> None:
+def test_placeholder_is_a_copy(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     assert apply(index, owner, of_group(0, 1), placeholder(1, 7), removed(1, 0)).faults == ()
     assert tiers(index, prompt(1, 9)) == (0, 1, 0, 0)
     assert owner.counts == {"copied_unknown": 1}
 
 
-def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., Applied]) -> None:
+def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     applied = apply(
         index,
@@ -67,26 +71,26 @@ def test_groups_that_hold_no_prefix_are_left_out(apply: Callable[..., Applied]) 
         placeholder(1, group=1),
         removed(2, 1),
     )
-    assert applied == Applied(clears=False, faults=("other_attention_group",) * 3)
+    assert applied == Taken(faults=("other_attention_group",) * 3)
     assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
     assert [index.overlaps(prompt(block, 9)) for block in (2, 3)] == [{}, {}]
     assert owner.counts == {}
 
 
-def test_two_groups_without_kinds_make_everything_doubtful(apply: Callable[..., Applied]) -> None:
+def test_two_groups_without_kinds_make_everything_doubtful(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     assert apply(index, owner, of_group(0, 1), of_group(0, 2)).faults == ()
     applied = apply(index, owner, of_group(1, 3), removed(1, 0), removed(1, 1))
-    assert applied == Applied(clears=False, faults=("group_without_kind",), removal_lost=True)
+    assert applied == Taken(faults=("group_without_kind",), missed=NOT_TOLD_APART)
     assert index.overlaps(prompt(1, 9)) == index.overlaps(prompt(3, 9)) == {}
     assert index.overlaps(prompt(2, 9)) == {"w": Overlap(1, uncertain=1)}
     applied = apply(index, owner, of_group(0, 4), placeholder(2, group=0))
-    assert (applied.faults, applied.removal_lost) == (("group_without_kind",) * 2, True)
+    assert (applied.faults, applied.missed) == (("group_without_kind",) * 2, NOT_TOLD_APART)
     assert index.overlaps(prompt(4, 9)) == {}
     assert owner.counts == {}
 
 
-def test_clearing_keeps_the_doubt_and_a_restart_ends_it(apply: Callable[..., Applied]) -> None:
+def test_clearing_keeps_the_doubt_and_a_restart_ends_it(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     apply(index, owner, of_group(0, 1), of_group(1, 1), {"type": "AllBlocksCleared"})
     assert apply(index, owner, of_group(0, 1)).faults == ("group_without_kind",)
@@ -95,7 +99,7 @@ def test_clearing_keeps_the_doubt_and_a_restart_ends_it(apply: Callable[..., App
     assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
 
 
-def test_blocks_of_others_are_left_out(apply: Callable[..., Applied]) -> None:
+def test_blocks_of_others_are_left_out(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     applied = apply(
         index,
@@ -107,13 +111,13 @@ def test_blocks_of_others_are_left_out(apply: Callable[..., Applied]) -> None:
         removed(7, None) | {"locality": "REMOTE"},
     )
     kept_out = ("other_locality", *("foreign_ownership",) * 2, "other_locality")
-    assert applied == Applied(clears=False, faults=kept_out)
+    assert applied == Taken(faults=kept_out)
     assert tiers(index, prompt(1, 9)) == (1, 0, 0, 0)
     assert index.overlaps(prompt(2, 9)) == {}
     assert owner.counts == {}
 
 
-def test_removal_of_a_group_that_was_never_stored_is_unknown(apply: Callable[..., Applied]) -> None:
+def test_removal_of_a_group_that_was_never_stored_is_unknown(apply: Callable[..., Taken]) -> None:
     index, owner = an_index()
     apply(index, owner, of_group(0, 1), removed(1, 5))
     assert owner.counts == {"removed_unknown": 1}

@@ -2,7 +2,8 @@ import msgspec
 import pytest
 
 from kvstate.events import BlocksStored, Tokens
-from kvstate.index import Index, Limits, Owner
+from kvstate.index import Index
+from kvstate.owner import Limits, Owner
 
 pytestmark = pytest.mark.usefixtures("each_core")
 

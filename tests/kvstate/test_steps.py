@@ -11,8 +11,9 @@ from kvstate.core import finished
 from kvstate.core_choice import IS_COMPILED
 from kvstate.errors import WireError
 from kvstate.events import Tokens
-from kvstate.index import Index, Owner
+from kvstate.index import Index
 from kvstate.overlap import Prompt
+from kvstate.owner import Owner
 from kvstate.wire.zmq_wire import (
     MAX_BLOCKS,
     MAX_EVENT_BYTES,
@@ -77,7 +78,7 @@ def indexes(request: pytest.FixtureRequest) -> Callable[[], tuple[Index, Owner]]
 @pytest.mark.parametrize("events", EVENTS)
 def test_a_message_in_steps_ends_as_in_one_go(indexes: Any, events: list[Any]) -> None:
     index, owner = indexes()
-    assert steps_of(index.applying(owner, message(events))) > 2
+    assert steps_of(owner.applying(message(events))) > 2
     whole, other = indexes()
     one_by_one = decode_batch(message(events)).events
     for event in one_by_one:
@@ -95,17 +96,17 @@ def test_a_rank_is_cleared_and_demoted_in_steps(indexes: Any) -> None:
     ]
     index.apply_message(owner, message(again))
     assert (owner.blocks, owner.uncertain_blocks) == (2 * COUNT, COUNT - 1)
-    assert steps_of(index.demoting(owner)) > 3
+    assert steps_of(owner.demoting()) > 3
     index.check()
     assert (owner.blocks, owner.uncertain_blocks) == (2 * COUNT, 2 * COUNT)
-    assert steps_of(index.clearing(owner)) > 3
+    assert steps_of(owner.forgetting()) > 3
     assert seen(index, owner)[0] == 0
 
 
 def test_a_message_that_is_left_in_part_spoils_nothing(indexes: Any) -> None:
     index, owner = indexes()
     for _ in range(3):
-        steps = index.applying(owner, message([STORED, ["BlockRemoved", HASHES]]))
+        steps = owner.applying(message([STORED, ["BlockRemoved", HASHES]]))
         for _ in range(4):
             next(steps)
         steps.close()
@@ -169,5 +170,5 @@ def test_a_hole_costs_what_the_blocks_cost_however_many_there_are(indexes: Any) 
         if not first:
             index.demote(owner)
     filled = time.thread_time()
-    finished(index.demoting(owner))
+    finished(owner.demoting())
     assert time.thread_time() - filled < 4 * (filled - began)

@@ -33,14 +33,15 @@ from extproc.requests.request import Ask, Head
 from extproc.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
-from kvstate.events import Body, Tokens
+from kvstate.events import Body, Taken, Tokens
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource
-from kvstate.feeds.sink import IndexSink, Taken
+from kvstate.feeds.subscriber import FeedNews
 from kvstate.feeds.transport import Connected, MemoryTransport, Transport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
+from kvstate.owner import Owner
 from kvstate.wire.zmq_wire import decode_batch
 from simulator.server import Worker, running
 from simulator.settings import TINY_MODEL, Settings
@@ -115,18 +116,18 @@ class Checked:
         return registry.get_sample_value(name, labels)
 
     def is_listened_to(self) -> bool:
-        return self.fleet._followed[self.worker.endpoint][0].sink.listener is not None
+        return self.fleet._followed[self.worker.endpoint][0].subscriber.news.listener is not None
 
     def count_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Counts what was applied, to know when all is."""
-        applying = IndexSink.applying
+        applying = Owner.applying
 
-        def counting(sink: IndexSink, body: Body) -> Generator[None, None, Taken]:
-            taken = yield from applying(sink, body)
+        def counting(owner: Owner, body: Body) -> Generator[None, None, Taken]:
+            taken = yield from applying(owner, body)
             self.applied += 1
             return taken
 
-        monkeypatch.setattr(IndexSink, "applying", counting)
+        monkeypatch.setattr(Owner, "applying", counting)
 
     async def ask(self, body: dict[str, Any]) -> None:
         """What a client says to the worker itself."""
@@ -491,26 +492,27 @@ class Busy:
         return self.cpu
 
 
-async def listening(busy: Busy) -> tuple[Fleet, SelfCheck, IndexSink]:
+async def listening(busy: Busy) -> tuple[Fleet, SelfCheck, FeedNews]:
     fleet = Fleet(12345678, lambda: 0.0)
     transport = MemoryTransport({})
     transport.put(Connected())
     fleet.add("w", "m", [transport])
     await until(lambda: fleet.state("w") is State.LIVE)
-    return fleet, SelfCheck(fleet, busy.monotonic, busy.cpu_seconds), fleet._followed["w"][0].sink
+    news = fleet._followed["w"][0].subscriber.news
+    return fleet, SelfCheck(fleet, busy.monotonic, busy.cpu_seconds), news
 
 
 @pytest.mark.parametrize("body", [stores(1), decode_batch(stores(1))], ids=["bytes", "decoded"])
 async def test_to_listen_takes_no_more_than_its_share_of_the_cpu(body: Body) -> None:
     busy = Busy(look_seconds=0.001)
-    fleet, checks, sink = await listening(busy)
+    fleet, checks, news = await listening(busy)
     heard = 0
     for seed in range(1_000):  # seconds, in each of which a thousand batches come
         busy.now += 1
         checks.watch("w", Prompt("m", Tokens("I", range(seed, seed + 100))), None)
         for _ in range(1_000):
-            if sink.listener is not None:
-                sink.listener(body)
+            if news.listener is not None:
+                news.listener(body)
                 heard += 1
     assert heard > 100
     allowed = EFFORT_BURST_SECONDS + 1_000 * EFFORT_SHARE
@@ -525,13 +527,13 @@ async def test_a_batch_that_takes_too_long_is_left_and_tells_nothing(
     *, count: int, is_decoded: bool
 ) -> None:
     busy = Busy(look_seconds=self_check_watch.MAX_LOOK_SECONDS / 3)
-    fleet, checks, sink = await listening(busy)
+    fleet, checks, news = await listening(busy)
     checks.watch("w", Prompt("m", Tokens("I", range(100))), None)
-    show = sink.listener
+    show = news.listener
     assert show is not None
     show(decode_batch(stores(count)) if is_decoded else stores(count))
     assert busy.cpu <= 3 * self_check_watch.MAX_LOOK_SECONDS
-    assert sink.listener is None
+    assert news.listener is None
     assert checks.status("w")["without_evidence"] == 1
     await fleet.close()
 

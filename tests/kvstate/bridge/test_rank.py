@@ -14,10 +14,10 @@ from kvstate.events import (
     Event,
     EventBatch,
     OtherGroupStored,
+    Taken,
     Tokens,
 )
-from kvstate.feeds.feed import State
-from kvstate.feeds.sink import Taken
+from kvstate.feeds.feed import Feed, Recovery, State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvCacheEvent, KvEventBatch
 from tests.kvstate.publishing import block, payload
 
@@ -36,6 +36,7 @@ class Ringing:
         self.rank = BridgedRank(
             History(0, 100, 0.0, **LIMITS),
             Mirror(mirror_bytes),
+            Feed(Recovery.NONE),
             self.ring,
         )
 

@@ -5,14 +5,14 @@ from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank, Ended, History, Status
 from kvstate.core import finished
 from kvstate.events import BlocksStored, EventBatch, Tokens
-from kvstate.feeds.feed import State
+from kvstate.feeds.feed import Feed, Recovery, State
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 
 
 def rank(number: int = 0, *, batches: int = 0, max_batches: int = 1000) -> BridgedRank:
     """A rank whose feed is live, with some batches of one block each."""
     history = History(number, 100, 1.0, max_batches=max_batches, max_bytes=2**28)
-    made = BridgedRank(history, Mirror(2**28), lambda: None)
+    made = BridgedRank(history, Mirror(2**28), Feed(Recovery.NONE), lambda: None)
     made.feed.state = State.LIVE
     made.trust(trusted=True)
     for block_hash in range(batches):

@@ -4,12 +4,11 @@ from collections.abc import Generator
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import Batch, Body
-from kvstate.feeds import replays
+from kvstate.events import Batch, Body, Taken
+from kvstate.feeds import subscriber
 from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, Replay, State
-from kvstate.feeds.replays import Turns
-from kvstate.feeds.sink import FeedNews, Place, Taken
-from kvstate.feeds.subscriber import Effects
+from kvstate.feeds.subscriber import Effects, FeedNews, Turns
+from kvstate.feeds.transport import Place
 
 
 def batch(body: Body) -> Batch:
@@ -51,7 +50,7 @@ class Carrying:
         self.feed.replay_ended()
         self.sink = Written()
         self.replays: list[int] = []
-        self.news = FeedNews(Place("w", 0), self.feed)
+        self.news = FeedNews(Place("w", 0), self.feed, lambda: None)
         self.effects = Effects(self.feed, self.sink, Turns(), self.news, self.replays.append)
 
 
@@ -81,7 +80,7 @@ async def test_what_nothing_lowers_stays_trusted(carrying: Carrying) -> None:
 
 @pytest.fixture
 def one_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(subscriber, "SLICE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("one_a_slice")

@@ -3,9 +3,10 @@ import logging
 import pytest
 
 from kvstate.errors import WireError
-from kvstate.events import Batch
+from kvstate.events import AllCleared, Batch, Body, EventBatch, Taken
 from kvstate.feeds.feed import Feed, Recovery, State
-from kvstate.feeds.sink import FeedNews, Place
+from kvstate.feeds.subscriber import FeedNews
+from kvstate.feeds.transport import Place
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def feed() -> Feed:
 
 @pytest.fixture
 def news(feed: Feed) -> FeedNews:
-    return FeedNews(Place("w", 2), feed)
+    return FeedNews(Place("w", 2), feed, lambda: None)
 
 
 def restart(feed: Feed) -> None:
@@ -58,7 +59,7 @@ def test_a_feed_that_is_lost_is_a_warning_once_and_its_return_is_none(
 
 def test_a_publisher_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     feed = Feed(Recovery.REPLAY)
-    news = FeedNews(Place("w", 0), feed)
+    news = FeedNews(Place("w", 0), feed, lambda: None)
     caplog.set_level(logging.INFO, "kvsteer.feed")
     for reason in ("Connection refused", "Connection refused", "No route to host"):
         feed.disconnected(f"cannot connect: {reason}")
@@ -74,18 +75,43 @@ def test_a_live_feed_says_what_it_would_lack(feed: Feed, news: FeedNews) -> None
     assert news.reason == "hung up"
 
 
-def test_each_restart_is_told_once(feed: Feed, news: FeedNews) -> None:
+def test_each_restart_and_each_cleared_cache_is_told_once(feed: Feed) -> None:
     told: list[int] = []
-    restart(feed)
-    news.tell_restart()  # to nobody
-    news.emptied = lambda: told.append(feed.restarts)
-    news.tell_restart()
-    assert told == []
-    feed.replay_ended()
-    restart(feed)
-    news.tell_restart()
-    news.tell_restart()
-    assert told == [2]
+    news = FeedNews(Place("w", 2), feed, lambda: told.append(feed.restarts))
+    for _ in range(2):
+        restart(feed)
+        news.tell_restart()
+        news.tell_restart()
+        feed.replay_ended()
+    news.tell_taken(b"", Taken())
+    assert told == [1, 2]
+    news.tell_taken(b"", Taken(clears=True))
+    assert told == [1, 2, 2]
+
+
+def test_a_listener_is_shown_what_was_applied_unless_it_is_large(news: FeedNews) -> None:
+    shown: list[Body] = []
+    news.listener = shown.append
+    few, many = EventBatch(1.0, [AllCleared()]), EventBatch(1.0, [AllCleared()] * 1_025)
+    for body in (b"small", b"l" * 128 * 1024 + b"arge", few, many):
+        news.tell_taken(body, Taken())
+    assert shown == [b"small", few]
+
+
+def test_a_listener_that_fails_disturbs_nothing_and_is_not_called_again(
+    news: FeedNews, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown: list[Body] = []
+
+    def failing(body: Body) -> None:
+        shown.append(body)
+        raise ValueError(body)
+
+    news.listener = failing
+    news.tell_taken(b"1", Taken())
+    news.tell_taken(b"2", Taken())
+    assert shown == [b"1"]
+    assert caplog.messages == ["w: a listener failed: ValueError"]
 
 
 def test_a_publisher_whose_batches_are_all_broken_does_not_fill_the_log(

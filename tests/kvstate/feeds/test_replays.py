@@ -9,8 +9,7 @@ from kvstate.errors import ReplayError
 from kvstate.events import Batch
 from kvstate.feeds import replays
 from kvstate.feeds.replays import Replays, ReplaySlots
-from kvstate.feeds.sink import Place
-from kvstate.feeds.transport import Malformed, MemoryTransport
+from kvstate.feeds.transport import Malformed, MemoryTransport, Place
 from tests.kvstate.publishing import until
 
 

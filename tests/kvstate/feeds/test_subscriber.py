@@ -9,13 +9,20 @@ import pytest
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, Body
 from kvstate.feeds import replays, subscriber
-from kvstate.feeds.feed import OTHER_PUBLISHER, State
-from kvstate.feeds.replays import ReplaySlots, Turns
-from kvstate.feeds.sink import IndexSink, Place
-from kvstate.feeds.subscriber import Shared, Subscriber
-from kvstate.feeds.transport import Connected, Disconnected, Malformed, MemoryTransport, Signal
-from kvstate.index import BYTES_PER_BLOCK, Index, Limits
+from kvstate.feeds.feed import OTHER_PUBLISHER, Feed, State
+from kvstate.feeds.replays import ReplaySlots
+from kvstate.feeds.subscriber import Shared, Subscriber, Turns
+from kvstate.feeds.transport import (
+    Connected,
+    Disconnected,
+    Malformed,
+    MemoryTransport,
+    Place,
+    Signal,
+)
+from kvstate.index import Index
 from kvstate.overlap import Overlap
+from kvstate.owner import BYTES_PER_BLOCK, Limits
 from tests.kvstate.publishing import block, chain, payload, until
 
 CLEAR = ["AllBlocksCleared"]
@@ -32,7 +39,8 @@ class Following:
         self.owner = self.index.add("w", 0, "m")
         self.subscriber = Subscriber(
             Place("w", 0),
-            IndexSink(self.index, self.owner),
+            Feed(transport.recovery),
+            self.owner,
             transport,
             Shared(Turns(), ReplaySlots(), clock, chance=lambda: 0.5),
         )
@@ -411,14 +419,14 @@ async def test_error_while_applying_ends_the_belief(monkeypatch: pytest.MonkeyPa
         await connected(followed)
         followed.publish(0, block(1))
         await until(lambda: followed.owner.blocks == 1)
-        monkeypatch.setattr(followed.index, "applying", None)
+        monkeypatch.setattr(followed.owner, "applying", None)
         followed.publish(1, block(2, 1))
         await followed.state(State.STALE)
         assert followed.overlap() == Overlap(1, uncertain=1)
 
 
 async def test_picks_have_their_turn_during_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(subscriber, "SLICE_SECONDS", 0.0)
     history: dict[int, Body] = {number: payload(number, block(number + 1)) for number in range(50)}
     seen: set[int] = set()
     async with following(MemoryTransport(history)) as followed:

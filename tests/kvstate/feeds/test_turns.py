@@ -3,12 +3,12 @@ import itertools
 
 import pytest
 
-from kvstate.feeds import replays
-from kvstate.feeds.replays import MAX_TURNS_AT_ONCE, Turns
+from kvstate.feeds import subscriber
+from kvstate.feeds.subscriber import MAX_TURNS_AT_ONCE, Turns
 
 
 async def test_slice_is_over_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replays, "SLICE_SECONDS", 60.0)
+    monkeypatch.setattr(subscriber, "SLICE_SECONDS", 60.0)
     turns = Turns()
     assert turns.is_over()
     await turns.next()

@@ -4,15 +4,15 @@ import pytest
 
 from kvstate.core import finished
 from kvstate.errors import WireError
-from kvstate.events import Body
-from kvstate.feeds.sink import IndexSink, Taken
-from kvstate.index import BYTES_PER_BLOCK, Index, Limits
+from kvstate.events import Taken
+from kvstate.index import Index
+from kvstate.owner import BYTES_PER_BLOCK, Limits, Owner
 from tests.kvstate.publishing import block, chain, payload
 
 
-def sink(limit_blocks: int = 100) -> tuple[Index, IndexSink]:
+def sink(limit_blocks: int = 100) -> tuple[Index, Owner]:
     index = Index(12345678, Limits(bytes=limit_blocks * BYTES_PER_BLOCK))
-    made = IndexSink(index, index.add("w", 0, "m"))
+    made = index.add("w", 0, "m")
     made.trust(True)  # noqa: FBT003
     return index, made
 
@@ -27,7 +27,7 @@ def test_batches_fill_the_index_until_the_publisher_restarts() -> None:
     assert finished(made.applying(payload(0, block(1), block(2, 1)))) == Taken()
     assert certain(index) == 2
     finished(made.forgetting())
-    assert made.owner.blocks == 0
+    assert made.blocks == 0
 
 
 def test_nothing_is_certain_behind_a_hole_or_without_trust() -> None:
@@ -45,7 +45,9 @@ def test_clear_or_the_last_uncertain_block_gone_heals() -> None:
     finished(made.applying(payload(0, block(1))))
     finished(made.demoting())
     assert finished(made.applying(payload(1, ["BlockRemoved", [1]]))) == Taken(healed=True)
-    assert finished(made.applying(payload(2, ["AllBlocksCleared"]))) == Taken(healed=True)
+    assert finished(made.applying(payload(2, ["AllBlocksCleared"]))) == Taken(
+        healed=True, clears=True
+    )
 
 
 def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
@@ -59,16 +61,6 @@ def test_block_sizes_that_change_all_the_time_do_not_fill_the_log(
             finished(made.applying(payload(number, stored, ["BlockRemoved", [number]])))
     assert caplog.messages[:2] == ["w: block size learned: 1", "w: block size learned: 2"]
     assert len(caplog.messages) == 7  # of the 1st, 2nd, 4th ... 64th
-
-
-def test_a_cleared_cache_is_told() -> None:
-    _, made = sink()
-    told: list[str] = []
-    made.emptied = lambda: told.append("emptied")
-    finished(made.applying(payload(0, block(1))))
-    assert not told
-    finished(made.applying(payload(1, ["AllBlocksCleared"])))
-    assert told == ["emptied"]
 
 
 def test_what_a_batch_could_not_say_is_missed() -> None:
@@ -99,32 +91,4 @@ def test_what_is_no_batch_changes_nothing() -> None:
     _, made = sink()
     with pytest.raises(WireError):
         finished(made.applying(b"\xc1"))
-    assert made.owner.blocks == 0
-
-
-def test_a_listener_is_shown_what_was_applied() -> None:
-    _, made = sink()
-    shown: list[Body] = []
-    made.listener = shown.append
-    body = payload(0, block(1))
-    finished(made.applying(body))
-    with pytest.raises(WireError):
-        finished(made.applying(b"\xc1"))
-    assert shown == [body]
-
-
-def test_a_listener_that_fails_disturbs_nothing_and_is_not_called_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    shown: list[Body] = []
-
-    def failing(body: Body) -> None:
-        shown.append(body)
-        raise ValueError(body)
-
-    _, made = sink()
-    made.listener = failing
-    assert finished(made.applying(payload(0, block(1)))) == Taken()
-    assert finished(made.applying(payload(1, block(2, 1)))) == Taken()
-    assert shown == [payload(0, block(1))]
-    assert caplog.messages[-1] == "w: a listener failed: ValueError"
+    assert made.blocks == 0

@@ -1,0 +1,400 @@
+"""One rank of the index: takes the batches of its feed, and knows what it holds.
+
+What the core cannot do in one call falls back to typed events, which are applied one by one and
+whose decoder names faults. A block whose parent is unknown has no key: it waits as an orphan
+(`kvstate.orphans`) and counts for nothing until the parent turns up.
+
+A rank's blocks are bounded: a store that would go beyond is refused, newest first, so that what is
+credited stays true.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from kvstate.core import WORK, Core, Outcome, OwnerStatus, StoreResult, encoded
+from kvstate.events import (
+    ALL_TAKEN,
+    BlockHash,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Body,
+    Event,
+    OtherGroupStored,
+    Taken,
+)
+from kvstate.orphans import Orphan, Orphanage, orphans_of
+from kvstate.wire.extras import ADMISSION_FAULTS, DOUBTFUL_GROUP, Admission, missed_of
+from kvstate.wire.zmq_wire import decoding
+
+log = logging.getLogger("kvsteer.feed")
+
+# What a block takes in the compiled core at the most, tables half grown and all.
+BYTES_PER_BLOCK = 64
+
+# Ranks that a worker really has are never given less, however many it is said to have.
+MIN_BYTES_OF_RANK = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one worker may make us remember: a publisher gone wrong must not take the memory."""
+
+    bytes: int = 256 * 1024 * 1024
+    orphans: int = 65_536
+    orphan_bytes: int = 32 * 1024 * 1024
+
+    @property
+    def blocks(self) -> int:
+        """The most blocks."""
+        return self.bytes // BYTES_PER_BLOCK
+
+    def share(self, ranks: int) -> "Limits":
+        """What one of a worker's ranks may take of it."""
+        least = min(self.bytes, MIN_BYTES_OF_RANK)
+        return Limits(
+            max(self.bytes // ranks, least), self.orphans // ranks, self.orphan_bytes // ranks
+        )
+
+
+# Of a store that is taken at once, where it has more than one block.
+PIECE_TOKENS = 16_384
+PIECE_BLOCKS = 1_024
+
+# Blocks that are copied at once.
+_COPIES = 32
+
+
+class Owner:
+    """A rank: who it is, what is counted of it, and its orphans; the core has its blocks.
+
+    A sink of its feed (`kvstate.feeds.subscriber`). What may take long is done in steps, each of
+    which is short; what is not done when they end early stays undone.
+
+    with_bigrams: takes the model's name once a page of bigrams was stored. block_size: tokens in a
+    block, as its last store had it; asked for at every pick.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        number: int,
+        worker: str,
+        rank: int,
+        model: str,
+        limits: Limits,
+        with_bigrams: set[str],
+    ) -> None:
+        self.limits = limits
+        self.number = number
+        self.worker = worker
+        self.rank = rank
+        self.model = model
+        self.orphans = Orphanage()
+        self.block_size: int | None = None
+        self._core = core
+        self._with_bigrams = with_bigrams
+        self._trusted = False
+        self._over_limit = 0  # so often by now
+        self._block_sizes = 0  # how often one was learned
+        self._may_be_uncertain = False  # whether some of its blocks are
+        self._counts: Counter[str] = Counter()
+        self._names_salts: bool | None = None
+        self._names_loras: bool | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its certain blocks count as such now."""
+        return self._trusted
+
+    @trusted.setter
+    def trusted(self, trusted: bool) -> None:
+        if trusted != self._trusted:
+            self._trusted = trusted
+            self._core.trust(self.number, trusted)
+
+    @property
+    def status(self) -> OwnerStatus:
+        """Counts of its blocks."""
+        return self._core.status(self.number)
+
+    @property
+    def blocks(self) -> int:
+        """Block hashes held, over all media."""
+        return self.status["blocks"]
+
+    @property
+    def uncertain_blocks(self) -> int:
+        """Those of them that were stored before a hole."""
+        return sum(self._core.tiers(self.number, True))  # noqa: FBT003 - compiled, positional
+
+    @property
+    def doubted_blocks(self) -> int:
+        """Those stored since, but on tiers whose source is not known to announce removals."""
+        doubted = self.status["doubted"]
+        held = self._core.tiers(self.number, False)  # noqa: FBT003 - compiled, positional
+        return sum(count for tier, count in enumerate(held) if doubted >> tier & 1)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What was counted, by name."""
+        status = self.status
+        core = Counter(
+            removed_unknown=status["removed_unknown"],
+            restored_with_other_tokens=status["restored_with_other_tokens"],
+            over_limit=status["over_limit"],
+            copied_unknown=status["copied_unknown"],
+        )
+        return +(self._counts + core)
+
+    def count(self, name: str) -> None:
+        """Counts one under this name."""
+        self._counts[name] += 1
+
+    @property
+    def names_salts(self) -> bool | None:
+        """Whether its stores would say so if there was a cache salt; None before it is known.
+
+        Where they would not, a salted block looks like an unsalted one.
+        """
+        return _either(self._core.layout(self.number)[0], self._names_salts)
+
+    @property
+    def names_loras(self) -> bool | None:
+        """Whether its stores would name an adapter; None before it is known."""
+        return _either(self._core.layout(self.number)[1], self._names_loras)
+
+    def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as a sink of a feed has it
+        """Sets whether its certain blocks count as such now."""
+        self.trusted = trusted
+
+    def applying(self, body: Body) -> Generator[None, None, Taken]:
+        """Applies one message of the feed in steps, by the core where it is as expected.
+
+        Raises:
+            WireError: it is no event batch; nothing has happened.
+        """
+        fast: Outcome | bool = False
+        if isinstance(body, bytes) and not self.orphans.bytes:  # none waits
+            fast = self._core.start(self.number, body, WORK)
+            if fast is True:
+                fast = yield from self._proceeding()
+        done, events, clears, faults = (0, -1, False, ()) if isinstance(fast, bool) else fast
+        removal_lost = False
+        if done != events:
+            batch = (yield from decoding(body, done)) if isinstance(body, bytes) else body
+            faults += batch.faults + (yield from self.applying_events(batch.events))
+            clears, removal_lost = clears or batch.clears, batch.removal_lost
+            if removal_lost:
+                yield from self.demoting()
+        return self._taken(clears, faults, removal_lost)
+
+    def applying_events(self, events: Iterable[Event]) -> Generator[None, None, tuple[str, ...]]:
+        """Applies events in their order, in steps; returns the names of what was skipped.
+
+        With group_without_kind among them, everything the rank holds is uncertain now.
+        """
+        faults: list[str] = []
+        for event in events:
+            fault = yield from self._applying(event)
+            if fault:
+                faults.append(fault)
+            yield
+        if DOUBTFUL_GROUP in faults:
+            yield from self.demoting()
+        return tuple(faults)
+
+    def forgetting(self) -> Generator[None, None, None]:
+        """Forgets what it holds, and how it speaks, in steps: it may be another engine now."""
+        self._names_salts = self._names_loras = None
+        self._core.forget_layout(self.number)
+        yield from self._clearing()
+
+    def demoting(self) -> Generator[None, None, None]:
+        """Makes everything it holds uncertain, in steps: its feed has a hole here.
+
+        Until it is done, some of it still counts as certain, unless the rank is not trusted.
+        """
+        self._may_be_uncertain |= self.blocks > 0
+        self.orphans.clear()
+        while not self._core.demote_some(self.number, WORK):
+            yield
+
+    def _proceeding(self) -> Generator[None, None, Outcome | bool]:
+        """Goes on with a message that takes the core longer; leaves it if the steps end early."""
+        fast: Outcome | bool = True
+        try:
+            while fast is True:
+                yield
+                fast = self._core.proceed(self.number, WORK)
+        finally:
+            if fast is True:
+                self._core.abandon(self.number)
+        return fast
+
+    def _taken(self, clears: bool, faults: tuple[str, ...], removal_lost: bool) -> Taken:  # noqa: FBT001 - facts, not modes
+        """What became of a message that was applied."""
+        status = self.status
+        if status["block_size"] != (self.block_size or 0):
+            self._learn_block_size(status["block_size"])
+        over_limit, self._over_limit = status["over_limit"] > self._over_limit, status["over_limit"]
+        had_uncertain = self._may_be_uncertain
+        if had_uncertain:
+            self._may_be_uncertain = self.uncertain_blocks > 0
+        if not (clears or had_uncertain or faults or removal_lost or over_limit):
+            return ALL_TAKEN
+        missed = missed_of(faults, removal_lost=removal_lost)
+        if over_limit and not missed:
+            missed = "it holds more than the index keeps of one rank"
+        healed = not (missed or self._may_be_uncertain) and (clears or had_uncertain)
+        return Taken(healed, missed, faults, clears)
+
+    def _learn_block_size(self, block_size: int) -> None:
+        """Tells of the 1st, 2nd, 4th ... change: a publisher may take two sizes in turns."""
+        self.block_size = block_size or None
+        self._block_sizes += 1
+        if self._block_sizes & (self._block_sizes - 1) == 0:
+            log.info("%s: block size learned: %s", self.worker, block_size)
+
+    def _clearing(self) -> Generator[None, None, None]:
+        """Forgets its blocks."""
+        self.orphans.clear()
+        while not self._core.clear_some(self.number, WORK):
+            yield
+        self._may_be_uncertain = False
+
+    def _applying(self, event: Event) -> Generator[None, None, str]:
+        """Applies one event; under which name it was skipped, "" if it was not."""
+        admission: int = Admission.INDEXED
+        match event:
+            case BlocksStored():
+                holds_prefix = None if event.kind is None else True
+                admission = self._core.admit(self.number, event.group, holds_prefix)
+                if admission == Admission.INDEXED:
+                    yield from self._storing(event)
+            case OtherGroupStored():
+                admission = self._core.admit(self.number, event.group, False)  # noqa: FBT003
+            case BlocksCopied():
+                admission = self._core.admission(self.number, event.group)
+                if admission == Admission.INDEXED:
+                    yield from self._copying(event)
+            case BlocksRemoved():
+                yield from self._removing(event)
+            case _:  # everything was cleared
+                yield from self._clearing()
+        return ADMISSION_FAULTS.get(admission, "")
+
+    def _note_layout(self, event: BlocksStored) -> None:
+        """Notes what a store shows of its layout."""
+        self._names_salts = _either(event.names_salts, self._names_salts)
+        self._names_loras = _either(event.names_loras, self._names_loras)
+
+    def _storing(self, event: BlocksStored) -> Generator[None, None, None]:
+        self._note_layout(event)
+        if event.bigrams:
+            self._with_bigrams.add(self.model)
+        for piece in self._pieces(event):
+            result = self._store(piece)
+            if result == StoreResult.UNKNOWN_PARENT:
+                yield from self._parking(event)
+            if result != StoreResult.STORED:
+                return
+            yield
+            if self.orphans:
+                for block in piece.hashes:
+                    yield from self._attaching(block)
+
+    def _pieces(self, event: BlocksStored) -> Iterator[BlocksStored]:
+        """A long chain as several; whole where it will be refused, which costs nothing."""
+        size, count = event.block_size, len(event.hashes)
+        most = max(1, min(PIECE_TOKENS // size, PIECE_BLOCKS))
+        if count <= most or self.blocks + count > self.limits.blocks:
+            yield event
+            return
+        for begin in range(0, count, most):
+            end = begin + most
+            yield msgspec.structs.replace(
+                event,
+                hashes=event.hashes[begin:end],
+                parent=event.hashes[begin - 1] if begin else event.parent,
+                tokens=event.tokens[begin * size : end * size],
+                extras=event.extras and event.extras[begin:end],
+            )
+
+    def _store(self, event: BlocksStored) -> int:
+        extras = [encoded(extra) for extra in event.extras] if event.extras else None
+        return self._core.store(
+            self.number,
+            event.hashes,
+            event.parent,
+            event.tokens,
+            event.block_size,
+            event.lora,
+            extras,
+            event.medium,
+            event.group,
+        )
+
+    def _copying(self, event: BlocksCopied) -> Generator[None, None, None]:
+        before = self._core.status(self.number)["over_limit"]
+        for begin in range(0, len(event.hashes), _COPIES):
+            some = event.hashes[begin : begin + _COPIES]
+            self._core.copy(self.number, some, event.medium, event.group)
+            if self._core.status(self.number)["over_limit"] > before:
+                return
+            yield
+
+    def _parking(self, event: BlocksStored) -> Generator[None, None, None]:
+        for orphan in orphans_of(event):
+            self.count("orphaned")
+            if self._is_full():
+                self.count("orphans_over_limit")
+                return
+            self.orphans.park(orphan)
+            yield
+
+    def _attaching(self, block: BlockHash) -> Generator[None, None, None]:
+        """Gives the orphans of a block that turned up their keys, and theirs in turn."""
+        turned_up = [block]
+        while turned_up:
+            parent = turned_up.pop()
+            for orphan in self.orphans.take(parent):
+                for _ in range(orphan.copies):
+                    self._store_orphan(parent, orphan)
+                turned_up.append(orphan.block)
+                yield
+
+    def _store_orphan(self, parent: BlockHash, orphan: Orphan) -> None:
+        self._core.store(
+            self.number,
+            [orphan.block],
+            parent,
+            memoryview(orphan.tokens).cast("I"),
+            orphan.pool.block_size,
+            None,  # the adapter is in the parent's key
+            None if orphan.extra is None else [orphan.extra],
+            orphan.pool.medium,
+            orphan.pool.group,
+        )
+
+    def _removing(self, event: BlocksRemoved) -> Generator[None, None, None]:
+        for block in event.hashes:
+            yield
+            held = self._core.remove(self.number, block, event.medium, event.group)
+            if held or self.orphans.remove(event.medium, event.group, block):
+                continue
+            if self._core.admission(self.number, event.group) == Admission.INDEXED:
+                self.count("removed_unknown")
+
+    def _is_full(self) -> bool:
+        """Whether no more orphans are kept."""
+        orphans, limits = self.orphans, self.limits
+        return len(orphans) >= limits.orphans or orphans.bytes >= limits.orphan_bytes
+
+
+def _either(one: bool | None, other: bool | None) -> bool | None:  # noqa: FBT001 - facts, not modes
+    return other if one is None else one or bool(other)
