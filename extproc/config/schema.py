@@ -8,7 +8,7 @@ Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
-# A number that is larger is a slip of the keyboard; timers and counters have room for these.
+# Larger numbers are typing errors; timers and counters have room for these.
 MAX_NUMBER = 2**31 - 1
 MAX_MS = 366 * 24 * 3600 * 1000
 MAX_BYTES = 2**40
@@ -39,7 +39,7 @@ def most(name: str) -> int:
     return MAX_BYTES if name.endswith("_bytes") else MAX_NUMBER
 
 
-# Each reads what the one before it does, and more.
+# Each includes the one before it.
 RESPONSES = ("none", "headers", "usage")
 
 
@@ -48,9 +48,9 @@ class Accounting:
     """Whether responses are read; they are never held back, nor changed."""
 
     responses: str = key(
-        "what of responses Envoy shows us: none; headers for status, time to first byte and the"
-        " worker that answered; usage for the cached tokens that engines report as well, at a"
-        " message for each piece of a response",
+        "which parts of responses Envoy sends to KVSteer: none; headers, for status, time to first"
+        " byte and the worker that answered; usage, also for the cached tokens that engines report,"
+        " which costs one message for each piece of a response",
         "none",
         choices=RESPONSES,
     )
@@ -62,7 +62,7 @@ AUTO = "auto"
 # More than any engine has.
 MAX_RANKS = 1_024
 
-# As many may be named by a worker itself, or by a pod's annotation; more have to be configured.
+# Most ranks that a worker itself, or a pod's annotation, may name; more have to be configured.
 MAX_NAMED_RANKS = 64
 
 
@@ -78,12 +78,13 @@ class WorkerEvents:
     )
     topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
     bind: bool = key(
-        "true: we bind the zmq endpoint and the worker connects to it; one endpoint a worker and"
-        " rank, since messages do not name their sender",
+        "true: KVSteer binds the zmq endpoint and the worker connects to it; one endpoint for each"
+        " worker and rank, since messages do not name their sender",
         default=False,
     )
     ranks: int = key(
-        "publishers inside this worker (data parallel); over ZMQ rank r uses both ports + r",
+        "number of publishers inside this worker (data parallel); over ZMQ, rank r uses both"
+        " ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
@@ -92,10 +93,10 @@ class WorkerEvents:
         "host:port of a gRPC server with SubscribeKvEvents: an engine's own, or `kvsteer bridge`",
         None,
     )
-    service: str = key("whose service that is", "vllm", choices=SERVICES)
+    service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: str | None = key(
-        "http://host:port of a TensorRT-LLM server whose POST /kv_cache_events is drained; nobody"
-        " else may drain it",
+        "http://host:port of a TensorRT-LLM server whose POST /kv_cache_events is drained; only one"
+        " caller may drain it",
         None,
     )
 
@@ -107,27 +108,27 @@ class Worker:
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
     model: str | None = key("the model it serves; may be left out when there is one model", None)
     block_size: int | None = key(
-        "tokens in one of its cache blocks, until its events tell; of what was sent there, whole"
-        " blocks are expected there",
+        "tokens in one of its cache blocks, used until its events tell: of a prompt that was sent"
+        " there, whole blocks are expected",
         None,
         minimum=1,
     )
     events: WorkerEvents | Literal["auto"] | None = key(
-        "its event feed; without one it is routed by load and by what was sent there; auto asks the"
-        " worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "its event feed; without one, it is routed by load and by the prompts sent there; auto asks"
+        " the worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
     lora: tuple[str, ...] | None = key(
-        "the adapters that it serves, [] for none; where it is left out, all of its model's, or"
-        " those that it tells",
+        "the adapters that it serves, [] for none; by default all of its model's, or those that the"
+        " worker lists with learn: true",
         None,
     )
     learn: bool = key(
-        "true: it is asked for its model, adapters and block size where they are left out here"
-        " (/v1/models, /server_info)",
+        "true: the worker is asked for its model, adapters and block size if they are not given"
+        " here (/v1/models, /server_info)",
         default=False,
     )
-    draining: bool = key("true: it gets no new requests", default=False)
+    draining: bool = key("true: the worker gets no new requests", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class EventPorts:
     replay_port: int | None = key("the ZMQ replay port of rank 0", None, minimum=1)
     topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
     ranks: int = key(
-        "publishers inside each worker (data parallel); rank r uses both ports + r",
+        "number of publishers inside each worker (data parallel); rank r uses both ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
@@ -146,9 +147,9 @@ class EventPorts:
     grpc_port: int | None = key(
         "the port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
     )
-    service: str = key("whose service that is", "vllm", choices=SERVICES)
+    service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: bool = key(
-        "true: POST /kv_cache_events on its HTTP port is drained, instead of zmq_port",
+        "true: POST /kv_cache_events on the worker's HTTP port is drained, instead of zmq_port",
         default=False,
     )
 
@@ -159,23 +160,24 @@ class FoundWorker:
 
     port: int = key("the port that Envoy sends requests to", 8000, minimum=1)
     model: str | None = key(
-        "the model they serve; where it is left out, the only one, or what the worker tells", None
+        "the model they serve; by default the only one, or the one that the worker lists", None
     )
     block_size: int | None = key(
-        "tokens in one of their cache blocks, until their events tell; of what was sent there,"
-        " whole blocks are expected there",
+        "tokens in one of their cache blocks, used until their events tell: of a prompt that was"
+        " sent there, whole blocks are expected",
         None,
         minimum=1,
     )
     lora: tuple[str, ...] | None = key(
-        "the adapters they serve, [] for none; where it is left out, what the worker tells", None
+        "the adapters they serve, [] for none; by default those that the worker lists", None
     )
     learn: bool = key(
-        "whether they are asked for what is left out here (/v1/models, /server_info)", default=True
+        "whether the workers are asked for what is not given here (/v1/models, /server_info)",
+        default=True,
     )
     events: EventPorts | Literal["auto"] | None = key(
-        "their event feeds; without it they are routed by load and by what was sent there; auto"
-        " asks each worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "their event feeds; without them, they are routed by load and by the prompts sent there;"
+        " auto asks each worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
 
@@ -185,35 +187,36 @@ class DnsName:
     """A DNS name whose addresses are workers."""
 
     name: str = key("the name to look up; the hosts file is not read")
-    srv: bool = key("true: it is looked up as SRV, whose records tell the ports", default=False)
+    srv: bool = key("true: look up SRV records, which also give the ports", default=False)
     interval_ms: int = key(
-        "milliseconds between two lookups at the most; a shorter time to live counts, down to 1 s",
+        "longest time between two lookups, in milliseconds; a shorter DNS time to live is honoured,"
+        " but not below 1 s",
         5_000,
         minimum=1_000,
     )
     nameserver: str | None = key(
-        "the ip:port of the server to ask; the system's where it is left out", None
+        "the ip:port of the name server to ask; by default the system's", None
     )
-    worker: FoundWorker = key("what each of them is", FoundWorker)
+    worker: FoundWorker = key("settings of every worker that the name leads to", FoundWorker)
 
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     """Pods that are workers."""
 
-    namespace: str | None = key("their namespace; our own where it is left out", None)
+    namespace: str | None = key("the namespace of the pods; by default KVSteer's own", None)
     selector: str | None = key("the label selector of the pods, such as app=vllm", None)
     inference_pool: str | None = key(
-        "the name of an InferencePool, whose selector and targetPorts are taken instead",
+        "the name of an InferencePool, whose selector and targetPorts are used instead",
         None,
     )
     kubeconfig: str | None = key(
-        "the file that tells how to reach the API server; where it is left out, the service"
-        " account of our own pod",
+        "a file that says how to reach the API server; by default the service account of KVSteer's"
+        " own pod",
         None,
     )
     worker: FoundWorker = key(
-        "what each of them is, where labels and annotations do not tell", FoundWorker
+        "settings of every pod, unless its labels and annotations say otherwise", FoundWorker
     )
 
 
@@ -234,15 +237,15 @@ class RouterTls:
 
     ca: str = key("a PEM file: the router's certificate must come from one of these authorities")
     name: str | None = key(
-        "the DNS name that the router's certificate must have, and that Envoy asks for (SNI); any"
-        " where it is left out",
+        "the DNS name that the router's certificate must have, and that Envoy asks for (SNI); by"
+        " default any",
         None,
     )
     certificate: str | None = key(
-        "a PEM file: Envoy's own certificate, where extproc.tls.client_ca asks for one", None
+        "a PEM file: Envoy's own certificate, needed if extproc.tls.client_ca is set", None
     )
     # last, since it hides the function of that name
-    key: str | None = key("a PEM file: the private key of that", None)
+    key: str | None = key("a PEM file: the private key of Envoy's own certificate", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,25 +255,25 @@ class Envoy:
     listen: str = key("address Envoy serves clients on, ip:port", "127.0.0.1:10000")
     admin: str = key("address of Envoy's own admin server, ip:port", "127.0.0.1:9901")
     router: str | None = key(
-        "address under which Envoy reaches the router, host:port or unix:PATH; extproc.listen"
-        " where it is left out",
+        "address under which Envoy reaches the router, host:port or unix:PATH; by default"
+        " extproc.listen",
         None,
     )
-    router_tls: RouterTls | None = key("TLS to the router; plain text where it is left out", None)
+    router_tls: RouterTls | None = key("TLS to the router; by default plain text", None)
     message_timeout_ms: int = key(
-        "milliseconds Envoy waits for each of our answers before it goes on without us",
+        "milliseconds Envoy waits for each answer of the router before it goes on without it",
         500,
         minimum=1,
     )
     request_body_buffer_limit_bytes: int = key(
-        "largest request body in bytes that Envoy can hold for us and for retries",
+        "largest request body, in bytes, that Envoy can hold for the router and for retries",
         32 * 1024 * 1024,
         minimum=1024,
     )
     eds_directory: str | None = key(
-        "a directory, the same for the router and Envoy, in which the router keeps the addresses of"
-        " the workers for Envoy, one file a model; where it is left out, Envoy is told the workers"
-        " of this file only",
+        "a directory, the same for the router and Envoy, in which the router writes the addresses"
+        " of the workers for Envoy, one file for each model; by default Envoy knows only the"
+        " workers of this file",
         None,
     )
 
@@ -290,8 +293,8 @@ class Tls:
 
     certificate: str = key("a PEM file: the certificate, and after it those up to its root")
     client_ca: str | None = key(
-        "a PEM file: only clients with a certificate of one of these authorities are let in;"
-        " anybody where it is left out",
+        "a PEM file: only clients with a certificate of one of these authorities may connect; by"
+        " default every client may",
         None,
     )
     # last, since it hides the function of that name
@@ -304,19 +307,21 @@ class ExtProc:
 
     listen: str = key("address of the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
     server: str = key(
-        "which gRPC server: ours, or grpcio, which is the reference and costs many times its CPU",
+        "which gRPC server: KVSteer's own, or grpcio, which is the reference and costs many times"
+        " its CPU",
         "lean",
         choices=SERVERS,
     )
     dialect: str = key(
-        "which protocol proxies may speak: auto takes what each says, and Envoy's BUFFERED body"
-        " mode where one says nothing; buffered refuses who speaks the Endpoint Picker Protocol"
-        " (FULL_DUPLEX_STREAMED); epp takes who says nothing for one that does",
+        "which protocol proxies may speak: auto follows what each proxy declares, and assumes"
+        " Envoy's BUFFERED body mode if it declares nothing; buffered refuses proxies that speak"
+        " the Endpoint Picker Protocol (FULL_DUPLEX_STREAMED); epp assumes that protocol if a proxy"
+        " declares nothing",
         "auto",
         choices=DIALECTS,
     )
     deadline_ms: int = key(
-        "milliseconds a decision may take, then the pick is made by load alone; must be below"
+        "milliseconds that a decision may take; then the pick is made by load alone; must be below"
         " envoy.message_timeout_ms",
         250,
         minimum=1,
@@ -327,16 +332,15 @@ class ExtProc:
         32 * 1024 * 1024,
         minimum=1024,
     )
-    tls: Tls | None = key(
-        "TLS, for a listen that is host:port; plain text where it is left out", None
-    )
+    tls: Tls | None = key("TLS, if listen is host:port; by default plain text", None)
     socket_mode: str = key(
-        "who may connect where listen is unix:PATH, as the mode of chmod in quotes: 0600 the"
-        " router's user, 0660 its group too, 0666 anybody",
+        "who may connect if listen is unix:PATH, as a chmod mode in quotes: 0600 the router's user,"
+        " 0660 its group too, 0666 everybody",
         "0660",
     )
     drain_ms: int = key(
-        "milliseconds that streams under way are given to end when the router is stopped", 5_000
+        "milliseconds that open streams are given to end when the router is stopped (draining)",
+        5_000,
     )
 
 
@@ -360,10 +364,10 @@ class Metrics:
 class Log:
     """What is logged, to standard error."""
 
-    level: str = key("least severity that is logged", "info", choices=LOG_LEVELS)
-    format: str = key("one line of text, or one JSON object, a record", "text", choices=LOG_FORMATS)
+    level: str = key("lowest severity that is logged", "info", choices=LOG_LEVELS)
+    format: str = key("log records as lines of text or as JSON", "text", choices=LOG_FORMATS)
     decisions_percent: int = key(
-        "of a hundred decisions, how many are logged with all candidates and costs, as JSON",
+        "percentage of decisions that are logged with all candidates and costs, as JSON",
         0,
         maximum=100,
     )
@@ -379,16 +383,16 @@ class Events:
         default=True,
     )
     ready_deadline_ms: int = key(
-        "milliseconds after which the router says that it is ready though workers have not told all"
-        " they hold; what it does not know counts for nothing",
+        "milliseconds after which the router reports ready although some workers have not yet told"
+        " all they hold; blocks it does not know of count for nothing",
         10_000,
     )
     auto_hosts: tuple[str, ...] = key(
-        "hosts where a worker with `events: auto` may say that it publishes, besides its own",
+        "hosts on which a worker with `events: auto` may say that it publishes, besides its own",
         (),
     )
     auto_ranks: int = key(
-        "ranks that such a worker may name; each is a connection, and memory of its own",
+        "most ranks that such a worker may name; each takes a connection and memory",
         MAX_NAMED_RANKS,
         minimum=1,
         maximum=MAX_RANKS,
@@ -403,27 +407,30 @@ class Cost:
     """The weights of policy `cost`."""
 
     affinity_percent: int = key(
-        "what an uncached prompt token costs on an idle fleet, in percent of one that is queued"
-        " before the request",
+        "weight of an uncached prompt token on an idle fleet, in percent of a token that is queued"
+        " ahead of the request: 100 weighs both the same",
         100,
     )
     busy_affinity_percent: int = key(
-        "how much more it costs on a fleet that is half busy or more; higher keeps prompts longer"
-        " where their prefix is",
+        "percentage points added to that weight on a fleet that is half busy or more; higher values"
+        " keep prompts longer where their prefix is cached",
         100,
     )
-    running_tokens: int = key("what each request in flight on a worker costs, in tokens", 128)
+    running_tokens: int = key("cost of each request in flight on a worker, in tokens", 128)
     uncertain_percent: int = key(
-        "what a token in a block that may be there saves, in percent of one that is", 50
+        "credit for a token in an uncertain block, in percent of a certain one", 50
     )
     speculative_percent: int = key(
-        "the same of a token that is expected since a request with it is under way there", 90
+        "credit for a token of a request still in flight on that worker, in percent of a certain"
+        " one",
+        90,
     )
     approximate_percent: int = key(
-        "the same of a token that was sent to a worker without events", 90
+        "credit for a token that was sent to a worker without events, in percent of a certain one",
+        90,
     )
     prefill_tokens_per_second: int = key(
-        "uncached prompt tokens that a worker is taken to compute in a second", 8_000, minimum=1
+        "uncached prompt tokens that a worker is assumed to compute in a second", 8_000, minimum=1
     )
 
 
@@ -432,14 +439,14 @@ class CacheAware:
     """The settings of policy `cache_aware`, as SMG has them."""
 
     cache_threshold_percent: int = key(
-        "the least share of the prompt that a worker must hold to be preferred for it, in percent",
+        "smallest share of the prompt that a worker must hold to be preferred for it, in percent",
         30,
     )
     balance_abs_requests: int = key(
-        "requests that the busiest worker has more than the idlest, before load alone decides", 64
+        "load alone decides if the busiest worker has this many requests more than the idlest", 64
     )
     balance_rel_percent: int = key(
-        "and how many times as many it has, in percent: 150 is half as many again", 150
+        "and also this percentage of the idlest worker's requests: 150 is half as many again", 150
     )
 
 
@@ -448,7 +455,7 @@ class PrefixCache:
     """The settings of policy `prefix_cache`, as AIBrix has them."""
 
     imbalance_requests: int = key(
-        "requests that the busiest worker has more than the idlest, before load alone decides", 8
+        "load alone decides if the busiest worker has this many requests more than the idlest", 8
     )
     sigma_percent: int = key(
         "how far above the mean number of requests a worker with a match may be, in percent of the"
@@ -463,62 +470,65 @@ class Policy:
 
     name: str = key("the rule by which a worker is picked", "cost", choices=POLICIES)
     header: str | None = key(
-        "a request header that may name another rule; none is read where this is left out", None
+        "a request header that may name another rule; by default none is read", None
     )
     endpoints: int | None = key(
-        "how many endpoints are named to the proxy at most, best first: it retries on the next one."
-        " Where it is left out, 3 in the buffered dialect and 1 in the Endpoint Picker Protocol,"
-        " most of whose gateways refuse a list (Istio accepts it)",
+        "most endpoints that are named to the proxy, best first: it retries on the next one. By"
+        " default 3 in the buffered dialect, and 1 in the Endpoint Picker Protocol, most of whose"
+        " gateways refuse a list (Istio accepts it)",
         None,
         minimum=1,
         maximum=8,
     )
     rank_header: str | None = key(
-        "a request header that names the data-parallel rank which holds most of the prompt, to"
-        " workers whose ranks share one HTTP port. auto: X-data-parallel-rank, where every worker"
-        " with several ranks told them itself (events: auto); none is set with null, and then only"
-        " what all ranks of a worker hold is certain",
+        "a request header that names the data-parallel rank which holds most of the prompt, for"
+        " workers whose ranks share one HTTP port. auto: X-data-parallel-rank, if every worker with"
+        " several ranks named them itself (events: auto); null: no header is set, and only blocks"
+        " that all ranks of a worker hold are certain",
         "auto",
     )
     block_size: int = key(
-        "tokens in a cache block, where neither events nor the worker's key tell; of what was sent"
-        " to a worker, whole blocks are expected there",
+        "tokens in a cache block, if neither events nor the worker's key tell: of a prompt that was"
+        " sent to a worker, whole blocks are expected there",
         16,
         minimum=1,
     )
     cost: Cost = key("the weights of cost", Cost)
-    cache_aware: CacheAware = key("the knobs of cache_aware", CacheAware)
-    prefix_cache: PrefixCache = key("the knobs of prefix_cache", PrefixCache)
+    cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
+    prefix_cache: PrefixCache = key("the settings of prefix_cache", PrefixCache)
     speculative_ms: int = key(
-        "milliseconds for which blocks of a request under way are expected on its worker", 60_000
+        "milliseconds for which the blocks of a request in flight are expected on its worker",
+        60_000,
     )
     approximate_ms: int = key(
         "milliseconds for which a worker without events is expected to hold what was sent there",
         600_000,
     )
     sent_bytes: int = key(
-        "memory for what was sent where, in bytes; about 160 for each of some 40 marks of a prompt"
-        " of 8k tokens",
+        "memory for the record of prompts sent to workers, in bytes; a prompt of 8k tokens takes"
+        " about 40 marks of 160 bytes each",
         64 * 1024 * 1024,
         minimum=1024,
     )
     scrape_interval_ms: int = key(
-        "milliseconds between two reads of each worker's /metrics; 0 reads none: the router's own"
-        " count is enough where it is the only one",
+        "milliseconds between two reads of each worker's /metrics; 0 reads none: a single router's"
+        " own count of requests is enough",
         0,
     )
     probe_interval_ms: int | None = key(
-        "milliseconds between two GET /health of each worker; what fails two in a row is left out"
-        " until it answers one with 2xx. Where this is left out, a worker is asked only while there"
-        " is reason to doubt it: its feed is lost, its answers fail, or it gives no sign of life"
-        " with requests under way; 0 asks none",
+        "milliseconds between two GET /health of each worker; a worker that fails two in a row is"
+        " ejected until it answers one with 2xx. By default a worker is asked only while there is"
+        " reason to doubt it: its feed is lost, its answers fail, or it gives no sign of life with"
+        " requests in flight; 0 asks none",
         None,
     )
     max_in_flight: int | None = key(
-        "requests in flight above which a worker is picked only if all are", None, minimum=1
+        "requests in flight above which a worker is picked only if all workers are above",
+        None,
+        minimum=1,
     )
-    shed: bool = key("true: 429 where all are above max_in_flight", default=False)
-    refuse: bool = key("true: 503 where no worker may answer a request", default=False)
+    shed: bool = key("true: answer 429 if all workers are above max_in_flight", default=False)
+    refuse: bool = key("true: answer 503 if no worker may take a request", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,18 +536,18 @@ class RemoteTokenizer:
     """The /tokenize of the model's workers, instead of files here."""
 
     remote: bool = key(
-        "true: workers of the model are asked at POST /tokenize; false is as no tokenizer",
+        "true: the model's workers are asked at POST /tokenize; false: the same as no tokenizer",
         default=True,
     )
     deadline_ms: int = key(
-        "milliseconds until their answer has to be there, then the pick is made by load alone;"
-        " extproc.deadline_ms holds besides",
+        "milliseconds to wait for their answer; then the pick is made by load alone;"
+        " extproc.deadline_ms applies as well",
         200,
         minimum=1,
     )
-    connections: int = key("connections to each worker at the most", 8, minimum=1)
+    connections: int = key("most connections to each worker", 8, minimum=1)
     cache_bytes: int = key(
-        "memory for answers to prompts that come again, in bytes; 0 keeps none", 64 * 1024 * 1024
+        "memory for answers to prompts that repeat, in bytes; 0 keeps none", 64 * 1024 * 1024
     )
 
 
@@ -550,7 +560,7 @@ class Model:
     lora: tuple[str, ...] = key("adapter names that requests may use as the model", ())
     tokenizer: str | RemoteTokenizer | None = key(
         "a directory, a tokenizer.json, a hub id found in the local Hugging Face cache, or"
-        " {remote: true}; without one here the model is routed by load",
+        " {remote: true}; without a tokenizer the model is routed by load",
         None,
     )
     chat_template: str | None = key(
@@ -577,7 +587,7 @@ class Config:
     )
     discovery: Discovery = key("where workers are found that are not listed", Discovery)
     policy: Policy = key("how a worker is picked", Policy)
-    accounting: Accounting = key("what is read of responses", Accounting)
+    accounting: Accounting = key("which parts of responses are read", Accounting)
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 
     def model_of(self, worker: Worker) -> str:
