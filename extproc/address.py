@@ -21,7 +21,7 @@ class Address(NamedTuple):
 
     @property
     def is_ip(self) -> bool:
-        """Whether the host is an IP address, not a name that has to be resolved."""
+        """Whether the host is an IP address rather than a name that has to be resolved."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Asks the admin server of a running router, for commands that show what it says."""
+"""Asks the admin server of a running router, for the commands that show its answers."""
 
 import json
 import urllib.error
@@ -13,12 +13,12 @@ TIMEOUT_SECONDS = 10.0
 
 
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
-    """The answer to a GET, or to a POST of a body as JSON where there is one.
+    """Returns the answer to a GET, or to a POST of `body` as JSON if there is one.
 
-    command: that asks, as faults begin with it. admin: its URL, or host:port.
+    command: the one that asks; messages begin with it. admin: the server's URL, or host:port.
 
     Raises:
-        StartError: the router cannot be asked, or says that the question makes no sense.
+        StartError: the router cannot be asked, or refuses the question.
     """
     url = f"{'' if '://' in admin else 'http://'}{admin.rstrip('/')}{path}"
     data = None if body is None else json.dumps(body).encode()
@@ -39,7 +39,7 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noq
 
 
 def _reason_in(refused: urllib.error.HTTPError) -> str:
-    """Why the router refused, in its own words where it gives them."""
+    """Returns why the router refused, in its own words if it gave any."""
     try:
         told = json.load(refused)
     except (OSError, ValueError, HTTPException):

@@ -23,7 +23,7 @@ DEFAULT_LISTEN = "127.0.0.1:50051"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options to its parser."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--zmq",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the bridge until SIGTERM or SIGINT.
+    """Runs the bridge until SIGTERM or SIGINT; returns the exit status.
 
     Raises:
         ConfigError: an option cannot be used.
@@ -120,7 +120,7 @@ def _transports(arguments: argparse.Namespace) -> Sequence[Transport]:
 
 
 def _faults(arguments: argparse.Namespace) -> Iterator[str]:
-    """What is wrong with the options, in words."""
+    """Yields what is wrong with the options."""
     given = (
         ("--zmq", arguments.zmq, address.parse_tcp),
         ("--replay", arguments.replay, address.parse_tcp),
@@ -148,7 +148,7 @@ def _fault_of(text: str, parse: Callable[[str], address.Address]) -> str:
 
 
 def _port_faults(arguments: argparse.Namespace) -> Iterator[str]:
-    """Rank r uses both ports + r."""
+    """Yields ports that are too large or overlap; rank r uses both ports + r."""
     texts = [text for text in (arguments.zmq, arguments.replay) if text is not None]
     places = [address.parse_tcp(text) for text in texts]
     ranks = arguments.ranks

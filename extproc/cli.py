@@ -1,4 +1,7 @@
-"""The command line."""
+"""The command line `kvsteer`.
+
+Each command imports what it needs when it runs, which keeps the others fast.
+"""
 
 import argparse
 import json
@@ -12,12 +15,12 @@ from extproc.errors import ConfigError, StartError
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
 
-# As a shell has it of what ended by SIGPIPE.
+# The status that a shell gives to a command that SIGPIPE ended.
 _BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit status is 0, 1 for what failed, 2 for what was asked wrongly."""
+    """Runs one command and returns the exit status: 0, 1 if it failed, 2 if it was misused."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser(given[0] if given else "").parse_args(given)
     try:
@@ -31,14 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads our output, as `head`, has read enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     return status
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """command: the one that was given; some have options that only they themselves load."""
+    """Returns the parser; command: the one given, whose options alone are loaded."""
     parser = argparse.ArgumentParser(
         prog="kvsteer",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
@@ -48,14 +51,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="run the router")
     serve.set_defaults(run=_serve)
-    check = commands.add_parser("check", help="check a configuration; exit 2 and say what is wrong")
+    check = commands.add_parser("check", help="check a configuration; exit 2 if it has faults")
     check.set_defaults(run=_check)
     envoy = commands.add_parser("envoy", help="print an envoy.yaml for a configuration")
     envoy.set_defaults(run=_envoy)
     for configured in (serve, check, envoy):
         configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
 
-    explain = commands.add_parser("explain", help="say where a request would go, and why")
+    explain = commands.add_parser("explain", help="show where a request would go, and why")
     explain.add_argument(
         "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
     )
@@ -86,7 +89,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     doctor = commands.add_parser(
-        "doctor", help="ask all that a configuration names, and say what is wrong; exit 1 if any is"
+        "doctor", help="check everything that a configuration names; exit 1 if anything is wrong"
     )
     if command == "doctor":
         from extproc.doctor import doctor as doctor_command  # noqa: PLC0415
@@ -113,7 +116,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Says which version this is, and which of the two index cores runs."""
+    """Prints the version, and which of the two index cores runs."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from kvstate.core_choice import default_core_name, plain_core_warning  # noqa: PLC0415
@@ -126,7 +129,7 @@ class _ShowVersion(argparse.Action):
 
 def _serve(arguments: argparse.Namespace) -> int:
     from extproc.app import serve  # noqa: PLC0415
-    from extproc.event_loop import run  # noqa: PLC0415 - what a command does not use, it loads not
+    from extproc.event_loop import run  # noqa: PLC0415
 
     run(serve(arguments.config))
     return 0

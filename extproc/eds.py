@@ -1,4 +1,4 @@
-"""Has Envoy's files follow the fleet."""
+"""Keeps the files from which Envoy takes the workers' addresses in step with the fleet."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,12 @@ Unplaced = Collection[str] | None
 
 
 class EndpointFiles:
-    """One file a cluster, each replaced as a whole.
+    """Files for Envoy, one for each cluster, each replaced as a whole.
 
-    lanes: of every cluster, as they are now. unplaced: endpoints of workers whose cluster is not
-    known yet; None while not all workers are known. What an earlier router left in a file of these
-    is kept besides: Envoy must not lose a worker because we began anew.
+    lanes: returns those of every cluster, as they are now. unplaced: returns the endpoints of
+    workers whose cluster is not known yet; None while not all workers are known. Lanes that an
+    earlier router left in a file are kept for these: Envoy must not lose a worker because the
+    router restarted.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class EndpointFiles:
         self.fault = ""
 
     async def start(self) -> None:
-        """Writes them once, then whenever it is told of a change."""
+        """Writes all files once, and afterwards whenever it is told of a change."""
         for cluster in self._lanes():
             path = path_of(self._directory, cluster)
             self._left[cluster] = await asyncio.to_thread(_read, path)
@@ -51,14 +52,14 @@ class EndpointFiles:
         self._task = asyncio.create_task(self._keep_writing())
 
     async def close(self) -> None:
-        """Writes no more; the files stay for Envoy."""
+        """Stops writing; the files stay for Envoy."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     def note_change(self) -> None:
-        """The lanes may be others now."""
+        """Says that the lanes may have changed."""
         self._changed.set()
 
     async def _keep_writing(self) -> None:
@@ -71,14 +72,14 @@ class EndpointFiles:
             await self._write()
 
     async def _write(self) -> None:
-        """Writes the files that are to be others; whatever goes wrong is tried again."""
+        """Writes the files that have changed; whatever fails is tried again."""
         try:
             fault = await self._write_changed()
         except Exception as error:
-            log.exception("envoy.eds_directory: the files cannot be made")
-            fault = f"the files cannot be made: {type(error).__name__}"
+            log.exception("envoy.eds_directory: the files cannot be written")
+            fault = f"the files cannot be written: {type(error).__name__}"
         if fault and fault != self.fault:
-            log.error("envoy.eds_directory: %s; Envoy knows no new workers", fault)
+            log.error("envoy.eds_directory: %s; Envoy learns of no new workers", fault)
         self.fault = fault
 
     async def _write_changed(self) -> str:
@@ -95,7 +96,7 @@ class EndpointFiles:
         return fault
 
     def _lanes_and_left(self) -> dict[str, frozenset[Lane]]:
-        """The lanes to be written; forgets what was left and is not to be kept any more."""
+        """Returns the lanes to write; forgets earlier ones that are not to be kept any more."""
         unplaced = self._unplaced()
         found: dict[str, frozenset[Lane]] = {}
         for cluster, lanes in self._lanes().items():
@@ -122,7 +123,7 @@ def _put(path: str, cluster: str, lanes: Iterable[Lane]) -> None:
 
 
 def _replace(path: str, text: str) -> None:
-    """Puts a file in its place as a whole, readable for Envoy's user."""
+    """Replaces a file as a whole, readable for Envoy's user."""
     file, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".kvsteer-")
     try:
         with os.fdopen(file, "w") as writer:
@@ -137,7 +138,7 @@ def _replace(path: str, text: str) -> None:
 async def envoy_follows(
     config: Config, directory: str, workers: Workers, discovery: Discovery
 ) -> EndpointFiles:
-    """Keeps one file a model's cluster; they are to be closed."""
+    """Writes one file for each model's cluster until the result is closed."""
     clusters = cluster_names(model.name for model in config.models)
 
     def lanes() -> Mapping[str, Sequence[Lane]]:

@@ -1,12 +1,10 @@
-"""The envoy.yaml for a configuration: what `kvsteer envoy --config FILE` prints.
+"""The envoy.yaml for a configuration, as `kvsteer envoy` prints it, and the files of its clusters.
 
-Built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy;
-envoy/envoy.yaml is the same, for one example, with the reasons beside each setting.
-
-The workers' addresses as Envoy reads them from a file (file-based EDS): one cluster a file.
-
-Source: envoy.service.discovery.v3.DiscoveryResponse with one
-envoy.config.endpoint.v3.ClusterLoadAssignment, as JSON. It is written here without their classes,
+It is built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy;
+envoy/envoy.yaml is the same for one example, with the reasons beside each setting. The files name
+the workers' addresses, one file a cluster (file-based EDS:
+envoy.service.discovery.v3.DiscoveryResponse with one
+envoy.config.endpoint.v3.ClusterLoadAssignment, as JSON). They are written without those classes,
 which take a second and a half for a thousand workers.
 """
 
@@ -87,12 +85,12 @@ end
 
 
 def render(config: Config) -> str:
-    """A complete envoy.yaml that steers by what `kvsteer serve` with this configuration answers.
+    """Returns a complete envoy.yaml that steers by the answers of `kvsteer serve` with this file.
 
     The same configuration always gives the same text.
 
     Raises:
-        ConfigError: the router serves TLS, and it is not said how Envoy is to check it.
+        ConfigError: the router serves TLS, and envoy.router_tls does not say how Envoy checks it.
     """
     if config.extproc.tls is not None and config.envoy.router_tls is None:
         raise ConfigError(["envoy.router_tls: missing: the router serves TLS (extproc.tls)"])
@@ -147,7 +145,7 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
 
 
 def _client_headers_removed() -> core.TypedExtensionConfig:
-    """Early, so that a client steers nothing even while the router is away."""
+    """Removes the client's own header early, so that it steers nothing while the router is away."""
     mutations = [mutation_rules.HeaderMutation(remove=name) for name in (DESTINATION, MODEL)]
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
@@ -185,8 +183,8 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
 def _model_finder(config: Config) -> lua.Lua:
     """Names the model where the router did not: it is away, or has not read the body.
 
-    Without it all would go to the first model's workers, which refuse another model's name. A
-    string within a string has its quotes escaped, so only keys are found.
+    Without it all requests would go to the first model's workers, which refuse another model's
+    name. A string within a string has its quotes escaped, so only keys are found.
     """
     known = {
         name: model.name
@@ -199,7 +197,7 @@ def _model_finder(config: Config) -> lua.Lua:
 
 
 def _lua(text: str) -> str:
-    """A string of Lua 5.1, byte by byte where it is not plain."""
+    """Returns a string of Lua 5.1, byte by byte where it is not plain."""
     plain = "".join(
         chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"\\{byte:03d}"
         for byte in text.encode()
@@ -218,9 +216,9 @@ def _virtual_host(config: Config) -> route.VirtualHost:
 
 
 def _routes(config: Config) -> list[route.Route]:
-    """A route for each model, if there are several, and the first model's for all the rest.
+    """Returns a route for each model, if there are several, and the first model's for all the rest.
 
-    The last one takes over while the router is away or does not know the model.
+    The last one is used while the router is away or does not know the model.
     """
     clusters = cluster_names(model.name for model in config.models)
     default = _route(next(iter(clusters.values())), [])
@@ -241,9 +239,9 @@ def _is_model(model: str) -> route.HeaderMatcher:
 
 
 def _retry_policy() -> route.RetryPolicy:
-    """Walks the list of picks; override_host looks at no host's health, so this saves a request.
+    """Retries on the next endpoint of the pick: override_host looks at no host's health.
 
-    Only where no byte of the request has reached the worker: nothing is generated twice.
+    It does so only where no byte of the request has reached the worker: nothing is generated twice.
     """
     other_host = route.RetryPolicyRetryHostPredicate(
         name="envoy.retry_host_predicates.previous_hosts",
@@ -280,10 +278,10 @@ MAX_RETRIES = 1_000
 
 
 def cluster_names(models: Iterable[str]) -> dict[str, str]:
-    """The cluster of each model: `workers` for a single one, else `workers-<model>`.
+    """Returns the cluster of each model: `workers` for a single one, else `workers-<model>`.
 
-    A dot or a slash would split Envoy's statistics names, so only letters, digits, `_` and `-`
-    are kept; models that differ in nothing else get a number.
+    A dot or a slash would split Envoy's statistics names, so only letters, digits, `_` and `-` are
+    kept; models that differ in nothing else get a number.
     """
     models = list(models)
     if len(models) == 1:
@@ -299,9 +297,9 @@ def cluster_names(models: Iterable[str]) -> dict[str, str]:
 
 
 def worker_clusters(config: Config) -> list[cluster.Cluster]:
-    """One cluster a model, in the order of the models.
+    """Returns one cluster for each model, in the order of the models.
 
-    With envoy.eds_directory its members come from a file that the router keeps.
+    With envoy.eds_directory their members come from files that the router keeps.
     """
     endpoints: dict[str, list[str]] = {model.name: [] for model in config.models}
     for worker in config.workers:
@@ -318,7 +316,7 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
 
 
 def router_cluster(config: Config) -> cluster.Cluster:
-    """The router, reached where it listens or where envoy.router says."""
+    """Returns the router's cluster, reached where it listens or where envoy.router says."""
     envoy = config.envoy
     http = upstream_http.HttpProtocolOptions(
         explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
@@ -336,7 +334,7 @@ def router_cluster(config: Config) -> cluster.Cluster:
 
 
 def transport_socket(options: RouterTls) -> core.TransportSocket:
-    """TLS to the router, whose certificate is checked, and its name if there is one."""
+    """Returns TLS to the router, which checks its certificate, and its name if one is set."""
     trusted = tls.CertificateValidationContext(trusted_ca=core.DataSource(filename=options.ca))
     if options.name is not None:
         name = tls.SubjectAltNameMatcher(
@@ -363,7 +361,7 @@ def transport_socket(options: RouterTls) -> core.TransportSocket:
 
 
 def _follow(followed: cluster.Cluster, path: str) -> None:
-    """Has Envoy take a cluster's members from a file, and watch it."""
+    """Makes Envoy take a cluster's members from a file, and watch it."""
     followed.type = cluster.ClusterDiscoveryType.EDS
     followed.load_assignment = None
     followed.dns_lookup_family = (
@@ -387,7 +385,7 @@ def _worker_cluster(name: str, endpoints: list[str], *, tells_served: bool) -> c
 def _cluster(
     name: str, members: list[str], instead: Mapping[str, str] = MappingProxyType({})
 ) -> cluster.Cluster:
-    """Resolves if any member is a host name, IPv4 first; IPs pass through unchanged."""
+    """Returns a cluster that resolves host names, IPv4 first; IP addresses pass unchanged."""
     found = cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.STATIC,
@@ -404,9 +402,9 @@ def _cluster(
 
 
 def socket(text: str, instead: Mapping[str, str] = MappingProxyType({})) -> core.Address:
-    """An address of the configuration as Envoy writes it.
+    """Returns an address of the configuration in Envoy's form.
 
-    instead: hosts to write differently, such as `BOUND`.
+    instead: hosts to replace, such as those of `BOUND`.
     """
     if text.startswith(address.UNIX_PREFIX):
         # gRPC also writes unix:///absolute/path.
@@ -419,9 +417,9 @@ def socket(text: str, instead: Mapping[str, str] = MappingProxyType({})) -> core
 
 
 def _load_balancing(*, tells_served: bool) -> cluster.LoadBalancingPolicy:
-    """The pick, from metadata alone: a header could come from the client.
+    """Follows the pick in the metadata only: a header could come from the client.
 
-    tells_served: write down beside it which host answered, for those that look at responses.
+    tells_served: write the host that answered beside it, for those who read responses.
     """
     override = override_host.OverrideHost(
         override_host_sources=[
@@ -471,7 +469,7 @@ def _circuit_breakers() -> cluster.CircuitBreakers:
 
 
 def _outlier_detection() -> cluster.OutlierDetection:
-    """Takes a member that cannot be connected to out of the fallback, for two seconds and more.
+    """Ejects a member that cannot be connected to from the fallback, for at least two seconds.
 
     A count of 0 is never reached: an error that a member answers, 503 included, is its own affair.
     """
@@ -492,7 +490,7 @@ _TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 class Lane(NamedTuple):
     """One endpoint of a cluster; is_open: whether Envoy itself may choose it.
 
-    Envoy follows our pick to a closed one all the same, and so do the requests under way.
+    Envoy still follows a pick to a closed one, and requests in flight there go on.
     """
 
     endpoint: str
@@ -500,12 +498,12 @@ class Lane(NamedTuple):
 
 
 def path_of(directory: str, cluster: str) -> str:
-    """The file of a cluster."""
+    """Returns the name of a cluster's file in a directory."""
     return str(Path(directory) / f"{cluster}.json")
 
 
 def assignment(cluster: str, lanes: Iterable[Lane]) -> str:
-    """The text of a cluster's file, a line a lane; the same lanes always give the same text."""
+    """Returns the text of a cluster's file, one line for each lane, always in the same order."""
     members = ",\n".join([json.dumps(_member(lane)) for lane in sorted(set(lanes))])
     kind, name = json.dumps(_TYPE), json.dumps(cluster)
     return (
@@ -515,7 +513,7 @@ def assignment(cluster: str, lanes: Iterable[Lane]) -> str:
 
 
 def lanes_in(text: bytes) -> list[Lane]:
-    """The endpoints in a file that `assignment` wrote; none if it is no such file."""
+    """Returns the endpoints in a file that `assignment` wrote; none if it is no such file."""
     try:
         (load,) = json.loads(text)["resources"]
         return [_lane_in(member) for member in load["endpoints"][0].get("lb_endpoints", [])]

@@ -1,4 +1,4 @@
-"""Which event loop the router runs on."""
+"""The event loop that the router runs on."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -14,6 +14,6 @@ except ImportError:  # there is none for every platform
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, on uvloop where there is one: most of a request's time is spent in it."""
+    """Runs a coroutine as `asyncio.run` does, on uvloop, which is faster, if it is installed."""
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)

@@ -1,4 +1,4 @@
-"""Asks a router for its health, for container and Kubernetes probes."""
+"""Asks a router whether it is ready, for the probes of containers and Kubernetes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +15,11 @@ _MAX_DETAILS = 300
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How to check a router that serves TLS; PEM files.
+    """How to check a router that serves TLS; all are PEM files but the name.
 
-    ca: its certificate comes from one of these authorities. name: that its certificate has, where
-    it is asked under another. certificate, key: our own, where it wants one.
+    ca: the authorities of which one must have issued the router's certificate. name: the name in
+    that certificate, if it is not the one that is asked. certificate, key: the client's own, if the
+    router asks for one.
     """
 
     ca: str
@@ -28,7 +29,7 @@ class ClientTls:
 
 
 def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
-    """What is wrong with the gRPC server at a host:port or unix:PATH, None if it serves.
+    """Returns what is wrong with the gRPC server at a host:port or unix:PATH, None if it serves.
 
     Raises:
         StartError: one of the files cannot be read.
@@ -64,7 +65,7 @@ def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
 
 
 def _why(error: grpc.RpcError) -> str:
-    """Its status, and what gRPC says of it, in one line."""
+    """Returns the status of a failed call and what gRPC says of it, in one line."""
     details = " ".join((error.details() or "").split())[:_MAX_DETAILS]
     return ": ".join(filter(None, (error.code().name, details)))
 

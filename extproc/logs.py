@@ -1,4 +1,4 @@
-"""Log lines, as text or JSON, on standard error."""
+"""Log records on standard error, as lines of text or as JSON."""
 
 import json
 import logging
@@ -38,9 +38,9 @@ class _Lines:
 
 
 class LessOften(logging.Filter):
-    """Leaves out lines about feeds that come too often: publishers cause them, and may be broken.
+    """Drops records about feeds that come too often: publishers cause them, and may be broken.
 
-    The next line of the kind that is not left out tells how many were.
+    The next record of that kind which is not dropped says how many were.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class LessOften(logging.Filter):
         self._kinds: OrderedDict[object, _Lines] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is to be written."""
+        """Tells whether a record is to be written."""
         if record.name != "kvsteer.feed":
             return True
         args = record.args if isinstance(record.args, tuple) else ()
@@ -68,9 +68,9 @@ class LessOften(logging.Filter):
 
 
 def configure(level: str, style: str) -> None:
-    """Sets up our loggers, and the form of what libraries warn of.
+    """Sets up KVSteer's loggers, and how warnings of libraries look.
 
-    level, style: as in the configuration (log.level, log.format).
+    level, style: log.level and log.format of the configuration.
     """
     ours = logging.getLogger("kvsteer")
     ours.handlers = [_handler(style)]

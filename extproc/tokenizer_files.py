@@ -1,4 +1,4 @@
-"""Where a model's tokenizer lies on this machine."""
+"""Finds the files of a model's tokenizer on this machine."""
 
 import os
 import re
@@ -16,15 +16,15 @@ class TokenizerFiles:
 
     @property
     def directory(self) -> Path:
-        """Where tokenizer_config.json and the chat templates would be."""
+        """The directory of tokenizer_config.json and the chat templates."""
         return self.tokenizer.parent
 
     @classmethod
     def find(cls, source: str) -> "TokenizerFiles":
-        """Finds them by a directory, a tokenizer.json, or a hub id in the local cache.
+        """Finds the files by a directory, a tokenizer.json, or a hub id in the local cache.
 
         Raises:
-            FileNotFoundError: with where was looked.
+            FileNotFoundError: they are not there; says where it looked.
         """
         directory = Path(source)
         if directory.is_file():
@@ -38,7 +38,7 @@ class TokenizerFiles:
 
 
 def _cached_snapshot(hub_id: str) -> Path:
-    """The revision that `main` names in the local Hugging Face cache."""
+    """Returns the revision that `main` names in the local Hugging Face cache."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
     repository = cache / f"models--{hub_id.replace('/', '--')}"

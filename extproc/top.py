@@ -27,9 +27,9 @@ Row = Sequence[str]
 
 
 def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
-    """Shows it again and again until it is interrupted, or once; the exit status.
+    """Shows the router again and again until it is interrupted, or once; returns the exit status.
 
-    admin: a router's admin server. Where `out` is no terminal, it is shown once.
+    admin: the URL of a router's admin server. Output that is no terminal is written once.
 
     Raises:
         StartError: the router cannot be asked.
@@ -81,10 +81,10 @@ def screen(
     *,
     events_enabled: bool,
 ) -> list[str]:
-    """The lines to show.
+    """Returns the lines to show.
 
-    workers, decisions: as GET /workers and GET /decisions tell them, the oldest decision first.
-    size: columns and lines of the terminal; lines 0 if there is no end to them.
+    workers, decisions: as GET /workers and GET /decisions give them, the oldest decision first.
+    size: columns and lines of the terminal; 0 lines for no limit.
     """
     columns, lines = max(size[0], LEAST), size[1]
     head = [_summary(workers, events_enabled=events_enabled), ""]
@@ -164,7 +164,7 @@ def _decision(told: Mapping[str, Any]) -> Row:
 
 
 def _table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
-    """Columns as wide as what is in them, the last one left open."""
+    """Returns lines in columns as wide as their contents, the last one left open."""
     widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
     return [
         "  ".join(
@@ -175,7 +175,7 @@ def _table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
 
 
 def _plain(text: object) -> str:
-    """Without what a terminal would obey."""
+    """Returns the text without characters that a terminal would obey."""
     return "".join(one if one.isprintable() else "?" for one in str(text))
 
 

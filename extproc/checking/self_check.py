@@ -1,29 +1,23 @@
-"""Whether a worker's engine tokenizes as we do, told from the tokens that its events carry.
+"""Checks whether a worker's engine tokenizes as we do, by the tokens that its events carry.
 
-Some requests are watched. Each ends as one of three:
-
-- matched: the engine stored our blocks for it;
-- mismatched: it did not, though it has computed the request: what it stored holds the request's own
-  tokens and differs from ours at a named position;
-- without evidence: everything else. What another request explains that was placed there, whoever
-  tokenized it, is none; nor is a request that the worker refused. Retried and aborted requests,
-  short prompts, prompts that were cached already, and workers that cache nothing store nothing that
-  could tell.
+Some requests are watched. Each ends as one of three. Matched: the engine stored our blocks for it.
+Mismatched: it did not, though it has computed the request: what it stored holds the request's own
+tokens and differs from ours at a named position. Without evidence: everything else, such as a
+difference that another request explains which was placed there, or a request that the worker
+refused. Retried and aborted requests, short prompts, prompts that were cached already, and workers
+that cache nothing store nothing that could tell.
 
 A worker with 3 mismatches among its last 8 checked requests is distrusted, until 6 in a row match.
 Time is an argument: seconds of one monotonic clock.
 
-What an engine's stored tokens prove of ours.
+A match is easy to see. A difference is not: what was stored may belong to another request that
+begins alike. It counts as this request's only if it holds, after the difference, runs of tokens
+that no earlier request had.
 
-That they are the same is easy to see: the engine stored our blocks. That they differ is not: what
-was stored may belong to another request that begins alike. It is taken for ours only if it holds
-what is our request's own, runs of tokens that no request before it had, behind the difference.
-
-What one rank stored while it was listened to: the engine's own tokens, by the engine's hashes.
-
-A store names its parent by a hash. Where that hash was heard of before, the tokens up to there are
-known as well, from the prompt's first one if the chain began with it. Bounded; what grew least
-recently is forgotten first.
+`Chains` keeps what one rank stored while it was listened to. A store names its parent by a hash; if
+that hash was heard before, the tokens up to there are known as well, from the prompt's first one if
+the chain began with it. Chains are bounded, and the one that grew least recently is forgotten
+first.
 """
 
 import functools
@@ -49,7 +43,7 @@ Key = tuple[int | None, BlockHash]
 
 @dataclass(eq=False, slots=True)
 class Chain:
-    """Tokens stored behind each other.
+    """Tokens stored one after the other.
 
     is_rooted: they begin a prompt; else what stands before them is not known. lora: as the event
     has it. first: what the root block carries besides tokens; () where the chain has no root.
@@ -71,7 +65,7 @@ class Growth(NamedTuple):
 
 
 class Chains:
-    """The chains of one rank."""
+    """The chains of one rank, bounded in tokens and blocks."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_tokens = max_tokens
@@ -81,13 +75,13 @@ class Chains:
         self.tokens = 0
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets all chains."""
         self._places.clear()
         self._chains.clear()
         self.tokens = 0
 
     def store(self, event: BlocksStored) -> Growth | None:
-        """Takes a store; None where it tells nothing new of a prompt on the device."""
+        """Takes a store; returns what it added, None if that tells nothing of a device's prompt."""
         if event.bigrams or not event.hashes or tier_of(event.medium) is not Tier.DEVICE:
             return None
         parent = None if event.parent is None else self._places.get((event.group, event.parent))
@@ -102,7 +96,7 @@ class Chains:
         return Growth(Chain(event.tokens[:], event.block_size, is_rooted, event.lora, first), 0)
 
     def _grow(self, event: BlocksStored, chain: Chain, end: int) -> Growth:
-        """The same chain where the store continues its end, or tells it again; else a branch."""
+        """Extends the chain if the store continues or repeats it; else begins a branch."""
         if end == len(chain.tokens):
             chain.tokens.extend(event.tokens)
             self.tokens += len(event.tokens)
@@ -157,7 +151,7 @@ _Places = NDArray[np.intp]
 class Asked:
     """A prompt as we tokenized it.
 
-    held_tokens: what the worker held of it before. references: prompts that came before it.
+    held_tokens: how many of its tokens the worker held before. references: earlier prompts.
     """
 
     def __init__(
@@ -170,14 +164,14 @@ class Asked:
 
     @functools.cached_property
     def runs(self) -> _Runs:
-        """All its runs, by their places."""
+        """All runs of tokens in the prompt, in the order of their places."""
         return _runs(self.tokens)
 
     @functools.cached_property
     def own(self) -> _Places:
-        """Where the runs are that it has once, and no prompt before it has.
+        """The places of runs that occur once in it, and in no earlier prompt.
 
-        Before there is another prompt, nothing can be told from what all have in common.
+        Before there is another prompt, nothing is its own: all prompts may have it in common.
         """
         others = [_runs(each) for each in self._references if each != self.tokens]
         if not others:
@@ -188,16 +182,16 @@ class Asked:
 
     @functools.cached_property
     def own_runs(self) -> frozenset[int]:
-        """The runs there, to look up those of an event at a cost that no prompt's length raises."""
+        """The runs at those places, as a set: looking one up costs no more in a long prompt."""
         return frozenset(self.runs[self.own].tolist())
 
 
 class Difference(NamedTuple):
-    """Where our tokens and the engine's part, and the ids there.
+    """Where our tokens and the engine's part, and the token ids there.
 
-    engines: None where the engine's tokens are shifted against ours and the place of the shift
-    was not seen; the position is then that of the first block which the engine does not hold.
-    in_chain: the place in what the engine stored.
+    engines: None where the engine's tokens are shifted against ours and the place of the shift was
+    not seen; the position is then that of the first block which the engine does not hold. in_chain:
+    the place in what the engine stored.
     """
 
     position: int
@@ -207,7 +201,7 @@ class Difference(NamedTuple):
 
 
 def is_stored(asked: Asked, chain: Chain) -> bool:
-    """Whether a chain has the prompt's own blocks, up to the last one that can be reused."""
+    """Tells whether a chain has the prompt's own blocks, up to the last one that can be reused."""
     ours, theirs = asked.tokens, chain.tokens
     usable = usable_tokens(ours, chain.block_size)
     start = 0 if chain.is_rooted else asked.held_tokens
@@ -221,18 +215,18 @@ def is_stored(asked: Asked, chain: Chain) -> bool:
 
 
 def usable_tokens(tokens: Tokens, block_size: int) -> int:
-    """What of a prompt can be reused: whole blocks, and never its last token."""
+    """Returns how many tokens of a prompt can be reused: whole blocks, and never its last token."""
     return (len(tokens) - 1) // block_size * block_size
 
 
 def runs_of(growth: Growth) -> list[int]:
-    """The runs of tokens that a store added, for `holds_own`."""
+    """Returns the runs of tokens that a store added, for `holds_own`."""
     runs: list[int] = _recent_runs(growth).tolist()
     return runs
 
 
 def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
-    """Whether something of what was stored is this prompt's own: it may be about this prompt.
+    """Tells whether what was stored holds this prompt's own runs, so that it may be about it.
 
     runs: those that a store added to the chain, found once for all prompts that are watched.
     """
@@ -240,9 +234,9 @@ def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
 
 
 def difference(asked: Asked, growth: Growth) -> Difference | None:
-    """Where a chain that was stored for this prompt differs from it; None if that is not proved.
+    """Returns where a chain stored for this prompt differs from it; None if that is not proved.
 
-    growth: for which `holds_own` was true; what the chain has become since counts too.
+    growth: one for which `holds_own` was true; what the chain has become since counts too.
     """
     chain = growth.chain
     found = _Found(asked, growth)
@@ -260,10 +254,10 @@ def difference(asked: Asked, growth: Growth) -> Difference | None:
 
 
 def explains(tokens: Tokens, chain: Chain, found: Difference) -> bool:
-    """Whether a chain is another prompt's: the same beyond the difference, as far as both go.
+    """Tells whether a chain is another prompt's: equal beyond the difference, as far as both go.
 
     tokens: of a prompt that was placed there too. Where it could lie in more places than can be
-    tried, it is taken to explain the chain.
+    tried, it is assumed to explain the chain.
     """
     stored, least = chain.tokens, found.in_chain + 1
     tries = 0
@@ -280,7 +274,7 @@ def explains(tokens: Tokens, chain: Chain, found: Difference) -> bool:
 
 
 def _may_be_of(asked: Asked, chain: Chain) -> bool:
-    """Whether the namespaces agree; an adapter's number does not tell its name."""
+    """Tells whether the namespaces agree; an adapter's number does not tell its name."""
     if chain.lora != asked.prompt.lora:
         return False
     return not chain.is_rooted or chain.first == asked.prompt.namespace
@@ -296,7 +290,7 @@ class _Found:
         self._is_found = np.isin(asked.runs[asked.own], self._stored)
 
     def is_ours_after(self, position: int) -> bool:
-        """Whether most of them are, of those behind a position up to the last that is."""
+        """Tells whether most own runs after a position, up to the last one found, were stored."""
         own = self.asked.own
         found = own[self._is_found & (own > position)]
         if len(found) < MIN_RUNS:
@@ -305,7 +299,7 @@ class _Found:
         return 2 * len(found) >= int(np.count_nonzero(wanted))
 
     def offset(self) -> int:
-        """By how much most places in the prompt are ahead of those in what was stored."""
+        """Returns by how much most places in the prompt are ahead of those in what was stored."""
         places = self.asked.own[self._is_found]
         order = np.argsort(self._stored, kind="stable")
         there = order[np.searchsorted(self._stored, self.asked.runs[places], sorter=order)]
@@ -314,7 +308,7 @@ class _Found:
 
 
 def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
-    """The first difference to a chain that begins at this token of the prompt, if it is ours."""
+    """Returns the proved first difference to a chain that begins at token `start`, or None."""
     ours = found.asked.tokens[start:]
     equal = _equal_tokens(ours, chain.tokens)
     if equal == min(len(ours), len(chain.tokens)) or not found.is_ours_after(start + equal):
@@ -323,14 +317,14 @@ def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
 
 
 def _equal_tokens(one: Tokens, other: Tokens) -> int:
-    """How many tokens two begin with alike."""
+    """Returns how many leading tokens two have in common."""
     length = min(len(one), len(other))
     differ = np.flatnonzero(_ids(one)[:length] != _ids(other)[:length])
     return int(differ[0]) if len(differ) else length
 
 
 def _recent(growth: Growth) -> int:
-    """Where the first run begins that was not there before."""
+    """Returns where the first run begins that a store added."""
     return max(0, growth.begin - RUN_TOKENS + 1)
 
 
@@ -339,7 +333,7 @@ def _recent_runs(growth: Growth) -> _Runs:
 
 
 def _runs(tokens: Tokens) -> _Runs:
-    """A number for each run of tokens, in order; equal ones for equal runs."""
+    """Returns a number for each run of tokens, in order; equal runs have equal numbers."""
     if len(tokens) < RUN_TOKENS:
         return np.zeros(0, np.uint64)
     return np.correlate(_ids(tokens).astype(np.uint64), _POWERS)
@@ -393,14 +387,14 @@ class Effort:
         self._is_spent = False
 
     def may_begin(self, now: float) -> bool:
-        """Whether there is enough of it; when all was spent, half is saved up first."""
+        """Tells whether listening may begin; once all is spent, half is saved up first."""
         self._save(now)
         if self._left_seconds >= EFFORT_BURST_SECONDS / 2:
             self._is_spent = False
         return not self._is_spent
 
     def spend(self, cpu_seconds: float, now: float) -> bool:
-        """Takes what was spent off; False if that was all."""
+        """Subtracts what was spent; returns whether any is left."""
         self._save(now)
         self._left_seconds -= cpu_seconds
         self._is_spent |= self._left_seconds <= 0
@@ -413,7 +407,7 @@ class Effort:
 
 
 class Placed:
-    """Prompts that were placed on a worker lately, watched or not: what is stored may be theirs."""
+    """Prompts placed on a worker lately, watched or not: what is stored may be theirs."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[float, Tokens]] = deque()
@@ -421,7 +415,7 @@ class Placed:
         self._forgot_at = -math.inf
 
     def add(self, tokens: Tokens, now: float) -> None:
-        """One more was placed; the oldest are forgotten where they are too many or too old."""
+        """Adds a prompt; forgets the oldest ones beyond the limits of size and age."""
         self._prompts.append((now, tokens))
         self._tokens += len(tokens)
         oldest_at = now - 2 * MAX_WATCH_SECONDS
@@ -432,9 +426,10 @@ class Placed:
                 return
 
     def may_explain(self, chain: Chain, found: Difference, since: float) -> bool:
-        """Whether a chain may be another's than the prompt from which it differs.
+        """Tells whether a chain may belong to another prompt than the one it differs from.
 
-        since: when that was placed. What was placed after it and is forgotten may be anything.
+        since: when that one was placed. If a prompt placed later has been forgotten, it may be that
+        one's.
         """
         if self._forgot_at >= since:
             return True
@@ -443,7 +438,7 @@ class Placed:
 
 @dataclass(eq=False, slots=True)
 class Watched:
-    """A request under way to a worker.
+    """A request in flight to a worker.
 
     is_heard: whether the worker is listened to meanwhile; else only the index tells, at the end.
     grown: by chain, what was stored since it was placed and may be about it.
@@ -456,7 +451,7 @@ class Watched:
     grown: dict[int, Growth] = field(default_factory=dict)
 
     def is_due(self, now: float) -> bool:
-        """Whether all that there will be of it is there."""
+        """Tells whether no more can be heard of it."""
         if now - self.started_at >= MAX_WATCH_SECONDS:
             return True
         return self.ended_at is not None and now - self.ended_at >= GRACE_SECONDS
@@ -494,7 +489,7 @@ class WorkerCheck:
         return self._unsuspicious >= LAST_CHECKED
 
     def may_watch(self, now: float) -> bool:
-        """Whether one more may be watched now."""
+        """Tells whether one more request may be watched now."""
         rate = WATCHED_PER_SECOND_WHILE_WELL if self.is_well else WATCHED_PER_SECOND
         self._allowance += rate * (now - self._allowance_at)
         self._allowance = min(MAX_PENDING, self._allowance)
@@ -502,7 +497,7 @@ class WorkerCheck:
         return self._allowance >= 1 and len(self.pending) < MAX_PENDING
 
     def watch(self, asked: Asked, now: float) -> Watched | None:
-        """Watches a request that is being placed, if it may."""
+        """Watches a request that is being placed, if one more may be; returns it or None."""
         if not self.may_watch(now):
             return None
         self._allowance -= 1
@@ -523,11 +518,11 @@ class WorkerCheck:
                     self._grow(growth)
 
     def due(self, now: float) -> list[Watched]:
-        """Those of the pending that are to be concluded."""
+        """Returns the watched requests that are to be concluded."""
         return [watched for watched in self.pending if watched.is_due(now)]
 
     def conclude(self, watched: Watched, *, is_held: bool) -> None:
-        """Ends a check.
+        """Ends a check with what was found.
 
         is_held: the worker is known to hold all of the prompt that can be reused, as we have it.
         """
@@ -556,11 +551,11 @@ class WorkerCheck:
         self.result.without_evidence += 1
 
     def forget_chains(self) -> None:
-        """Frees what was heard; who listens again begins anew."""
+        """Frees what was heard; a new listening begins anew."""
         self._chains.clear()
 
     def _proof(self, watched: Watched, growth: Growth) -> Difference | None:
-        """Where what was stored differs from a prompt, if it can be nobody else's."""
+        """Returns where the stored tokens differ from the prompt, if they can be nobody else's."""
         found = difference(watched.asked, growth)
         if found and self.placed.may_explain(growth.chain, found, watched.started_at):
             return None

@@ -130,7 +130,8 @@ class Discovery:
     def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:
         if fault != seen.fault:  # once, however often it is tried
             seen.faults += 1
-            log.warning("discovery: %s: %s; its last view stays", name, fault, exc_info=ours)
+            stays = "it has named no workers yet" if seen.view is None else "its last view stays"
+            log.warning("discovery: %s: %s; %s", name, fault, stays, exc_info=ours)
             seen.fault = fault
 
     async def _keep_applying(self) -> None:

@@ -1,1 +1,1 @@
-"""What goes to OpenTelemetry, where that is asked for: spans of decisions, and the metrics."""
+"""OpenTelemetry, if it is asked for: spans of decisions, and the metrics."""

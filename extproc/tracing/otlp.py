@@ -1,14 +1,14 @@
-"""The OTLP exporters, over HTTP or gRPC; what they read of OTEL_* themselves is not repeated.
+"""Spans and metrics for OpenTelemetry, and the OTLP exporters that send them over HTTP or gRPC.
 
-Decisions as spans: one for the whole, and one for each phase, made once they are over.
+A decision is one span and one for each phase, made once they are over. Nothing is measured for them
+that is not measured anyway, so a request that is not sampled costs the sampling alone. Spans carry
+counts and reasons, never anything of a prompt.
 
-Nothing is measured for them that is not measured anyway, so a request that is not sampled pays for
-the sampling alone. They tell counts and reasons, never anything of a prompt.
+Metrics are the figures of /metrics, read when they are sent and never counted twice. They are made
+without the SDK's instruments, which remember every series that ever existed and put all beyond some
+2,000 into one: workers come and go, and each has series of its own.
 
-The metrics as OpenTelemetry has them: the same figures, read, never counted twice.
-
-Made without the SDK's instruments, which remember every series that there ever was, and put all
-beyond some 2,000 into one: workers come and go, and each has series of its own.
+What the exporters read of OTEL_* themselves is not repeated here.
 """
 
 import asyncio
@@ -68,9 +68,9 @@ _NANOSECONDS = 1_000_000_000
 
 
 class SpanRecorder:
-    """Records decisions with a tracer, whose sampler says which.
+    """Records decisions with a tracer, whose sampler chooses which.
 
-    clock_ns: nanoseconds since 1970.
+    clock_ns: returns nanoseconds since 1970.
     """
 
     def __init__(self, tracer: Tracer, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -78,9 +78,9 @@ class SpanRecorder:
         self._clock_ns = clock_ns
 
     def record(self, decision: Decision, course: Course) -> Trace:
-        """Records a decision that was just made, if its trace is sampled; the trace it is of.
+        """Records a decision that was just made, if its trace is sampled; returns its trace.
 
-        It never fails, whatever a sampler or an exporter of the environment does.
+        It never raises, whatever a sampler or an exporter of the environment does.
         """
         try:
             return self._record(decision, course)
@@ -148,7 +148,7 @@ _GAUGE = (("", ""),)
 
 
 class Origin(NamedTuple):
-    """Whose figures they are; started_ns: nanoseconds since 1970 from which on is counted."""
+    """Whose figures these are; started_ns: when counting began, in nanoseconds since 1970."""
 
     resource: Resource
     scope: InstrumentationScope
@@ -156,7 +156,7 @@ class Origin(NamedTuple):
 
 
 def metrics_data(families: Iterable[Family], origin: Origin, now_ns: int) -> MetricsData:
-    """The families of a registry as one export; counters are cumulative."""
+    """Returns the families of a registry as one export; counters are cumulative."""
     metrics = [metric for family in families for metric in _metrics(family, origin, now_ns)]
     scope = ScopeMetrics(origin.scope, metrics, schema_url="")
     return MetricsData([ResourceMetrics(origin.resource, [scope], schema_url="")])
@@ -188,7 +188,10 @@ _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
 
 @contextlib.asynccontextmanager
 async def exporting_spans(protocol: str) -> AsyncIterator[SpanRecorder]:
-    """Sends spans until the block ends."""
+    """Sends spans until the block ends; gives their recorder.
+
+    protocol: http/protobuf or grpc.
+    """
     provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
     exporter = _span_exporter(protocol)
     provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -205,7 +208,8 @@ async def exporting_metrics(
 ) -> AsyncIterator[None]:
     """Sends all metrics at an interval, and once more at the end.
 
-    read: reads them in its own loop; what is collected from them then, in a thread.
+    read: takes the figures in the event loop; they are then collected in a thread. protocol:
+    http/protobuf or grpc.
     """
     exporter = _metric_exporter(protocol)
     scope = InstrumentationScope(_SCOPE, version(_SCOPE))
@@ -244,7 +248,7 @@ def _faults_told() -> Iterator[None]:
 
 
 async def _end(send: Callable[[], object], exporter: SpanExporter | MetricExporter) -> None:
-    """Sends what is left; a collector that is away is not waited for."""
+    """Sends what is left, but waits only `FLUSH_SECONDS` for a collector that is away."""
     sending = asyncio.create_task(asyncio.to_thread(send))
     await asyncio.wait({sending}, timeout=FLUSH_SECONDS)
     if not sending.done():

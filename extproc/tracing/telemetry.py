@@ -1,9 +1,7 @@
-"""Opens what is to be sent to OpenTelemetry; loads nothing of it where nothing is wanted.
+"""Starts what OpenTelemetry's environment variables ask for, and loads nothing if they ask nothing.
 
-Which telemetry is wanted, by OpenTelemetry's environment variables; docs/tracing.md lists them.
-
-Unlike an OpenTelemetry SDK alone, which would send to a collector on this host, nothing is sent
-before an exporter or an endpoint is named.
+docs/tracing.md lists the variables. Unlike an OpenTelemetry SDK alone, which would send to a
+collector on this host, nothing is sent before an exporter or an endpoint is named.
 """
 
 import contextlib
@@ -26,7 +24,7 @@ _MILLISECONDS = re.compile(r"[0-9]{1,9}")
 
 
 class Wanted(NamedTuple):
-    """What is to be sent, by OTLP's protocol for it: http/protobuf or grpc, "" if it is not sent.
+    """What to send: by OTLP's protocol for it (http/protobuf or grpc), "" if it is not sent.
 
     interval_ms: milliseconds between two exports of the metrics.
     """
@@ -37,10 +35,10 @@ class Wanted(NamedTuple):
 
 
 def wanted(environment: Mapping[str, str]) -> Wanted:
-    """What an environment asks for.
+    """Returns what an environment asks for.
 
     Raises:
-        StartError: it asks for what we cannot do.
+        StartError: it asks for something that is not supported.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Wanted()
@@ -81,10 +79,11 @@ def _interval_ms(environment: Mapping[str, str]) -> int:
 async def telemetry(
     environment: Mapping[str, str], metrics: Metrics
 ) -> AsyncIterator[Traces | None]:
-    """Sends what an environment asks for until the block ends; gives what records the spans.
+    """Sends what an environment asks for until the block ends; gives the recorder of spans, if any.
 
     Raises:
-        StartError: it asks for what we cannot do, or the extra `otel` is not installed.
+        StartError: it asks for something that is not supported, or the extra `otel` is not
+            installed.
     """
     asked = wanted(environment)
     if not (asked.traces or asked.metrics):

@@ -95,7 +95,7 @@ async def test_lanes_that_cannot_be_made_into_a_file_are_a_fault_that_heals(
     async with written(tmp_path, fleet) as files:
         fleet.lanes["workers"] = [Lane("nowhere", is_open=True)]
         files.note_change()
-        await until(lambda: files.fault == "the files cannot be made: ValueError")
+        await until(lambda: files.fault == "the files cannot be written: ValueError")
         fleet.lanes["workers"] = [TWO]
         await until(lambda: read(tmp_path) == [TWO])
 
@@ -110,4 +110,4 @@ async def test_a_directory_that_is_not_there_is_a_fault_that_heals(
         directory.mkdir()
         await until(lambda: files.fault == "")
         assert read(directory) == [ONE]
-    assert caplog.text.count("Envoy knows no new workers") == 1
+    assert caplog.text.count("Envoy learns of no new workers") == 1

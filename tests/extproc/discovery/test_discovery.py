@@ -148,6 +148,20 @@ async def test_a_fault_is_logged_once_and_shown_until_it_is_over(
         assert source_of(one, "file")["faults"] == 2
 
 
+async def test_a_fault_before_the_first_view_speaks_of_no_last_view(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = Told()
+    async with followed([file]):
+        file.fail("missing")
+        file.see(A)
+        file.fail("gone")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "discovery: file: missing; it has named no workers yet",
+        "discovery: file: gone; its last view stays",
+    ]
+
+
 async def test_a_double_and_a_note_are_shown() -> None:
     file = Told()
     async with followed([file], [A]) as (one, applied):

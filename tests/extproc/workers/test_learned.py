@@ -7,7 +7,8 @@ from extproc.config import Model
 from extproc.workers.learning import Learned, block_size_in, from_models
 
 MODELS = (Model("a", aliases=("org/a",)), Model("b"))
-NONSENSE = [b"", b"[]", b"1", b'{"data": 1}', b'{"data": [{}]}', b"[" * 5000, b"\xff"]
+NONSENSE = [b"", b"[]", b"1", b"[" * 5000, b"\xff"]
+NONSENSE += [b'{"data": 1}', b'{"data": [{}]}', b'{"data": [{"id": "\xff"}]}']
 
 
 def told(*cards: dict[str, Any]) -> Learned:
