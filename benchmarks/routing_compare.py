@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from measure import Figure, Goal, Row
 from routing_run import Contestant, Result
 
-from extproc.picking.policies import Rules, Weights
+from extproc.config import Cost, Policy
 
 DEFAULT = "cost"
 
@@ -25,7 +25,7 @@ CONTESTANTS = (
 PARTS = (
     Contestant("cost, nothing speculative", "cost"),
     Contestant("cost, no events", "cost", sees_events=False, expects=True),
-    Contestant("cost, constant affinity", "cost", Rules(Weights(1.5, 0.0)), expects=True),
+    Contestant("cost, constant affinity", "cost", Policy(cost=Cost(150, 0)), expects=True),
     Contestant("cost, workers taken for half as fast", "cost", expects=True, prefill_rate=4_000),
     Contestant("cost, workers taken for twice as fast", "cost", expects=True, prefill_rate=16_000),
     Contestant("cost, scraped", "cost", expects=True, scrape_seconds=1.0),

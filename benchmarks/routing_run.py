@@ -10,10 +10,10 @@ from typing import NamedTuple
 from routing_cells import UNFIT_SECONDS, Cell
 from routing_fleet import BLOCK_TOKENS, Fleet, Request
 
+from extproc.config import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, Loads, Report
-from extproc.picking.policies import Rules
 from extproc.picking.sent import Claim, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
 
@@ -28,7 +28,7 @@ class Contestant(NamedTuple):
 
     name: str
     policy: str
-    rules: Rules = Rules()
+    rules: Policy = Policy()
     sees_events: bool = True
     expects: bool = False
     prefill_rate: float = PREFILL_TOKENS_PER_SECOND

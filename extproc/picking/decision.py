@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from extproc.config import Policy
 from extproc.picking.eligibility import ANY, Demand, Worker, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.policies import (
@@ -14,9 +15,9 @@ from extproc.picking.policies import (
     Chance,
     Columns,
     Ranks,
-    Rules,
     affinity_of,
     best,
+    endpoints_named,
     rank_of,
 )
 from extproc.picking.sent import NO_CLAIMS, Claims, Marks, Sent, claims_of
@@ -96,7 +97,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     load: Callable[[str, float], Load]
     policy: str
     turn: int
-    rules: Rules = Rules()
+    rules: Policy = Policy()
     sent: Sent | None = None
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
@@ -211,7 +212,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         costs=survey.spread(survey.costs, len(workers)),
         claims=claims,
         affinity=survey.affinity,
-        running=rules.weights.running,
+        running=rules.cost.running_tokens,
         rank=rank,
     )
 
@@ -254,7 +255,7 @@ def _claims(
 ) -> Mapping[str, Claims]:
     sent = snapshot.sent
     expected = [sent.expected(one, now) for one in marks] if sent is not None else []
-    return claims_of(held, expected, snapshot.state, snapshot.rules.weights, snapshot.block_size)
+    return claims_of(held, expected, snapshot.state, snapshot.rules.cost, snapshot.block_size)
 
 
 def _excluded(query: Query, snapshot: Snapshot) -> list[str]:
@@ -273,7 +274,7 @@ def _survey(
     weighed: float,
     now: float,
 ) -> _Survey:
-    weights, load, workers = snapshot.rules.weights, snapshot.load, snapshot.workers
+    cost, load, workers = snapshot.rules.cost, snapshot.load, snapshot.workers
     if any(excluded):
         places = [place for place, why in enumerate(excluded) if not why]
         workers = [workers[place] for place in places]
@@ -281,7 +282,7 @@ def _survey(
         places = list(range(len(workers)))
     loads = [load(worker.endpoint, now) for worker in workers]
     mean = sum([one.utilization for one in loads]) / len(loads) if loads else 0.0
-    affinity, running = affinity_of(weights, mean), weights.running
+    affinity, running = affinity_of(cost, mean), cost.running_tokens
     uncached = affinity * weighed
     costs = [
         uncached + one.backlog_tokens + running * (one.in_flight + one.others) for one in loads
@@ -306,7 +307,7 @@ def _candidates(
     if query.left_to_proxy:
         return Verdict.NO_OVERRIDE, ()
     if not candidates:
-        return (Verdict.UNAVAILABLE if rules.refuses else Verdict.NO_OVERRIDE), ()
+        return (Verdict.UNAVAILABLE if rules.refuse else Verdict.NO_OVERRIDE), ()
     if left_out:
         failing = {
             at: left_out[survey.workers[at].endpoint]
@@ -319,7 +320,7 @@ def _candidates(
         return Verdict.STEER, candidates
     loads = survey.loads
     full = {at: OVER_LIMIT for at in candidates if loads[at].in_flight + loads[at].others >= limit}
-    if rules.sheds and len(full) == len(candidates):
+    if rules.shed and len(full) == len(candidates):
         for at in full:
             excluded[survey.places[at]] = OVER_LIMIT
         return Verdict.SHED, ()
@@ -364,7 +365,7 @@ def _order(
         rules.prefix_cache,
     )
     ranked = POLICIES[snapshot.policy](columns)
-    return [workers[at] for at in best(ranked, chance, rules.endpoints)]
+    return [workers[at] for at in best(ranked, chance, endpoints_named(rules, is_duplex=False))]
 
 
 def _rank(
@@ -384,7 +385,7 @@ def _rank(
         return None
     first = order[0]
     counts = [ranks.count(worker.name) for worker in survey.workers]
-    work = ranks.work(first.endpoint, now, snapshot.rules.weights.running)
+    work = ranks.work(first.endpoint, now, snapshot.rules.cost.running_tokens)
     return rank_of(overlaps, counts, ranks.count(first.name), work)
 
 

@@ -19,7 +19,7 @@ from extproc.config import Config
 from extproc.picking.decision import FAILING, Decision, Query, Snapshot, decide, one_token
 from extproc.picking.eligibility import Worker
 from extproc.picking.load import Booking, Loads
-from extproc.picking.policies import Chance, Ranks, policy_of, rules_of
+from extproc.picking.policies import Chance, Ranks, policy_of
 from extproc.picking.sent import Claim, Lifetimes, Sent
 from kvstate.overlap import Overlap
 
@@ -233,7 +233,7 @@ class Placing:
         self.doubted: set[str] = set()  # others answered in their place
         self.outliers = Outliers()
         self._config = config
-        self._rules = rules_of(policy)
+        self._rules = policy
         names = (None, *(model.name for model in config.models))
         self._policies = {name: policy_of(config, name, None) for name in names}
         self._ranks: Ranks | None = None

@@ -1,6 +1,6 @@
 """The policies: from what is known of all eligible workers to their ranks, the lowest best.
 
-Each is one small function over columns: one entry for each eligible worker, in the same order.
+Each is one small function over columns, which have an entry for each eligible worker.
 docs/policies.md says when to use which.
 
 Scoring: what it costs to send a request to a worker, in tokens of prefill work.
@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from extproc import config as configuration
-from extproc.config import AUTO
+from extproc.config import AUTO, CacheAware, Cost, Policy, PrefixCache
 from kvstate.overlap import Overlap
 from kvstate.tiers import RESTORE_WEIGHT, Tier
 
@@ -40,26 +40,6 @@ FULL_WEIGHT_UTILIZATION = 0.25
 _TIER_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
 
 
-class Weights(NamedTuple):
-    """What a cost is made of; benchmarks/routing.py is where these come from.
-
-    affinity: tokens of waiting that one uncached token is worth on an idle fleet. busy_affinity:
-    how many more on one that is half busy or more. running: tokens that one request in flight costs
-    a new one, by its share of every step. uncertain, speculative, approximate: what a claimed token
-    saves, as a share of a certain one.
-    """
-
-    affinity: float = 1.0
-    busy_affinity: float = 1.0
-    running: float = 128.0
-    uncertain: float = 0.5
-    speculative: float = 0.9
-    approximate: float = 0.9
-
-
-DEFAULT_WEIGHTS = Weights()
-
-
 class Chance(Protocol):
     """The randomness that a pick may use; random.Random is one."""
 
@@ -67,8 +47,11 @@ class Chance(Protocol):
         """A number from 0 to below 1."""
 
 
-def worth_tokens(overlap: Overlap, uncertain_weight: float = DEFAULT_WEIGHTS.uncertain) -> float:
-    """Prompt tokens that an overlap saves, a lower tier's at its restore price."""
+def worth_tokens(overlap: Overlap, uncertain_weight: float = 0.5) -> float:
+    """Returns how many prompt tokens an overlap saves; blocks of lower tiers count for less.
+
+    uncertain_weight: what an uncertain token saves, as a share of a certain one.
+    """
     block_size, tiers, uncertain, _ = overlap
     device, host, disk, remote = tiers
     if not (host or disk or remote or uncertain):  # as nearly always
@@ -77,44 +60,19 @@ def worth_tokens(overlap: Overlap, uncertain_weight: float = DEFAULT_WEIGHTS.unc
     return block_size * (certain + uncertain_weight * uncertain)
 
 
-def affinity_of(weights: Weights, utilization: float) -> float:
-    """The weight of an uncached token.
+def affinity_of(cost: Cost, utilization: float) -> float:
+    """Returns the weight of an uncached token, relative to a token queued before the request.
 
-    utilization: of the fleet, the mean of its workers'. What is added by each token to the wait of
+    utilization: 0 to 1, the mean of the fleet's workers. What is added by each token to the wait of
     all who come later is in proportion to u / (1 - u); bounded, since u is a rough estimate, and
     less than that where u is low: one burst makes no busy fleet.
     """
     if utilization >= 0.5:  # noqa: PLR2004 - where u / (1 - u) is 1
-        return weights.affinity + weights.busy_affinity
+        return (cost.affinity_percent + cost.busy_affinity_percent) / 100
     waiting = utilization / (1.0 - utilization)
     if utilization < FULL_WEIGHT_UTILIZATION:
         waiting *= utilization / FULL_WEIGHT_UTILIZATION
-    return weights.affinity + weights.busy_affinity * waiting
-
-
-class CacheAware(NamedTuple):
-    """The knobs of `cache_aware`, SMG's by name and default.
-
-    cache_threshold: the least share of the prompt that a worker must hold to be preferred for it.
-    balance_abs, balance_rel: the busiest worker has this many requests more than the idlest, and
-    this many times as many: then load alone decides.
-    """
-
-    cache_threshold: float = 0.3
-    balance_abs: int = 64
-    balance_rel: float = 1.5
-
-
-class PrefixCache(NamedTuple):
-    """The knobs of `prefix_cache`, AIBrix's by meaning and default.
-
-    imbalance: the busiest worker has more requests than the idlest by more than this: then load
-    alone decides. sigmas: standard deviations above the mean number of requests that a worker with
-    a match may have.
-    """
-
-    imbalance: int = 8
-    sigmas: float = 1.0
+    return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
 
 
 class Columns(msgspec.Struct, frozen=True, gc=False):
@@ -134,11 +92,14 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
 
 
 Order = Sequence[float] | Sequence[tuple[float, float]]
-Policy = Callable[[Columns], Order]
+Ranking = Callable[[Columns], Order]
 
 
 def best(ranks: Order, chance: Chance, count: int) -> list[int]:
-    """The places of the lowest ranks, `count` of them at most; ties at random."""
+    """Returns the positions of the lowest ranks, best first; ties are broken at random.
+
+    count: how many are returned at most.
+    """
     lowest = sorted(ranks)[: count + 1]
     if len(set(lowest)) == len(lowest):
         return [ranks.index(rank) for rank in lowest[:count]]
@@ -148,32 +109,33 @@ def best(ranks: Order, chance: Chance, count: int) -> list[int]:
 
 
 def by_cost(columns: Columns) -> Order:
-    """The least work first."""
+    """Ranks by cost: the least work first."""
     return columns.costs
 
 
 def by_least_request(columns: Columns) -> Order:
-    """The fewest requests in flight first."""
+    """Ranks by requests in flight: the fewest first."""
     return columns.in_flight()
 
 
 def by_turn(columns: Columns) -> Order:
-    """One after the other."""
+    """Ranks so that workers get their turn one after the other."""
     count = len(columns.costs)
     return [(place - columns.turn) % count for place in range(count)]
 
 
 def by_chance(columns: Columns) -> Order:
-    """All alike."""
+    """Every worker has the same rank; ties are broken at random."""
     return [0.0] * len(columns.costs)
 
 
 def by_cache_aware(columns: Columns) -> Order:
-    """The longest match where it is long enough and the fleet is balanced, else the idlest."""
+    """Ranks by the longest match if it is long enough and the fleet is balanced, else by load."""
     knobs, requests = columns.cache_aware, columns.in_flight()
     most, least = max(requests, default=0.0), min(requests, default=0.0)
-    is_unbalanced = most - least > knobs.balance_abs and most > knobs.balance_rel * least
-    enough = knobs.cache_threshold * columns.prompt_tokens
+    is_busier = most > knobs.balance_rel_percent / 100 * least
+    is_unbalanced = is_busier and most - least > knobs.balance_abs_requests
+    enough = knobs.cache_threshold_percent / 100 * columns.prompt_tokens
     saved = columns.saved()
     if is_unbalanced or max(saved, default=0.0) <= enough:
         return requests
@@ -181,18 +143,18 @@ def by_cache_aware(columns: Columns) -> Order:
 
 
 def by_prefix_cache(columns: Columns) -> Order:
-    """The longest match among workers that are not busier than most, then the idlest."""
+    """Ranks by the longest match among workers that are not busier than most, then by load."""
     knobs, requests = columns.prefix_cache, columns.in_flight()
-    if not requests or max(requests) - min(requests) > knobs.imbalance:
+    if not requests or max(requests) - min(requests) > knobs.imbalance_requests:
         return requests
-    limit = fmean(requests) + knobs.sigmas * pstdev(requests)
+    limit = fmean(requests) + knobs.sigma_percent / 100 * pstdev(requests)
     return [
         (-tokens if own <= limit else 0.0, own)
         for tokens, own in zip(columns.saved(), requests, strict=True)
     ]
 
 
-POLICIES: Mapping[str, Policy] = {
+POLICIES: Mapping[str, Ranking] = {
     "cost": by_cost,
     "cache_aware": by_cache_aware,
     "prefix_cache": by_prefix_cache,
@@ -201,7 +163,7 @@ POLICIES: Mapping[str, Policy] = {
     "random": by_chance,
 }
 
-# Those that look at what a worker holds: their picks are for that reason.
+# The policies that look at what a worker holds: only their picks have an overlap as their reason.
 LOOK_AT_OVERLAP = frozenset({"cost", "cache_aware", "prefix_cache"})
 
 
@@ -212,50 +174,8 @@ BUFFERED_ENDPOINTS = 3
 EPP_ENDPOINTS = 1
 
 
-class Rules(msgspec.Struct, frozen=True):
-    """All knobs of a pick.
-
-    max_in_flight: requests of one worker above which it is picked only if all have as many; None
-    for no limit. sheds: then the request is refused instead. refuses: also where no worker is
-    eligible at all. endpoints: how many are picked at most, best first.
-    """
-
-    weights: Weights = Weights()
-    cache_aware: CacheAware = CacheAware()
-    prefix_cache: PrefixCache = PrefixCache()
-    max_in_flight: int | None = None
-    sheds: bool = False
-    refuses: bool = False
-    endpoints: int = BUFFERED_ENDPOINTS
-
-
-def rules_of(policy: configuration.Policy) -> Rules:
-    """The rules that a configuration asks for."""
-    cost, smg, aibrix = policy.cost, policy.cache_aware, policy.prefix_cache
-    return Rules(
-        weights=Weights(
-            affinity=cost.affinity_percent / 100,
-            busy_affinity=cost.busy_affinity_percent / 100,
-            running=float(cost.running_tokens),
-            uncertain=cost.uncertain_percent / 100,
-            speculative=cost.speculative_percent / 100,
-            approximate=cost.approximate_percent / 100,
-        ),
-        cache_aware=CacheAware(
-            smg.cache_threshold_percent / 100,
-            smg.balance_abs_requests,
-            smg.balance_rel_percent / 100,
-        ),
-        prefix_cache=PrefixCache(aibrix.imbalance_requests, aibrix.sigma_percent / 100),
-        max_in_flight=policy.max_in_flight,
-        sheds=policy.shed,
-        refuses=policy.refuse,
-        endpoints=endpoints_named(policy, is_duplex=False),
-    )
-
-
-def endpoints_named(policy: configuration.Policy, *, is_duplex: bool) -> int:
-    """How many endpoints a proxy is told at most.
+def endpoints_named(policy: Policy, *, is_duplex: bool) -> int:
+    """Returns how many endpoints a proxy is told at most.
 
     is_duplex: whether it speaks the Endpoint Picker Protocol.
     """
@@ -263,7 +183,7 @@ def endpoints_named(policy: configuration.Policy, *, is_duplex: bool) -> int:
 
 
 def policy_of(config: configuration.Config, model: str | None, asked: str | None) -> str:
-    """The name of the policy for a request.
+    """Returns the name of the policy for a request.
 
     asked: the value of its header `policy.header`, None without one. What is no policy is ignored.
     """
@@ -290,7 +210,7 @@ class Ranks(NamedTuple):
 def rank_of(
     overlaps: Sequence[Overlap], counts: Sequence[int], count: int, work: Mapping[int, float]
 ) -> int | None:
-    """The rank that a request is to name; None for none.
+    """Returns the data-parallel rank that a request is to name, None for none.
 
     overlaps: of its prompts on the picked worker. counts: ranks of every worker that it may reach.
     count, work: ranks of the picked one, and what they have to do.
@@ -311,7 +231,7 @@ RANK_HEADER = "x-data-parallel-rank"
 
 
 def rank_header(name: str | None, rank: int | None) -> tuple[str, str] | None:
-    """The request header that names a rank; None where there is none to name.
+    """Returns the request header that names a rank, None where there is none to name.
 
     name: as it is configured.
     """

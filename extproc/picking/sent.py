@@ -30,7 +30,8 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from extproc.picking.policies import Weights, worth_tokens
+from extproc.config import Cost
+from extproc.picking.policies import worth_tokens
 from kvstate.events import Tokens
 from kvstate.overlap import Overlap, Prompt
 
@@ -294,7 +295,7 @@ def claims_of(
     held: Sequence[Mapping[str, Overlap]],
     expected: Sequence[Mapping[str, Expected]],
     state: Callable[[str], str],
-    weights: Weights,
+    cost: Cost,
     block_size: Callable[[str], int],
 ) -> dict[str, Claims]:
     """The claims of every worker that has any, by name.
@@ -306,7 +307,7 @@ def claims_of(
     found: dict[str, Claims] = {}
     for overlaps in held:
         for name, overlap in overlaps.items():
-            worth = worth_tokens(overlap, weights.uncertain)
+            worth = worth_tokens(overlap, cost.uncertain_percent / 100)
             if name in found:
                 worth += found[name].saved
             found[name] = Claims(worth)
@@ -324,9 +325,10 @@ def claims_of(
             if length <= certain:
                 continue
             behind = length - certain
-            more = behind * (weights.speculative if is_live else weights.approximate)
+            percent = cost.speculative_percent if is_live else cost.approximate_percent
+            more = behind * percent / 100
             if known is not None:
-                more = max(0.0, more - weights.uncertain * known.uncertain_tokens)
+                more = max(0.0, more - cost.uncertain_percent / 100 * known.uncertain_tokens)
             found[name] = _added(found.get(name, NO_CLAIMS), more, behind, is_live=is_live)
     return found
 

@@ -2,12 +2,12 @@ from collections.abc import Callable
 
 import pytest
 
+from extproc.config import Cost
 from extproc.picking.decision import one_token
-from extproc.picking.policies import Weights
 from extproc.picking.sent import Claims, Expected, claims_of
 from kvstate.overlap import Overlap
 
-WEIGHTS = Weights(uncertain=0.5, speculative=0.9, approximate=0.4)
+WEIGHTS = Cost(uncertain_percent=50, speculative_percent=90, approximate_percent=40)
 
 
 def state_of(state: str) -> Callable[[str], str]:

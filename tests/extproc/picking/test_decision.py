@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from extproc.config import Cost, Policy
 from extproc.picking.decision import (
     FINDS_MODEL,
     MAX_TEXT_BYTES,
@@ -17,7 +18,7 @@ from extproc.picking.decision import (
 )
 from extproc.picking.eligibility import Demand, Worker
 from extproc.picking.load import Load
-from extproc.picking.policies import Ranks, Rules, Weights
+from extproc.picking.policies import Ranks
 from extproc.picking.sent import Sent
 from kvstate.overlap import Overlap, Prompt
 
@@ -38,7 +39,7 @@ def decision(
         load=lambda endpoint, _: loads.get(endpoint[0], Load()),
         policy=fields.get("policy", "cost"),
         turn=fields.get("turn", 0),
-        rules=fields.get("rules", Rules()),
+        rules=fields.get("rules", Policy()),
         sent=fields.get("sent"),
         state=fields.get("state", lambda _: "live"),
         unfit=fields.get("unfit", {}),
@@ -69,7 +70,7 @@ def test_load_outweighs_an_overlap_that_saves_less() -> None:
 
 
 def test_a_cost_is_uncached_tokens_and_queue_and_requests_in_flight() -> None:
-    rules = Rules(Weights(affinity=2.0, busy_affinity=0.0, running=10.0))
+    rules = Policy(cost=Cost(affinity_percent=200, busy_affinity_percent=0, running_tokens=10))
     held = {"a": Overlap(16, (2, 0, 0, 0))}
     loads = {"a": Load(1, 7.0, others=2.0)}
     made = decision(Query("m", [PROMPT]), held, "ab", loads=loads, rules=rules)
@@ -140,7 +141,7 @@ def test_with_no_worker_there_is_nothing_to_say() -> None:
 
 def test_where_it_is_asked_for_no_worker_is_a_refusal() -> None:
     query = Query("m", [PROMPT], demand=Demand(subset=frozenset()))
-    assert decision(query, rules=Rules(refuses=True)).verdict is Verdict.UNAVAILABLE
+    assert decision(query, rules=Policy(refuse=True)).verdict is Verdict.UNAVAILABLE
 
 
 def test_a_request_goes_where_it_may_go() -> None:
@@ -150,7 +151,7 @@ def test_a_request_goes_where_it_may_go() -> None:
 
 
 def test_a_worker_over_its_limit_is_left_out_while_another_is_not() -> None:
-    rules = Rules(max_in_flight=2)
+    rules = Policy(max_in_flight=2)
     loads = {"a": Load(2), "b": Load(1, 9e9)}
     made = decision(Query("m", [PROMPT]), workers="ab", loads=loads, rules=rules)
     assert (made.pick, made.excluded) == (("b:1",), ["over its limit of requests", ""])
@@ -158,7 +159,7 @@ def test_a_worker_over_its_limit_is_left_out_while_another_is_not() -> None:
 
 def test_a_limit_gives_way_where_all_are_over_it() -> None:
     loads = {"a": Load(2), "b": Load(1, others=1.0)}
-    made = decision(Query("m", [PROMPT]), workers="ab", loads=loads, rules=Rules(max_in_flight=2))
+    made = decision(Query("m", [PROMPT]), workers="ab", loads=loads, rules=Policy(max_in_flight=2))
     assert (len(made.pick), made.excluded) == (2, ["", ""])
 
 
@@ -194,13 +195,13 @@ def test_what_is_not_read_weighs_by_its_length(query: Query, tokens: int) -> Non
 
 def test_a_request_whose_model_the_proxy_finds_is_left_to_it() -> None:
     query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
-    made = decision(query, workers="ab", rules=Rules(refuses=True))
+    made = decision(query, workers="ab", rules=Policy(refuse=True))
     assert (made.pick, made.verdict, made.reason) == ((), Verdict.NO_OVERRIDE, "body_too_large")
     assert set(made.excluded) == {"the proxy finds out the model, which is not known here"}
 
 
 def test_where_it_is_asked_for_a_request_over_all_limits_is_shed() -> None:
-    rules = Rules(max_in_flight=2, sheds=True)
+    rules = Policy(max_in_flight=2, shed=True)
     made = decision(Query("m", [PROMPT]), workers="a", loads={"a": Load(2)}, rules=rules)
     assert (made.pick, made.verdict, made.reason) == ((), Verdict.SHED, "shed")
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from extproc.config import Cost, Policy
 from extproc.picking.decision import (
     CALLS_NO_MODEL,
     FINDS_MODEL,
@@ -16,7 +17,6 @@ from extproc.picking.decision import (
 from extproc.picking.eligibility import Worker
 from extproc.picking.explain import explanation, why
 from extproc.picking.load import Load, Report
-from extproc.picking.policies import Rules, Weights
 from extproc.picking.sent import Sent
 from kvstate.overlap import Overlap, Prompt
 
@@ -32,7 +32,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
     defaults: dict[str, Any] = {
         "policy": "cost",
         "turn": 0,
-        "rules": Rules(Weights(1.5, 0.0, 64.0)),
+        "rules": Policy(cost=Cost(150, 0, 64)),
     }
     snapshot = Snapshot(
         workers=[Worker(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
@@ -108,7 +108,7 @@ def test_what_is_expected_is_shown_apart() -> None:
 
 def test_the_words_name_the_next_best() -> None:
     assert why(decision()).endswith("cost 71; next is b:1 with 150")
-    alone = decision(rules=Rules(Weights(1.5, 0.0, 64.0), endpoints=1))
+    alone = decision(rules=Policy(cost=Cost(150, 0, 64), endpoints=1))
     assert alone.pick == ("a:1",)
     assert why(alone).endswith("cost 71; next is b:1 with 150")
 
@@ -143,7 +143,7 @@ def test_the_words_say_that_nobody_may_answer() -> None:
 
 
 def test_the_words_say_that_all_are_busy() -> None:
-    made = decision(load=Load(9), rules=Rules(max_in_flight=9, sheds=True))
+    made = decision(load=Load(9), rules=Policy(max_in_flight=9, shed=True))
     assert why(made) == "every worker that may answer is over its limit of requests"
     shown = explanation(made, lambda _: "live")
     assert (shown["verdict"], shown["candidates"][0]["excluded"]) == (

@@ -1,6 +1,7 @@
 import pytest
 
-from extproc.picking.policies import Weights, affinity_of, worth_tokens
+from extproc.config import Cost
+from extproc.picking.policies import affinity_of, worth_tokens
 from kvstate.overlap import Overlap
 
 
@@ -37,6 +38,5 @@ def test_what_uncertain_blocks_save_can_be_told() -> None:
 def test_an_uncached_token_costs_more_the_busier_the_fleet_is(
     utilization: float, affinity: float
 ) -> None:
-    assert affinity_of(Weights(affinity=1.5, busy_affinity=2.0), utilization) == pytest.approx(
-        affinity
-    )
+    cost = Cost(affinity_percent=150, busy_affinity_percent=200)
+    assert affinity_of(cost, utilization) == pytest.approx(affinity)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from extproc.picking.policies import POLICIES, CacheAware, Columns, PrefixCache, best
+from extproc.config import CacheAware, PrefixCache
+from extproc.picking.policies import POLICIES, Columns, best
 
 
 def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
@@ -67,7 +68,7 @@ def test_cache_aware_takes_the_longest_match_above_its_threshold() -> None:
 
 
 def test_cache_aware_looks_at_load_alone_beyond_both_thresholds() -> None:
-    knobs = CacheAware(balance_abs=10, balance_rel=1.5)
+    knobs = CacheAware(balance_abs_requests=10, balance_rel_percent=150)
     assert order("cache_aware", (0, 99, 31), (0, 0, 20), cache_aware=knobs) == [1, 0]
     assert order("cache_aware", (0, 99, 31), (0, 0, 21), cache_aware=knobs) == [0, 1]
     assert order("cache_aware", (0, 99, 61), (0, 0, 50), cache_aware=knobs) == [0, 1]
@@ -75,11 +76,11 @@ def test_cache_aware_looks_at_load_alone_beyond_both_thresholds() -> None:
 
 def test_prefix_cache_takes_the_longest_match_that_is_not_busier_than_most() -> None:
     assert order("prefix_cache", (0, 20, 1), (0, 50, 2), (0, 0, 1)) == [0, 2, 1]
-    wide = PrefixCache(sigmas=2.0)
+    wide = PrefixCache(sigma_percent=200)
     assert order("prefix_cache", (0, 20, 1), (0, 50, 2), (0, 0, 1), prefix_cache=wide)[0] == 1
 
 
 def test_prefix_cache_looks_at_load_alone_when_the_fleet_is_unbalanced() -> None:
-    wide = PrefixCache(imbalance=8, sigmas=9.0)
+    wide = PrefixCache(imbalance_requests=8, sigma_percent=900)
     assert order("prefix_cache", (0, 99, 9), (0, 0, 0), prefix_cache=wide) == [1, 0]
     assert order("prefix_cache", (0, 99, 8), (0, 0, 0), prefix_cache=wide) == [0, 1]

@@ -1,46 +1,15 @@
 from extproc import config
 from extproc.config import Policy
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND
-from extproc.picking.policies import (
-    POLICIES,
-    CacheAware,
-    PrefixCache,
-    Rules,
-    Weights,
-    endpoints_named,
-    policy_of,
-    rules_of,
-)
+from extproc.picking.policies import POLICIES, endpoints_named, policy_of
 from extproc.picking.sent import Lifetimes
 
 
 def test_the_defaults_are_the_same_on_both_sides() -> None:
-    assert rules_of(Policy()) == Rules()
     assert Policy().cost.prefill_tokens_per_second == PREFILL_TOKENS_PER_SECOND
     assert Policy().speculative_ms == Lifetimes().speculative * 1000
     assert Policy().approximate_ms == Lifetimes().approximate * 1000
     assert tuple(POLICIES) == config.POLICIES
-
-
-def test_every_knob_arrives_where_it_belongs() -> None:
-    policy = Policy(
-        cost=config.Cost(110, 220, 7, 10, 20, 30),
-        cache_aware=config.CacheAware(40, 5, 250),
-        prefix_cache=config.PrefixCache(6, 150),
-        max_in_flight=9,
-        shed=True,
-        refuse=True,
-        endpoints=5,
-    )
-    assert rules_of(policy) == Rules(
-        Weights(1.1, 2.2, 7.0, 0.1, 0.2, 0.3),
-        CacheAware(0.4, 5, 2.5),
-        PrefixCache(6, 1.5),
-        max_in_flight=9,
-        sheds=True,
-        refuses=True,
-        endpoints=5,
-    )
 
 
 def test_a_list_is_named_in_the_endpoint_picker_protocol_only_where_that_is_configured() -> None:
