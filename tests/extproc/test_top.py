@@ -1,10 +1,11 @@
 import io
+from typing import Any
 
 import pytest
 
 from extproc.admin_client import ask
 from extproc.errors import StartError
-from extproc.top import run
+from extproc.top import LEAST, run, screen
 from tests.extproc.admin.serving import serving
 from tests.page.background import in_background
 from tests.ports import free_port
@@ -79,3 +80,123 @@ def test_a_router_that_goes_away_is_told_in_as_many_lines_as_it_takes(
         assert run(admin, once=False, out=terminal) == 0
     shown = terminal.getvalue().replace("\x1b[K\n", " ")
     assert "/gone/decisions: there is no such path trying again" in shown
+
+
+WIDE = (200, 0)
+
+
+def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
+    feed = {"reason": reason}
+    tiers = {"device": 12, "host": 3, "disk": 0, "remote": 0}
+    return {
+        "name": name,
+        "state": state,
+        "reason": "",
+        "feeds": [feed],
+        "blocks_by_tier": tiers,
+        "in_flight": 2,
+        "draining": False,
+        "down": "",
+        "astray": "",
+        "excluded": "",
+        "source_fault": "",
+    }
+
+
+def decision(number: int, *pick: str) -> dict[str, Any]:
+    return {
+        "at": number,
+        "pick": list(pick),
+        "served": "",
+        "predicted_tokens": 16,
+        "weighed_tokens": 40,
+        "reason": "overlap",
+        "why": "cost: it holds it",
+    }
+
+
+def shown_of(
+    workers: list[dict[str, Any]],
+    decisions: list[dict[str, Any]],
+    size: tuple[int, int],
+    *,
+    on: bool = True,
+) -> list[str]:
+    return screen(workers, decisions, size, events_enabled=on)
+
+
+def test_workers_and_decisions_are_shown() -> None:
+    assert shown_of([worker("a:1")], [decision(5, "a:1", "b:1"), decision(6)], WIDE) == [
+        "1 worker: 1 live; 2 in flight",
+        "",
+        "WORKER  FEED  BLOCKS  RUN  TIERS, REASON",
+        "a:1     live      15    2  device 12; host 3",
+        "",
+        "TIME       PICKED  HELD/PROMPT  REASON   WHY",
+        "00:00:06Z  -             16/40  overlap  cost: it holds it",
+        "00:00:05Z  a:1           16/40  overlap  cost: it holds it",
+    ]
+
+
+def test_who_answered_instead_of_the_pick_is_told() -> None:
+    strayed = decision(5, "a:1") | {"served": "b:1"}
+    astray = worker("a:1") | {"astray": "Envoy does not know it"}
+    lines = shown_of([astray], [strayed, decision(6, "a:1") | {"served": "a:1"}], WIDE)
+    assert "ANSWERED ELSEWHERE: Envoy does not know it" in lines[3]
+    assert "a:1, b:1 answered" in lines[-1]
+    assert "answered" not in lines[-2]
+
+
+def test_a_worker_that_drains_or_whose_source_is_away_says_so() -> None:
+    said = {"draining": True, "excluded": "not ready", "source_fault": "no answer"}
+    shown = shown_of([worker("a:1") | said], [], WIDE)
+    assert shown[3].endswith("host 3; draining; not ready; no answer")
+
+
+def test_what_is_not_live_comes_first_with_its_reason() -> None:
+    shown = shown_of([worker("a:1"), worker("b:1", "stale", "connection lost")], [], WIDE)
+    assert shown[0] == "2 workers: 1 live, 1 stale; 4 in flight"
+    assert shown[3].split("  ")[0] == "b:1"
+    assert shown[3].endswith("connection lost")
+    assert shown[-1] == "no request yet"
+
+
+def test_a_worker_that_is_down_is_counted_and_comes_first_and_so_does_one_without_replay() -> None:
+    down = worker("b:1") | {"down": "fails its health probe"}
+    shown = shown_of([worker("a:1"), down, worker("c:1", "live", "replay failed")], [], WIDE)
+    assert shown[0] == "3 workers: 3 live; 1 down; 6 in flight"
+    assert [line.split("  ")[0] for line in shown[3:6]] == ["b:1", "c:1", "a:1"]
+    assert shown[3].endswith("DOWN: fails its health probe")
+    assert shown[4].endswith("replay failed")
+
+
+def test_the_kill_switch_is_not_overlooked() -> None:
+    assert shown_of([], [], WIDE, on=False)[0] == "0 workers: none; 0 in flight; EVENTS OFF"
+
+
+def test_a_narrow_terminal_shows_what_matters_most() -> None:
+    long = "a-worker-with-a-very-long-name.example:8000"
+    shown = shown_of([worker(long)], [decision(1, long)], (40, 24))
+    assert max(map(len, shown)) <= 40
+    assert shown[2].split() == ["WORKER", "FEED", "RUN"]
+    assert "live" in shown[3]
+    assert shown[-1].endswith("16/40")
+
+
+def test_no_terminal_is_too_narrow() -> None:
+    shown = shown_of([worker("a" * 99)], [decision(1, "a" * 99)], (1, 9))
+    assert max(map(len, shown)) <= LEAST
+    assert shown[-1].endswith("16/40")
+
+
+def test_a_large_fleet_leaves_room_for_decisions() -> None:
+    fleet = [worker(f"w{number}:1") for number in range(100)]
+    shown = shown_of(fleet, [decision(number, "w1:1") for number in range(100)], (100, 20))
+    assert len(shown) <= 20
+    assert any(line.startswith("... and ") for line in shown)
+    assert shown[-1].endswith("it holds it")
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    shown = shown_of([worker("\x1b[2Jevil")], [decision(1, "\x07b\n")], WIDE)
+    assert all(line.isprintable() for line in shown)

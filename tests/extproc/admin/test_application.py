@@ -1,8 +1,20 @@
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+
 import aiohttp
 import pytest
+from aiohttp import web
 
+from extproc.address import Address
+from extproc.admin.application import AT_ONCE, Fill, Sampling, listen, metrics_application
+from extproc.admin.observed import Observed
+from extproc.errors import StartError
+from extproc.observing.metrics import Metrics
 from kvstate.core_choice import default_core_name
 from tests.extproc.admin.serving import Served
+from tests.ports import free_port
 
 
 async def test_programs_are_told_which_core_runs(
@@ -48,3 +60,189 @@ async def test_events_are_switched(served: Served, client: aiohttp.ClientSession
         assert await response.json() == {"enabled": False}
     async with client.get(f"{served.url}/events") as response:
         assert await response.json() == {"enabled": False}
+
+
+@pytest.mark.parametrize(
+    ("hindrance", "answer"), [("", (200, "ready\n")), ("stopping", (503, "stopping\n"))]
+)
+async def test_scrapers_see_metrics_health_and_readiness(
+    client: aiohttp.ClientSession, hindrance: str, answer: tuple[int, str]
+) -> None:
+    place = Address("127.0.0.1", free_port())
+    runner = await listen(metrics_application(Metrics(), lambda: hindrance), place, "metrics")
+    async with client.get(f"http://{place}/readyz") as response:
+        assert (response.status, await response.text()) == answer
+    async with client.get(f"http://{place}/healthz") as response:
+        assert response.status == 200
+    async with client.get(f"http://{place}/metrics") as response:
+        assert "kvsteer_open_streams 0.0" in await response.text()
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "[::1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://[::1"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_requests_of_other_sites_are_refused(
+    served: Served, client: aiohttp.ClientSession, headers: dict[str, str]
+) -> None:
+    async with client.get(f"{served.url}/workers", headers=headers) as response:
+        assert response.status == 403
+        assert re.search("served here|other origins|other sites", str(await response.json()))
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+async def test_what_somebody_typed_and_the_page_itself_are_served(
+    served: Served, client: aiohttp.ClientSession, site: str
+) -> None:
+    async with client.get(f"{served.url}/workers", headers={"Sec-Fetch-Site": site}) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost:1234", "[::1]:9", "127.0.0.1"])
+async def test_loopback_names_are_served(
+    served: Served, client: aiohttp.ClientSession, host: str
+) -> None:
+    headers = {"Host": host, "Origin": f"http://{host}"}
+    async with client.get(f"{served.url}/workers", headers=headers) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "reason"),
+    [
+        ("GET", "nowhere", 404, "there is no such path"),
+        ("GET", "page/nothing.js", 404, "there is no such path"),
+        ("DELETE", "draining", 405, "DELETE is not for this path: GET, HEAD, POST"),
+        ("GET", "decisions/9", 404, "this decision is not kept any more"),
+    ],
+)
+async def test_every_error_is_json(
+    served: Served, client: aiohttp.ClientSession, method: str, path: str, status: int, reason: str
+) -> None:
+    async with client.request(method, f"{served.url}/{path}") as response:
+        assert (response.status, await response.json()) == (status, {"error": reason})
+
+
+async def test_a_body_above_the_limit_is_refused_as_json(
+    served: Served, client: aiohttp.ClientSession
+) -> None:
+    async with client.post(f"{served.url}/explain", data=b" " * 2001) as response:
+        assert response.status == 413
+        assert "2000" in (await response.json())["error"]
+
+
+SECRET = b"a-prompt-of-somebody"
+
+
+async def _send(url: str, raw: bytes) -> bytes:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(raw)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        SECRET + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + SECRET + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nx: \x00" + SECRET + b"\r\n\r\n",
+        b"POST /explain HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + SECRET
+        + b"\r\n",
+    ],
+)
+async def test_what_is_no_http_is_one_line_without_what_was_sent(
+    served: Served, caplog: pytest.LogCaptureFixture, raw: bytes
+) -> None:
+    await _send(served.url, raw)
+    (record,) = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert "admin: a client sent what is no HTTP request" in record.getMessage()
+    assert "(1 so far)" in record.getMessage()
+    assert record.exc_info is None
+    assert SECRET.decode() not in caplog.text
+
+
+async def test_many_such_are_told_seldom(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(9):
+        await _send(served.url, SECRET + b"\r\n\r\n")
+    counts = [one.getMessage().rpartition("(")[2] for one in caplog.records if one.args]
+    assert counts == ["1 so far)", "2 so far)", "4 so far)", "8 so far)"]
+
+
+async def test_an_error_of_a_handler_of_ours_keeps_its_traceback(
+    client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(_: web.Request) -> web.Response:
+        raise ZeroDivisionError
+
+    application = web.Application()
+    application.add_routes([web.get("/", fail)])
+    place = Address("127.0.0.1", free_port())
+    runner = await listen(application, place, "metrics")
+    try:
+        async with client.get(f"http://{place}/") as response:
+            assert response.status == 500
+    finally:
+        await runner.cleanup()
+    assert "metrics: Error handling request from 127.0.0.1" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def fills(count: int) -> Iterator[Fill]:
+    return ((f"w{number}", 1, 2) for number in range(count))
+
+
+async def test_the_fleet_is_sampled_until_it_is_closed() -> None:
+    observed, sampled = Observed(), asyncio.Semaphore(0)
+
+    def clock() -> float:
+        sampled.release()
+        return 5.0
+
+    sampling = Sampling(observed, lambda: fills(AT_ONCE + 1), clock, step_seconds=0.001)
+    sampling.start()
+    async with asyncio.timeout(20):
+        for _ in range(3):
+            await sampled.acquire()
+    await sampling.close()
+    assert len(observed.history.names()) == AT_ONCE + 1
+    assert observed.is_closed
+
+
+async def test_a_sample_that_fails_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    observed, again = Observed(), asyncio.Event()
+
+    def found() -> Iterator[Fill]:
+        if "could not be sampled" not in caplog.text:
+            raise KeyError("gone meanwhile")
+        again.set()
+        return fills(1)
+
+    sampling = Sampling(observed, found, lambda: 5.0, step_seconds=0.001)
+    sampling.start()
+    async with asyncio.timeout(20):
+        await again.wait()
+    await sampling.close()
+
+
+async def test_what_was_never_started_is_closed_all_the_same() -> None:
+    await Sampling(Observed(), lambda: fills(0), lambda: 0.0).close()
+
+
+async def test_a_taken_port_is_told_in_one_line(served: Served) -> None:
+    port = int(served.url.rpartition(":")[2])
+    application = metrics_application(Metrics(), lambda: "")
+    with pytest.raises(StartError, match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}"):
+        await listen(application, Address("127.0.0.1", port), "metrics")

@@ -19,7 +19,7 @@ from extproc.discovery.view import Fleet
 from extproc.errors import StartError
 from kvstate.feeds.backoff import Backoff
 from tests.extproc.discovery.api_server import NAMESPACE, ApiServer, api_server, pod
-from tests.extproc.discovery.following import following, until
+from tests.extproc.discovery.following import Seen, following, until
 
 
 @pytest.fixture
@@ -200,15 +200,19 @@ async def test_the_last_view_stays_while_the_server_is_away(server: tuple[ApiSer
         assert seen.fault == ""
 
 
+async def go_away(api: ApiServer, seen: Seen) -> None:
+    await until(lambda: api.watches == 1)
+    await api.stop()
+    await until(lambda: bool(seen.fault))
+
+
 async def test_after_an_outage_only_a_true_view_is_confirmed(
     server: tuple[ApiServer, str],
 ) -> None:
     api, kubeconfig = server
     api.put("pods", pod("gone"))
     async with following(pods(kubeconfig)) as seen:
-        await until(lambda: api.watches == 1)
-        await api.stop()
-        await until(lambda: bool(seen.fault))
+        await go_away(api, seen)
         api.delete("pods", "gone")
         api.gone_below = api.version
         confirmed = seen.confirmed
@@ -223,9 +227,7 @@ async def test_a_watch_that_stays_quiet_confirms_the_view_before_any_bookmark(
     api, kubeconfig = server
     api.put("pods", pod("one"))
     async with following(pods(kubeconfig)) as seen:
-        await until(lambda: api.watches == 1)
-        await api.stop()
-        await until(lambda: bool(seen.fault))
+        await go_away(api, seen)
         await api.start()
         await until(lambda: not seen.fault)
         assert (api.lists(), seen.views, api.watches) == (1, 1, 1)

@@ -1,10 +1,26 @@
 import json
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from extproc.config import EventPorts, FoundWorker, Model, WorkerEvents
-from extproc.discovery.pods import Asked, Engines, Pod, read_listing, read_thing
+from extproc.discovery import pods
+from extproc.discovery.pods import (
+    Asked,
+    Engines,
+    Metadata,
+    Pod,
+    PodWords,
+    Pool,
+    Refusal,
+    read_event,
+    read_listing,
+    read_refusal,
+    read_thing,
+    read_version,
+)
 from extproc.discovery.view import Found
 from tests.extproc.discovery import api_server
 
@@ -263,3 +279,129 @@ def test_a_pod_that_stays_the_same_is_not_read_again() -> None:
 def test_a_long_word_of_a_pod_is_not_repeated_as_a_whole() -> None:
     _, note = noted(annotated(model="m" * 200_000))
     assert len(note) < 120
+
+
+def words(**annotations: str) -> PodWords:
+    said = {f"kvsteer.io/{key}": value for key, value in annotations.items()}
+    return PodWords(Pod(Metadata("p", annotations=said, labels={"model.aibrix.ai/name": "m"})))
+
+
+def test_a_pod_says_something_in_annotations_and_labels() -> None:
+    said = words(port=" 8000 ")
+    assert said.annotation("port", pods.port_in) == 8000
+    assert said.label("name", pods.text_in) == "m"
+    assert said.annotation("model", pods.text_in) is None
+    assert said.notes == ()
+
+
+def test_a_pod_without_annotations_says_nothing() -> None:
+    assert PodWords(Pod(Metadata("p"))).annotation("port", pods.port_in) is None
+
+
+def test_what_cannot_be_read_is_noted_once_and_cut() -> None:
+    said = words(port="x" * 300)
+    assert [said.annotation("port", pods.port_in) for _ in range(2)] == [None, None]
+    assert said.notes == (f"pod p: kvsteer.io/port: cannot be read: {'x' * 40!r}",)
+
+
+def test_active_ports_are_those_of_the_newer_annotation() -> None:
+    new, old = pods.ACTIVE_PORTS
+    pod = Pod(Metadata("p", annotations={new: "8000, x,", old: "8001"}))
+    said = PodWords(pod)
+    assert said.active_ports() == frozenset({8000})
+    assert said.notes == (f"pod p: {new}: cannot be read: 'x'",)
+    assert PodWords(Pod(Metadata("p", annotations={old: "8001"}))).active_ports() == frozenset(
+        {8001}
+    )
+    assert PodWords(Pod(Metadata("p"))).active_ports() is None
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "expected"),
+    [
+        (pods.number_in, "0", 0),
+        (pods.ports_in, "8000, 8001", (8000, 8001)),
+        (pods.ranks_in, "64", 64),
+        (pods.names_in, "x, y", ("x", "y")),
+        (pods.flag_in, "TRUE", True),
+        (pods.flag_in, "false", False),
+        (pods.auto_or_none_in, "auto", "auto"),
+        (pods.service_in, "vllm", "vllm"),
+    ],
+)
+def test_words_are_read(read: Callable[[str], object], text: str, expected: object) -> None:
+    assert read(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (pods.number_in, "1" * 19),
+        (pods.number_in, "\u0663"),
+        (pods.positive_in, "0"),
+        (pods.port_in, "65536"),
+        (pods.ports_in, "1,1"),
+        (pods.ports_in, "1,2,3,4,5,6,7,8,9"),
+        (pods.ranks_in, "65"),
+        (pods.text_in, ""),
+        (pods.flag_in, "yes"),
+    ],
+)
+def test_words_of_another_kind_are_refused(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match=r"^$"):
+        read(text)
+
+
+NONSENSE = [b"", b"[]", b"1", b'{"metadata": 1}', b"[" * 5000, b'{"type": 1}', b"\xff"]
+
+
+def raw(thing: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(thing).encode())
+
+
+def test_a_page_of_a_list_is_read() -> None:
+    page = read_listing(
+        b'{"metadata": {"resourceVersion": "7", "continue": "x"}, "items": [{}, 1]}'
+    )
+    assert page is not None
+    assert (page.metadata.resource_version, page.metadata.continues) == ("7", "x")
+    assert [bytes(one) for one in page.items or ()] == [b"{}", b"1"]
+
+
+def test_an_event_is_read() -> None:
+    event = read_event(b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "9"}}}')
+    assert event is not None
+    assert (event.type, read_version(event.object)) == ("ADDED", "9")
+
+
+@pytest.mark.parametrize("body", NONSENSE)
+def test_nonsense_is_none_of_it(body: bytes) -> None:
+    assert read_listing(body) is None
+    assert read_event(body) is None
+    assert read_thing(msgspec.Raw(body), Pod) is None
+    assert read_version(msgspec.Raw(body)) == ""
+    assert read_refusal(body) == Refusal()
+
+
+def test_a_pod_is_read_with_all_that_counts() -> None:
+    pod = read_thing(
+        raw({"metadata": {"uid": "u", "labels": None}, "status": {"podIP": "10.0.0.1", "x": 1}}),
+        Pod,
+    )
+    assert pod is not None
+    assert (pod.status.pod_ip, pod.metadata.labels) == ("10.0.0.1", None)
+
+
+def test_a_pool_is_read_with_all_that_counts() -> None:
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "targetPorts": [{"number": 1}]}
+    pool = read_thing(raw({"metadata": {"uid": "u"}, "spec": spec}), Pool)
+    assert pool is not None
+    assert (pool.spec.selector.match_labels, pool.spec.target_ports[0].number) == ({"a": "b"}, 1)
+
+
+def test_an_object_without_an_identity_is_none() -> None:
+    assert read_thing(raw({"metadata": {}}), Pod) is None
+
+
+def test_a_refusal_says_why() -> None:
+    assert read_refusal(b'{"code": 410, "reason": "Expired"}') == Refusal(410, "Expired", "")

@@ -1,11 +1,28 @@
+"""What Envoy's admin server shows of filters, clusters and routes, right and wrong."""
+
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from extproc.config import Accounting, Config, ExtProc
-from extproc.doctor.envoy_dump import judge_envoy
+from extproc.config import Accounting, Config, Envoy, ExtProc, Tls
+from extproc.doctor.envoy_dump import (
+    Around,
+    hosts_in,
+    judge_buffers,
+    judge_envoy,
+    judge_hosts,
+    judge_router_cluster,
+    judge_routes,
+    listing,
+    mapping,
+    nodes,
+    number,
+    seconds,
+    type_of,
+    typed,
+)
 from extproc.doctor.findings import About, Verdict
 
 CONFIG = Config(extproc=ExtProc(deadline_ms=250, max_body_bytes=1024 * 1024))
@@ -148,3 +165,303 @@ def test_responses_that_are_accounted_for_have_to_be_shown() -> None:
     dump = {"configs": [{"filter_chains": [one]}, OVERRIDE]}
     found = judge_envoy(About("envoy"), accounting, json.dumps(dump).encode(), {}, {})
     assert [one.code for one in found] == ["envoy-response-headers"]
+
+
+PLAIN = Config()
+ENCRYPTED = Config(extproc=ExtProc(tls=Tls(certificate="c", key="k")))
+TLS = {"typed_config": {"@type": f"{TYPE}.extensions.transport_sockets.tls.v3.UpstreamTlsContext"}}
+TO_ROUTER = {"grpc_service": {"envoy_grpc": {"cluster_name": "router"}}}
+CLUSTER = f"{TYPE}.config.cluster.v3.Cluster"
+OPTIONS = f"{TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+def http_options(**options: Any) -> dict[str, Any]:
+    return {"typed_extension_protocol_options": {"x": {"@type": OPTIONS, **options}}}
+
+
+HTTP2 = http_options(explicit_http_config={"http2_protocol_options": {}})
+
+
+def router_codes(
+    config: Config, ext_proc: Any = TO_ROUTER, hosts: Any = None, **cluster: Any
+) -> list[str]:
+    one = {"@type": CLUSTER, "name": "router", **HTTP2, **cluster}
+    other = {"@type": CLUSTER, "name": "workers"}
+    parts = [{"static_clusters": [{"cluster": one}, {"cluster": other}]}]
+    found = judge_router_cluster(About("envoy"), config, ext_proc, parts, {"router": hosts or ()})
+    return [one.code for one in found]
+
+
+def test_both_in_plain_text_or_both_in_tls_is_right() -> None:
+    assert router_codes(PLAIN) == []
+    assert router_codes(ENCRYPTED, transport_socket=TLS) == []
+    wrapped = {"typed_config": {"@type": "proxy protocol", "transport_socket": TLS}}
+    assert router_codes(ENCRYPTED, transport_socket=wrapped) == []
+
+
+def test_tls_on_one_side_only_is_found() -> None:
+    assert router_codes(ENCRYPTED) == ["envoy-plain-to-tls"]
+    assert router_codes(ENCRYPTED, transport_socket={"name": "raw"}) == ["envoy-plain-to-tls"]
+    assert router_codes(PLAIN, transport_socket=TLS) == ["envoy-tls-to-plain"]
+
+
+def showing(**common: Any) -> Any:
+    return {"typed_config": TLS["typed_config"] | {"common_tls_context": common}}
+
+
+def test_an_envoy_that_shows_no_certificate_where_one_is_asked_for_is_found() -> None:
+    tls = Tls(certificate="c", key="k", client_ca="ca")
+    mutual = Config(extproc=ExtProc(tls=tls))
+    assert router_codes(mutual, transport_socket=TLS) == ["envoy-no-client-certificate"]
+    assert router_codes(mutual, transport_socket=showing(tls_certificates=[{}])) == []
+    by_sds = showing(tls_certificate_sds_secret_configs=[{"name": "own"}])
+    assert router_codes(mutual, transport_socket=by_sds) == []
+    assert router_codes(mutual) == ["envoy-plain-to-tls"]
+
+
+@pytest.mark.parametrize("ext_proc", [{}, {"grpc_service": {"google_grpc": {}}}])
+def test_nothing_is_said_of_a_cluster_that_is_not_told(ext_proc: Any) -> None:
+    assert router_codes(ENCRYPTED, ext_proc) == []
+
+
+def test_nothing_is_said_where_it_depends_on_the_endpoint() -> None:
+    assert router_codes(ENCRYPTED, transport_socket_matches=[{"transport_socket": TLS}]) == []
+    assert router_codes(ENCRYPTED, name="another") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "codes"),
+    [
+        (HTTP2, []),
+        (http_options(auto_config={}), []),
+        (http_options(use_downstream_protocol_config={}), []),
+        (
+            http_options(explicit_http_config={"http_protocol_options": {}}),
+            ["envoy-router-protocol"],
+        ),
+        ({"typed_extension_protocol_options": None}, ["envoy-router-protocol"]),
+        ({"typed_extension_protocol_options": None, "http2_protocol_options": {}}, []),
+    ],
+)
+def test_a_router_that_is_spoken_to_without_http2_is_found(options: Any, codes: list[str]) -> None:
+    assert router_codes(PLAIN, **options) == codes
+
+
+@pytest.mark.parametrize(
+    ("listen", "hosts", "codes"),
+    [
+        ("127.0.0.1:9002", {"127.0.0.1:9002"}, []),
+        ("127.0.0.1:9002", {"127.0.0.1:9003"}, ["envoy-router-place"]),
+        ("0.0.0.0:9002", {"10.0.0.1:9002", "10.0.0.2:9002"}, []),
+        ("0.0.0.0:9002", {"10.0.0.1:80"}, [""]),  # a Service may map it
+        ("unix:/run/k.sock", {"unix:/run/k.sock"}, []),
+        ("unix:/run/k.sock", {"unix:/run/x.sock"}, ["envoy-router-place"]),
+        ("unix:/run/k.sock", {"127.0.0.1:9002"}, ["envoy-router-place"]),
+        ("127.0.0.1:9002", {"unix:/run/k.sock"}, ["envoy-router-place"]),
+    ],
+)
+def test_a_router_that_is_looked_for_elsewhere_is_found(
+    listen: str, hosts: set[str], codes: list[str]
+) -> None:
+    assert router_codes(Config(extproc=ExtProc(listen=listen)), hosts=hosts) == codes
+
+
+def test_where_envoy_reaches_the_router_is_what_the_configuration_says() -> None:
+    config = Config(envoy=Envoy(router="router.llm:80"))
+    assert router_codes(config, hosts={"10.0.0.1:80"}) == []
+    assert router_codes(config, hosts={"10.0.0.1:9002"}) == ["envoy-router-place"]
+
+
+STEERED = {"@type": CLUSTER, "name": "workers", "load_balancing_policy": OVERRIDE}
+WORKERS = {"10.0.0.1:8000": "a:8000", "10.0.0.2:8000": "b:8000"}
+
+
+def host_codes(hosts: Any, cluster: Any = STEERED, workers: Any = WORKERS) -> list[str]:
+    return [one.code for one in judge_hosts(About("envoy"), [cluster], hosts, workers)]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "codes"),
+    [
+        ({"workers": {"10.0.0.1:8000", "10.0.0.2:8000"}}, []),
+        ({"workers": {"10.0.0.1:8000"}}, ["envoy-worker-missing"]),
+        ({"workers": set()}, ["envoy-worker-missing"]),
+        ({"workers": {*WORKERS, "10.0.0.9:8000"}}, ["envoy-host-unknown"]),
+        ({"workers": {"10.0.0.9:1"}}, ["envoy-worker-missing", "envoy-host-unknown"]),
+        ({}, []),  # it did not tell
+        ({"other": {"10.0.0.9:1"}}, []),
+    ],
+)
+def test_workers_and_hosts_are_compared_in_both_directions(hosts: Any, codes: list[str]) -> None:
+    assert host_codes(hosts) == codes
+
+
+def test_hosts_are_not_compared_where_there_are_none_or_workers_are_not_known() -> None:
+    any_address = {"@type": CLUSTER, "name": "workers", "type": "ORIGINAL_DST"}
+    assert host_codes({"workers": set()}, any_address) == []
+    assert host_codes({"workers": set()}, workers={}) == []
+
+
+def test_a_worker_that_takes_no_requests_may_be_a_host_or_not() -> None:
+    resting = {"10.0.0.1:8000": "a:8000", "10.0.0.2:8000": ""}
+    for hosts in ({"10.0.0.1:8000"}, {"10.0.0.1:8000", "10.0.0.2:8000"}):
+        assert host_codes({"workers": hosts}, workers=resting) == []
+
+
+def test_the_hosts_of_every_cluster_are_read() -> None:
+    answer = b"""{"cluster_statuses": [
+        {"name": "a", "host_statuses": [
+            {"address": {"socket_address": {"address": "10.0.0.1", "port_value": 1}}},
+            {"address": {"socket_address": {"address": "::1", "port_value": 2}}}]},
+        {"name": "b", "host_statuses": [{"address": {"pipe": {"path": "/x"}}}]},
+        {"name": "c"}]}"""
+    assert hosts_in(answer) == {"a": {"10.0.0.1:1", "[::1]:2"}, "b": {"unix:/x"}, "c": set()}
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"[]", b"1", b'{"cluster_statuses": 1}', b"[" * 100_000, b"\xff"]
+)
+def test_an_answer_that_makes_no_sense_names_no_hosts(answer: bytes) -> None:
+    assert hosts_in(answer) == {}
+
+
+FILTER = "ext_proc"
+RETRIES = {"retry_on": "connect-failure,refused-stream"}
+PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+DISABLED = {"typed_per_filter_config": {FILTER: {"@type": PER_ROUTE, "disabled": True}}}
+
+
+def route(
+    match: Any = None, cluster: str = "workers", action: Any = None, config: Any = None
+) -> dict[str, Any]:
+    """config: what is set for its filters."""
+    to = {"cluster": cluster, "timeout": "0s", "retry_policy": RETRIES, **(action or {})}
+    return {"match": match or {"prefix": "/"}, "route": to, **(config or {})}
+
+
+def route_codes(*routes: Any, host: Any = None, **config: Any) -> list[str]:
+    tree = {"virtual_hosts": [{"name": "v", "routes": list(routes), **(host or {})}], **config}
+    around = Around(FILTER, {}, {"route_config": tree}, [], {"workers"})
+    return [one.code for one in judge_routes(About("envoy"), around)]
+
+
+def test_a_route_as_it_should_be_is_right() -> None:
+    assert route_codes(route()) == []
+
+
+@pytest.mark.parametrize(
+    ("timeout", "codes"),
+    [("0s", []), ("600s", []), ("15s", ["envoy-route-timeout"]), (None, ["envoy-route-timeout"])],
+)
+def test_a_route_that_ends_long_generations_is_found(timeout: Any, codes: list[str]) -> None:
+    assert route_codes(route(action={"timeout": timeout})) == codes
+
+
+@pytest.mark.parametrize("policy", [None, {}, {"retry_on": "retriable-status-codes"}])
+def test_a_route_without_retries_is_found(policy: Any) -> None:
+    bare = route(action={"retry_policy": policy})
+    assert route_codes(bare) == ["envoy-no-retries"]
+    inherits = route_codes(bare, host={"retry_policy": RETRIES})
+    assert inherits == ([] if not policy else ["envoy-no-retries"])
+
+
+def test_a_filter_that_is_disabled_for_the_workers_is_found() -> None:
+    assert route_codes(route(config=DISABLED)) == ["envoy-route-disabled"]
+    assert route_codes(route(), host=DISABLED) == ["envoy-route-disabled"]
+    assert route_codes(route(), **DISABLED) == ["envoy-route-disabled"]
+    enabled = {"typed_per_filter_config": {FILTER: {"@type": PER_ROUTE, "overrides": {}}}}
+    assert route_codes(route(config=enabled), host=DISABLED) == []
+
+
+def test_a_filter_that_is_disabled_for_what_is_no_llm_api_is_right() -> None:
+    assert route_codes(route({"prefix": "/api/"}, config=DISABLED)) == []
+    assert route_codes(route({"prefix": "/api/"}, config=DISABLED), route()) == []
+    assert route_codes(route({"prefix": "/"}, "website", config=DISABLED)) == []
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        {"prefix": "/v1/"},
+        {"path": "/v1/chat/completions"},
+        {"path_separated_prefix": "/v1"},
+        {"prefix": "/", "headers": [{"name": "x-model"}]},
+    ],
+)
+def test_every_kind_of_match_is_read(match: Any) -> None:
+    assert route_codes(route(match, config=DISABLED), route()) == ["envoy-route-disabled"]
+
+
+@pytest.mark.parametrize(
+    "match", [{"path": "/v1"}, {"path_separated_prefix": "/v"}, {"safe_regex": {"regex": ".*"}}]
+)
+def test_what_another_match_takes_is_left_alone(match: Any) -> None:
+    assert route_codes(route(match, config=DISABLED), route()) == []
+
+
+def test_a_route_behind_one_that_takes_everything_is_never_taken() -> None:
+    assert route_codes(route(cluster="website"), route(config=DISABLED)) == []
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"cluster": None, "cluster_header": "x-kvsteer-model"},
+        {"cluster": None, "weighted_clusters": {"clusters": [{"name": "workers"}]}},
+    ],
+)
+def test_every_way_to_name_the_workers_cluster_is_read(action: Any) -> None:
+    assert route_codes(route(action=action, config=DISABLED)) == ["envoy-route-disabled"]
+
+
+def test_a_route_that_leads_to_another_cluster_is_no_way_to_the_workers() -> None:
+    some = route({"prefix": "/v1/", "headers": [{"name": "x"}]}, "website", config=DISABLED)
+    assert route_codes(some, route({"path": "/v1/completions"}), route(cluster="website")) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "codes"), [("1024", ["envoy-buffer-limit"]), (1 << 20, []), (None, [])]
+)
+def test_bodies_that_the_router_reads_have_to_fit(limit: object, codes: list[str]) -> None:
+    config = Config(extproc=ExtProc(max_body_bytes=1 << 20))
+    hosts = [
+        {"request_body_buffer_limit": limit},
+        {"routes": [{"request_body_buffer_limit": limit}]},
+    ]
+    for one in hosts:
+        tree = {"route_config": {"virtual_hosts": [one]}}
+        around = Around(FILTER, {}, tree, [], {"workers"})
+        assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes
+    apart = {"rds": {"route_config_name": "r"}}
+    around = Around(FILTER, {}, apart, [{"name": "r", "virtual_hosts": hosts[:1]}], {"workers"})
+    assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes
+
+
+TREE = {"a": [{"@type": "x.Y", "b": 1}, 2, [{"@type": "x.Z"}]], "c": {"@type": "w.Y"}}
+
+
+def test_every_mapping_in_a_tree_is_found() -> None:
+    assert len(list(nodes(TREE))) == 4
+    assert list(nodes("nothing")) == []
+
+
+def test_mappings_are_found_by_their_type() -> None:
+    assert [one["@type"] for one in typed(TREE, ".Y")] == ["w.Y", "x.Y"]
+    assert (type_of({"@type": "x"}), type_of({}), type_of(1)) == ("x", "", "")
+
+
+def test_what_has_another_shape_is_empty() -> None:
+    assert (mapping({"a": 1}), mapping([1]), mapping(None)) == ({"a": 1}, {}, {})
+    assert (listing([1]), listing({"a": 1}), listing(None)) == ([1], [], [])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("12", 12), (12, 12), (None, 7), ("-1", 7), ("1" * 20, 7), ("\N{SUPERSCRIPT TWO}", 7)],
+)
+def test_numbers_are_read_where_they_are_some(value: object, expected: int) -> None:
+    assert number(value, 7) == expected
+
+
+def test_durations_are_read_where_they_are_some() -> None:
+    assert (seconds("0.5s", 7.0), seconds(None, 7.0)) == (0.5, 7.0)

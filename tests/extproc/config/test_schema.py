@@ -1,5 +1,6 @@
 from dataclasses import dataclass, fields
 
+from extproc.config import Config, Model, Worker
 from extproc.config.schema import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
 
 
@@ -21,3 +22,9 @@ def test_a_number_has_room_in_timers_and_bytes_in_memory() -> None:
     assert most("ranks") == MAX_NUMBER
     assert most("drain_ms") == MAX_MS
     assert most("sent_bytes") == MAX_BYTES
+
+
+def test_a_worker_serves_its_model_or_the_first_one() -> None:
+    config = Config(models=(Model("m"), Model("n")))
+    assert config.model_of(Worker("10.0.0.1:1")) == "m"
+    assert config.model_of(Worker("10.0.0.1:1", model="n")) == "n"

@@ -7,6 +7,8 @@ from extproc.doctor.probe import Heard, judge_heard
 from kvstate.events import AllCleared, BlocksStored, EventBatch, Tokens
 
 NOW = 1000.0
+
+
 Numbered = tuple[int, bytes | EventBatch]
 
 
