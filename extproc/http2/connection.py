@@ -187,8 +187,9 @@ class Connection:
     def data_to_send(self) -> bytes:
         """What is to be written now; more may follow until it is empty."""
         data = self._outbox.take()
-        for stream in self._outbox.finished():
-            self._streams.finish(stream)
+        if self._outbox.done:
+            for stream in self._outbox.finished():
+                self._streams.finish(stream)
         return data
 
     def pause_sending(self) -> None:

@@ -7,8 +7,8 @@ Until then it may use a table of the default size, and every block is decoded.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
@@ -86,8 +86,7 @@ _NOT_IN_NAMES |= frozenset(range(0x7F, 0x100))
 _NOT_IN_VALUES = frozenset(b"\0\r\n")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """Headers that are well formed, of a request or its trailers.
 
     is_request: it has what every request has (RFC 9113, section 8.3.1). is_trailers: it has no

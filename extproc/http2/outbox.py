@@ -69,7 +69,10 @@ _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
 
 
 class Outbox:
-    """Of one connection. Streams whose DATA waits are served oldest first."""
+    """What one connection is to send. Streams whose DATA waits are served oldest first.
+
+    done: streams whose trailers went out after they had waited, until `finished` tells them.
+    """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -79,8 +82,7 @@ class Outbox:
         self._waiting: dict[int, Stream] = {}
         # those of them that wait for nothing of their own
         self._ready: dict[int, Stream] = {}
-        # trailers of these went out after they had waited
-        self._done: list[Stream] = []
+        self.done: list[Stream] = []
         self._pumped = 0
         self._is_paused = False
 
@@ -168,9 +170,9 @@ class Outbox:
 
     def finished(self) -> list[Stream]:
         """Streams whose trailers went out after they had waited, since the last call."""
-        done = self._done
+        done = self.done
         if done:
-            self._done = []
+            self.done = []
         return done
 
     def stalled(self, ticks: int) -> list[Stream]:
@@ -191,7 +193,7 @@ class Outbox:
             if not stream.queued:
                 del self._ready[stream.id], self._waiting[stream.id]
                 if self._ended(stream):
-                    self._done.append(stream)
+                    self.done.append(stream)
             elif self._initial_window + stream.credit <= 0:
                 del self._ready[stream.id]
 

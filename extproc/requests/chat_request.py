@@ -76,12 +76,13 @@ def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _is_plain(message: dict[str, Any]) -> bool:
-    """Whether a message is what is left of it already, as in most conversations all are."""
-    return (
-        tuple(message) == _PLAIN_KEYS
-        and type(message["content"]) is str
-        and message["role"] in _PLAIN_ROLES
-    )
+    """Whether nothing of a message is left out or changed; in most conversations all are so."""
+    if tuple(message) != _PLAIN_KEYS:
+        return False
+    role, content = message["role"], message["content"]
+    if type(content) is not str:
+        return False
+    return role in _PLAIN_ROLES or (role == "system" and not content.startswith(_BILLING_LINE))
 
 
 def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # noqa: FBT001
