@@ -39,14 +39,14 @@ from kvstate.overlap import Prompt
 
 
 class Served(NamedTuple):
-    """A model, and the adapter on it if the name was one."""
+    """What a name in a request stands for: a configured model, and the adapter on it, if any."""
 
     model: str
     lora: str | None
 
 
 class Models:
-    """The names that requests may use."""
+    """The names that requests may use for the configured models."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         self._default = models[0].name
@@ -60,11 +60,13 @@ class Models:
 
     @property
     def default(self) -> str:
-        """The model whose workers get what names no model that is known: the first."""
+        """Returns the first model: its workers get requests that name no known model."""
         return self._default
 
     def find(self, name: str | None) -> Served | None:
-        """What a request's model stands for; engines take a request without one as their own."""
+        """Returns what a request's model name stands for, None if it is not known.
+
+        A request without a name is for the only model, if there is just one."""
         if not name:
             return Served(self._default, None) if self._only else None
         return self._names.get(name)
@@ -74,7 +76,7 @@ log = logging.getLogger("kvsteer.decision")
 
 
 def tell_fault(what: str, error: Exception) -> None:
-    """Where it happened, never what the exception says: that may quote a prompt."""
+    """Logs the type and place of an error, but not its message, which may quote a prompt."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant
 
@@ -90,14 +92,14 @@ Read = tuple[InferenceRequest, Served]
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """What is to be placed; is_tokenized: here, and not by the client, who sent token ids."""
+    """A query, and whether its prompt was tokenized here (a client may send token ids itself)."""
 
     query: Query
     is_tokenized: bool = False
 
 
 class Queries:
-    """Makes them of requests, whatever these are."""
+    """Turns any request into a query: reads its body and tokenizes its prompt."""
 
     def __init__(self, models: Models, tokens: PromptTokens) -> None:
         self._models = models
@@ -256,7 +258,7 @@ class Routed(NamedTuple):
 
 
 class Router:
-    """Decides where requests go.
+    """Decides where requests go, and keeps the books of those under way.
 
     tokenizers: by model; a model without one is routed by load, unless token ids are sent.
     monotonic: seconds, for deadlines and load. traces: what records the decisions' spans, None

@@ -30,7 +30,9 @@ _GOAWAY_LEAST_BYTES = 8
 
 
 class Control:
-    """Of one connection. is_greeted: the client's first SETTINGS came; has_left: its GOAWAY.
+    """Handles the frames that concern the whole connection: SETTINGS, PING and GOAWAY.
+
+    is_greeted: the client's first SETTINGS came. has_left: its GOAWAY came.
 
     set_initial_window: takes what streams may be sent at first; raises Http2Error.
     """
@@ -51,7 +53,7 @@ class Control:
         self._is_acknowledged = False
 
     def receive(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Takes one frame of any type that streams do not take.
+        """Takes one frame of a type that streams do not take.
 
         Raises:
             Http2Error: it breaks the protocol.
@@ -151,7 +153,7 @@ class Connection:
 
     @property
     def stream_count(self) -> int:
-        """Streams that are not closed."""
+        """The number of streams that are not closed."""
         return len(self._streams.open)
 
     @property
@@ -160,7 +162,7 @@ class Connection:
         return not self._streams.open and (self._streams.is_draining or self._control.has_left)
 
     def receive(self, data: bytes) -> list[Event]:
-        """What came means this; sets `fault` where the connection is to end."""
+        """Takes bytes and returns the events in them; sets `fault` if the connection is to end."""
         if self.fault is not None:
             return []
         frames, fault = self._reader.read(data)
@@ -185,7 +187,7 @@ class Connection:
         return events
 
     def data_to_send(self) -> bytes:
-        """What is to be written now; more may follow until it is empty."""
+        """Returns the bytes to be written now; call it again until it returns none."""
         data = self._outbox.take()
         if self._outbox.done:
             for stream in self._outbox.finished():
@@ -193,20 +195,20 @@ class Connection:
         return data
 
     def pause_sending(self) -> None:
-        """The transport is full: DATA waits here."""
+        """Holds DATA back, since the transport is full."""
         self._outbox.pause()
 
     def resume_sending(self) -> None:
-        """The transport takes more."""
+        """Sends DATA again, since the transport takes more."""
         self._outbox.resume()
 
     def send_head(self, stream_id: int, block: bytes) -> None:
-        """The head of an answer; nothing if the stream is gone."""
+        """Sends the head of an answer; does nothing if the stream is gone."""
         if stream_id in self._streams.open:
             self._outbox.write(frame(_HEADERS, _END_HEADERS, stream_id, block))
 
     def send_data(self, stream_id: int, data: bytes) -> int | None:
-        """More of an answer; how many bytes of it wait for the peer now.
+        """Sends more of an answer and returns how many bytes of it wait for the peer.
 
         None if the stream is gone, or is from now on, as there is no room for so much.
         """
@@ -219,36 +221,36 @@ class Connection:
         return None
 
     def end(self, stream_id: int, block: bytes) -> None:
-        """The last headers of an answer, after what was sent; nothing if the stream is gone."""
+        """Sends the last headers of an answer; does nothing if the stream is gone."""
         stream = self._streams.open.get(stream_id)
         if stream is not None and self._outbox.end(stream, block):
             self._streams.finish(stream)
 
     def reset(self, stream_id: int, code: int) -> None:
-        """Ends a stream at once; nothing if it is gone."""
+        """Ends a stream at once with RST_STREAM; does nothing if it is gone."""
         stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._streams.reset(stream, code)
 
     def queued(self, stream_id: int) -> int:
-        """Bytes of an answer that wait for the peer."""
+        """Returns how many bytes of an answer wait for the peer."""
         stream = self._streams.open.get(stream_id)
         return 0 if stream is None else stream.queued
 
     def consume(self, stream_id: int, size: int) -> None:
-        """So many bytes of a request were used: its peer may send as many more."""
+        """Notes that bytes of a request were used, so that the peer may send as many more."""
         stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._streams.consume(stream, size)
 
     def drain(self) -> None:
-        """Takes no new streams, and says so; those under way go on."""
+        """Accepts no new streams and sends GOAWAY; those under way go on."""
         if not self._streams.is_draining and self.fault is None:
             self._streams.is_draining = True
             self._say_goodbye(ErrorCode.NO_ERROR, "")
 
     def tick(self) -> list[Event]:
-        """Time passes: counts start anew, and who kept us waiting too long is let go."""
+        """Called every 5 s: resets the flood counts; returns the streams that stalled too long."""
         self._floods.tick()
         self._ticks += 1
         if not self._control.is_greeted and self._ticks > self._limits.preface_ticks:
@@ -261,7 +263,7 @@ class Connection:
         return [Aborted(stream.id) for stream in stalled]
 
     def close(self) -> None:
-        """The connection is gone: what it kept is given back."""
+        """Gives back what the connection kept; it is gone."""
         for stream in self._streams.open.values():
             self._outbox.forget(stream)
         self._streams.open.clear()

@@ -82,50 +82,50 @@ class Setting(IntEnum):
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """One whole frame."""
+    """Returns one whole frame."""
     return HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload
 
 
 def settings(values: Mapping[int, int]) -> bytes:
-    """SETTINGS with these values."""
+    """Returns a SETTINGS frame with these values."""
     return frame(
         FrameType.SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items())
     )
 
 
 def settings_of(payload: bytes) -> Iterable[tuple[int, int]]:
-    """The values of a SETTINGS payload, whose length is a multiple of `SETTING_BYTES`, in order."""
+    """Yields the settings of a payload, whose length is a multiple of `SETTING_BYTES`."""
     return _SETTING.iter_unpack(payload)
 
 
 def settings_ack() -> bytes:
-    """SETTINGS that acknowledges the peer's."""
+    """Returns the SETTINGS frame that acknowledges the peer's."""
     return frame(FrameType.SETTINGS, Flag.ACK, 0)
 
 
 def ping(opaque: bytes, *, ack: bool = False) -> bytes:
-    """PING; opaque: 8 bytes."""
+    """Returns a PING frame. opaque: 8 bytes."""
     return frame(FrameType.PING, Flag.ACK if ack else 0, 0, opaque)
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
-    """WINDOW_UPDATE of a stream, or of the connection (stream 0)."""
+    """Returns a WINDOW_UPDATE frame of a stream, or of the connection (stream 0)."""
     return frame(FrameType.WINDOW_UPDATE, 0, stream_id, _UINT32.pack(increment))
 
 
 def rst_stream(stream_id: int, code: int) -> bytes:
-    """RST_STREAM."""
+    """Returns a RST_STREAM frame."""
     return frame(FrameType.RST_STREAM, 0, stream_id, _UINT32.pack(code))
 
 
 def goaway(last_stream_id: int, code: int, text: str = "") -> bytes:
-    """GOAWAY; text: for the peer's log."""
+    """Returns a GOAWAY frame. text: for the peer's log."""
     head = _UINT32.pack(last_stream_id) + _UINT32.pack(code)
     return frame(FrameType.GOAWAY, 0, 0, head + text.encode())
 
 
 def uint32(payload: bytes, offset: int = 0) -> int:
-    """Four bytes of a payload that is long enough."""
+    """Returns the 32-bit number at an offset of a payload that is long enough."""
     number: int = _UINT32.unpack_from(payload, offset)[0]
     return number
 
@@ -142,7 +142,7 @@ Frame = tuple[int, int, int, bytes | memoryview]
 
 
 class FrameReader:
-    """Takes what a client sends, its preface first."""
+    """Cuts what a client sends into frames; the preface comes first."""
 
     def __init__(self) -> None:
         self._preface_left = PREFACE
@@ -153,11 +153,11 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """Bytes that are kept because their frame is not whole."""
+        """The number of bytes kept because their frame is not whole."""
         return len(self._rest)
 
     def read(self, data: bytes) -> tuple[list[Frame], Http2Error | None]:
-        """The frames that these bytes make whole, and what is wrong with the bytes after them.
+        """Returns the frames that these bytes complete, and the error in the bytes after them.
 
         After an error the reader is not to be used again.
         """

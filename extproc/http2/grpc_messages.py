@@ -37,7 +37,7 @@ class Status(IntEnum):
 
 
 class MessageReader:
-    """Pieces of DATA -> messages.
+    """Joins pieces of DATA into gRPC messages.
 
     max_message_bytes: a longer one is refused when its prefix is read, before it is kept.
     """
@@ -49,11 +49,11 @@ class MessageReader:
 
     @property
     def held(self) -> int:
-        """Bytes of the message that is not whole yet."""
+        """The number of bytes kept of a message that is not whole."""
         return len(self._kept)
 
     def read(self, data: Piece) -> list[Piece]:
-        """The messages that this piece makes whole; the rest is kept.
+        """Returns the messages that this piece completes, and keeps the rest.
 
         A message in one piece is not copied, one in many is copied once.
 
@@ -98,7 +98,7 @@ class MessageReader:
 
 
 def refusal_of(head: RequestHead) -> bytes | None:
-    """The block that answers what is no gRPC request that we understand, None if it is one."""
+    """Returns the header block that refuses what is no gRPC call we understand, else None."""
     if head.method != b"POST":
         return encode([(b":status", b"405"), (b"allow", b"POST")])
     content_type = head.content_type.lower()
@@ -110,19 +110,19 @@ def refusal_of(head: RequestHead) -> bytes | None:
 
 
 def framed(message: bytes) -> bytes:
-    """A message with its prefix."""
+    """Returns a message with its length prefix."""
     return _PREFIX.pack(0, len(message)) + message
 
 
 def trailers(status: int, text: str) -> bytes:
-    """The block that ends an answer."""
+    """Returns the header block that ends an answer."""
     if status == Status.OK:
         return OK_TRAILERS
     return encode(_status(status, text))
 
 
 def trailers_only(status: int, text: str) -> bytes:
-    """The block of an answer that is a status alone."""
+    """Returns the header block of an answer that is only a status."""
     head = [(b":status", b"200"), (b"content-type", b"application/grpc")]
     return encode([*head, *_status(status, text)])
 
@@ -133,7 +133,7 @@ def _status(status: int, text: str) -> list[tuple[bytes, bytes]]:
 
 
 def percent_encoded(text: str) -> bytes:
-    """As grpc-message wants it: what is not printable ASCII, and "%", as %XX of its UTF-8."""
+    """Returns a text as grpc-message wants it: all but printable ASCII, and "%", as %XX."""
     return "".join(
         chr(one) if 0x20 <= one <= 0x7E and one != 0x25 else f"%{one:02X}"  # noqa: PLR2004
         for one in text.encode("utf-8", "replace")

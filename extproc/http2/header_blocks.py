@@ -87,7 +87,7 @@ _NOT_IN_VALUES = frozenset(b"\0\r\n")
 
 
 class RequestHead(msgspec.Struct, frozen=True, gc=False):
-    """Headers that are well formed, of a request or its trailers.
+    """The well-formed headers of a request, or its trailers.
 
     is_request: it has what every request has (RFC 9113, section 8.3.1). is_trailers: it has no
     pseudo-header. content_length: in bytes, None if not told. fields: all of them, in order.
@@ -104,7 +104,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def head_of(fields: Fields) -> RequestHead | None:
-    """The head that these fields make, None if they are malformed (RFC 9113, section 8.1.1)."""
+    """Returns the head made of these fields, None if malformed (RFC 9113, section 8.1.1)."""
     known: dict[bytes, bytes] = {}
     is_regular = False
     for name, value in fields:
@@ -185,14 +185,14 @@ class BlockCache:
         return block in self.heads
 
     def keep(self, block: bytes, head: RequestHead | None) -> None:
-        """Remembers one, if it is short enough to be worth it."""
+        """Keeps the head of a block, if the block is short enough to be worth it."""
         if len(block) <= _MAX_CACHED_BLOCK_BYTES:
             if len(self.heads) >= _MAX_CACHED:
                 self.heads.clear()
             self.heads[block] = head
 
     def keep_field(self, part: bytes, field: Field) -> None:
-        """Remembers a field likewise."""
+        """Keeps a decoded field likewise."""
         if len(part) <= _MAX_CACHED_BLOCK_BYTES:
             if len(self.fields) >= _MAX_CACHED:
                 self.fields.clear()
@@ -211,11 +211,11 @@ class HeaderBlocks:
         self._is_stateless = False
 
     def forbid_table(self) -> None:
-        """The peer has acknowledged SETTINGS_HEADER_TABLE_SIZE 0 (RFC 7541, section 4.2)."""
+        """Forbids the dynamic table, once the peer acknowledged a size of 0 (RFC 7541, 4.2)."""
         self._decoder.max_allowed_table_size = 0
 
     def decode(self, block: bytes) -> RequestHead | None:
-        """The head of a request, None if it is malformed (RFC 9113, section 8.1.1).
+        """Returns the head that a block encodes, None if malformed (RFC 9113, section 8.1.1).
 
         Raises:
             Http2Error: the block cannot be decoded, or holds more than a list may.
@@ -284,7 +284,7 @@ def _size_updates(block: bytes) -> int:
 
 
 def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A block of literals without indexing (RFC 7541, section 6.2.2): valid in any state."""
+    """Returns a block of literals without indexing (RFC 7541, 6.2.2), valid in any state."""
     return b"".join(b"\0" + _string(name) + _string(value) for name, value in fields)
 
 

@@ -8,7 +8,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one connection; what is counted "a tick" starts anew whenever `Connection.tick` is called.
+    """The limits of one connection; counts "a tick" are reset by each `Connection.tick`.
 
     max_streams: one for every request in flight; Envoy opens another connection beyond it.
     max_header_block_bytes: encoded, over HEADERS and its CONTINUATION frames.
@@ -53,12 +53,12 @@ class Budget:
         self.held = 0
 
     def take(self, size: int) -> bool:
-        """Whether there was room for so many bytes; if so they are held."""
+        """Reserves bytes; returns False, and reserves none, if there is no room for them."""
         if self.held + size > self.max_bytes:
             return False
         self.held += size
         return True
 
     def give_back(self, size: int) -> None:
-        """So many bytes that were taken are free again."""
+        """Frees bytes that were reserved."""
         self.held -= size

@@ -87,7 +87,7 @@ class Outbox:
         self._is_paused = False
 
     def take(self) -> bytes:
-        """What is to be sent now, in order; there may be more after it until this is empty."""
+        """Returns the bytes to be sent now; call it again until it returns none."""
         if self._ready:
             self._pump()
         if not self._chunks:
@@ -98,19 +98,19 @@ class Outbox:
         return data
 
     def write(self, data: bytes) -> None:
-        """Whole frames that no window holds back."""
+        """Queues whole frames that no window holds back."""
         self._chunks.append(data)
 
     def pause(self) -> None:
-        """The transport is full: DATA waits."""
+        """Holds DATA back, since the transport is full."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """The transport takes more."""
+        """Sends DATA again, since the transport takes more."""
         self._is_paused = False
 
     def send(self, stream: Stream, data: bytes) -> bool:
-        """DATA of a stream, now or when it may be sent; False if there is no room to keep it."""
+        """Sends DATA now or as windows allow; returns False if there is no room to keep it."""
         size = len(data)
         if (
             size <= self._window
@@ -134,12 +134,12 @@ class Outbox:
         return True
 
     def end(self, stream: Stream, block: bytes) -> bool:
-        """Trailers, after the DATA that waits; whether they went out."""
+        """Sends trailers after the DATA that waits; returns whether they went out."""
         stream.trailers = block
         return self._ended(stream)
 
     def forget(self, stream: Stream) -> None:
-        """A stream is over, however it ended: what waits of it is dropped."""
+        """Drops what waits of a stream, which is over."""
         if stream.queued:
             self._budget.give_back(stream.queued)
             stream.queued = 0
@@ -148,12 +148,12 @@ class Outbox:
             self._ready.pop(stream.id, None)
 
     def grant(self, increment: int) -> bool:
-        """WINDOW_UPDATE of the connection; False if the window gets too large."""
+        """Takes the connection's WINDOW_UPDATE; returns False if the window gets too large."""
         self._window += increment
         return self._window <= MAX_WINDOW
 
     def grant_stream(self, stream: Stream, increment: int) -> bool:
-        """WINDOW_UPDATE of a stream; False if the window gets too large."""
+        """Takes a stream's WINDOW_UPDATE; returns False if the window gets too large."""
         stream.credit += increment
         if self._initial_window + stream.credit > MAX_WINDOW:
             return False
@@ -162,21 +162,21 @@ class Outbox:
         return True
 
     def set_initial_window(self, size: int) -> None:
-        """SETTINGS_INITIAL_WINDOW_SIZE: changes the window of every stream (RFC 9113, 6.9.2)."""
+        """Takes the peer's initial window, which changes that of every stream (RFC 9113, 6.9.2)."""
         self._initial_window = size
         for stream in self._waiting.values():
             if size + stream.credit > 0:
                 self._ready[stream.id] = stream
 
     def finished(self) -> list[Stream]:
-        """Streams whose trailers went out after they had waited, since the last call."""
+        """Returns the streams whose trailers went out after a wait, since the last call."""
         done = self.done
         if done:
             self.done = []
         return done
 
     def stalled(self, ticks: int) -> list[Stream]:
-        """Streams whose DATA has not moved for more than so many ticks; a call is a tick."""
+        """Returns the streams whose DATA has not moved for more than so many calls of this."""
         for stream in self._waiting.values():
             stream.stalled_ticks += 1
         return [one for one in self._waiting.values() if one.stalled_ticks > ticks]

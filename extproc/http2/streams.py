@@ -30,7 +30,7 @@ from extproc.http2.outbox import Outbox, Stream
 
 
 class Floods:
-    """Of one connection.
+    """Counts what a peer may do only so often on one connection.
 
     Each method counts one and raises Http2Error (ENHANCE_YOUR_CALM) when it is one too many.
     """
@@ -40,7 +40,7 @@ class Floods:
         self.tick()
 
     def tick(self) -> None:
-        """Counting starts anew."""
+        """Resets the counts."""
         limits = self._limits
         self._pings = limits.pings_a_tick
         self._settings = limits.settings_a_tick
@@ -49,31 +49,31 @@ class Floods:
         self._faults = limits.faults_a_tick
 
     def stream_opened(self) -> None:
-        """A stream allows for a few idle frames of its own."""
+        """Allows a few more idle frames, for a stream that was opened."""
         self._idle_frames += self._limits.idle_frames_a_stream
 
     def ping(self) -> None:
-        """PING, or its acknowledgement."""
+        """Counts a PING, or its acknowledgement."""
         self._pings -= 1
         _check(self._pings, "PING")
 
     def settings(self) -> None:
-        """SETTINGS, or its acknowledgement."""
+        """Counts a SETTINGS frame, or its acknowledgement."""
         self._settings -= 1
         _check(self._settings, "SETTINGS")
 
     def idle_frame(self) -> None:
-        """A frame that moves nothing."""
+        """Counts a frame that moves nothing."""
         self._idle_frames -= 1
         _check(self._idle_frames, "frames that move nothing")
 
     def rapid_reset(self) -> None:
-        """RST_STREAM on a stream on which nothing was sent."""
+        """Counts a RST_STREAM on a stream on which nothing was sent."""
         self._rapid_resets -= 1
         _check(self._rapid_resets, "streams reset at once")
 
     def fault(self) -> None:
-        """An error of one stream."""
+        """Counts an error of one stream."""
         self._faults -= 1
         _check(self._faults, "stream errors")
 
@@ -87,7 +87,7 @@ _PRIORITY_BYTES = 5
 
 
 class HeadJoiner:
-    """Of one connection: nothing may come between the frames of a block."""
+    """Joins HEADERS and CONTINUATION of one block; nothing may come between them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -98,7 +98,7 @@ class HeadJoiner:
         self._continuations = 0
 
     def begin(self, flags: int, stream_id: int, payload: bytes) -> tuple[int, bytes, bool] | None:
-        """HEADERS: the stream, its block and whether nothing follows it, if that is whole.
+        """Takes HEADERS; returns the stream, its block and whether it is the last, once whole.
 
         Raises:
             Http2Error: it cannot be read.
@@ -123,7 +123,7 @@ class HeadJoiner:
     def go_on(
         self, kind: int, flags: int, stream_id: int, payload: bytes
     ) -> tuple[int, bytes, bool] | None:
-        """What came after HEADERS that did not end its block: as `begin`.
+        """Takes the frame after HEADERS that did not end its block; returns the same as `begin`.
 
         Raises:
             Http2Error: it is not its CONTINUATION, or one too many.
@@ -147,7 +147,7 @@ class HeadJoiner:
 
 
 def unpadded(payload: bytes) -> bytes:
-    """The content of a padded payload (RFC 9113, section 6.1).
+    """Returns the content of a padded payload (RFC 9113, section 6.1).
 
     Raises:
         Http2Error: there is more padding than payload.
@@ -161,7 +161,7 @@ def unpadded(payload: bytes) -> bytes:
 
 
 class Opened(msgspec.Struct, frozen=True, gc=False):
-    """A request began; is_whole: nothing follows its head."""
+    """A request has begun. is_whole: nothing follows its head."""
 
     stream_id: int
     head: RequestHead
@@ -197,7 +197,9 @@ _MAX_RESET_KEPT = 1_000
 
 
 class Streams:
-    """open: by number. events: what happened since they were taken.
+    """The streams of one connection.
+
+    open: by number. events: what happened since they were taken.
 
     The methods that take frames raise Http2Error where the connection is to end.
     """
@@ -216,7 +218,7 @@ class Streams:
         self._unreturned = 0
 
     def receive_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
-        """DATA. Padding counts for the windows, too (RFC 9113, section 6.9.1)."""
+        """Takes DATA; padding counts for the windows, too (RFC 9113, section 6.9.1)."""
         size = len(payload)
         self._window -= size
         self._unreturned += size
@@ -242,7 +244,7 @@ class Streams:
         self._deliver(stream, payload, is_last=bool(flags & _END_STREAM))
 
     def receive_head(self, stream_id: int, head: RequestHead | None, *, is_last: bool) -> None:
-        """HEADERS, None if malformed: of a new stream, or trailers."""
+        """Takes the head of a new stream, or trailers; None if it is malformed."""
         stream = self.open.get(stream_id)
         if stream is not None:
             self._receive_trailers(stream, head, is_last=is_last)
@@ -257,7 +259,7 @@ class Streams:
             raise Http2Error(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
 
     def receive_reset(self, stream_id: int, payload: bytes) -> None:
-        """RST_STREAM."""
+        """Takes RST_STREAM."""
         if len(payload) != _UINT32_BYTES:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of a wrong length")
         self._require_known(stream_id, "RST_STREAM")
@@ -271,7 +273,7 @@ class Streams:
             self._floods.rapid_reset()
 
     def receive_window_update(self, stream_id: int, payload: bytes) -> None:
-        """WINDOW_UPDATE, of a stream or of the connection."""
+        """Takes WINDOW_UPDATE, of a stream or of the connection."""
         if len(payload) != _UINT32_BYTES:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong length")
         self._floods.idle_frame()
@@ -292,7 +294,7 @@ class Streams:
             self._refuse(stream_id, ErrorCode.FLOW_CONTROL_ERROR)
 
     def receive_priority(self, stream_id: int, payload: bytes) -> None:
-        """PRIORITY, which is ignored, on idle and closed streams too (RFC 9113, section 5.3.2)."""
+        """Ignores PRIORITY, on idle and closed streams too (RFC 9113, section 5.3.2)."""
         if stream_id == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PRIORITY on no stream")
         self._floods.idle_frame()
@@ -300,14 +302,14 @@ class Streams:
             self._refuse(stream_id, ErrorCode.FRAME_SIZE_ERROR)
 
     def set_initial_window(self, size: int) -> None:
-        """The peer's SETTINGS_INITIAL_WINDOW_SIZE; no window may get too large by it."""
+        """Takes the peer's SETTINGS_INITIAL_WINDOW_SIZE; no window may get too large by it."""
         most = max((stream.credit for stream in self.open.values()), default=0)
         if size + most > MAX_WINDOW:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
         self._outbox.set_initial_window(size)
 
     def consume(self, stream: Stream, size: int) -> None:
-        """So many bytes of a request were used: its peer may send as many more."""
+        """Notes that bytes of a request were used, so that the peer may send as many more."""
         if stream.is_received:
             return
         stream.unreturned += size
@@ -317,13 +319,13 @@ class Streams:
             stream.unreturned = 0
 
     def reset(self, stream: Stream, code: int) -> None:
-        """Ends an open stream at once."""
+        """Ends an open stream at once with RST_STREAM."""
         del self.open[stream.id]
         self._outbox.forget(stream)
         self._say_reset(stream.id, code)
 
     def finish(self, stream: Stream) -> None:
-        """The answer has ended, and with it the stream."""
+        """Closes a stream whose answer has ended."""
         del self.open[stream.id]
         if not stream.is_received:
             self._remember(stream.id)

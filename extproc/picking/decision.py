@@ -25,7 +25,7 @@ from kvstate.overlap import Overlap, Prompt, of_any_rank
 
 
 class Verdict(Enum):
-    """What is to become of a request.
+    """What becomes of a request.
 
     STEER: it goes to the pick. NO_OVERRIDE: nothing is said, the proxy chooses. UNAVAILABLE: 503.
     SHED: 429, every worker is over its limit.
@@ -65,7 +65,7 @@ class Query(msgspec.Struct, frozen=True):
 
     @property
     def sole(self) -> Prompt | None:
-        """Its prompt, where it is one and one answer is asked for.
+        """Its prompt if there is just one, and one answer is asked for; else None.
 
         Of such a request alone an engine's report can be compared: vLLM's is the sum over prompts,
         or of the answer that came last, whose blocks the first one stored.
@@ -78,7 +78,7 @@ def _always_live(_: str) -> str:
 
 
 def one_token(_: str) -> int:
-    """The block size of a worker of which none is known: any length counts."""
+    """Returns 1: where no block size of a worker is known, any length counts."""
     return 1
 
 
@@ -162,7 +162,7 @@ FAILING = "answers request after request with failures"
 
 
 def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
-    """Places a query; looks only, books nothing.
+    """Decides where a query goes; it is pure, and books nothing.
 
     now: seconds of the clock that the load is kept in.
     """
@@ -230,7 +230,7 @@ class _Survey(msgspec.Struct, frozen=True, gc=False):
     affinity: float
 
     def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
-        """A column of all workers, None for those that may not answer."""
+        """Returns a column of all workers, with None for those that may not answer."""
         if len(own) == count:
             return own
         column: list[Value | None] = [None] * count
@@ -297,7 +297,7 @@ def _survey(
 def _candidates(
     query: Query, survey: _Survey, excluded: list[str], snapshot: Snapshot
 ) -> tuple[Verdict, Sequence[int]]:
-    """What is to be done, and among which of the workers that may answer.
+    """Returns the verdict, and the workers to choose among, by position in the survey.
 
     Neither what is known against them nor a limit leaves out all of them: then both give way,
     unless the rules shed.
@@ -348,7 +348,7 @@ def _order(
     weighed: float,
     around: tuple[Snapshot, Chance],
 ) -> list[Worker]:
-    """The best candidates, at most as many as are named."""
+    """Returns the best candidates, at most as many as are named to the proxy."""
     snapshot, chance = around
     workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
     if len(candidates) != len(workers):
@@ -411,7 +411,7 @@ RETRY_AFTER_SECONDS = 1
 
 
 class Refusal(NamedTuple):
-    """An answer of ours, in the place of a worker's; body is JSON."""
+    """An answer in a worker's place; body is JSON."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -419,7 +419,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(verdict: Verdict) -> Refusal | None:
-    """The answer that a verdict asks for; None where the request goes on."""
+    """Returns the answer for a verdict that refuses the request, None if it goes on."""
     if verdict is Verdict.SHED:
         retry = ("retry-after", str(RETRY_AFTER_SECONDS))
         return _refusal(429, "RateLimitError", "all workers are busy; try again", retry)

@@ -12,7 +12,7 @@ from kvstate.tiers import Tier
 
 
 def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, Any]:
-    """The answer of POST /explain, and a line of the decision log.
+    """Returns the answer of POST /explain, which is also a line of the decision log.
 
     state: of a worker's feeds, by its name.
     """
@@ -20,13 +20,13 @@ def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, An
 
 
 def candidates(decision: Decision, state: Callable[[str], str]) -> Iterator[dict[str, Any]]:
-    """What is told of each candidate, one after the other: a thousand take ten milliseconds."""
+    """Yields what is told of each candidate; a thousand take ten milliseconds."""
     for at, worker in enumerate(decision.workers):
         yield _candidate(decision, at, state(worker.name))
 
 
 def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
-    """The explanation. shown: its candidates, as they are to be told."""
+    """Returns the explanation with its candidates as given."""
     return {
         "model": decision.model,
         "prompt_tokens": decision.prompt_tokens,
@@ -41,7 +41,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
 
 
 def why(decision: Decision) -> str:
-    """The reason in words."""
+    """Returns the reason of a decision as a sentence."""
     if decision.verdict is Verdict.SHED:
         return "every worker that may answer is over its limit of requests"
     for left in (FINDS_MODEL, CALLS_NO_MODEL):
@@ -129,7 +129,7 @@ log = logging.getLogger("kvsteer.decisions")
 
 
 class DecisionLog:
-    """Writes some decisions as POST /explain would show them; never anything of a prompt.
+    """Logs a sample of the decisions as POST /explain shows them, without any prompt text.
 
     percent: how many of a hundred decisions, by chance. chance: 0 to below 1. state: of a worker's
     feeds, by its name.
@@ -143,7 +143,7 @@ class DecisionLog:
         self._state = state
 
     def tell(self, decision: Decision, trace_id: str = "") -> None:
-        """Writes a decision, if it is in the sample.
+        """Logs a decision if it is in the sample.
 
         trace_id: of the trace that the request belongs to, if it is traced.
         """

@@ -188,7 +188,7 @@ _KEYS = {"name", "description", "parameters", "strict"}
 
 
 def tools_of(tools: list[dict[str, Any]], choice: object) -> list[dict[str, Any]]:
-    """The tools that the template sees.
+    """Returns the tools as the chat template sees them.
 
     choice: the request's tool_choice. Templates do not see it, but with "none" engines leave the
         tools out where --exclude-tools-when-tool-choice-none is set.
@@ -248,7 +248,7 @@ _RESERVED_VARIABLES = frozenset(
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
-    """What besides the messages decides how a conversation becomes a prompt.
+    """The options that, besides the messages, decide how a conversation becomes a prompt.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
     `messages_of`.

@@ -56,11 +56,11 @@ _embeddings_body = msgspec.json.Decoder(_EmbeddingsBody)
 
 
 def parse_embeddings(content: bytes) -> InferenceRequest:
-    """Parses a body.
+    """Parses the body of an embeddings request.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no such request.
     """
     body = _embeddings_body.decode(content)
     if body.truncate_prompt_tokens is not None:
@@ -128,11 +128,13 @@ _tokens_body = msgspec.json.Decoder(_TokensBody)
 
 
 def parse_generate(content: bytes) -> InferenceRequest:
-    """Parses SGLang's body. The adapter it names takes the place of the model it cannot name.
+    """Parses the body of SGLang's POST /generate.
+
+    The adapter that it names takes the place of the model, which it cannot name.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no such request.
     """
     body = _generate_body.decode(content)
     if is_given(body.input_embeds):
@@ -163,11 +165,11 @@ def parse_generate(content: bytes) -> InferenceRequest:
 
 
 def parse_tokens(content: bytes) -> InferenceRequest:
-    """Parses vLLM's body.
+    """Parses the body of vLLM's POST /inference/v1/generate.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no such request.
     """
     body = _tokens_body.decode(content)
     if is_given(body.features) or is_filled(body.content_parts):
@@ -204,11 +206,11 @@ _body = msgspec.json.Decoder(_Body)
 
 
 def parse(content: bytes) -> InferenceRequest:
-    """Parses a body.
+    """Parses the body of a completion.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
     if body.suffix:

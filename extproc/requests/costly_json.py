@@ -35,14 +35,14 @@ _TO_BRACE = 0x20  # sets "[" to "{", and nothing else
 
 
 def is_light(body: bytes) -> bool:
-    """Whether a body is parsed within a millisecond or two, whatever it is."""
+    """Returns whether a body is parsed within a millisecond or two, whatever it holds."""
     if len(body) <= _SMALL_BYTES:
         return True
     return len(body) <= INLINE_BYTES and _has_at_most(_INLINE_PARTS, body, _BRACKET, _TO_BRACE)
 
 
 def refuse_costly(body: bytes, max_commas: int = MAX_COMMAS) -> None:
-    """Refuses JSON that holds too much, before anything is made of it.
+    """Refuses JSON that would make too many objects, before it is decoded.
 
     Raises:
         RequestError: too_many_parts.

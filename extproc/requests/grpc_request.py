@@ -36,7 +36,7 @@ def parse(path: str, content: bytes) -> InferenceRequest:
     """Parses the body of a request to one of `PATHS`: one message with its prefix.
 
     Raises:
-        RequestError: it is not keyed, and why.
+        RequestError: its prompt cannot be keyed; the error says why.
     """
     message = _message(content)
     try:

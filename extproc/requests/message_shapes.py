@@ -15,7 +15,7 @@ Messages = Sequence[dict[str, Any]]
 
 
 def flat(message: dict[str, Any]) -> dict[str, Any]:
-    """With content as text, parts joined by line ends. The message holds no media."""
+    """Returns a message without media with its content as text, parts joined by line ends."""
     content = message.get("content")
     if isinstance(content, str):
         return message
@@ -24,7 +24,7 @@ def flat(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """With content in parts; what a tool said is a text, unless there is media in it.
+    """Returns a message with its content in parts; that of a tool stays text without media.
 
     Raises:
         RequestError: a part says more than its text, which newer releases show to templates.
@@ -43,13 +43,13 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_media(message: dict[str, Any]) -> bool:
-    """Whether a part of a message is no text."""
+    """Returns whether a part of a message is media."""
     content = message.get("content")
     return type(content) is list and any(part["type"] != "text" for part in content)
 
 
 def marked(message: dict[str, Any]) -> dict[str, Any]:
-    """With a mark, as text, in the place of every media."""
+    """Returns a message with a mark, as text, in the place of every media part."""
     if not has_media(message):
         return message
     mark = {"type": "text", "text": MEDIA_MARK}
@@ -58,7 +58,7 @@ def marked(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def texts_before_media(messages: Messages) -> list[str]:
-    """What the messages say before the first media in them."""
+    """Returns the texts that stand before the first media of the messages."""
     texts: list[str] = []
     for message in messages:
         content = message.get("content")

@@ -42,11 +42,11 @@ _body = msgspec.json.Decoder(_Body)
 
 
 def parse(content: bytes) -> InferenceRequest:
-    """Parses a body.
+    """Parses the body of a messages request.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
     if body.chat_template_kwargs:

@@ -69,7 +69,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     answers: int = 1
 
     def kept(self, tokens: Tokens) -> Tokens:
-        """What the engine computes of a prompt's tokens."""
+        """Returns the tokens of a prompt that the engine computes."""
         return tokens if self.keep_last_tokens is None else tokens[-self.keep_last_tokens :]
 
 
@@ -93,7 +93,7 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 def prompts_of(
     raw: msgspec.Raw, *, add_special_tokens: bool = True, special_tokens_vary: bool = False
 ) -> list[Prompt]:
-    """The prompts of a request, as completions and embeddings take them: texts or token ids.
+    """Returns the prompts of a completion or an embedding: texts or token ids.
 
     Raises:
         RequestError: there is none, one is empty, or there are too many.
@@ -110,7 +110,7 @@ def prompts_of(
 
 
 def texts_of(texts: Texts) -> list[Prompt]:
-    """Prompts of text, as they are tokenized by default.
+    """Returns prompts of text that are tokenized as by default.
 
     Raises:
         RequestError: there is none, or there are too many.
@@ -124,7 +124,7 @@ def texts_of(texts: Texts) -> list[Prompt]:
 
 
 def ids_of(raw: msgspec.Raw) -> list[Prompt]:
-    """Prompts of token ids: a list of them, or a list of lists.
+    """Returns prompts of token ids from a list of ids, or a list of such lists.
 
     Raises:
         RequestError: one is empty, or there are too many.
@@ -143,17 +143,17 @@ def _several(raw: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def is_given(field: msgspec.Raw) -> bool:
-    """Whether a field is there, and not null."""
+    """Returns whether a field is there and not null."""
     return bytes(memoryview(field)[:5]) != b"null"
 
 
 def is_filled(field: msgspec.Raw) -> bool:
-    """Whether a field is there, and neither empty nor false nor 0."""
+    """Returns whether a field is there, and neither empty nor false nor 0."""
     return bytes(memoryview(field)[:6]) not in _EMPTY
 
 
 def token_ids(raw: msgspec.Raw) -> Tokens:
-    """Token ids as they came, in a buffer.
+    """Returns a list of token ids as a buffer.
 
     Raises:
         RequestError: there is none, or one is no token id.
@@ -188,12 +188,12 @@ def _pieces(raw: msgspec.Raw) -> Iterator[msgspec.Raw | bytes]:
 
 
 def answers_in(n: object) -> int:
-    """How many answers a request's `n` asks for; 1 where it is none that an engine takes."""
+    """Returns how many answers a request's `n` asks for; 1 if no engine would take it."""
     return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
 
 
 def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
-    """How many tokens vLLM keeps of a prompt, None: all.
+    """Returns how many tokens of a prompt vLLM keeps, None for all.
 
     Its default side is left, so the last ones; it took the side into requests only lately. With -1
     it keeps as many as the model takes, which only the engine knows.

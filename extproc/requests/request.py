@@ -149,24 +149,24 @@ _ID_PATHS = frozenset(
 
 
 def path_of(target: str) -> str:
-    """The path of a request target, without query string."""
+    """Returns the path of a request target, without its query string."""
     return target.partition("?")[0].removesuffix("/")
 
 
 def is_inference(method: str, path: str) -> bool:
-    """Whether the body of this request carries a prompt that we can key."""
+    """Returns whether the body of a request carries a prompt that can be keyed."""
     return method == "POST" and (path in _PARSERS or path in grpc_request.PATHS)
 
 
 def why_unkeyed(method: str, path: str) -> str:
-    """Why the body of a request is not asked for, by its method and path alone; "" if it is."""
+    """Returns why the body of a request is not asked for, "" if it is: method and path tell."""
     if is_inference(method, path):
         return ""
     return "unkeyed_api" if method == "POST" and path in UNKEYED_PATHS else NOT_INFERENCE
 
 
 def model_of(body: bytes) -> str | None:
-    """The model that a body names, also where its prompt cannot be keyed.
+    """Returns the model that a body names, None if it names none; its prompt does not matter.
 
     Of a long body, only both ends are looked at.
     """

@@ -36,11 +36,11 @@ _body = msgspec.json.Decoder(_Body)
 
 
 def parse(content: bytes) -> InferenceRequest:
-    """Parses a body.
+    """Parses the body of a response request.
 
     Raises:
-        RequestError: it is not keyed, and why.
-        msgspec.DecodeError: it is no such body.
+        RequestError: its prompt cannot be keyed; the error says why.
+        msgspec.DecodeError: it is no such request.
     """
     body = _body.decode(content)
     _refuse_what_differs(body)

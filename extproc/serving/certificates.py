@@ -35,7 +35,7 @@ _LONG_FORM = 0x80
 
 
 def expiry_of(pem: bytes) -> float:
-    """The end of the first certificate of a PEM text, in seconds since 1970.
+    """Returns when the first certificate of a PEM text expires, in seconds since 1970.
 
     Raises:
         ValueError: there is none that can be read.
@@ -101,7 +101,7 @@ _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What was in the files at one time, and goes together.
+    """The content of the TLS files at one time: certificate, key and authorities that match.
 
     context: of a server that speaks HTTP/2, TLS 1.2 at the least. expires_at: seconds since 1970.
     """
@@ -131,7 +131,7 @@ class Certificates:
         self.current = _read(options)
 
     async def follow(self) -> None:
-        """Looks at the files from now on, until it is cancelled."""
+        """Checks the files for changes every second until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
@@ -150,7 +150,7 @@ class Certificates:
             log.warning("TLS handshake failed: %s (%d so far)", why, self.failed_handshakes)
 
     async def look(self, *, anyway: bool = False) -> None:
-        """Takes over what is new in the files, if it is whole; else what was there stays.
+        """Loads the files if they changed; if they cannot be used, the previous ones stay in use.
 
         anyway: reads them though they look unchanged.
         """
@@ -163,10 +163,10 @@ class Certificates:
                 self.current = await asyncio.to_thread(_read, self._options)
             except StartError as error:
                 self.fault = str(error)
-                log.error("the TLS files before stay in use: %s", error)
+                log.error("the TLS files cannot be used, the previous ones stay: %s", error)
                 return
             self.fault = None
-            log.info("TLS files read anew")
+            log.info("TLS files reloaded")
 
 
 class _Handshaking(ssl.SSLObject):
@@ -175,7 +175,7 @@ class _Handshaking(ssl.SSLObject):
     failed: Callable[[ssl.SSLError], None]
 
     def do_handshake(self) -> None:
-        """asyncio: goes on with it."""
+        """Continues the handshake, and reports why it failed if it does; called by asyncio."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -186,7 +186,7 @@ class _Handshaking(ssl.SSLObject):
 
 
 class ChangingContext(ssl.SSLContext):
-    """Of a listener, for good: each connection gets the context that is in use when it comes.
+    """The context of a listener: each connection gets the one that is in use when it comes.
 
     Each of those keeps its own sessions: none outlives the authorities that its client was let in
     by.

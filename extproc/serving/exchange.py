@@ -66,7 +66,7 @@ class Service:
 
 
 class Exchange:
-    """One stream, which is one HTTP request.
+    """One ext_proc stream, which is one HTTP request.
 
     A server hands over each message that came and sends what is answered, in order, and takes no
     further message before that; and it closes the exchange once, however the stream ended. A
@@ -102,7 +102,7 @@ class Exchange:
         return self._place(await service.router.route(step, self._traceparent))
 
     def close(self) -> None:
-        """The stream is over; closing it again changes nothing."""
+        """Ends the stream and releases its load; closing it again changes nothing."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -68,7 +68,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((self._ext_proc_handler(), self._health_handler()))
 
     async def start(self) -> None:
-        """Listens.
+        """Starts to listen.
 
         Raises:
             StartError: the address cannot be bound.
@@ -88,14 +88,14 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Takes no new streams and gives those under way `extproc.drain_ms`."""
+        """Accepts no new streams and waits up to `extproc.drain_ms` for those under way."""
         self._health.is_stopping = True
         await self._server.stop(self._config.extproc.drain_ms / 1000)
 
     async def process(
         self, requests: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
-        """One ext_proc stream: as long as the HTTP request and its response."""
+        """Serves one ext_proc stream, which lasts as long as the HTTP request and its response."""
         exchange = self._service.open(self._traceparent(context))
         try:
             async for message in requests:

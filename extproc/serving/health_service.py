@@ -21,7 +21,7 @@ ServingStatus = HealthCheckResponse.ServingStatus
 
 
 class Health:
-    """What a server says of itself.
+    """The health that a server reports.
 
     is_stopping: it serves no more, and those who watch it are sent away.
     """
@@ -31,7 +31,7 @@ class Health:
         self._is_ready = is_ready
 
     def of(self, service: str) -> ServingStatus:
-        """The state of one service; SERVICE_UNKNOWN if there is none of that name."""
+        """Returns the status of a service; SERVICE_UNKNOWN if there is none of that name."""
         if service == LIVENESS:
             return HealthCheckResponse.SERVING
         if service in ("", READINESS, EXT_PROC):

@@ -52,18 +52,20 @@ class Wire(Protocol):
     budget: Budget
 
     def send(self, stream_id: int, data: bytes) -> int:
-        """Sends more of the answer, of which so many bytes now wait; aborts the call if there is no
-        room for them."""
+        """Sends more of the answer and returns how many bytes of it now wait for the peer.
+
+        Aborts the call if there is no room for them.
+        """
 
     def finish(self, stream_id: int, block: bytes) -> None:
-        """Ends the call, which is then forgotten."""
+        """Sends the last header block of the answer and forgets the call."""
 
     def flush(self) -> None:
-        """Writes what was sent; needed outside of `Call.receive` only."""
+        """Writes what was sent; needed only outside of `Call.receive`."""
 
 
 class Call(ABC):
-    """A call that is under way.
+    """One gRPC call that is under way.
 
     What comes while a message is not answered yet, or while the peer does not take what was
     answered, is kept as it came: not more than the stream's window. Of the wire's budget,
@@ -90,7 +92,7 @@ class Call(ABC):
 
     @abstractmethod
     def take(self, message: Piece) -> None:
-        """One message of the request.
+        """Takes one message of the request.
 
         Raises:
             CallError: the call ends with that.
@@ -98,7 +100,7 @@ class Call(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """The request is whole, and its messages were taken.
+        """Called when the request has ended and all its messages were taken.
 
         Raises:
             CallError: the call ends with that.
@@ -106,7 +108,7 @@ class Call(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """The call is over, whoever ended it. Called once."""
+        """Called once, when the call is over, whoever ended it."""
 
     @property
     def is_busy(self) -> bool:
@@ -119,13 +121,13 @@ class Call(ABC):
 
     @property
     def is_held_back(self) -> bool:
-        """Whether `go_on` has something to do as soon as the call is not busy."""
+        """Whether something is kept that `go_on` can take as soon as the call is not busy."""
         return not self._is_over and bool(
             self._messages or self._unread or (self._is_whole and not self._is_ended)
         )
 
     def receive(self, data: Piece, *, is_last: bool) -> None:
-        """More of the request; nothing comes after the last."""
+        """Takes more bytes of the request; is_last: nothing follows them."""
         self._is_whole = is_last
         if not data:
             self.go_on()
@@ -141,7 +143,7 @@ class Call(ABC):
                 self._charge()
 
     def go_on(self) -> None:
-        """Takes what was kept, as far as that is possible now."""
+        """Takes what was kept while the call was busy, until it is busy again."""
         while not self._is_over and not self.is_busy:
             if self._messages:
                 message = self._messages.popleft()
@@ -158,7 +160,7 @@ class Call(ABC):
         self._charge()
 
     def answer(self, message: bytes) -> None:
-        """Sends a message."""
+        """Sends one message of the answer; does nothing if the call is over."""
         if self._is_over:
             return
         if not self._is_begun:
@@ -167,19 +169,19 @@ class Call(ABC):
         self._queued = self._wire.send(self._id, framed(message))
 
     def finish(self, status: int = Status.OK, text: str = "") -> None:
-        """Ends the call with a status; nothing if it is over."""
+        """Ends the call with a gRPC status; does nothing if it is over."""
         if not self._is_over:
             self._over()
             block = trailers(status, text) if self._is_begun else trailers_only(status, text)
             self._wire.finish(self._id, block)
 
     def abort(self) -> None:
-        """The stream is gone; nothing if the call is over."""
+        """Ends the call because its stream is gone; does nothing if it is over."""
         if not self._is_over:
             self._over()
 
     def tick(self, most: int) -> None:
-        """Time passes: a first message, or the rest of one, is awaited for so many ticks."""
+        """Called every 5 s: ends a call that has owed a whole message for `most` calls of this."""
         if self._has_come and not self._reader.held:
             self._owed_ticks = 0
             return
@@ -188,7 +190,7 @@ class Call(ABC):
             self.finish(Status.DEADLINE_EXCEEDED, "no message in time")
 
     def guarded(self, function: Callable[..., None], *arguments: object) -> None:
-        """Calls that; what it raises ends the call, and no more than the call."""
+        """Calls a function; an error that it raises ends this call, but not the connection."""
         try:
             function(*arguments)
         except CallError as error:
@@ -238,7 +240,7 @@ class Call(ABC):
 
 
 class ExtProcCall(Call):
-    """One ext_proc stream. Without a task, unless an answer has to be awaited."""
+    """One ext_proc stream; it has a task only while an answer has to be awaited."""
 
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         super().__init__(wire, stream_id)
@@ -246,7 +248,7 @@ class ExtProcCall(Call):
         self._exchange = service.open(traceparent)
 
     def take(self, message: Piece) -> None:
-        """Hands it to the exchange, and sends what is answered.
+        """Hands a message to the exchange and sends its answers.
 
         The exchange nearly always answers without waiting; only where it does not is there a task.
         """
@@ -264,11 +266,11 @@ class ExtProcCall(Call):
             self._awaited.add_done_callback(self._answered)
 
     def end(self) -> None:
-        """The HTTP request is over, and so are we."""
+        """Ends the call with OK: the HTTP request is over."""
         self.finish()
 
     def close(self) -> None:
-        """Releases what the request held."""
+        """Releases the load of the request and cancels an answer that is awaited."""
         if self._awaited is not None:
             self._awaited.cancel()
         self._exchange.close()
@@ -308,7 +310,7 @@ class HealthCall(Call):
         self._question: str | None = None
 
     def take(self, message: Piece) -> None:
-        """The question."""
+        """Takes the question; a second one is an error."""
         if self._question is not None:
             raise CallError(Status.INTERNAL, "more than one message")
         try:
@@ -317,7 +319,7 @@ class HealthCall(Call):
             raise CallError(Status.INTERNAL, "malformed message") from None
 
     def end(self) -> None:
-        """Answers, once."""
+        """Answers the question and ends the call."""
         status = self._status()
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             raise CallError(Status.NOT_FOUND, "unknown service")
@@ -325,7 +327,7 @@ class HealthCall(Call):
         self.finish()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: a health call holds nothing."""
 
     def _status(self) -> ServingStatus:
         if self._question is None:
@@ -345,7 +347,7 @@ class WatchCall(HealthCall):
         self._timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Answers now, and from now on."""
+        """Answers now, and again whenever the health has changed."""
         status = self._status()
         if status != self._told:
             self._told = status
@@ -357,7 +359,7 @@ class WatchCall(HealthCall):
             self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look_again)
 
     def close(self) -> None:
-        """Nobody watches any more."""
+        """Stops watching."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -58,7 +58,9 @@ class Host:
 
 
 class LeanConnection(asyncio.Protocol):
-    """Writes once for all that one read brought. has_served: whether a call ever came."""
+    """One connection of a proxy; writes once for all that one read brought.
+
+    has_served: whether a call ever came."""
 
     def __init__(self, host: Host) -> None:
         self.has_served = False
@@ -73,14 +75,14 @@ class LeanConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: somebody connected."""
+        """Called by asyncio when the connection is made."""
         self._transport = cast("asyncio.Transport", transport)
         keep_alive(transport)
         self._host.came(self)
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came."""
+        """Called by asyncio with bytes that were read."""
         if self._is_closing:
             return
         for event in self.http2.receive(data):
@@ -97,11 +99,11 @@ class LeanConnection(asyncio.Protocol):
         self.flush()
 
     def eof_received(self) -> bool:
-        """asyncio: nothing more comes; HTTP/2 has no use for half a connection."""
+        """Called by asyncio at the end of input; closes, since HTTP/2 needs both directions."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: it is gone, and with it every stream."""
+        """Called by asyncio when the connection is gone; ends all its calls."""
         self._is_closing = True
         if exc is not None:
             log.debug("connection lost: %s", exc)
@@ -111,20 +113,20 @@ class LeanConnection(asyncio.Protocol):
         self._host.left(self)
 
     def pause_writing(self) -> None:
-        """asyncio: the peer does not read. Then neither do we, or answers would pile up."""
+        """Called by asyncio when the peer does not read: reads no more, or answers pile up."""
         self._paused_ticks = 0
         self.http2.pause_sending()
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """asyncio: it reads again."""
+        """Called by asyncio when the peer reads again."""
         self._paused_ticks = None
         self.http2.resume_sending()
         self._transport.resume_reading()
         self.flush()
 
     def tick(self) -> None:
-        """Time passes: what took too long ends."""
+        """Called every 5 s: closes or aborts what has made no progress for too long."""
         if self._paused_ticks is not None:
             self._paused_ticks += 1
             if self._paused_ticks > self._host.limits.stall_ticks:
@@ -138,7 +140,7 @@ class LeanConnection(asyncio.Protocol):
 
     @property
     def fault(self) -> ErrorCode | None:
-        """The code with which it was ended, None if its peer did nothing wrong."""
+        """The error code with which the connection was ended, None if the peer broke no rule."""
         fault = self.http2.fault
         return None if fault is None else ErrorCode(fault.code)
 
@@ -148,16 +150,16 @@ class LeanConnection(asyncio.Protocol):
         return not self.http2.stream_count
 
     def drain(self) -> None:
-        """Takes no new streams; closes when those under way have ended."""
+        """Accepts no new streams, and closes when those under way have ended."""
         self.http2.drain()
         self.flush()
 
     def drop(self) -> None:
-        """Closes now."""
+        """Closes at once, whatever is under way."""
         self._transport.abort()
 
     def send(self, stream_id: int, data: bytes) -> int:
-        """Of a call: more of its answer."""
+        """Sends more of a call's answer; returns how many bytes of it wait for the peer."""
         queued = self.http2.send_data(stream_id, data)
         if queued is None:
             self._abort(stream_id)
@@ -165,14 +167,14 @@ class LeanConnection(asyncio.Protocol):
         return queued
 
     def finish(self, stream_id: int, block: bytes) -> None:
-        """Of a call: the end of its answer."""
+        """Ends a call's answer with its last header block, and forgets the call."""
         self._held_back.pop(stream_id, None)
         self.http2.end(stream_id, block)
         if self._calls.pop(stream_id, None) is not None and not self._calls:
             self._host.rested(self)
 
     def flush(self) -> None:
-        """Writes what there is to write."""
+        """Writes what is to be sent, and lets calls go on that waited for it."""
         if self._is_closing:
             return
         self._write()
@@ -285,7 +287,7 @@ class LeanServer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Listens.
+        """Starts to listen.
 
         Raises:
             StartError: the address cannot be bound.
@@ -297,7 +299,7 @@ class LeanServer:
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def stop(self) -> None:
-        """Takes no new streams and gives those under way `extproc.drain_ms`."""
+        """Accepts no new streams and waits up to `extproc.drain_ms` for those under way."""
         self._health.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -316,7 +318,7 @@ class LeanServer:
         await self._empty()
 
     def figures(self) -> ServerFigures:
-        """For metrics."""
+        """Returns the connections, their faults and the bytes kept, for metrics."""
         faults = dict(self._faults)
         if self._certificates is not None and self._certificates.failed_handshakes:
             faults["TLS_HANDSHAKE"] = self._certificates.failed_handshakes
@@ -434,5 +436,5 @@ class LeanServer:
 
 class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Closes it: there are too many."""
+        """Closes the connection, since too many are open."""
         transport.close()

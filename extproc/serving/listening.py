@@ -51,7 +51,7 @@ _HTTP_SHARE = 1 / 16
 
 
 def raise_file_limit() -> tuple[int, int]:
-    """Raises the limit of open files to what the system lets this process have; before, now."""
+    """Raises the limit of open files as far as the system allows; returns the old and new one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -59,12 +59,12 @@ def raise_file_limit() -> tuple[int, int]:
 
 
 def proxy_connections() -> int:
-    """How many connections of proxies leave files for everything else."""
+    """Returns how many proxy connections are allowed, so that files are left for the rest."""
     return _share(_PROXIES_SHARE)
 
 
 def http_connections() -> int:
-    """How many connections one of our HTTP servers may have at once."""
+    """Returns how many connections one of our HTTP servers may have at once."""
     return min(256, _share(_HTTP_SHARE))
 
 
@@ -74,7 +74,9 @@ def _share(share: float) -> int:
 
 
 def max_message_bytes(config: Config) -> int:
-    """Room for Envoy's largest body: a longer one than we read is still answered, by load."""
+    """Returns the largest gRPC message accepted, in bytes: it has room for Envoy's largest body.
+
+    A longer body than is read here is still routed, by load."""
     limit = max(config.extproc.max_body_bytes, config.envoy.request_body_buffer_limit_bytes)
     return limit + _MESSAGE_OVERHEAD_BYTES
 
@@ -90,7 +92,7 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
 
 
 def socket_path(options: ExtProc) -> Path | None:
-    """Where the Unix socket is to be, None for a host and a port."""
+    """Returns the path of the Unix socket to listen on, None for a host and a port."""
     if not options.listen.startswith(address.UNIX_PREFIX):
         return None
     # gRPC also writes unix:///absolute/path.
@@ -99,7 +101,7 @@ def socket_path(options: ExtProc) -> Path | None:
 
 @contextlib.contextmanager
 def place_for(path: Path, options: ExtProc) -> Iterator[None]:
-    """For binding a Unix socket: nothing is there, and its rights are right from the start.
+    """Prepares a path for binding a Unix socket: removes a stale one and sets the file mode.
 
     Raises:
         StartError: the path is taken.
@@ -113,7 +115,7 @@ def place_for(path: Path, options: ExtProc) -> Iterator[None]:
 
 
 def bound_socket(path: Path, options: ExtProc) -> socket.socket:
-    """A Unix socket at a path.
+    """Returns a Unix socket bound to a path.
 
     Raises:
         StartError: the path is taken.
@@ -130,7 +132,7 @@ def bound_socket(path: Path, options: ExtProc) -> socket.socket:
 
 
 def cannot_listen(options: ExtProc, error: OSError) -> StartError:
-    """Why the address cannot be had, in the system's words."""
+    """Returns the error that says, in the system's words, why the address cannot be used."""
     # asyncio puts words of its own around them; a name that is not found has a negative number
     number = error.errno or 0
     why = os.strerror(number) if number > 0 else error.strerror or str(error)
@@ -138,7 +140,7 @@ def cannot_listen(options: ExtProc, error: OSError) -> StartError:
 
 
 def try_address(options: ExtProc) -> None:
-    """Listens for a moment, to learn why somebody else cannot.
+    """Binds the address for a moment, to learn why a server could not.
 
     Raises:
         OSError: why.
@@ -177,7 +179,7 @@ def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Removes a socket that a killed router left behind; never one that is served, nor a file.
+    """Removes the socket of a killed router, but no socket that is served and no other file.
 
     Raises:
         StartError: the path is taken.

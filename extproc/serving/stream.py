@@ -89,7 +89,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def head_of(message: ProcessingRequest, policy_header: str | None) -> Head:
-    """A request's head.
+    """Returns what of a request's headers decides how it is treated.
 
     policy_header: the header that may name a policy, in lower case; None if none may.
     """
@@ -110,7 +110,7 @@ def head_of(message: ProcessingRequest, policy_header: str | None) -> Head:
 
 
 def traceparent_of(message: ProcessingRequest) -> str:
-    """The trace that a client says its request belongs to, "" if it says none."""
+    """Returns the traceparent header of a request, "" if it has none."""
     for header in message.request_headers.headers.headers:
         if header.key == course.NAME:
             return _text(header)
@@ -118,7 +118,7 @@ def traceparent_of(message: ProcessingRequest) -> str:
 
 
 def response_head_of(message: ProcessingRequest) -> ResponseHead:
-    """A response's head."""
+    """Returns what of a response's headers is accounted for."""
     status: int | None = None
     media_type = ""
     is_plain = True
@@ -180,7 +180,9 @@ SMALL_PIECES = 64
 
 
 class CollectedBody:
-    """The pieces of one body, in order. budget: what all bodies together may keep."""
+    """The pieces of one request body, in order.
+
+    budget: the bytes that all bodies together may keep."""
 
     def __init__(self, budget: Budget) -> None:
         self.size_bytes = 0
@@ -190,7 +192,7 @@ class CollectedBody:
         self._small: list[bytes] = []
 
     def add(self, piece: bytes) -> bool:
-        """Takes the next piece; False if there is no room, so that it is not to stay long."""
+        """Keeps the next piece; returns False if the budget has no room: then it must go soon."""
         self.size_bytes += len(piece)
         has_room = self._budget.take(len(piece))
         if has_room:
@@ -208,12 +210,12 @@ class CollectedBody:
         self._pieces.append(piece)
 
     def whole(self) -> bytes:
-        """All of it, in one; copied only where it came in more than one piece."""
+        """Returns the body as one; it is copied only if it came in more than one piece."""
         self._join_small()
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def take(self) -> list[bytes]:
-        """All of it, in pieces; nothing is left here."""
+        """Returns the pieces of the body and keeps nothing of it."""
         self._join_small()
         pieces, self._pieces = self._pieces, []
         self.size_bytes = 0
@@ -230,7 +232,7 @@ class CollectedBody:
 
 
 class State(StrEnum):
-    """Of the table above, as errors say it."""
+    """The states of the table above, in the words that errors use."""
 
     HEAD = "before the request headers"
     BODY = "while the request body is awaited"
@@ -294,7 +296,7 @@ class Stream:
         self._is_last = False
 
     def receive(self, message: ProcessingRequest) -> Step:
-        """Takes one message.
+        """Takes one message of Envoy, and returns the answers or the request that is to be placed.
 
         Raises:
             ProtocolError: out of order, or in a body mode that is not spoken here.
@@ -312,7 +314,7 @@ class Stream:
         return row(self, message)
 
     def place(self, placement: Placement) -> Answers:
-        """The answers that carry the pick; they belong to the last `Ask`."""
+        """Returns the answers that carry the pick for the last `Ask`."""
         common = say.pick_of(placement, names_model=self._spoken.names_model)
         self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
         if self._asked_with == "request_headers" or self.is_duplex:
@@ -328,7 +330,7 @@ class Stream:
         return answers
 
     def refuse(self, refusal: Refusal) -> Answers:
-        """The answer that takes a worker's place; belongs to the last `Ask`."""
+        """Returns the answer to the last `Ask` that refuses the request in a worker's place."""
         self.state = State.REFUSED
         self.close()
         return [say.refused(refusal)]

@@ -33,7 +33,7 @@ Answers = list[ProcessingResponse]
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):
-    """Where the request goes, for Envoy; all may be absent.
+    """Where a request goes, as Envoy is told; each part may be absent.
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
     value of the header that names a data-parallel rank.
@@ -72,7 +72,7 @@ _WITH_RESPONSE_BODY = ProcessingMode(
 
 
 def pick_of(placement: Placement, *, names_model: bool) -> CommonResponse:
-    """What is said of a request's headers; a client's own header of our names never survives.
+    """Returns the header mutation of a pick; it always removes or overwrites a client's own.
 
     names_model: whether routes choose by a model header of ours.
     """
@@ -91,7 +91,7 @@ def pick_of(placement: Placement, *, names_model: bool) -> CommonResponse:
 
 
 def with_metadata(answer: ProcessingResponse, placement: Placement) -> ProcessingResponse:
-    """The same answer, with the pick in dynamic metadata, where there is one."""
+    """Adds the pick, if there is one, to the dynamic metadata of an answer, and returns it."""
     if placement.destination:
         space = answer.dynamic_metadata.fields[headers.DESTINATION_NAMESPACE].struct_value
         space.fields[headers.DESTINATION].string_value = placement.destination
@@ -99,7 +99,7 @@ def with_metadata(answer: ProcessingResponse, placement: Placement) -> Processin
 
 
 def headers_placed(common: CommonResponse, *, without_body: bool = False) -> ProcessingResponse:
-    """Request headers, with their pick.
+    """Returns the answer to request headers that carries the pick.
 
     without_body: Envoy would buffer the body for us, and is told not to.
     """
@@ -110,12 +110,12 @@ def headers_placed(common: CommonResponse, *, without_body: bool = False) -> Pro
 
 
 def body_placed(common: CommonResponse) -> ProcessingResponse:
-    """A buffered request body, with the pick; Envoy still holds the headers."""
+    """Returns the answer to a buffered request body that carries the pick."""
     return ProcessingResponse(request_body=BodyResponse(response=common))
 
 
 def request_headers_go_on(body_mode: int | None = None) -> ProcessingResponse:
-    """Nothing is said of the headers yet.
+    """Returns the answer to request headers that lets them wait for the body.
 
     body_mode: in which the request's body is to come as before, where the response's headers, which
     Envoy would not show us, are asked for; None where they are not.
@@ -127,17 +127,17 @@ def request_headers_go_on(body_mode: int | None = None) -> ProcessingResponse:
 
 
 def request_body_goes_on() -> ProcessingResponse:
-    """A body that Envoy holds or streams by itself."""
+    """Returns the answer that leaves a request body as it is."""
     return ProcessingResponse(request_body=BodyResponse())
 
 
 def request_trailers_go_on() -> ProcessingResponse:
-    """Trailers are none of our business."""
+    """Returns the answer that leaves request trailers as they are."""
     return ProcessingResponse(request_trailers=TrailersResponse())
 
 
 def response_headers_go_on(*, read_body: bool = False) -> ProcessingResponse:
-    """A response's headers.
+    """Returns the answer that leaves response headers as they are.
 
     read_body: its body is to be shown to us as it streams; needs allow_mode_override.
     """
@@ -148,29 +148,29 @@ def response_headers_go_on(*, read_body: bool = False) -> ProcessingResponse:
 
 
 def response_body_goes_on() -> ProcessingResponse:
-    """A piece of a response that Envoy holds by itself."""
+    """Returns the answer that leaves a piece of a response body as it is."""
     return ProcessingResponse(response_body=BodyResponse())
 
 
 def response_trailers_go_on() -> ProcessingResponse:
-    """Trailers are none of our business."""
+    """Returns the answer that leaves response trailers as they are."""
     return ProcessingResponse(response_trailers=TrailersResponse())
 
 
 def request_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[ProcessingResponse]:
-    """FULL_DUPLEX_STREAMED: the bytes of a request body, and its end, given back unchanged."""
+    """Yields answers that give back a piece of a request body in FULL_DUPLEX_STREAMED."""
     for common in _echo(body, end_of_stream=end_of_stream):
         yield ProcessingResponse(request_body=BodyResponse(response=common))
 
 
 def response_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[ProcessingResponse]:
-    """FULL_DUPLEX_STREAMED: the bytes of a response body, and its end, given back unchanged."""
+    """Yields answers that give back a piece of a response body in FULL_DUPLEX_STREAMED."""
     for common in _echo(body, end_of_stream=end_of_stream):
         yield ProcessingResponse(response_body=BodyResponse(response=common))
 
 
 def refused(refusal: Refusal) -> ProcessingResponse:
-    """The answer that takes a worker's place."""
+    """Returns the immediate response that refuses a request in a worker's place."""
     mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in refusal.headers])
     answer = ImmediateResponse(headers=mutation, body=refusal.body, details="kvsteer")
     answer.status.code = refusal.status

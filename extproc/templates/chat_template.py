@@ -48,7 +48,7 @@ _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def tagged(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The text to be continued, and its message with the tag behind it.
+    """Returns the text to be continued, and its message with the tag behind it.
 
     Raises:
         RequestError: there is none, as engines find too.
@@ -272,7 +272,7 @@ def rendered(
     monotonic: Callable[[], float],
     end: float,
 ) -> str:
-    """The text that a template makes of its variables.
+    """Returns the text that a template makes of its variables.
 
     monotonic: seconds; at its `end` the rendering is given up.
 
@@ -388,7 +388,7 @@ class ChatTemplate:
         has_reasoning_effort: bool = False,
         budget_seconds: float = BUDGET_SECONDS,
     ) -> str:
-        """The prompt text of a conversation.
+        """Returns the prompt text of a conversation.
 
         has_reasoning_effort: whether the request sets it beside the variables.
         budget_seconds: how long it may take, however often the template runs.
@@ -421,7 +421,7 @@ class ChatTemplate:
         added_tokens: Collection[str],
         has_reasoning_effort: bool = False,
     ) -> str:
-        """The part of a conversation's prompt text that is certain before its first media.
+        """Returns the part of a conversation's prompt text that is certain before its first media.
 
         What the engine renders and what is rendered with a mark for every media agree up to there.
         The engine's processor puts media tokens in the place of the placeholders that the template

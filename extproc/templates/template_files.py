@@ -49,7 +49,7 @@ class ChatTemplates:
         has_reasoning_effort: bool = False,
         budget_seconds: float = BUDGET_SECONDS,
     ) -> str:
-        """The prompt text of a conversation: `ChatTemplate.render`."""
+        """Returns the prompt text of a conversation, as `ChatTemplate.render`."""
         return self._chosen(variables).render(
             messages,
             variables,
@@ -65,7 +65,7 @@ class ChatTemplates:
         added_tokens: Collection[str],
         has_reasoning_effort: bool = False,
     ) -> str:
-        """Its part that is certain before media: `ChatTemplate.render_until_media`."""
+        """Returns its certain part before media, as `ChatTemplate.render_until_media`."""
         return self._chosen(variables).render_until_media(
             messages,
             variables,
@@ -82,7 +82,7 @@ class ChatTemplates:
 
 
 def load(directory: Path, override: Path | None = None) -> ChatTemplates:
-    """The chat templates in a model's directory.
+    """Loads the chat templates in a model's directory.
 
     override: a template that the operator gave instead, to the engine as well. It makes no
         difference where the engine builds prompts in code.

@@ -49,13 +49,13 @@ class PlainEncoder:
         self.name = f"tokenizers {tokenizers.__version__}"
 
     def ids(self, texts: Sequence[str]) -> list[Tokens]:
-        """As `Encoder.ids`."""
+        """Returns the ids of each text, as `Encoder.ids`."""
         with _FailuresNamed(texts):
             batch = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             return [array("I", one.ids) for one in batch]
 
     def framed_ids(self, text: str) -> Tokens:
-        """The ids with what add_special_tokens adds.
+        """Returns the ids of a text with what add_special_tokens adds.
 
         Raises:
             RequestError: as `ids`; or the text is longer than max_characters
@@ -91,7 +91,7 @@ class FastEncoder:
         self.name = f"fastokens {importlib.metadata.version('fastokens')}"
 
     def ids(self, texts: Sequence[str]) -> list[Tokens]:
-        """As `Encoder.ids`."""
+        """Returns the ids of each text, as `Encoder.ids`."""
         encode = self._tokenizer.encode_batch_flat
         with _FailuresNamed(texts):
             # one by one: its batches start threads, which cost more than they save
@@ -101,7 +101,7 @@ class FastEncoder:
 
 
 class _FailuresNamed:
-    """Whatever a library fails with becomes a RequestError: a panic in it is no Exception.
+    """Turns whatever a library raises into a RequestError; a panic in it is no Exception.
 
     Nothing of it is shown. Not a generator: that would cost more than to tokenize a short text.
     """
@@ -225,7 +225,7 @@ _AROUND = (
 
 
 def probes(added: Sequence[AddedToken]) -> list[str]:
-    """All texts to compare on, for a tokenizer with these added tokens."""
+    """Returns the texts on which encoders are compared, for a tokenizer with these added tokens."""
     tokens = _chosen(added)
     around = [
         "".join(f"{before}{token}{_AROUND[(index + turn) % len(_AROUND)]}" for token in tokens)
@@ -261,7 +261,7 @@ Encode = Callable[[str], Tokens]
 def difference(
     ours: Encode, reference: Encode, texts: Sequence[str], has_time: Callable[[], bool]
 ) -> str | None:
-    """What keeps one from being used for the other; None if nothing.
+    """Returns how one encoder differs from another on the probes, None if it does not.
 
     It names a text by its index. A text that both refuse is no difference.
     """
@@ -274,7 +274,7 @@ def difference(
 
 
 def in_parts(encode: Encode, cutter: Cutter) -> Encode:
-    """Encodes a text in all parts that a cutter allows."""
+    """Encodes a text in as many parts as a cutter allows, and returns its ids."""
 
     def encode_parts(text: str) -> Tokens:
         edges = (0, *(start for start, _ in cutter.find(text, 0)), len(text))
@@ -302,7 +302,7 @@ PROOF_SECONDS = 0.5
 
 
 class Choice(NamedTuple):
-    """How texts of one model are tokenized.
+    """The encoder, cutter and frame with which the texts of one model are tokenized.
 
     frame: what add_special_tokens adds; None where only `whole` knows.
     whole: encodes a text with them.
@@ -321,7 +321,7 @@ def choose(
     max_known_bytes: int,
     seconds: Callable[[], float] = time.thread_time,
 ) -> Choice:
-    """Finds the cheapest way to the same ids, and logs which it is.
+    """Returns the cheapest way to the same ids as `tokenizers`, and logs which it is.
 
     model: its name, for the log.
     seconds: the clock of the proofs.
@@ -381,7 +381,7 @@ class _Proofs:
 
 
 def framed_ids(ids: Tokens, around: Frame) -> Tokens:
-    """Ids with a frame around them; the same buffer where there is none."""
+    """Returns ids with a frame around them; the same buffer if the frame is empty."""
     if around == NO_FRAME:
         return ids
     framed = array("I", around.before)

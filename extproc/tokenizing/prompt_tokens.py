@@ -143,13 +143,13 @@ async def _in_a_task() -> None:
 
 
 def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
-    """The prompts, if the client sent token ids."""
+    """Returns the prompts if all of them are token ids already, else None."""
     ids = [prompt for prompt in request.prompts if isinstance(prompt, array)]
     return ids if len(ids) == len(request.prompts) else None
 
 
 def _is_short(prompt: Prompt) -> bool:
-    """Whether a prompt, in a body that is read at once, may be rendered at once as well.
+    """Returns whether a prompt may be rendered at once, without a thread.
 
     Before media, every text is searched for every added token.
     """
@@ -159,7 +159,7 @@ def _is_short(prompt: Prompt) -> bool:
 
 
 def _started(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[Started] | None:
-    """The prompts rendered and looked up; None where that takes too long to be done at once."""
+    """Renders the prompts and looks them up; returns None if that takes too long here."""
     try:
         return [tokenizer.start(prompt, INLINE_SECONDS) for prompt in prompts]
     except RequestError as error:

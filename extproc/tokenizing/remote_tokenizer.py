@@ -101,12 +101,12 @@ _ENTRY_BYTES = 260
 
 
 def key_of(question: bytes) -> bytes:
-    """What a question is known by. Clients choose the text, so no two may have the same."""
+    """Returns the key of a question: a hash for which clients cannot find a collision."""
     return hashlib.blake2b(question, digest_size=16).digest()
 
 
 class TokenCache:
-    """Token ids by question; the one asked for least recently goes first.
+    """Token ids by question; bounded in bytes, the least recently used go first.
 
     limit_bytes: of all; 0 keeps nothing.
     """
@@ -117,14 +117,14 @@ class TokenCache:
         self.bytes = 0
 
     def find(self, key: bytes) -> Tokens | None:
-        """The ids, not to be changed; None if they are not known."""
+        """Returns the ids, which must not be changed; None if they are not known."""
         tokens = self._entries.get(key)
         if tokens is not None:
             self._entries.move_to_end(key)
         return tokens
 
     def keep(self, key: bytes, tokens: Tokens) -> None:
-        """Keeps an answer, at the price of older ones."""
+        """Keeps an answer, and drops the least recently used ones that have no room any more."""
         size = _size(tokens)
         if size > self._limit_bytes or key in self._entries:
             return
@@ -166,11 +166,11 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class _FailedError(Exception):
-    """This worker gave no answer."""
+    """The worker gave no answer."""
 
 
 class RemoteTokenizer:
-    """The tokenizer of one model, as its workers have it.
+    """Asks the workers of one model for the token ids of prompts.
 
     endpoints: ip:port of the workers that may be asked now. count: takes the outcome of every
     question; docs/metrics.md lists them. Belongs to the event loop that it was constructed in.
@@ -198,7 +198,7 @@ class RemoteTokenizer:
         )
 
     async def close(self) -> None:
-        """Gives up what is under way, and the connections."""
+        """Cancels the questions under way and closes the connections."""
         tasks = [*self._flights.values(), *self._probes]
         for task in tasks:
             task.cancel()
@@ -206,11 +206,11 @@ class RemoteTokenizer:
         await self._session.close()
 
     def away(self) -> int:
-        """How many of the workers are not asked, since they keep failing."""
+        """Returns how many workers are not asked because they keep failing."""
         return self._breaker.away(self._endpoints())
 
     def failing(self) -> int:
-        """How many workers failed lately."""
+        """Returns how many workers failed lately."""
         return len(self._breaker)
 
     def forget(self, worker: str) -> None:
@@ -218,7 +218,7 @@ class RemoteTokenizer:
         self._breaker.forget(worker)
 
     async def encode(self, prompt: Prompt, model: str | None) -> Tokens:
-        """The token ids of a prompt, not to be changed.
+        """Returns the token ids of a prompt, which must not be changed.
 
         model: as the client wrote it.
 

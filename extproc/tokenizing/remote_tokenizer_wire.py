@@ -33,7 +33,7 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 def question(prompt: Chat | Text, model: str | None) -> bytes:
-    """The body that asks for a prompt's token ids; the same one for the same prompt.
+    """Returns the body that asks for a prompt's token ids; equal prompts have equal bodies.
 
     model: as the client wrote it; the worker may take another tokenizer for an adapter.
 
@@ -50,12 +50,12 @@ def question(prompt: Chat | Text, model: str | None) -> bytes:
 
 
 def longest_answer_bytes(asked: bytes) -> int:
-    """More than this is no answer to what was asked."""
+    """Returns how many bytes the answer to a question may have."""
     return min(_TEMPLATE_BYTES + _ANSWER_BYTES_PER_BYTE * len(asked), _LONGEST_ANSWER_BYTES)
 
 
 def answered(content: bytes) -> Tokens:
-    """The token ids of an answer.
+    """Returns the token ids in an answer.
 
     Raises:
         RequestError: tokenizer_failed, this is no answer.

@@ -55,7 +55,7 @@ _ENDS = tuple(_steps())
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):
-    """A place in a text before which its ids are those of the part alone.
+    """A place in a text where it can be cut: both parts have the same ids as in the whole.
 
     start, end: of the token behind the cut, in characters; it must be there for the cut to hold.
     tokens: ids before the cut.
@@ -76,7 +76,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes, with its share of the structures that find it."""
+        """The bytes that it takes, with its share of the structures that find it."""
         return (
             sys.getsizeof(self.text)
             + sys.getsizeof(self.ids)
@@ -86,7 +86,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
         )
 
     def shared_cuts(self, text: str) -> Sequence[Cut]:
-        """The cuts up to which another text is the same."""
+        """Returns the cuts up to which another text is the same."""
         if text.startswith(self.text):
             return self.cuts
         shared, same, differing = 0, 0, len(self.cuts)
@@ -117,7 +117,7 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def new_from(self) -> int:
-        """Where the part that is not known begins, in characters."""
+        """The character at which the part that is not known begins."""
         return self.cuts[-1].start if self.cuts else 0
 
 
@@ -135,14 +135,14 @@ class KnownTexts:
 
     @property
     def size_bytes(self) -> int:
-        """What is in use of `max_bytes`."""
+        """The bytes in use, of `max_bytes`."""
         return self._size_bytes
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def find(self, text: str) -> Known:
-        """What is known of a text; of an unknown one no ids and no cuts."""
+        """Returns what is known of a text: no ids and no cuts if it is unknown."""
         keys = _keys(text)
         entry = self._alike(keys)
         if entry is None:
@@ -215,7 +215,7 @@ class Encoder(Protocol):
     forgotten_characters: int
 
     def ids(self, texts: Sequence[str]) -> list[Tokens]:
-        """The ids of each text, without what add_special_tokens adds.
+        """Returns the ids of each text, without what add_special_tokens adds.
 
         Raises:
             RequestError: there is a lone surrogate, from a JSON escape (not_unicode); the library
@@ -224,7 +224,7 @@ class Encoder(Protocol):
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """The ids of a text; not to be changed.
+    """The ids of a text, which must not be changed.
 
     lasting: so many of the first stay the same however the text goes on.
     """
@@ -241,7 +241,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def new_characters(self) -> int:
-        """How much of the text has to be tokenized."""
+        """The number of characters that have to be tokenized."""
         return 0 if self.known.is_whole else len(self.text) - self.known.new_from
 
 
@@ -265,16 +265,16 @@ class TextEncoder:
         self._lock = threading.Lock()
 
     def is_cheap(self, new_characters: int) -> bool:
-        """Whether so much new text is tokenized within a millisecond."""
+        """Returns whether so many new characters are tokenized within a millisecond."""
         return new_characters <= self._encoder.inline_characters
 
     def begin(self, text: str) -> Work:
-        """Looks a text up: about a third of a microsecond a kilobyte."""
+        """Looks a text up, which takes about a third of a microsecond a kilobyte."""
         with self._lock:
             return Work(text, self._known.find(text))
 
     def finish(self, work: Work) -> Encoded:
-        """Tokenizes what is new, and remembers the whole.
+        """Tokenizes what is new in a text, remembers the whole, and returns its ids.
 
         Raises:
             RequestError: there is more new text than is tokenized at once

@@ -91,7 +91,7 @@ _layout = msgspec.json.Decoder(Layout)
 
 
 def read(text: str) -> Layout:
-    """Reads a tokenizer.json.
+    """Returns the layout of a tokenizer.json.
 
     Raises:
         msgspec.DecodeError: it is none.
@@ -100,7 +100,7 @@ def read(text: str) -> Layout:
 
 
 def tokenizes_piecewise(layout: Layout) -> bool:
-    """Whether all steps are known to look at one piece between added tokens at a time.
+    """Returns whether all steps look only at one piece between added tokens at a time.
 
     The library splits a text at added tokens first. BPE with dropout draws lots, so that its ids
     cannot be repeated, let alone put together.
@@ -114,7 +114,7 @@ def tokenizes_piecewise(layout: Layout) -> bool:
 
 
 def frame(layout: Layout) -> Frame | None:
-    """What the post-processor puts around a single text; None where that cannot be told."""
+    """Returns what the post-processor puts around a text, None if that cannot be told."""
     step = layout.post_processor
     if step is None:
         return Frame()
@@ -173,7 +173,7 @@ MESSAGE_CHARACTERS = 24
 # Each first character among the tokens is one search through the text.
 _MAX_FIRST_CHARACTERS = 4
 
-# No known token is as long; the search pattern nests as deep.
+# Longer tokens would nest the search pattern too deeply; no known tokenizer has any.
 _MAX_TOKEN_CHARACTERS = 64
 
 # ASCII, so that no two versions of Unicode disagree; the underscore is part of words.
@@ -184,17 +184,17 @@ Span = tuple[int, int]
 
 
 def sparse(cut: int) -> int:
-    """The least distance from a cut to the next: what may have to be tokenized once more."""
+    """Returns the least distance from a cut to the next, in characters, so that cuts are few."""
     return max(PART_CHARACTERS, cut // _PART_SHARE)
 
 
 def everywhere(_: int) -> int:
-    """No distance at all."""
+    """Returns a least distance of one character: cuts at every place."""
     return 1
 
 
 class Cutter:
-    """Finds cuts in text.
+    """Finds the places at which texts can be cut without changing their ids.
 
     added: all added tokens of a tokenizer.
     distance: from a cut to the next, but for the last.

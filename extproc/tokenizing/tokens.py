@@ -51,7 +51,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model: Model) -> "Tokenizer | None":
-        """The tokenizer whose files a model's configuration names, None if it names none.
+        """Loads the tokenizer that a model's configuration names; None if it names no files.
 
         Raises:
             StartError: its files cannot be read.
@@ -71,7 +71,8 @@ class Tokenizer:
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
     def encode(self, prompt: Prompt) -> Tokens:
-        """The token ids of a prompt, not to be changed; of a chat with media, those before it.
+        """Returns the token ids of a prompt, which must not be changed; of a chat with media, those
+        before it.
 
         Raises:
             RequestError: the chat template refuses it, or the model has none; or what follows of

@@ -96,7 +96,7 @@ async def test_a_hangup_reads_the_tls_files_anew(tmp_path: Path) -> None:
         one.process.send_signal(signal.SIGHUP)
 
         async def is_read() -> bool:
-            return "TLS files read anew" in one.log.read_text()
+            return "TLS files reloaded" in one.log.read_text()
 
         await until(is_read, "the files are read")
         assert await one.answers(200)
