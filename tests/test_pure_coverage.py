@@ -66,6 +66,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Cove
     command += map(str, _test_files())
     command += ["--cov", "--cov-branch", "--cov-context=test", "--cov-report="]
     command += ["--override-ini=addopts=--import-mode=importlib"]
+    command += ["-n", "2", "--dist", "worksteal"]
     environment = {**os.environ, "COVERAGE_FILE": str(data)}
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

@@ -10,12 +10,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.e2e.system import CHAT, Answer, System, chat, long_text, running, until
+from tests.ports import free_port
 
 
 @pytest.fixture
 async def system() -> AsyncIterator[System]:
     async with running() as one:
         yield one
+
+
+def of_short_bodies() -> dict[str, object]:
+    """The section of a router that reads no body of more than 4 KiB."""
+    return {"listen": f"127.0.0.1:{free_port()}", "max_body_bytes": 4096}
 
 
 async def test_a_follow_up_reaches_the_worker_that_holds_its_prefix(system: System) -> None:
@@ -119,12 +125,7 @@ async def test_without_a_router_each_model_is_answered_by_its_own_workers(positi
 
 
 async def test_a_body_that_is_not_read_goes_to_a_worker_of_its_model() -> None:
-    async with running(workers=2, models=("tiny", "other")) as system:
-        config = system.config_file
-        text = config.read_text().replace("extproc:\n", "extproc:\n  max_body_bytes: 4096\n")
-        config.write_text(text)
-        await system.stop_router()
-        await system.start_router()
+    async with running(2, ("tiny", "other"), {"extproc": of_short_bodies()}) as system:
         body = chat("word " * 1_000, "other")
         for _ in range(4):
             status, worker, _ = await system.send(body)
@@ -132,30 +133,25 @@ async def test_a_body_that_is_not_read_goes_to_a_worker_of_its_model() -> None:
         assert await system.metric('kvsteer_decisions_total{model="",reason="body_too_large"}') == 4
 
 
-@pytest.mark.parametrize(
-    ("body", "reason", "status"),
-    [
-        (b'{"model": "tiny", "messages": [', "bad_json", 400),
-        (b'{"model": "tiny", "messages": []}', "empty_prompt", 400),
-        (b"\xff\xfe\x00", "bad_json", 400),
-        (
-            b'{"model": "nobody", "messages": [{"role": "user", "content": "x"}]}',
-            "unknown_model",
-            404,
-        ),
-        (b"", "no_body", 400),
-    ],
-)
-async def test_bad_bodies_reach_a_worker_and_are_counted(
-    system: System, body: bytes, reason: str, status: int
-) -> None:
-    headers = {"content-type": "application/json"}
-    async with system.session.post(f"{system.envoy}{CHAT}", data=body, headers=headers) as response:
-        assert response.status == status
-        assert response.headers["x-worker"]
-    model = "tiny" if status == 400 and body else ""
-    name = f'kvsteer_decisions_total{{model="{model}",reason="{reason}"}}'
-    assert await system.metric(name) == 1
+BAD_BODIES = [
+    (b'{"model": "tiny", "messages": [', "bad_json", 400),
+    (b'{"model": "tiny", "messages": []}', "empty_prompt", 400),
+    (b"\xff\xfe\x00", "bad_json", 400),
+    (b'{"model": "nobody", "messages": [{"role": "user", "content": "x"}]}', "unknown_model", 404),
+    (b"", "no_body", 400),
+]
+
+
+async def test_bad_bodies_reach_a_worker_and_are_counted(system: System) -> None:
+    url, headers = f"{system.envoy}{CHAT}", {"content-type": "application/json"}
+    for body, reason, status in BAD_BODIES:
+        model = "tiny" if status == 400 and body else ""
+        name = f'kvsteer_decisions_total{{model="{model}",reason="{reason}"}}'
+        before = await system.metric(name)
+        async with system.session.post(url, data=body, headers=headers) as response:
+            assert response.status == status, body
+            assert response.headers["x-worker"], body
+        assert await system.metric(name) == before + 1, body
 
 
 async def test_a_get_reaches_a_worker(system: System) -> None:
@@ -167,12 +163,8 @@ async def test_a_get_reaches_a_worker(system: System) -> None:
 
 
 async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
-    async with running(changes=None, max_model_len_tokens=100_000, blocks=8192) as system:
-        config = system.config_file
-        text = config.read_text().replace("extproc:\n", "extproc:\n  max_body_bytes: 4096\n")
-        config.write_text(text)
-        await system.stop_router()
-        await system.start_router()
+    changes = {"extproc": of_short_bodies()}
+    async with running(changes=changes, max_model_len_tokens=100_000, blocks=8192) as system:
         status, worker, _ = await system.send(chat("word " * 3000))
         assert (status, bool(worker)) == (200, True)
         name = 'kvsteer_decisions_total{model="",reason="body_too_large"}'

@@ -3,6 +3,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -237,7 +238,9 @@ async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert followed.transport.history is not None
         followed.transport.history[1] = payload(1, block(2, 1))  # it was lost on its way
         await until(lambda: followed.overlap() == Overlap(1, (2, 0, 0, 0)))
-        await asyncio.sleep(0.1)  # that nothing more is asked can only be waited for
+        silences = Mock(wraps=followed.feed.quiet)
+        monkeypatch.setattr(followed.feed, "quiet", silences)
+        await until(lambda: silences.call_count > 3)
         assert followed.transport.replays == [0, 0]
 
 
