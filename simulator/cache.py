@@ -1,17 +1,13 @@
 """A prefix cache: which blocks a request reuses, fills and overwrites, and what is announced.
 
-Pure: nothing here sleeps, sends or looks at a clock. Calls change the state at once and leave
-events behind, which `take_events` hands over; one scheduler step is whatever lies between two of
-those calls. Only full blocks are reusable and announced.
+Pure: nothing here sleeps, sends or reads a clock. Calls change the state at once and leave events
+behind, which `take_events` returns; one scheduler step is what lies between two of those calls.
+Only full blocks are reusable and announced.
 
-The physical blocks: who uses them, what they hold, and which is overwritten next.
-
-A block nobody uses waits in one queue, with or without reusable content, and is taken from its
-front; released blocks with content go to its back, which makes it least-recently-used.
-
-The offload tier: blocks that were evicted from the device and kept in the host's memory.
-
-Pure, as the cache that it belongs to. A block found here is copied back and stays here too.
+An unused block waits in one queue, with or without reusable content, and is taken from the front;
+released blocks with content go to the back, so the least recently used is taken first. Blocks that
+the device loses may be kept in the host's memory. A block found there is copied back and stays
+there too.
 """
 
 from collections import OrderedDict
@@ -25,142 +21,6 @@ from simulator.events import ATTENTION, DEVICE, AllBlocksCleared, BlockRemoved, 
 from simulator.hashing import Hashing, Namespace, VllmHashing, chain_of
 
 _RESERVED = 1  # vLLM keeps block 0 as a placeholder ("null block"): N blocks hold N - 1
-
-
-class BlockPool:
-    """`blocks` counts as vLLM's --num-gpu-blocks-override does, the reserved block included."""
-
-    def __init__(self, blocks: int) -> None:
-        self._references = [0] * blocks
-        self._digests: list[bytes | None] = [None] * blocks
-        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(_RESERVED, blocks))
-        # Several blocks may hold the same content; the oldest copy serves the hits.
-        self._copies: dict[bytes, OrderedDict[int, None]] = {}
-
-    @property
-    def usable(self) -> int:
-        """Blocks that requests can use."""
-        return len(self._references) - _RESERVED
-
-    @property
-    def unused(self) -> int:
-        """Blocks that no request uses, whether or not their content can be reused."""
-        return len(self._queue)
-
-    @property
-    def filled(self) -> int:
-        """Blocks whose content can be reused, copies included."""
-        return sum(map(len, self._copies.values()))
-
-    def digests(self) -> list[bytes]:
-        """All reusable content."""
-        return list(self._copies)
-
-    def content(self, block: int) -> bytes | None:
-        """What this block holds, if it was ever full."""
-        return self._digests[block]
-
-    def find(self, digest: bytes) -> int | None:
-        """A block that holds this content."""
-        copies = self._copies.get(digest)
-        return None if copies is None else next(iter(copies))
-
-    def is_unused(self, block: int) -> bool:
-        """Whether no request uses this block."""
-        return block in self._queue
-
-    def share(self, block: int) -> None:
-        """One more request uses this block."""
-        self._queue.pop(block, None)
-        self._references[block] += 1
-
-    def take(self) -> tuple[int, bytes | None]:
-        """The next unused block for one request, and the content that is lost with it, if any."""
-        block, _ = self._queue.popitem(last=False)
-        self._references[block] = 1
-        return block, self._forget(block)
-
-    def fill(self, block: int, digest: bytes) -> None:
-        """The block is full now and can be found by its content."""
-        self._digests[block] = digest
-        self._copies.setdefault(digest, OrderedDict())[block] = None
-
-    def release(self, blocks: Iterable[int]) -> None:
-        """One request stops using these; they queue in the order given."""
-        for block in blocks:
-            self._references[block] -= 1
-            if not self._references[block]:
-                self._queue[block] = None
-                # Nothing is lost with a block that was never full, so it goes first.
-                if self._digests[block] is None:
-                    self._queue.move_to_end(block, last=False)
-
-    def clear(self) -> None:
-        """Forget all content; the queue keeps its order."""
-        self._digests = [None] * len(self._digests)
-        self._copies.clear()
-
-    def _forget(self, block: int) -> bytes | None:
-        digest = self._digests[block]
-        if digest is None:
-            return None
-        self._digests[block] = None
-        copies = self._copies[digest]
-        del copies[block]
-        if not copies:
-            del self._copies[digest]
-        return digest
-
-
-class HostTier:
-    """Room for `blocks` blocks; those that were kept or found longest ago are lost first."""
-
-    def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
-        self._kept: OrderedDict[bytes, BlockStored] = OrderedDict()
-        # Of blocks on the device: what there will be to say when they come here.
-        self._on_device: dict[bytes, BlockStored] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __iter__(self) -> Iterator[bytes]:
-        """The digests of all blocks here."""
-        return iter(self._kept)
-
-    def holds(self, digest: bytes) -> bool:
-        """Whether this block is here."""
-        return digest in self._kept
-
-    def touch(self, digest: bytes) -> None:
-        """This block was found."""
-        if digest in self._kept:
-            self._kept.move_to_end(digest)
-
-    def learn(self, digest: bytes, stored: BlockStored) -> None:
-        """A block came to be on the device; `stored` announces it alone."""
-        self._on_device[digest] = stored
-
-    def keep(self, digest: bytes) -> tuple[BlockStored | None, bytes | None]:
-        """The device lost its last copy of a block.
-
-        What announces it here, unless it was here or never will be, and the digest of the block
-        that had to go for it, if one had to.
-        """
-        stored = self._on_device.pop(digest, None)
-        if stored is None or digest in self._kept:
-            self.touch(digest)
-            return None, None
-        lost = self._kept.popitem(last=False)[0] if len(self._kept) == self._blocks else None
-        self._kept[digest] = stored
-        return stored, lost
-
-    def clear(self) -> None:
-        """Lose everything."""
-        self._kept.clear()
-        self._on_device.clear()
-
-
 _GROUP = 0  # a model with one kind of attention has one group of caches
 
 
@@ -219,7 +79,7 @@ class PrefixCache:
         return self._pool.filled, len(self._host)
 
     def held_tokens(self, prompt: Sequence[int], namespace: Namespace) -> int:
-        """How many leading tokens of a prompt would be found, at least one being computed."""
+        """Returns how many leading tokens of a prompt are cached, at least one being computed."""
         digests = chain_of(prompt, self._block_size, namespace, self._hashing)
         return sum(1 for _ in self._find(digests, len(prompt))) * self._block_size
 
@@ -231,9 +91,9 @@ class PrefixCache:
         session_id: str | None = None,
         reuse: bool = True,
     ) -> Holding | None:
-        """Prefill a prompt; None, and nothing changed, while too few blocks are unused.
+        """Prefills a prompt; returns None, and changes nothing, while too few blocks are unused.
 
-        With `reuse` off the cache is filled but not read, as vLLM does for `prompt_logprobs`.
+        reuse: off, the cache is filled but not read, as vLLM does for `prompt_logprobs`.
         """
         digests = list(chain_of(prompt, self._block_size, namespace, self._hashing))
         found = list(self._find(digests, len(prompt))) if reuse else []
@@ -253,7 +113,7 @@ class PrefixCache:
         return holding
 
     def extend(self, holding: Holding, token: int) -> bool:
-        """Compute one generated token; False, and nothing changed, if no block is left for it."""
+        """Computes one generated token; returns False, and changes nothing, if no block is left."""
         if len(holding.tokens) == len(holding.blocks) * self._block_size:
             if not self._pool.unused:
                 return False
@@ -270,14 +130,14 @@ class PrefixCache:
         return True
 
     def release(self, holding: Holding) -> None:
-        """End the request. Its last block queues first: a chain is overwritten from its end."""
+        """Ends a request. Its last block queues first: a chain is overwritten from its end."""
         if self._shape.habits.stores_answers_at_end:
             self._announce(holding, 0)
         self._pool.release(reversed(holding.blocks))
         holding.blocks = []
 
     def reset(self) -> bool:
-        """Forget everything; refused while a request runs."""
+        """Forgets everything; returns False, and changes nothing, while a request runs."""
         if self._pool.unused < self._pool.usable:
             return False
         if self._shape.habits.announces_clear:
@@ -290,7 +150,7 @@ class PrefixCache:
         return True
 
     def take_events(self) -> list[Event]:
-        """The events since the last call, in order."""
+        """Returns the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
@@ -377,3 +237,143 @@ class PrefixCache:
             session_id=holding.session_id,
             cache_salt=namespace.salt,
         )
+
+
+class BlockPool:
+    """The blocks on the device: who uses them, what they hold, and which is overwritten next.
+
+    blocks: counted as vLLM's --num-gpu-blocks-override does, the reserved block included.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        self._references = [0] * blocks
+        self._digests: list[bytes | None] = [None] * blocks
+        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(_RESERVED, blocks))
+        # Several blocks may hold the same content; the oldest copy serves the hits.
+        self._copies: dict[bytes, OrderedDict[int, None]] = {}
+
+    @property
+    def usable(self) -> int:
+        """Blocks that requests can use."""
+        return len(self._references) - _RESERVED
+
+    @property
+    def unused(self) -> int:
+        """Blocks that no request uses, whether or not their content can be reused."""
+        return len(self._queue)
+
+    @property
+    def filled(self) -> int:
+        """Blocks whose content can be reused, copies included."""
+        return sum(map(len, self._copies.values()))
+
+    def digests(self) -> list[bytes]:
+        """Returns the digests of all reusable content."""
+        return list(self._copies)
+
+    def content(self, block: int) -> bytes | None:
+        """Returns the digest of what a block holds, None if it was never full."""
+        return self._digests[block]
+
+    def find(self, digest: bytes) -> int | None:
+        """Returns a block that holds this content, None if there is none."""
+        copies = self._copies.get(digest)
+        return None if copies is None else next(iter(copies))
+
+    def is_unused(self, block: int) -> bool:
+        """Tells whether no request uses this block."""
+        return block in self._queue
+
+    def share(self, block: int) -> None:
+        """Counts one more request that uses this block."""
+        self._queue.pop(block, None)
+        self._references[block] += 1
+
+    def take(self) -> tuple[int, bytes | None]:
+        """Gives an unused block to one request; returns it, and the content it lost, if any."""
+        block, _ = self._queue.popitem(last=False)
+        self._references[block] = 1
+        return block, self._forget(block)
+
+    def fill(self, block: int, digest: bytes) -> None:
+        """Marks a block as full, so that it can be found by its content."""
+        self._digests[block] = digest
+        self._copies.setdefault(digest, OrderedDict())[block] = None
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Ends one request's use of these blocks; they queue in the order given."""
+        for block in blocks:
+            self._references[block] -= 1
+            if not self._references[block]:
+                self._queue[block] = None
+                # Nothing is lost with a block that was never full, so it goes first.
+                if self._digests[block] is None:
+                    self._queue.move_to_end(block, last=False)
+
+    def clear(self) -> None:
+        """Forgets all content; the queue keeps its order."""
+        self._digests = [None] * len(self._digests)
+        self._copies.clear()
+
+    def _forget(self, block: int) -> bytes | None:
+        digest = self._digests[block]
+        if digest is None:
+            return None
+        self._digests[block] = None
+        copies = self._copies[digest]
+        del copies[block]
+        if not copies:
+            del self._copies[digest]
+        return digest
+
+
+class HostTier:
+    """Blocks kept in the host's memory; those kept or found longest ago are lost first."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._kept: OrderedDict[bytes, BlockStored] = OrderedDict()
+        # Of blocks on the device: what there will be to say when they come here.
+        self._on_device: dict[bytes, BlockStored] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The digests of all blocks here."""
+        return iter(self._kept)
+
+    def holds(self, digest: bytes) -> bool:
+        """Tells whether this block is here."""
+        return digest in self._kept
+
+    def touch(self, digest: bytes) -> None:
+        """Marks a block as found just now."""
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+
+    def learn(self, digest: bytes, stored: BlockStored) -> None:
+        """Records a block that is on the device now.
+
+        stored: the event that announces it alone.
+        """
+        self._on_device[digest] = stored
+
+    def keep(self, digest: bytes) -> tuple[BlockStored | None, bytes | None]:
+        """Keeps a block of which the device lost the last copy.
+
+        Returns the event that announces it here, None if it was here or cannot be announced, and
+        the digest of the block that had to go for it, if one had to.
+        """
+        stored = self._on_device.pop(digest, None)
+        if stored is None or digest in self._kept:
+            self.touch(digest)
+            return None, None
+        lost = self._kept.popitem(last=False)[0] if len(self._kept) == self._blocks else None
+        self._kept[digest] = stored
+        return stored, lost
+
+    def clear(self) -> None:
+        """Loses everything."""
+        self._kept.clear()
+        self._on_device.clear()

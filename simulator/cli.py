@@ -18,7 +18,7 @@ _DIALECTS = f"engine and release to pass for: {', '.join(DIALECTS)} (default: %(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `kvsteer worker`."""
+    """Adds the options of `kvsteer worker` to its parser."""
     defaults = Settings()
     add = parser.add_argument
     add("--listen", default="127.0.0.1:8001", help="host:port of the API; port 0: any free one")
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; the exit status: 1 if it could not start."""
+    """Serves until SIGTERM or SIGINT; returns the exit status: 1 if it could not start."""
     try:
         asyncio.run(_serve(_settings(arguments)))
     except (OSError, ValueError) as error:

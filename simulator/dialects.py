@@ -1,4 +1,4 @@
-"""The engines and releases that a worker can pass for, and what tells them apart.
+"""The engines and releases that a worker can imitate, and how they differ.
 
 Each name is that of the first release with the layout. vLLM: `vllm/distributed/kv_events.py` of
 each release; SGLang: its `kv_events.py`; TensorRT-LLM: `_torch/pyexecutor/kv_cache_events.py`.
@@ -40,7 +40,7 @@ class Layout:
     """Whether removals that follow each other become one event."""
 
     def written(self, events: Iterable[Event]) -> list[WireEvent]:
-        """One step's events as they are sent."""
+        """Returns one step's events as they are sent."""
         shown = [event for event in events if self.tiers or _on_device(event)]
         if self.merges_removals:
             shown = _merged(shown)

@@ -1,4 +1,4 @@
-"""One worker's engine: admits requests, prefills and decodes them, and publishes what that caches.
+"""One worker's engine: admits requests, prefills and decodes them, and publishes what is cached.
 
 Prefills run one after the other, in order of arrival; decoding requests do not wait for them.
 """
@@ -22,7 +22,7 @@ class Latency:
     decode_tokens_per_second: float
 
     def prefill_seconds(self, uncached_tokens: int) -> float:
-        """Until the first token, for a prompt of which this much is not cached."""
+        """Returns the time until the first token, for this many uncached tokens."""
         return uncached_tokens / self.prefill_tokens_per_second
 
     @property
@@ -85,9 +85,10 @@ class _Request:
 
 
 class Engine:
-    """Runs jobs on one cache. `publish` gets the events of every step, possibly none.
+    """Runs jobs on one cache.
 
-    With `publishes_idle` it also gets what happens between steps, at once.
+    publish: is given the events of every step, possibly none. publishes_idle: whether it is also
+    given what happens between steps, at once.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Engine:
 
     @property
     def cache(self) -> PrefixCache:
-        """What requests use from now on."""
+        """The cache that requests use from now on."""
         return self._cache
 
     @property
@@ -124,16 +125,16 @@ class Engine:
         return self._cache.usage
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; refused while requests run."""
+        """Forgets all cached blocks; returns False, and changes nothing, while requests run."""
         done = self._cache.reset()
         self._idle()
         return done
 
     def restart(self, cache: PrefixCache) -> None:
-        """Begin again with an empty cache, as after the death of the process.
+        """Begins again with an empty cache, as after the death of the process.
 
-        Requests that run are not cut off: they end on the cache they began with, which nobody
-        hears of any more.
+        Requests that run are not cut off: they end on the cache they began with, of which nothing
+        more is published.
         """
         self._cache = cache
         self.counters.queried_tokens = self.counters.hit_tokens = 0
@@ -141,7 +142,7 @@ class Engine:
         self._idle()
 
     async def run(self, job: Job) -> AsyncGenerator[Step, None]:
-        """Generate an answer token by token. Close the generator to abort: its blocks are freed.
+        """Generates an answer token by token; closing the generator aborts it and frees its blocks.
 
         The cache must be able to hold the prompt and the answer together.
         """
@@ -164,7 +165,7 @@ class Engine:
             self.counters.in_flight -= 1
 
     async def _compute(self, request: _Request) -> None:
-        """Bring the request's KV up to its last token, which gives the next one."""
+        """Brings the request's KV up to its last token, which gives the next one."""
         if request.holding is not None:
             if request.cache.extend(request.holding, request.tokens[-1]):
                 await self._step(self._latency.decode_seconds)

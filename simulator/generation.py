@@ -1,4 +1,4 @@
-"""The endpoints that generate: what they ask of the engine, how they send what it says."""
+"""The endpoints that generate: what they ask of the engine, and how they send its answers."""
 
 import asyncio
 import time

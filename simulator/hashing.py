@@ -1,16 +1,14 @@
-"""What tells cached blocks apart: their tokens, what came before them, and their namespace.
+"""What distinguishes cached blocks: their tokens, the blocks before them, and their namespace.
 
-Every engine chains digests over that, each in its own way; a `Hashing` is one of these ways.
+Every engine chains digests over these, each in its own way; a `Hashing` is one of these ways.
 
-SGLang's page hashes, as its radix cache chains and publishes them (0.5.23, default format).
+vLLM (algorithm `sha256`, its default): SHA-256 over the protocol-5 pickle of (parent digest, token
+ids, extra keys).
 
-A page's digest is SHA-256 over the digest before it and the token ids as 4 little-endian bytes
-each. A cache salt is the digest before the first page; a LoRA adapter is not part of it, so an
-adapter's pages have the same hashes as the base model's and are other pages all the same.
-
-vLLM's block hashes (algorithm `sha256`, its default).
-
-A block's digest is SHA-256 over the protocol-5 pickle of (parent digest, token ids, extra keys).
+SGLang (0.5.23, default format), as its radix cache chains and publishes pages: SHA-256 over the
+digest before and the token ids as 4 little-endian bytes each. A cache salt is the digest before the
+first page; a LoRA adapter is not part of it, so an adapter's pages have the same hashes as the base
+model's, and still are other pages.
 """
 
 import hashlib
@@ -35,7 +33,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What besides tokens separates cached blocks: the adapter they were computed with, a salt."""
+    """What separates cached blocks besides tokens: the adapter that computed them, and a salt."""
 
     adapter: Adapter | None = None
     salt: str | None = None
@@ -87,7 +85,7 @@ class Hashing(Protocol):
 def chain_of(
     tokens: Sequence[int], block_size: int, namespace: Namespace, hashing: Hashing
 ) -> Iterator[bytes]:
-    """The digests of all full blocks of `tokens`, first to last."""
+    """Yields the digests of all full blocks of `tokens`, first to last."""
     parent = None
     for end in range(block_size + hashing.lookahead, len(tokens) + 1, block_size):
         start = end - block_size - hashing.lookahead

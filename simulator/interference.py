@@ -1,6 +1,6 @@
-"""What is done to the next batches of one publisher, so that its readers can be tested.
+"""Faults of the next batches of one publisher, so that its readers can be tested.
 
-Pure: decides, and spoils payloads; the publisher sends.
+Pure: it decides, and spoils payloads; the publisher sends.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _NEVER_USED_BYTE = b"\xc1"  # msgpack gives it no meaning
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What happens to one numbered batch."""
+    """What becomes of one numbered batch."""
 
     kept: bool
     """Whether it can be asked for again."""
@@ -28,7 +28,7 @@ class Fate:
 
 @dataclass(slots=True)
 class Interference:
-    """Counts are of batches to come."""
+    """The faults to come; each count is a number of batches."""
 
     drop: int = 0
     """Numbered and kept, but not sent."""
@@ -47,7 +47,7 @@ class Interference:
     _held_back: list[Message] = field(default_factory=list)
 
     def fate(self) -> Fate:
-        """Of the next batch; losing comes before dropping, dropping before duplicating."""
+        """Returns the fate of the next batch: lost before dropped, dropped before duplicated."""
         if self.lose:
             self.lose -= 1
             return Fate(kept=False, sent=0)
@@ -60,7 +60,7 @@ class Interference:
         return Fate(kept=True, sent=1)
 
     def spoiled(self, events: Sequence[WireEvent]) -> Sequence[WireEvent]:
-        """The events to encode: the first is replaced if one is to be undecodable."""
+        """Returns the events to encode: the first is replaced if one is to be undecodable."""
         if self.corrupt != "event":
             return events
         self.corrupt = None
@@ -73,14 +73,14 @@ class Interference:
         return [wrong, *events[1:]]
 
     def garbled(self, payload: bytes) -> bytes:
-        """The payload to send: no msgpack if that was asked for."""
+        """Returns the payload to send: no msgpack if that was asked for."""
         if self.corrupt != "batch":
             return payload
         self.corrupt = None
         return _NEVER_USED_BYTE + payload
 
     def ordered(self, messages: list[Message]) -> list[Message]:
-        """What to send now, given what would be."""
+        """Returns the messages to send now; holds some back while they are to be reordered."""
         if not (self.reorder and messages):
             return messages
         if not self._held_back:
@@ -90,6 +90,6 @@ class Interference:
         return messages + self.forget()
 
     def forget(self) -> list[Message]:
-        """Give up what waits to be sent out of order."""
+        """Returns and forgets the messages that were held back."""
         held_back, self._held_back = self._held_back, []
         return held_back

@@ -1,6 +1,4 @@
-"""The sockets of one rank's event publisher: PUB for events, ROUTER for asking again.
-
-The messages of event publishers and of their replay sockets, as multipart frames.
+"""The event publisher of one rank: a PUB socket for events, and a ROUTER socket for replays.
 
 Layouts follow recorded frames. A batch is a msgpack array of time, events and rank. Sequence
 numbers are 8 bytes, big-endian, from 0. Answers of a replay socket name the topic since vLLM 0.26
@@ -25,141 +23,18 @@ from simulator.interference import Interference, ReplayFault
 _SEQUENCE_BYTES = 8
 _MAX_START_BYTES = 8
 _END_SEQUENCE = b"\xff" * _SEQUENCE_BYTES
+_MAX_REQUEST_BYTES = 1024  # a replay request has 8
 
-_encoder = msgspec.msgpack.Encoder()
+HIGH_WATER_MARK_BATCHES = 100_000
+"""vLLM's default: a subscriber that falls this far behind loses batches."""
 
-
-def batch(timestamp: float, events: Sequence[WireEvent], rank: int = 0) -> bytes:
-    """The payload for one step's events; `timestamp` is in seconds since the epoch."""
-    return _encoder.encode((timestamp, events, rank))
-
-
-def published(topic: bytes, sequence: int, payload: bytes) -> tuple[bytes, ...]:
-    """What subscribers receive."""
-    return (topic, sequence.to_bytes(_SEQUENCE_BYTES, "big"), payload)
-
-
-def replayed(
-    topic: bytes, sequence: int, payload: bytes, *, with_topic: bool = True
-) -> tuple[bytes, ...]:
-    """The same batch in an answer of the replay socket."""
-    message = published(topic, sequence, payload)
-    return (b"", *(message if with_topic else message[1:]))
-
-
-def end_of_replay(*, with_topic: bool = True) -> tuple[bytes, ...]:
-    """Closes every answer of the replay socket; its topic frame is empty even if a topic is set."""
-    end = (b"", b"", _END_SEQUENCE, b"")
-    return end if with_topic else end[1:]
-
-
-def replay_start(request: Sequence[bytes]) -> int | None:
-    """The first sequence number that a replay request asks for; None if it is to be ignored.
-
-    `request` is without the sender's routing frame: an empty delimiter and the number. vLLM
-    reads shorter numbers too, and answers nothing to a request without the delimiter.
-    """
-    match request:
-        case [b"", start] if 0 < len(start) <= _MAX_START_BYTES:
-            return int.from_bytes(start, "big")
-        case _:
-            return None
-
-
+_GARBAGE_BYTES = 64
 Socket = zmq.Socket[bytes] | zmq.asyncio.Socket
-
-
-def bind(socket: Socket, endpoint: str) -> str:
-    """Bind; the endpoint with the port that the system chose. OSError if it is taken."""
-    socket.ipv6 = "[" in endpoint
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        raise _in_words("bind", endpoint, error) from error
-    return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-
-
-def connect(socket: Socket, endpoint: str) -> str:
-    """Connect, now or when somebody listens there; the endpoint itself. OSError if it is none."""
-    socket.ipv6 = "[" in endpoint
-    try:
-        socket.connect(endpoint)
-    except zmq.ZMQError as error:
-        raise _in_words("connect to", endpoint, error) from error
-    return endpoint
-
-
-def _in_words(verb: str, endpoint: str, error: zmq.ZMQError) -> OSError:
-    reason = zmq.strerror(error.errno or 0)
-    return OSError(error.errno, f"cannot {verb} {endpoint}: {reason}")
-
 
 Kept = deque[tuple[int, bytes]]
 """Sequence numbers and payloads, oldest first."""
 
-_MAX_REQUEST_BYTES = 1024  # a replay request has 8
-
-
-class ReplaySocket:
-    """Answers from `kept` until closed."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        kept: Kept,
-        *,
-        topic: bytes,
-        send_limit_messages: int,
-        dialect: Dialect,
-        interference: Interference,
-    ) -> None:
-        self._kept = kept
-        self._topic = topic
-        self._with_topic = dialect.replay_topic
-        self._interference = interference
-        # Of its own, so that closing it can wait until the port is really free.
-        self._context = zmq.asyncio.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        try:
-            self._router.sndhwm = send_limit_messages  # beyond it a ROUTER drops
-            self._router.maxmsgsize = _MAX_REQUEST_BYTES
-            self.endpoint = bind(self._router, endpoint)
-        except BaseException:
-            self._close_socket()
-            raise
-        self._task = asyncio.create_task(self._serve())
-
-    def close(self) -> None:
-        """Stop at once, in the middle of an answer too."""
-        self._task.cancel()
-        self._close_socket()
-
-    def _close_socket(self) -> None:
-        self._router.close(linger=0)
-        self._context.term()
-
-    async def _serve(self) -> None:
-        while True:
-            client, *request = await self._router.recv_multipart()
-            start = replay_start(request)
-            if start is not None and self._interference.replay != "silent":
-                await self._answer(client, start)
-            await asyncio.sleep(0)
-
-    async def _answer(self, client: bytes, start: int) -> None:
-        wanted = [entry for entry in self._kept if entry[0] >= start]
-        truncated = self._interference.replay == "truncated"
-        for sequence, payload in wanted[: len(wanted) // 2] if truncated else wanted:
-            batch = replayed(self._topic, sequence, payload, with_topic=self._with_topic)
-            await self._router.send_multipart((client, *batch))
-        if not truncated:
-            end = end_of_replay(with_topic=self._with_topic)
-            await self._router.send_multipart((client, *end))
-
-
-HIGH_WATER_MARK_BATCHES = 100_000
-"""vLLM's default: a subscriber that falls this far behind loses batches."""
-_GARBAGE_BYTES = 64
+_encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,8 +56,10 @@ class PublisherOptions:
 class Publisher:
     """Publishes batches and keeps the latest `buffer_batches` of them for the replay socket.
 
-    Opens its sockets when constructed, in a running event loop (OSError if an endpoint is taken).
-    Must be closed.
+    It opens its sockets when constructed, in a running event loop, and must be closed.
+
+    Raises:
+        OSError: an endpoint is taken.
     """
 
     def __init__(self, options: PublisherOptions, interference: Interference) -> None:
@@ -194,7 +71,7 @@ class Publisher:
         self._open()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Send one step's events, if there are any to tell of."""
+        """Sends one step's events, if the dialect tells of any."""
         written: Sequence[WireEvent] = self._options.dialect.layout.written(events)
         if written:
             written = self._interference.spoiled(written)
@@ -202,18 +79,18 @@ class Publisher:
             self._deliver(self._interference.garbled(payload))
 
     def publish_garbage(self, messages: int) -> None:
-        """Send random bytes, numbered and kept as batches are."""
+        """Sends random bytes, numbered and kept as batches are."""
         for _ in range(messages):
             self._deliver(os.urandom(_GARBAGE_BYTES))
 
     def restart(self) -> None:
-        """Begin again on the same endpoints, as after the death of the process."""
+        """Begins again on the same endpoints, as after the death of the process."""
         self.close()
         self._interference.forget()
         self._open()
 
     def show_replay_fault(self, fault: ReplayFault | None) -> None:
-        """Let the replay socket be as broken as told; None: healthy."""
+        """Breaks the replay socket as told; None: it is healthy again."""
         self._interference.replay = fault
         if fault == "absent":
             self._close_replay()
@@ -221,7 +98,7 @@ class Publisher:
             self._open_replay()
 
     def show_events(self, *, hidden: bool) -> None:
-        """Close the socket of events, or open it again on the same port.
+        """Closes the socket of events, or opens it again on the same port.
 
         Meanwhile batches are numbered and kept for the replay socket, which stays as it is.
         """
@@ -232,7 +109,7 @@ class Publisher:
             self._open_events()
 
     def close(self) -> None:
-        """Close all sockets at once; what is not sent yet is lost, as when an engine stops."""
+        """Closes all sockets at once; what is not sent yet is lost, as when an engine stops."""
         self._close_replay()
         self._close_events()
 
@@ -291,3 +168,133 @@ class Publisher:
         for ready in self._interference.ordered([message] * fate.sent):
             if self._pub is not None:
                 self._pub.send_multipart(ready)
+
+
+class ReplaySocket:
+    """Answers replay requests from `kept` until it is closed."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        kept: Kept,
+        *,
+        topic: bytes,
+        send_limit_messages: int,
+        dialect: Dialect,
+        interference: Interference,
+    ) -> None:
+        self._kept = kept
+        self._topic = topic
+        self._with_topic = dialect.replay_topic
+        self._interference = interference
+        # Of its own, so that closing it can wait until the port is really free.
+        self._context = zmq.asyncio.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        try:
+            self._router.sndhwm = send_limit_messages  # beyond it a ROUTER drops
+            self._router.maxmsgsize = _MAX_REQUEST_BYTES
+            self.endpoint = bind(self._router, endpoint)
+        except BaseException:
+            self._close_socket()
+            raise
+        self._task = asyncio.create_task(self._serve())
+
+    def close(self) -> None:
+        """Stops at once, also in the middle of an answer."""
+        self._task.cancel()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        self._router.close(linger=0)
+        self._context.term()
+
+    async def _serve(self) -> None:
+        while True:
+            client, *request = await self._router.recv_multipart()
+            start = replay_start(request)
+            if start is not None and self._interference.replay != "silent":
+                await self._answer(client, start)
+            await asyncio.sleep(0)
+
+    async def _answer(self, client: bytes, start: int) -> None:
+        wanted = [entry for entry in self._kept if entry[0] >= start]
+        truncated = self._interference.replay == "truncated"
+        for sequence, payload in wanted[: len(wanted) // 2] if truncated else wanted:
+            batch = replayed(self._topic, sequence, payload, with_topic=self._with_topic)
+            await self._router.send_multipart((client, *batch))
+        if not truncated:
+            end = end_of_replay(with_topic=self._with_topic)
+            await self._router.send_multipart((client, *end))
+
+
+def batch(timestamp: float, events: Sequence[WireEvent], rank: int = 0) -> bytes:
+    """Returns the payload for one step's events.
+
+    timestamp: seconds since the epoch.
+    """
+    return _encoder.encode((timestamp, events, rank))
+
+
+def published(topic: bytes, sequence: int, payload: bytes) -> tuple[bytes, ...]:
+    """Returns the frames that subscribers receive."""
+    return (topic, sequence.to_bytes(_SEQUENCE_BYTES, "big"), payload)
+
+
+def replayed(
+    topic: bytes, sequence: int, payload: bytes, *, with_topic: bool = True
+) -> tuple[bytes, ...]:
+    """Returns the frames of the same batch in an answer of the replay socket."""
+    message = published(topic, sequence, payload)
+    return (b"", *(message if with_topic else message[1:]))
+
+
+def end_of_replay(*, with_topic: bool = True) -> tuple[bytes, ...]:
+    """Returns the frames that end every replay; their topic is empty even if a topic is set."""
+    end = (b"", b"", _END_SEQUENCE, b"")
+    return end if with_topic else end[1:]
+
+
+def replay_start(request: Sequence[bytes]) -> int | None:
+    """Returns the first sequence number that a request asks for; None if it is to be ignored.
+
+    request: without the sender's routing frame: an empty delimiter and the number. vLLM reads
+    shorter numbers too, and answers nothing to a request without the delimiter.
+    """
+    match request:
+        case [b"", start] if 0 < len(start) <= _MAX_START_BYTES:
+            return int.from_bytes(start, "big")
+        case _:
+            return None
+
+
+def bind(socket: Socket, endpoint: str) -> str:
+    """Binds a socket; returns the endpoint with the port that the system chose.
+
+    Raises:
+        OSError: the endpoint is taken.
+    """
+    socket.ipv6 = "[" in endpoint
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise _in_words("bind", endpoint, error) from error
+    return socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def connect(socket: Socket, endpoint: str) -> str:
+    """Connects a socket, now or when somebody listens there; returns the endpoint.
+
+    Raises:
+        OSError: the endpoint is none.
+    """
+    socket.ipv6 = "[" in endpoint
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise _in_words("connect to", endpoint, error) from error
+    return endpoint
+
+
+def _in_words(verb: str, endpoint: str, error: zmq.ZMQError) -> OSError:
+    reason = zmq.strerror(error.errno or 0)
+    return OSError(error.errno, f"cannot {verb} {endpoint}: {reason}")

@@ -1,10 +1,9 @@
-"""One data-parallel rank: an engine with a cache of its own, and what tells of that cache.
+"""One data-parallel rank: an engine with its own cache, its publisher and its list of events.
 
-TensorRT-LLM's own event list: POST /kv_cache_events gives it and empties it.
-
-Pure. The JSON is that of `KVCacheEventSerializer` in `tensorrt_llm/_utils.py`. Event ids count
-from 0, `created` being the first, whether or not anyone takes the events. A real engine that
-publishes over ZMQ leaves this list empty; a simulated one fills both.
+The list is TensorRT-LLM's: POST /kv_cache_events returns and empties it. Its JSON is that of
+`KVCacheEventSerializer` in `tensorrt_llm/_utils.py`; event ids count from 0, `created` being the
+first, whether or not anyone takes the events. A real engine that publishes over ZMQ leaves this
+list empty; a simulated one fills both.
 """
 
 import os
@@ -22,14 +21,14 @@ from simulator.publisher import Publisher, PublisherOptions
 from simulator.responses import Writer
 from simulator.settings import Settings, rank_endpoint
 
-DrainedEvent = dict[str, Any]
-
 _PRIORITY = 35  # TensorRT-LLM's default
 _DEVICE_LEVEL, _HOST_LEVEL = 0, 1
+_ROOT_BYTES = 32
+DrainedEvent = dict[str, Any]
 
 
 class EventDrain:
-    """The latest `max_events` events that nobody took yet; older ones are lost."""
+    """The latest `max_events` events that nobody fetched yet; older ones are lost."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class EventDrain:
         self._append(created)
 
     def record(self, events: Iterable[Event]) -> None:
-        """One step happened."""
+        """Adds the events of one step."""
         for event in events:
             match event:
                 case BlockStored():
@@ -59,7 +58,7 @@ class EventDrain:
                     raise AssertionError("TensorRT-LLM has no such event")
 
     def take(self) -> list[DrainedEvent]:
-        """The waiting events, oldest first; each is handed out once."""
+        """Returns the waiting events, oldest first; each is handed out once."""
         events = list(self._waiting)
         self._waiting.clear()
         return events
@@ -140,13 +139,11 @@ def _block(block_hash: WireHash, tokens: Iterable[object], level: int) -> dict[s
     }
 
 
-_ROOT_BYTES = 32
-
-
 class Rank:
-    """Runs in the event loop that it was constructed in (OSError if an endpoint is taken).
+    """One rank, in the event loop that it was constructed in; must be closed.
 
-    Must be closed.
+    Raises:
+        OSError: an endpoint is taken.
     """
 
     def __init__(
@@ -168,18 +165,18 @@ class Rank:
         )
 
     def drain(self) -> list[DrainedEvent]:
-        """The events that nobody fetched yet; none for engines without such a list."""
+        """Returns the events that nobody fetched yet; none for engines without such a list."""
         return self._drain.take() if self._drain else []
 
     def restart(self) -> None:
-        """Die and come back: nothing cached, numbers from 0, the same endpoints."""
+        """Dies and comes back: nothing cached, numbers from 0, the same endpoints."""
         if self.publisher is not None:
             self.publisher.restart()
         self._drain = self._new_drain()
         self.engine.restart(self._new_cache())
 
     def close(self) -> None:
-        """Close the publisher's sockets."""
+        """Closes the publisher's sockets."""
         if self.publisher is not None:
             self.publisher.close()
 

@@ -1,4 +1,4 @@
-"""The bodies that clients send, typed and bounded, as far as the simulator heeds them.
+"""The bodies that clients send, typed and bounded, as far as the simulator uses them.
 
 Fields it does not know are ignored, as sampling parameters are.
 """
@@ -122,7 +122,11 @@ class CachedPrefix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def split_prompts(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
-    """One entry a prompt: its text or its token ids (ValueError if these are mixed)."""
+    """Returns one entry for each prompt: its text or its token ids.
+
+    Raises:
+        ValueError: these are mixed.
+    """
     if isinstance(prompt, str):
         return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
@@ -140,7 +144,7 @@ Tokens = list[int]
 
 
 async def of_completion(tokens: ModelTokens, body: Completion) -> list[Tokens]:
-    """The ids of every prompt of a completion request."""
+    """Returns the ids of every prompt of a completion request."""
     try:
         prompts = split_prompts(body.prompt)
     except ValueError as error:
@@ -149,7 +153,7 @@ async def of_completion(tokens: ModelTokens, body: Completion) -> list[Tokens]:
 
 
 async def of_chat(tokens: ModelTokens, body: Chat | Tokenize) -> Tokens:
-    """The ids of a conversation."""
+    """Returns the ids of a conversation."""
 
     def render() -> Tokens:
         return tokens.of_chat(
@@ -163,7 +167,7 @@ async def of_chat(tokens: ModelTokens, body: Chat | Tokenize) -> Tokens:
 
 
 async def of_tokenize(tokens: ModelTokens, body: Tokenize) -> Tokens:
-    """The ids of whichever of prompt and messages was sent."""
+    """Returns the ids of the prompt or the messages, whichever was sent."""
     if body.messages is not None:
         return await of_chat(tokens, body)
     if body.prompt is None:

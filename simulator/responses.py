@@ -1,9 +1,8 @@
 """The bodies that the server answers with, in the shapes of the OpenAI API as vLLM fills them.
 
-What the simulated model says: whole words, the same ones for the same prompt every time.
-
-Clients send an answer back as text with the next turn. Its tokens are in the cache already, so the
-text has to give the same tokens again: only words that are one token each are said.
+Answers are whole words, the same ones for the same prompt every time. Clients send an answer back
+as text with the next turn, when its tokens are in the cache already, so the text has to give the
+same tokens again: only words that are one token each are said.
 """
 
 import hashlib
@@ -31,17 +30,17 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> Body:
-        """As vLLM words it."""
+        """Returns the error as vLLM words it."""
         return error(self.status, self.kind, str(self), self.param)
 
 
 def error(status: int, kind: str, message: str, param: str | None = None) -> Body:
-    """An OpenAI-style error."""
+    """Returns the body of an OpenAI-style error."""
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    """The client's mistake."""
+    """Returns the error for a client's mistake."""
     return ApiError(400, "BadRequestError", message, param)
 
 
@@ -55,7 +54,7 @@ class Usage:
     names_no_hits: bool = True
 
     def body(self) -> Body:
-        """As the OpenAI API names them."""
+        """Returns the counts as the OpenAI API names them."""
         is_named = self.names_no_hits or self.cached_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -65,7 +64,7 @@ class Usage:
         }
 
     def of_message(self) -> Body:
-        """As Anthropic's API names them: what was read from the cache is no input."""
+        """Returns the counts as Anthropic's API names them: cached tokens are no input."""
         return {
             "input_tokens": self.prompt_tokens - self.cached_tokens,
             "output_tokens": self.completion_tokens,
@@ -86,7 +85,7 @@ class Form:
     """Whether it answers POST /v1/messages."""
 
     def whole(self, choices: Sequence[tuple[str, str | None]], usage: Usage) -> Body:
-        """The answer to a request without `stream`: text and finish reason of every choice."""
+        """Returns the answer to a request without `stream`: text and reason of each choice."""
         if self.message:
             return self._message_of(*choices[0], usage)
         listed = [
@@ -107,19 +106,19 @@ class Form:
         }
 
     def opening(self, index: int) -> Body | None:
-        """The first chunk of a choice: chats begin with a role."""
+        """Returns the first chunk of a choice, None for completions: chats begin with a role."""
         if not self.chat:
             return None
         delta = {"delta": {"role": "assistant", "content": ""}}
         return self._envelope([self._choice(index, delta, None)], chunk=True)
 
     def piece(self, index: int, text: str, reason: str | None) -> Body:
-        """One more token of a choice."""
+        """Returns the chunk with one more token of a choice."""
         delta = {"delta": {"content": text}} if self.chat else {"text": text}
         return self._envelope([self._choice(index, delta, reason)], chunk=True)
 
     def closing(self, usage: Usage) -> Body:
-        """The last chunk, if usage was asked for."""
+        """Returns the last chunk, for requests that ask for usage."""
         return self._envelope([], chunk=True, usage=usage.body())
 
     def _message(self, text: str) -> Body:
@@ -141,7 +140,7 @@ class Form:
 
 
 def models(base: str, loras: Sequence[str], *, created: int, max_model_len: int) -> Body:
-    """The answer of GET /v1/models: the model, then its adapters, which name it as parent."""
+    """Returns the answer to GET /v1/models: the model, then its adapters, which name it."""
     common = {"object": "model", "created": created, "owned_by": "vllm"}
     data: list[Body] = [
         {"id": base, **common, "root": base, "parent": None, "max_model_len": max_model_len}
@@ -157,7 +156,11 @@ _Body = TypeVar("_Body")
 
 
 async def decoded(request: web.Request, kind: type[_Body]) -> _Body:
-    """The request's body as that type, or the error that the client gets for it."""
+    """Returns the request's body as that type.
+
+    Raises:
+        ApiError: it cannot be decoded; the client gets this error.
+    """
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -170,7 +173,7 @@ def json_response(
     status: int = 200,
     headers: dict[str, str] | None = None,
 ) -> web.Response:
-    """An answer."""
+    """Returns a response with a JSON body."""
     content = msgspec.json.encode(body)
     return web.Response(
         body=content, content_type="application/json", status=status, headers=headers
@@ -183,7 +186,7 @@ _ANSWER_LENGTHS = 112
 
 
 class Writer:
-    """Picks the tokens of answers for one tokenizer."""
+    """Chooses the tokens of answers for one tokenizer."""
 
     def __init__(self, tokens: ModelTokens) -> None:
         self._tokens = tokens
@@ -194,15 +197,15 @@ class Writer:
             raise ValueError("the tokenizer has no whole words to say")
 
     def seed(self, prompt: Sequence[int], choice: int) -> bytes:
-        """What an answer is made from; `choice` tells the answers to one prompt apart."""
+        """Returns what an answer is made from; `choice` distinguishes the answers to one prompt."""
         return hashlib.sha256(array("Q", [choice, *prompt]).tobytes()).digest()
 
     def length(self, seed: bytes) -> int:
-        """Tokens of an answer that nobody limited, the end-of-turn token included."""
+        """Returns the tokens of an answer without a limit, the end-of-turn token included."""
         return _SHORTEST_ANSWER + _pick(seed, -1, _ANSWER_LENGTHS)
 
     def token(self, seed: bytes, position: int, previous: int) -> int:
-        """The answer's token number `position`, after the token `previous`."""
+        """Returns the answer's token number `position`, after the token `previous`."""
         # A word glued to the prompt's last one would be cut elsewhere when read again; after a
         # line break the space would be.
         starts_line = self._tokens.text_of([previous]).endswith("\n")

@@ -1,9 +1,7 @@
-"""One worker, composed of its parts and listening.
+"""A simulated worker: an engine's server with its HTTP API, ranks and publishers.
 
-The HTTP API of an engine's server, as far as clients, routers and operators use it.
-
-The OpenAI endpoints are vLLM's; what tells of the cache depends on the dialect. Every dialect has
-POST /reset_prefix_cache.
+The OpenAI endpoints are vLLM's; which endpoints describe the cache depends on the dialect. Every
+dialect has POST /reset_prefix_cache.
 """
 
 import os
@@ -30,189 +28,65 @@ from simulator.settings import Settings, split_address
 from simulator.tokens import ModelTokens
 from simulator.worker import Faults, Worker
 
-
-class Inspection:
-    """The endpoints that Settings.misbehave opens."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def routes(self) -> list[web.RouteDef]:
-        """To be added to the worker's API."""
-        return [
-            web.post("/misbehave", self._misbehave),
-            web.get("/cache", self._cache),
-            web.post("/cache/prefix", self._prefix),
-        ]
-
-    async def _misbehave(self, request: web.Request) -> web.Response:
-        body = await decoded(request, Misbehave)
-        self._check_rank(body.rank)
-        self._break(body)
-        return json_response({"success": True})
-
-    def _break(self, body: Misbehave) -> None:
-        """A restart comes first and garbage last; what is not mentioned stays as it was."""
-        faults, rank = self._worker.faults, body.rank
-        if body.restart:
-            faults.restart(rank=rank)
-        if body.hide_replay is not msgspec.UNSET:
-            faults.hide_replay(body.hide_replay, rank=rank)
-        if body.hide_events is not None:
-            faults.hide_events(hidden=body.hide_events, rank=rank)
-        for batches, method in (
-            (body.drop, faults.drop),
-            (body.lose, faults.lose),
-            (body.duplicate, faults.duplicate),
-        ):
-            if batches is not None:
-                method(batches, rank=rank)
-        if body.reorder:
-            faults.reorder(rank=rank)
-        if body.corrupt is not None:
-            faults.corrupt(body.corrupt, rank=rank)
-        if body.garbage is not None:
-            faults.garbage(body.garbage, rank=rank)
-
-    async def _cache(self, _: web.Request) -> web.Response:
-        """Blocks held on the device and off it, and the number of the next batch, by rank."""
-        return json_response([self._of_rank(rank.number) for rank in self._worker.ranks])
-
-    def _of_rank(self, number: int) -> dict[str, int]:
-        blocks, host_blocks = self._worker.ranks[number].engine.cache.blocks_held
-        return {
-            "rank": number,
-            "blocks": blocks,
-            "host_blocks": host_blocks,
-            "next_sequence": self._worker.next_sequence(number),
-        }
-
-    async def _prefix(self, request: web.Request) -> web.Response:
-        """Leading tokens of a prompt that a rank holds, short of the last one."""
-        body = await decoded(request, CachedPrefix)
-        self._check_rank(body.rank)
-        if body.lora is not None and body.lora not in self._worker.settings.adapters:
-            raise bad_request("no such adapter", "lora")
-        held = self._worker.held_prefix_tokens(body.tokens, body.salt, body.lora, body.rank)
-        return json_response({"held_tokens": held})
-
-    def _check_rank(self, rank: int | None) -> None:
-        if rank is not None and rank >= len(self._worker.ranks):
-            raise bad_request("no such rank", "rank")
-
-
-Body = dict[str, Any]
-
-
-def kv_event_sources(worker: Worker) -> Body:
-    """GET /kv_event_sources of vLLM 0.30 and later: by data-parallel rank."""
-    return {
-        str(rank.number): _source(rank.publisher, worker.settings)
-        for rank in worker.ranks
-        if rank.publisher
-    }
-
-
-def server_info(worker: Worker) -> Body:
-    """GET /server_info of SGLang, as far as it tells of events: rank r is on both ports + r."""
-    settings = worker.settings
-    return {
-        "version": settings.speaks.version,
-        "model_path": str(settings.model_dir),
-        "served_model_name": settings.model,
-        "page_size": settings.block_size_tokens,
-        "dp_size": settings.ranks,
-        "disable_radix_cache": not settings.prefix_caching,
-        "kv_events": _kv_events(worker),
-    }
-
-
-def _source(publisher: Publisher, settings: Settings) -> Body:
-    return {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": publisher.endpoint,
-        "replay_endpoint": publisher.replay_endpoint,
-        "buffer_steps": settings.buffer_batches,
-        "hwm": HIGH_WATER_MARK_BATCHES,
-        "max_queue_size": HIGH_WATER_MARK_BATCHES,
-        "topic": settings.topic,
-    }
-
-
-def _kv_events(worker: Worker) -> Body | None:
-    if worker.events_endpoint is None:
-        return None
-    host, port = _host_and_port(worker.events_endpoint)
-    body = {
-        "publisher": "zmq",
-        "endpoint_host": host,
-        "endpoint_port_base": port,
-        "topic": worker.settings.topic,
-        "block_size": worker.settings.block_size_tokens,
-        "dp_size": worker.settings.ranks,
-    }
-    if worker.replay_endpoint is not None:
-        body["replay_endpoint_port_base"] = _host_and_port(worker.replay_endpoint)[1]
-    return body
-
-
-def _host_and_port(endpoint: str) -> tuple[str, int]:
-    """SGLang calls every address of the host "*"."""
-    host, _, port = endpoint.partition("://")[2].rpartition(":")
-    return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)  # noqa: S104 - read, not bound
-
-
-class WorkerCollector(Collector):
-    """Reads the counters of all ranks when scraped, and adds them up."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._engines = [rank.engine for rank in worker.ranks]
-        self._model = worker.settings.model
-        self._settings = worker.settings
-
-    def collect(self) -> Iterator[Metric]:
-        """The metric families, each with the label `model_name`."""
-        counters = [engine.counters for engine in self._engines]
-        running = sum(one.running for one in counters)
-        yield self._gauge("num_requests_running", "Requests being computed.", running)
-        waiting = sum(one.in_flight for one in counters) - running
-        yield self._gauge("num_requests_waiting", "Requests waiting to be computed.", waiting)
-        usage = fmean(engine.cache_usage for engine in self._engines)
-        yield self._gauge("kv_cache_usage_perc", "Used share of the cache, 1 is all.", usage)
-        queried = sum(one.queried_tokens for one in counters)
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", queried)
-        hit = sum(one.hit_tokens for one in counters)
-        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hit)
-        settings = self._settings
-        config = GaugeMetricFamily(
-            "vllm:cache_config_info", "The cache.", labels=["block_size", "enable_prefix_caching"]
-        )
-        config.add_metric([str(settings.block_size_tokens), str(settings.prefix_caching)], 1)
-        yield config
-
-    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-    def _counter(self, name: str, documentation: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
-        family.add_metric([self._model], value)
-        return family
-
-
-def registry(worker: Worker) -> CollectorRegistry:
-    """A registry of this worker's metrics alone."""
-    registry = CollectorRegistry()
-    registry.register(WorkerCollector(worker))
-    return registry
-
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Far above any prompt that fits a context; keeps a client from filling the memory."""
 
+_SHUTDOWN_SECONDS = 0.2  # a stand-in has no answers worth waiting for
+_BACKLOG = 1024
+__all__ = ["Worker", "running"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Body = dict[str, Any]
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Worker]:
+    """Starts a worker in the current event loop, and stops it on leaving.
+
+    Raises:
+        OSError: an address is taken.
+        ValueError: the model's directory cannot be used.
+    """
+    tokens = ModelTokens(settings.model_dir)
+    writer = Writer(tokens)
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(_listen(settings.listen))
+        ranks: list[Rank] = []
+        for number in range(settings.ranks):
+            rank = Rank(number, settings, writer, end_of_turn=tokens.end_of_turn)
+            ranks.append(stack.enter_context(closing(rank)))
+        endpoint = _address_of(listener)
+        worker = Worker(
+            name=settings.name or endpoint,
+            endpoint=endpoint,
+            settings=settings,
+            ranks=ranks,
+            faults=Faults(ranks),
+        )
+        api = Api(tokens, Generator(tokens, writer, worker), worker)
+        # Without handler_cancellation a client that leaves would keep its blocks to the end.
+        runner = web.AppRunner(
+            api.application(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        yield worker
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        resolving = isinstance(error, socket.gaierror)
+        reason = error.strerror if resolving else os.strerror(error.errno or 0)
+        raise OSError(error.errno, f"cannot listen on {address}: {reason}") from error
+
+
+def _address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Api:
@@ -227,7 +101,7 @@ class Api:
         self._created = int(time.time())
 
     def application(self) -> web.Application:
-        """All routes, ready to be served."""
+        """Returns all routes, ready to be served."""
         application = web.Application(
             client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_openai_sends_them]
         )
@@ -334,56 +208,176 @@ async def _errors_as_openai_sends_them(
         return json_response(body, status=error.status, headers=headers)
 
 
-_SHUTDOWN_SECONDS = 0.2  # a stand-in has no answers worth waiting for
-_BACKLOG = 1024
+class Inspection:
+    """The endpoints that Settings.misbehave opens."""
 
-__all__ = ["Worker", "running"]
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def routes(self) -> list[web.RouteDef]:
+        """Returns the routes to add to the worker's API."""
+        return [
+            web.post("/misbehave", self._misbehave),
+            web.get("/cache", self._cache),
+            web.post("/cache/prefix", self._prefix),
+        ]
+
+    async def _misbehave(self, request: web.Request) -> web.Response:
+        body = await decoded(request, Misbehave)
+        self._check_rank(body.rank)
+        self._break(body)
+        return json_response({"success": True})
+
+    def _break(self, body: Misbehave) -> None:
+        """Applies the faults, a restart first and garbage last; leaves others unchanged."""
+        faults, rank = self._worker.faults, body.rank
+        if body.restart:
+            faults.restart(rank=rank)
+        if body.hide_replay is not msgspec.UNSET:
+            faults.hide_replay(body.hide_replay, rank=rank)
+        if body.hide_events is not None:
+            faults.hide_events(hidden=body.hide_events, rank=rank)
+        for batches, method in (
+            (body.drop, faults.drop),
+            (body.lose, faults.lose),
+            (body.duplicate, faults.duplicate),
+        ):
+            if batches is not None:
+                method(batches, rank=rank)
+        if body.reorder:
+            faults.reorder(rank=rank)
+        if body.corrupt is not None:
+            faults.corrupt(body.corrupt, rank=rank)
+        if body.garbage is not None:
+            faults.garbage(body.garbage, rank=rank)
+
+    async def _cache(self, _: web.Request) -> web.Response:
+        """Blocks held on the device and off it, and the number of the next batch, by rank."""
+        return json_response([self._of_rank(rank.number) for rank in self._worker.ranks])
+
+    def _of_rank(self, number: int) -> dict[str, int]:
+        blocks, host_blocks = self._worker.ranks[number].engine.cache.blocks_held
+        return {
+            "rank": number,
+            "blocks": blocks,
+            "host_blocks": host_blocks,
+            "next_sequence": self._worker.next_sequence(number),
+        }
+
+    async def _prefix(self, request: web.Request) -> web.Response:
+        """Leading tokens of a prompt that a rank holds, short of the last one."""
+        body = await decoded(request, CachedPrefix)
+        self._check_rank(body.rank)
+        if body.lora is not None and body.lora not in self._worker.settings.adapters:
+            raise bad_request("no such adapter", "lora")
+        held = self._worker.held_prefix_tokens(body.tokens, body.salt, body.lora, body.rank)
+        return json_response({"held_tokens": held})
+
+    def _check_rank(self, rank: int | None) -> None:
+        if rank is not None and rank >= len(self._worker.ranks):
+            raise bad_request("no such rank", "rank")
 
 
-@asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Worker]:
-    """Start a worker in the current event loop and stop it on leaving.
+def kv_event_sources(worker: Worker) -> Body:
+    """Returns the answer to GET /kv_event_sources of vLLM 0.30 and later, by data-parallel rank."""
+    return {
+        str(rank.number): _source(rank.publisher, worker.settings)
+        for rank in worker.ranks
+        if rank.publisher
+    }
 
-    Raises OSError if an address is taken, ValueError if the model's directory is of no use.
-    """
-    tokens = ModelTokens(settings.model_dir)
-    writer = Writer(tokens)
-    async with AsyncExitStack() as stack:
-        listener = stack.enter_context(_listen(settings.listen))
-        ranks: list[Rank] = []
-        for number in range(settings.ranks):
-            rank = Rank(number, settings, writer, end_of_turn=tokens.end_of_turn)
-            ranks.append(stack.enter_context(closing(rank)))
-        endpoint = _address_of(listener)
-        worker = Worker(
-            name=settings.name or endpoint,
-            endpoint=endpoint,
-            settings=settings,
-            ranks=ranks,
-            faults=Faults(ranks),
+
+def server_info(worker: Worker) -> Body:
+    """Returns the answer to GET /server_info of SGLang, as far as it concerns events."""
+    settings = worker.settings
+    return {
+        "version": settings.speaks.version,
+        "model_path": str(settings.model_dir),
+        "served_model_name": settings.model,
+        "page_size": settings.block_size_tokens,
+        "dp_size": settings.ranks,
+        "disable_radix_cache": not settings.prefix_caching,
+        "kv_events": _kv_events(worker),
+    }
+
+
+def _source(publisher: Publisher, settings: Settings) -> Body:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": publisher.endpoint,
+        "replay_endpoint": publisher.replay_endpoint,
+        "buffer_steps": settings.buffer_batches,
+        "hwm": HIGH_WATER_MARK_BATCHES,
+        "max_queue_size": HIGH_WATER_MARK_BATCHES,
+        "topic": settings.topic,
+    }
+
+
+def _kv_events(worker: Worker) -> Body | None:
+    if worker.events_endpoint is None:
+        return None
+    host, port = _host_and_port(worker.events_endpoint)
+    body = {
+        "publisher": "zmq",
+        "endpoint_host": host,
+        "endpoint_port_base": port,
+        "topic": worker.settings.topic,
+        "block_size": worker.settings.block_size_tokens,
+        "dp_size": worker.settings.ranks,
+    }
+    if worker.replay_endpoint is not None:
+        body["replay_endpoint_port_base"] = _host_and_port(worker.replay_endpoint)[1]
+    return body
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    """SGLang calls every address of the host "*"."""
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
+    return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)  # noqa: S104 - read, not bound
+
+
+def registry(worker: Worker) -> CollectorRegistry:
+    """Returns a registry with this worker's metrics alone."""
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(worker))
+    return registry
+
+
+class WorkerCollector(Collector):
+    """Reads the counters of all ranks at each scrape, and adds them up."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._engines = [rank.engine for rank in worker.ranks]
+        self._model = worker.settings.model
+        self._settings = worker.settings
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metric families, each with the label `model_name`."""
+        counters = [engine.counters for engine in self._engines]
+        running = sum(one.running for one in counters)
+        yield self._gauge("num_requests_running", "Requests being computed.", running)
+        waiting = sum(one.in_flight for one in counters) - running
+        yield self._gauge("num_requests_waiting", "Requests waiting to be computed.", waiting)
+        usage = fmean(engine.cache_usage for engine in self._engines)
+        yield self._gauge("kv_cache_usage_perc", "Used share of the cache, 1 is all.", usage)
+        queried = sum(one.queried_tokens for one in counters)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", queried)
+        hit = sum(one.hit_tokens for one in counters)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", hit)
+        settings = self._settings
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "The cache.", labels=["block_size", "enable_prefix_caching"]
         )
-        api = Api(tokens, Generator(tokens, writer, worker), worker)
-        # Without handler_cancellation a client that leaves would keep its blocks to the end.
-        runner = web.AppRunner(
-            api.application(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-        yield worker
+        config.add_metric([str(settings.block_size_tokens), str(settings.prefix_caching)], 1)
+        yield config
 
+    def _gauge(self, name: str, documentation: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
 
-def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        resolving = isinstance(error, socket.gaierror)
-        reason = error.strerror if resolving else os.strerror(error.errno or 0)
-        raise OSError(error.errno, f"cannot listen on {address}: {reason}") from error
-
-
-def _address_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", documentation, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family

@@ -1,4 +1,4 @@
-"""What one simulated worker is told."""
+"""The settings of one simulated worker."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,11 @@ _MAX_PORT = 65535
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host (without brackets) and port of a host:port (ValueError if it is none)."""
+    """Splits host:port, IPv6 in brackets.
+
+    Raises:
+        ValueError: it is no such address.
+    """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _MAX_PORT):
         raise ValueError(f"not a host:port: {address!r}")
@@ -23,7 +27,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
-    """The endpoint of one rank: its port is the first's plus the rank; 0 stays any free port."""
+    """Returns the endpoint of one rank: the first's port plus the rank; 0 stays any free port."""
     if not rank:
         return endpoint
     base, _, port = endpoint.rpartition(":")
@@ -31,7 +35,11 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
 
 
 def check_rank_endpoints(endpoints: Sequence[str], ranks: int) -> None:
-    """ValueError unless every rank gets ports of its own on all endpoints."""
+    """Checks that every rank gets ports of its own on all endpoints.
+
+    Raises:
+        ValueError: it does not.
+    """
     if ranks == 1:
         return
     taken: set[int] = set()

@@ -1,4 +1,4 @@
-"""Prompts to token ids, with a model's own tokenizer and chat template."""
+"""Turns prompts into token ids, with a model's own tokenizer and chat template."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,13 @@ class PromptError(ValueError):
 
 
 class ModelTokens:
-    """Reads a directory's `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`."""
+    """The tokenizer and chat template in a model's directory.
+
+    It reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+
+    Raises:
+        ValueError: the tokenizer cannot be read.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = _load(directory / "tokenizer.json")
@@ -34,23 +40,27 @@ class ModelTokens:
 
     @property
     def size(self) -> int:
-        """Token ids are below this."""
+        """The number of token ids; all are below it."""
         return self._tokenizer.get_vocab_size()
 
     @property
     def end_of_turn(self) -> int:
-        """The id that ends an answer."""
+        """The id that ends an answer.
+
+        Raises:
+            ValueError: the tokenizer names none.
+        """
         token = self._tokenizer.token_to_id(self._special_texts.get("eos_token", ""))
         if token is None:
             raise ValueError("the tokenizer names no end-of-turn token")
         return token
 
     def of_text(self, text: str) -> list[int]:
-        """The ids of a completion prompt."""
+        """Returns the ids of a completion prompt."""
         return self._tokenizer.encode(text).ids
 
     def of_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text on its own, without special tokens around it."""
+        """Returns the ids of each text on its own, without special tokens around it."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -62,7 +72,11 @@ class ModelTokens:
         add_generation_prompt: bool = True,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of a conversation; the template itself writes all special tokens."""
+        """Returns the ids of a conversation; the template itself writes all special tokens.
+
+        Raises:
+            PromptError: the template refuses the messages.
+        """
         arguments = {
             **self._special_texts,
             **(template_arguments or {}),
@@ -78,7 +92,7 @@ class ModelTokens:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of an answer, without special tokens."""
+        """Returns the text of an answer, without special tokens."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
 
 
@@ -91,7 +105,7 @@ def _load(path: Path) -> Tokenizer:
 
 
 def _with_plain_content(message: Message) -> Message:
-    """vLLM hands text parts to templates of this kind as one text, a line each."""
+    """Joins text parts with line breaks, as vLLM does for templates of this kind."""
     content = message.get("content")
     if not isinstance(message.get("role"), str):
         raise PromptError("every message needs a role")

@@ -1,4 +1,4 @@
-"""A running worker, as those who started it see it."""
+"""A running worker, as its tests and commands see it: where it listens, and how to break it."""
 
 import time
 from collections.abc import Sequence
@@ -12,38 +12,41 @@ from simulator.settings import Settings
 
 
 class Faults:
-    """Each method concerns one rank, or all if none is named (IndexError if there is none such).
+    """The faults of a worker's publishers; they last over a restart.
 
-    What was asked for stays asked for over a restart.
+    Each method acts on one rank, or on all if none is named.
+
+    Raises:
+        IndexError: there is no such rank.
     """
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self._ranks = ranks
 
     def drop(self, batches: int, *, rank: int | None = None) -> None:
-        """The next batches are numbered and kept for replay, but not sent."""
+        """Numbers the next batches and keeps them for replay, but does not send them."""
         for one in self._of(rank):
             one.interference.drop = batches
 
     def lose(self, batches: int, *, rank: int | None = None) -> None:
-        """The next batches are numbered, neither sent nor kept."""
+        """Numbers the next batches, and neither sends nor keeps them."""
         for one in self._of(rank):
             one.interference.lose = batches
 
     def duplicate(self, batches: int, *, rank: int | None = None) -> None:
-        """The next batches are sent twice."""
+        """Sends the next batches twice."""
         for one in self._of(rank):
             one.interference.duplicate = batches
 
     def reorder(self, *, rank: int | None = None) -> None:
-        """The next two batches are sent in the opposite order: the first waits for the second."""
+        """Sends the next two batches in the opposite order: the first waits for the second."""
         for one in self._of(rank):
             one.interference.reorder = True
 
     def corrupt(self, what: Corruption, *, rank: int | None = None) -> None:
-        """The next batch has one undecodable event in the place of its first, or is no msgpack.
+        """Makes the first event of the next batch undecodable, or the whole batch no msgpack.
 
-        What it tells of did happen. A replay gives the same bytes, as an engine would.
+        What the batch tells of did happen. A replay gives the same bytes, as an engine would.
         """
         for one in self._of(rank):
             one.interference.corrupt = what
@@ -55,23 +58,30 @@ class Faults:
                 one.publisher.publish_garbage(messages)
 
     def hide_replay(self, fault: ReplayFault | None, *, rank: int | None = None) -> None:
-        """silent: requests are swallowed; absent: the socket is closed; truncated: answers stop
-        half-way, without the end marker; None: healthy again."""
+        """Breaks the replay socket: silent, absent or truncated; None: healthy again.
+
+        silent: requests are swallowed. absent: the socket is closed. truncated: answers stop
+        half-way, without the end marker.
+        """
         for one in self._of(rank):
             if one.publisher is not None:
                 one.publisher.show_replay_fault(fault)
 
     def hide_events(self, *, hidden: bool, rank: int | None = None) -> None:
-        """The socket of events is closed, or opened again; the worker serves on, and what it would
-        have published is numbered and kept for replays."""
+        """Closes the socket of events, or opens it again; the worker serves on.
+
+        Batches that it would have published are numbered and kept for replays.
+        """
         for one in self._of(rank):
             if one.publisher is not None:
                 one.publisher.show_events(hidden=hidden)
 
     def restart(self, *, rank: int | None = None) -> None:
-        """A new incarnation: an empty cache, numbers from 0, an empty replay buffer, and the
-        sockets closed and bound again on the same ports. Nothing is announced, but for the clear
-        that SGLang begins with."""
+        """Begins a new incarnation: an empty cache, numbers from 0, an empty replay buffer.
+
+        The sockets are closed and bound again on the same ports. Nothing is announced, but for the
+        clear that SGLang begins with.
+        """
         for one in self._of(rank):
             one.restart()
 
@@ -84,10 +94,10 @@ BALANCE_SECONDS = 0.1
 
 
 class Balance:
-    """How vLLM's API server shares requests among its ranks (DPLBAsyncMPClient, 0.32).
+    """Shares requests among ranks as vLLM's API server does (DPLBAsyncMPClient, 0.32).
 
-    The rank with the lowest score, four times those that wait and once those that run, of counts
-    that are told it every 100 ms; what it sent since counts as waiting.
+    It picks the rank with the lowest score: four times its waiting requests and once its running
+    ones, by counts that it hears every 100 ms; what it has sent since then counts as waiting.
     """
 
     def __init__(self) -> None:
@@ -95,7 +105,10 @@ class Balance:
         self._told_at = 0.0
 
     def pick(self, in_flight: Sequence[int], now: float) -> int:
-        """The number of the rank for the next request."""
+        """Returns the number of the rank for the next request.
+
+        in_flight: of every rank. now: seconds of a monotonic clock.
+        """
         if not self._scores or now - self._told_at >= BALANCE_SECONDS:
             self._scores, self._told_at = list(in_flight), now
         rank = min(range(len(self._scores)), key=self._scores.__getitem__)
@@ -105,7 +118,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A running worker. What is said of its events without a rank is said of rank 0."""
+    """A running worker. What concerns its events is of rank 0 where no rank is named."""
 
     name: str
     endpoint: str
@@ -117,37 +130,37 @@ class Worker:
 
     @property
     def url(self) -> str:
-        """Of its API, without a slash at the end."""
+        """The URL of its API, without a slash at the end."""
         return f"http://{self.endpoint}"
 
     @property
     def events_endpoint(self) -> str | None:
-        """Where events are published."""
+        """Where events are published, None if nowhere."""
         return next(iter(self.events_endpoints), None)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where they can be asked for again."""
+        """Where published events can be asked for again, None if nowhere."""
         return next(iter(self.replay_endpoints), None)
 
     @property
     def events_endpoints(self) -> list[str]:
-        """By rank; empty if nothing is published."""
+        """Where each rank publishes; empty if nothing is published."""
         return [rank.publisher.endpoint for rank in self.ranks if rank.publisher]
 
     @property
     def replay_endpoints(self) -> list[str]:
-        """By rank; empty if nothing can be asked for again."""
+        """Where each rank answers replays; empty if none does."""
         publishers = [rank.publisher for rank in self.ranks if rank.publisher]
         return [one.replay_endpoint for one in publishers if one.replay_endpoint]
 
     @property
     def engine(self) -> Engine:
-        """Of rank 0."""
+        """The engine of rank 0."""
         return self.ranks[0].engine
 
     def next_sequence(self, rank: int = 0) -> int:
-        """The number that the rank's next batch will have; 0 if it publishes nothing."""
+        """Returns the number of the rank's next batch; 0 if it publishes nothing."""
         publisher = self.ranks[rank].publisher
         return publisher.next_sequence if publisher else 0
 
@@ -158,17 +171,24 @@ class Worker:
         lora: str | None = None,
         rank: int = 0,
     ) -> int:
-        """How many leading tokens of a prompt the rank's cache holds, short of the last one.
+        """Returns how many leading tokens of a prompt a rank has cached, at least one left out.
 
-        KeyError if there is no such adapter, IndexError if there is no such rank.
+        Raises:
+            KeyError: there is no such adapter.
+            IndexError: there is no such rank.
         """
         adapter = None if lora is None else self.settings.adapters[lora]
         namespace = Namespace(adapter, salt)
         return self.ranks[rank].engine.cache.held_tokens(prompt_tokens, namespace)
 
     def pick_rank(self, pinned: str | None) -> Rank:
-        """The rank for a request: the one it names (ValueError if there is none), or as vLLM's
-        balancer takes one, which knows nothing of what they hold."""
+        """Returns the rank that a request names, or the one that vLLM's balancer picks.
+
+        The balancer knows nothing of what the ranks hold.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
         if pinned is None:
             in_flight = [rank.engine.counters.in_flight for rank in self.ranks]
             return self.ranks[self.balance.pick(in_flight, time.monotonic())]
@@ -177,6 +197,6 @@ class Worker:
         return self.ranks[int(pinned)]
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; the ranks where requests run refuse."""
+        """Forgets all cached blocks; returns False where a rank refused, as requests run there."""
         done = [rank.engine.reset_prefix_cache() for rank in self.ranks]
         return all(done)
