@@ -91,13 +91,6 @@ _SALT = b'"cache_salt"'
 Read = tuple[InferenceRequest, Served]
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
-    """A query, and whether its prompt was tokenized here (a client may send token ids itself)."""
-
-    query: Query
-    is_tokenized: bool = False
-
-
 class Queries:
     """Turns any request into a query: reads its body and tokenizes its prompt."""
 
@@ -105,26 +98,26 @@ class Queries:
         self._models = models
         self._tokens = tokens
 
-    async def of(self, ask: Ask, course: Course) -> Asked:
+    async def of(self, ask: Ask, course: Course) -> Query:
         """Returns what a request asks for; waits only for work that takes a millisecond or more.
 
         course: where the ends of its phases are noted.
         """
         if ask.body is None:
-            return Asked(_unread(ask))
+            return _unread(ask)
         path, body = ask.head.path, ask.body
         if not is_light(body):
             return await self._large(path, body, course)
         read = self._read(path, body)
         course.parsed()
-        if isinstance(read, Asked):
+        if isinstance(read, Query):
             return read
-        asked = await self._tokenized(*read, body)
+        query = await self._tokenized(*read, body)
         course.tokenized()
-        return asked
+        return query
 
-    def _read(self, path: str, body: bytes) -> Read | Asked:
-        """A request and the model it is for, or what is asked where it cannot be keyed."""
+    def _read(self, path: str, body: bytes) -> Read | Query:
+        """Returns a request and its model, or the query where the request cannot be keyed."""
         try:
             request = parse(path, body)
         except RequestError as error:
@@ -133,19 +126,19 @@ class Queries:
             return self.broken(error)
         served = self._models.find(request.model)
         if served is None:
-            return Asked(Query(None, reason="unknown_model"))
+            return Query(None, reason="unknown_model")
         return request, served
 
-    def _unparsed(self, body: bytes, reason: str) -> Asked:
-        """A request that could not be read, or not in time."""
+    def _unparsed(self, body: bytes, reason: str) -> Query:
+        """Returns the query for a request that could not be read, or not in time."""
         served = self._models.find(model_of(body))
         if served is None:
-            return Asked(Query(None, reason=reason, text=_text_of(body, reason)))
+            return Query(None, reason=reason, text=_text_of(body, reason))
         # which salt it is, is not known
         return _by_text(served, body, reason, "" if _SALT in body else None)
 
-    async def _large(self, path: str, body: bytes, course: Course) -> Asked:
-        """Does all in a thread, where nobody else waits for it."""
+    async def _large(self, path: str, body: bytes, course: Course) -> Query:
+        """Reads and tokenizes a large body in a thread, so that nobody else waits for it."""
         try:
             read, course.parsed_at = await self._tokens.apart(
                 lambda: self._read_and_tokenized(path, body, course), len(body)
@@ -154,17 +147,17 @@ class Queries:
             return self._unparsed(body, "deadline")
         except RequestError as error:
             return self._unparsed(body, error.reason)
-        asked = read if isinstance(read, Asked) else await self._tokenized(*read, body)
+        query = read if isinstance(read, Query) else await self._tokenized(*read, body)
         course.tokenized()
-        return asked
+        return query
 
     def _read_and_tokenized(
         self, path: str, body: bytes, course: Course
-    ) -> tuple[Read | Asked, float]:
-        """What is asked, or what workers are to be asked about, and when it was read."""
+    ) -> tuple[Read | Query, float]:
+        """Returns the query, or the request if workers are to tokenize it; and when it was read."""
         read = self._read(path, body)
         parsed_at = course.now()
-        if isinstance(read, Asked):
+        if isinstance(read, Query):
             return read, parsed_at
         request, served = read
         try:
@@ -173,7 +166,7 @@ class Queries:
             return self._untokenized(request, served, body, error), parsed_at
         return (read if tokens is None else _keyed(request, served, tokens)), parsed_at
 
-    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Asked:
+    async def _tokenized(self, request: InferenceRequest, served: Served, body: bytes) -> Query:
         try:
             tokens = await self._tokens.of(request, served.model, len(body))
             return _keyed(request, served, tokens)
@@ -182,40 +175,38 @@ class Queries:
 
     def _untokenized(
         self, request: InferenceRequest, served: Served, body: bytes, error: Exception
-    ) -> Asked:
-        """A prompt whose tokens are not certain, or not there in time, is known by its text."""
+    ) -> Query:
+        """Returns the query by text for a prompt without certain tokens, or none in time."""
         if not isinstance(error, RequestError | TimeoutError):
             return self.broken(error)
         reason = error.reason if isinstance(error, RequestError) else "deadline"
-        asked = _by_text(served, body, reason, request.cache_salt)
+        query = _by_text(served, body, reason, request.cache_salt)
         if request.reads_cache:
-            return asked
-        return Asked(msgspec.structs.replace(asked.query, reads_cache=False))
+            return query
+        return msgspec.structs.replace(query, reads_cache=False)
 
-    def broken(self, error: Exception) -> Asked:
-        """What is asked where something of ours failed."""
+    def broken(self, error: Exception) -> Query:
+        """Returns the query for a request that met a fault of ours, which is logged."""
         tell_fault("decision failed with %s; the request is routed by load", error)
-        return Asked(Query(self._models.default, reason="internal_error"))
+        return Query(self._models.default, reason="internal_error")
 
 
-def _by_text(served: Served, body: bytes, reason: str, salt: str | None) -> Asked:
-    """A prompt that cannot be keyed, known by its text; salt: "" where it is some other."""
+def _by_text(served: Served, body: bytes, reason: str, salt: str | None) -> Query:
+    """Returns the query for a prompt that is known by its text. salt: "" if it is unknown."""
     text = _text_of(body, reason)
     demand = ANY if served.lora is None else Demand(served.lora)
-    return Asked(
-        Query(served.model, reason=reason, text=text, lora=served.lora, salt=salt, demand=demand)
-    )
+    return Query(served.model, reason=reason, text=text, lora=served.lora, salt=salt, demand=demand)
 
 
 def _text_of(body: bytes, reason: str) -> bytes:
-    """What a prompt that cannot be keyed is known and weighed by."""
+    """Returns the text by which a prompt that cannot be keyed is compared and weighed."""
     if reason in ENGINES_REFUSE:
         return b""
     return body[:MEDIA_TEXT_BYTES] if reason == "unsupported_media" else body
 
 
 def _unread(ask: Ask) -> Query:
-    """A request whose body is not known; it is a prompt where that would have been read."""
+    """Returns the query for a request without a body, weighed by its length if that is known."""
     if ask.reason == NOT_INFERENCE and not ask.wants_endpoint:
         return Query(None, reason=ask.reason, left_to_proxy=CALLS_NO_MODEL)
     if ask.reason in ("no_body", NOT_INFERENCE):
@@ -232,15 +223,15 @@ def _unread(ask: Ask) -> Query:
     )
 
 
-def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Asked:
+def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in tokens]
     demand = ANY if lora is None else Demand(lora)
     if not request.reads_cache:
         # the prompt is known and weighed, though nothing of it will be read from what a worker has
-        return Asked(Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False))
-    is_tokenized = {type(prompt) for prompt in request.prompts} != {array}
-    return Asked(Query(model, prompts, demand=demand, answers=request.answers), is_tokenized)
+        return Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False)
+    is_tokenized = not all(isinstance(prompt, array) for prompt in request.prompts)
+    return Query(model, prompts, demand=demand, answers=request.answers, is_tokenized=is_tokenized)
 
 
 # What of a body log_prompts shows.
@@ -305,8 +296,8 @@ class Router:
         course = Course(self._monotonic, traceparent)
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
-        asked = await self._queries.of(ask, course)
-        decision, asked = self._decide(ask, asked, course)
+        query = await self._queries.of(ask, course)
+        decision, query = self._decide(ask, query, course)
         now = course.picked()
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, course)
@@ -316,13 +307,13 @@ class Router:
         self._metrics.observe_decision(decision, course)
         self._tell(decision, course)
         self._decisions.tell(decision, course.trace.trace_id)
-        self._show(decision, asked.query)
+        self._show(decision, query)
         # last: what fails before it leaves no load behind that nobody would release
         booking = self.placing.book(decision, now)
-        if booking is not None and asked.query.prompts:
-            self._watch(decision, asked, booking)
-        if booking is not None and self._compares and asked.query.sole is not None:
-            self._compared[booking] = asked.query.sole
+        if booking is not None and query.prompts:
+            self._watch(decision, query, booking)
+        if booking is not None and self._compares and query.sole is not None:
+            self._compared[booking] = query.sole
         return Routed(decision, booking)
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
@@ -412,20 +403,20 @@ class Router:
         """Stops the tokenizer threads."""
         self._tokens.close()
 
-    def _decide(self, ask: Ask, asked: Asked, course: Course) -> tuple[Decision, Asked]:
+    def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
         try:
-            return self._place(asked, ask.head, course), asked
+            return self._place(query, ask.head, course), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on
-            asked = self._queries.broken(error)
-            return self._place(asked, ask.head, course), asked
+            query = self._queries.broken(error)
+            return self._place(query, ask.head, course), query
 
-    def _place(self, asked: Asked, head: Head, course: Course) -> Decision:
-        workers, query = self._workers, asked.query
+    def _place(self, query: Query, head: Head, course: Course) -> Decision:
+        workers = self._workers
         if head.policy is not None or head.subset is not None:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
-        trusted = workers.checks if asked.is_tokenized else workers
+        trusted = workers.checks if query.is_tokenized else workers
         held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
         return self.placing.decide(
             query,
@@ -441,12 +432,12 @@ class Router:
         if watched is not None:
             self._workers.checks.ended(watched)
 
-    def _watch(self, decision: Decision, asked: Asked, booking: Booking) -> None:
+    def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
         """Has the engine's tokens for a request compared with ours, if they may tell something."""
-        prompts, checks, watched = asked.query.prompts, self._workers.checks, None
+        prompts, checks, watched = query.prompts, self._workers.checks, None
         try:
             checks.placed(decision.worker, prompts)
-            if asked.is_tokenized and len(prompts) == 1:
+            if query.is_tokenized and len(prompts) == 1:
                 overlap = decision.held[0].get(decision.worker)
                 watched = checks.watch(decision.worker, prompts[0], overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already

@@ -47,7 +47,8 @@ class Query(msgspec.Struct, frozen=True):
     unread_bytes: of a body that was not read. reads_cache: False where the worker computes the
     whole prompt, whatever it holds of it. left_to_proxy: why the proxy is to choose, "" if it is
     not to. demand: which workers it may go to. policy: what it asks for in its header, if that is
-    configured. answers: how many are asked for, to each prompt.
+    configured. answers: how many are asked for, to each prompt. is_tokenized: whether a prompt was
+    tokenized here; clients may send token ids themselves.
     """
 
     model: str | None
@@ -62,6 +63,7 @@ class Query(msgspec.Struct, frozen=True):
     demand: Demand = ANY
     policy: str | None = None
     answers: int = 1
+    is_tokenized: bool = False
 
     @property
     def sole(self) -> Prompt | None:
