@@ -77,7 +77,7 @@ def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.A
     return application
 
 
-# So many are accepted in one go, before any of them is counted.
+# This many connections are accepted at once, before any of them is counted.
 _BACKLOG = 16
 
 

@@ -29,8 +29,8 @@ else:
     _Ring = array
 
 
-# Of a stream of requests, nobody reads more decisions than these; what is kept is touched anew at
-# every request, and drives what decisions need out of the processor's caches.
+# Nobody reads more decisions than these of a stream of requests. Keeping one touches memory, which
+# drives what decisions need out of the processor's caches.
 KEPT_PER_SECOND = 50
 KEPT_AT_ONCE = 512
 
@@ -243,11 +243,11 @@ class History:
         return array("d", [nan]) * self._steps
 
 
-# What is remembered of the last prompts: 4 bytes a token, so 4 MB at the most.
+# Bounds of the last prompts that are kept: 4 bytes a token, so at most 4 MB.
 MAX_PROMPTS = 256
 MAX_TOKENS = 1_000_000
 
-# Of a longer prompt, only its beginning is compared.
+# Only the beginning of a longer prompt is compared.
 LEADING_TOKENS = 16_384
 
 # Shorter prefixes fill no block.

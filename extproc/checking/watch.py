@@ -6,15 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from extproc.checking.self_check import (
-    MAX_PROMPT_TOKENS,
-    Asked,
-    Placed,
-    Result,
-    Watched,
-    WorkerCheck,
-    usable_tokens,
-)
+from extproc.checking.evidence import Asked, usable_tokens
+from extproc.checking.self_check import MAX_PROMPT_TOKENS, Placed, Result, Watched, WorkerCheck
 from kvstate.events import Body, Event, EventBatch, Tokens
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet

@@ -26,7 +26,7 @@ AT_LEAST_ONE = "at least one is needed"
 # A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-# What requests cannot do without, or is ours.
+# Reserved: requests cannot do without these, or KVSteer sets them.
 _TAKEN = frozenset({
     "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
     headers.DESTINATION, headers.MODEL,
@@ -62,10 +62,12 @@ def _headers(config: Config) -> Iterator[str]:
     policy = config.policy
     for key, name in (("header", policy.header), ("rank_header", policy.rank_header)):
         if name is not None and not _HEADER.fullmatch(name):
-            yield f"policy.{key}: is no name of a header: {name!r}"
+            yield f"policy.{key}: is not a valid header name: {name!r}"
     name = (policy.rank_header or "").lower()
-    if name and (name in _TAKEN or name == (policy.header or "").lower()):
-        yield f"policy.rank_header: {policy.rank_header!r} is set or read for something else"
+    if name in _TAKEN:
+        yield f"policy.rank_header: {policy.rank_header!r} is a reserved header"
+    elif name and name == (policy.header or "").lower():
+        yield f"policy.rank_header: {policy.rank_header!r} is already used as policy.header"
 
 
 def _models(config: Config) -> Iterator[str]:
@@ -102,8 +104,9 @@ def listener_faults(config: Config) -> Iterator[str]:
     yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
     if config.envoy.router is not None:
         yield from _socket_or_address("envoy.router", config.envoy.router)
-    if not _MODE.fullmatch(config.extproc.socket_mode):
-        yield f'extproc.socket_mode: must be as "0660", is {config.extproc.socket_mode!r}'
+    mode = config.extproc.socket_mode
+    if not _MODE.fullmatch(mode):
+        yield f'extproc.socket_mode: must be a mode such as "0660", is {mode!r}'
     yield from _tls(config)
     yield from _taken_twice(config)
 
@@ -121,19 +124,19 @@ def _socket_or_address(key: str, text: str) -> Iterator[str]:
     if not path:
         yield f"{key}: unix: needs a path"
     elif size > _MAX_PATH_BYTES:
-        yield f"{key}: a socket's path has {_MAX_PATH_BYTES} bytes at the most, this one {size}"
+        yield f"{key}: the socket's path has {size} bytes; {_MAX_PATH_BYTES} are the most"
 
 
 def _parse_listener(text: str) -> None:
     place = address.parse(text)
     if not place.is_ip and place.host != "localhost":
-        raise ValueError(f"must be an IP address and a port: Envoy listens on no name: {text!r}")
+        raise ValueError(f"must be ip:port, since Envoy listens on no host name, is {text!r}")
 
 
 def _tls(config: Config) -> Iterator[str]:
     ours, theirs = config.extproc.tls, config.envoy.router_tls
     if ours is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
-        yield "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket"
+        yield "extproc.tls: needs a listen of host:port; for a Unix socket set extproc.socket_mode"
     if theirs is None:
         return
     if (theirs.certificate is None) != (theirs.key is None):

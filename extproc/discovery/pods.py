@@ -165,7 +165,7 @@ AIBRIX = "model.aibrix.ai/"
 # Which of a pool's ports the pod serves; the second is what llm-d called it before.
 ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 
-# An InferencePool has so many target ports at the most (its schema).
+# An InferencePool has at most this many target ports (its schema).
 MAX_PORTS = 8
 
 # More of what a pod says is not repeated: an annotation may have 256 KiB.

@@ -35,13 +35,13 @@ T = TypeVar("T")
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0
 
-# Workers that are looked at together.
+# Workers that are examined at the same time.
 MAX_WORKERS = 32
 
-# Waits of one part, such as a feed with its probes.
+# A part, such as a feed with its probes, has at most this many waits.
 MAX_WAITS = 12
 
-# Certificates that are renewed by themselves have been by then.
+# Certificates that are renewed automatically have been renewed by then.
 SOON_DAYS = 14
 
 _DAY_SECONDS = 86_400
@@ -160,7 +160,7 @@ async def _bounded(
             return await work
     except TimeoutError:
         return [about.wrong("not-checked", f"not done within {limit:g} s")]
-    except Exception as error:  # noqa: BLE001 - one part must not take the others' findings away
+    except Exception as error:  # noqa: BLE001 - one part must not hide the others' findings
         return [_failed(about, error)]
 
 

@@ -67,7 +67,7 @@ def judge_envoy(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raw = None
     if not isinstance(raw, Mapping) or not isinstance(raw.get("configs"), list):
-        yield about.wrong("envoy-unreadable", "its /config_dump makes no sense")
+        yield about.wrong("envoy-unreadable", "its /config_dump cannot be read")
         return
     # the bootstrap holds the static part a second time
     parts = [one for one in raw["configs"] if not type_of(one).endswith(".BootstrapConfigDump")]

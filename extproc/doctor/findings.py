@@ -177,10 +177,10 @@ FAULTS = {
     ),
 }
 
-# What peers say is repeated so far, and without what would move a terminal's cursor.
+# At most this much of what peers say is repeated, without what would move a terminal's cursor.
 MAX_SAID = 400
 
-# Of many names so many are shown.
+# Of many names, this many are shown.
 MAX_SHOWN = 8
 
 

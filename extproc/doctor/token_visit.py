@@ -103,7 +103,7 @@ async def engine_tokens(
     try:
         return answered(answer.body)
     except RequestError:
-        return f"{PATH}: an answer that makes no sense"
+        return f"{PATH}: an answer that cannot be read"
 
 
 async def _remote(

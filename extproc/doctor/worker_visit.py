@@ -244,7 +244,7 @@ def _unread(path: str, answer: Answer) -> str:
         return f"{path}: {answer.reason}"
     if answer.status != HTTPStatus.OK:
         return f"{path}: status {answer.status}"
-    return f"{path}: an answer of {len(answer.body)} bytes that makes no sense"
+    return f"{path}: an answer of {len(answer.body)} bytes that cannot be read"
 
 
 def models_of(answer: bytes) -> Served | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from extproc.checking.self_check import Difference, WorkerCheck
+from extproc.checking.evidence import Difference
+from extproc.checking.self_check import WorkerCheck
 from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from extproc.checking.self_check import GRACE_SECONDS, Asked, Result, WorkerCheck
+from extproc.checking.evidence import Asked
+from extproc.checking.self_check import GRACE_SECONDS, Result, WorkerCheck
 from kvstate.events import Tokens
 from kvstate.overlap import Prompt
 from kvstate.wire.zmq_wire import decode_batch

@@ -75,15 +75,15 @@ def with_events(rest: str) -> str:
         ),
         (
             [MODEL, WORKER, "policy: {rank_header: 'a b'}"],
-            "policy.rank_header: is no name of a header: 'a b'",
+            "policy.rank_header: is not a valid header name: 'a b'",
         ),
         (
             [MODEL, WORKER, "policy: {rank_header: Content-Length}"],
-            "policy.rank_header: 'Content-Length' is set or read for something else",
+            "policy.rank_header: 'Content-Length' is a reserved header",
         ),
         (
             [MODEL, WORKER, "policy: {rank_header: X-Rank, header: x-rank}"],
-            "policy.rank_header: 'X-Rank' is set or read for something else",
+            "policy.rank_header: 'X-Rank' is already used as policy.header",
         ),
         (["models: [{name: m, lora: [m]}]", WORKER], "models[0]: the name 'm' is used 2 times"),
         (
@@ -266,14 +266,17 @@ def test_what_nobody_wrote_is_sound() -> None:
                 " unix:/run/x.sock?"
             ),
         ),
-        (ExtProc(socket_mode="rw"), "extproc.socket_mode: must be as \"0660\", is 'rw'"),
+        (
+            ExtProc(socket_mode="rw"),
+            "extproc.socket_mode: must be a mode such as \"0660\", is 'rw'",
+        ),
         (
             ExtProc("unix:/x", tls=MUTUAL),
-            "extproc.tls: is for host:port; extproc.socket_mode says who may use a Unix socket",
+            "extproc.tls: needs a listen of host:port; for a Unix socket set extproc.socket_mode",
         ),
         (
             ExtProc("unix:/" + 107 * "x"),
-            "extproc.listen: a socket's path has 107 bytes at the most, this one 108",
+            "extproc.listen: the socket's path has 108 bytes; 107 are the most",
         ),
     ],
 )
@@ -286,7 +289,7 @@ def test_the_longest_path_of_a_socket_is_taken() -> None:
 
 
 def test_envoy_listens_on_an_ip_address() -> None:
-    said = "must be an IP address and a port: Envoy listens on no name: 'name:1'"
+    said = "must be ip:port, since Envoy listens on no host name, is 'name:1'"
     assert of_listeners(envoy=Envoy(listen="name:1")) == [f"envoy.listen: {said}"]
     assert of_listeners(envoy=Envoy(listen="localhost:1", router="unix:x")) == []
 

@@ -1,0 +1,332 @@
+"""What an engine's stored tokens prove of ours: that they are the same, or where they differ.
+
+That they are the same is easy to see: the engine stored our blocks. That they differ is not: what
+was stored may belong to another request that begins alike. It counts as this request's only if it
+holds, after the difference, runs of tokens that no earlier request had.
+
+`Chains` keeps what one rank stored while it was listened to. A store names its parent by a hash; if
+that hash was heard before, the tokens up to there are known as well, from the prompt's first one if
+the chain began with it. Chains are bounded, and the one that grew least recently is forgotten
+first.
+"""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvstate.events import BlockHash, BlocksStored, Extra, Tokens
+from kvstate.overlap import Prompt
+from kvstate.tiers import Tier, tier_of
+
+# What is remembered of one rank. SGLang's blocks may be of one token, so blocks count as well.
+MAX_TOKENS = 65_536
+MAX_BLOCKS = 4_096
+
+Key = tuple[int | None, BlockHash]
+
+
+@dataclass(eq=False, slots=True)
+class Chain:
+    """Tokens stored one after the other.
+
+    is_rooted: they begin a prompt; else what stands before them is not known. lora: as the event
+    has it. first: what the root block carries besides tokens; () where the chain has no root.
+    """
+
+    tokens: Tokens
+    block_size: int
+    is_rooted: bool
+    lora: str | int | None
+    first: Extra = ()
+    keys: list[Key] = field(default_factory=list)
+
+
+class Growth(NamedTuple):
+    """What a store added: the tokens of this chain from `begin` on."""
+
+    chain: Chain
+    begin: int
+
+
+class Chains:
+    """The chains of one rank, bounded in tokens and blocks."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_tokens = max_tokens
+        self._max_blocks = max_blocks
+        self._places: dict[Key, tuple[Chain, int]] = {}  # the tokens up to the end of a block
+        self._chains: OrderedDict[int, Chain] = OrderedDict()
+        self.tokens = 0
+
+    def clear(self) -> None:
+        """Forgets all chains."""
+        self._places.clear()
+        self._chains.clear()
+        self.tokens = 0
+
+    def store(self, event: BlocksStored) -> Growth | None:
+        """Takes a store; returns what it added, None if that tells nothing of a device's prompt."""
+        if event.bigrams or not event.hashes or tier_of(event.medium) is not Tier.DEVICE:
+            return None
+        parent = None if event.parent is None else self._places.get((event.group, event.parent))
+        growth = self._grow(event, *parent) if parent else self._begin(event)
+        self._note(growth, event)
+        self._forget_oldest()
+        return growth
+
+    def _begin(self, event: BlocksStored) -> Growth:
+        is_rooted = event.parent is None
+        first = event.extras[0] if is_rooted and event.extras else ()
+        return Growth(Chain(event.tokens[:], event.block_size, is_rooted, event.lora, first), 0)
+
+    def _grow(self, event: BlocksStored, chain: Chain, end: int) -> Growth:
+        """Extends the chain if the store continues or repeats it; else begins a branch."""
+        if end == len(chain.tokens):
+            chain.tokens.extend(event.tokens)
+            self.tokens += len(event.tokens)
+        elif chain.tokens[end : end + len(event.tokens)] != event.tokens:
+            begun = chain.tokens[:end] + event.tokens
+            chain = Chain(begun, chain.block_size, chain.is_rooted, chain.lora, chain.first)
+        return Growth(chain, end)
+
+    def _note(self, growth: Growth, event: BlocksStored) -> None:
+        chain, begin = growth
+        if id(chain) not in self._chains:
+            self._chains[id(chain)] = chain
+            self.tokens += len(chain.tokens)
+        self._chains.move_to_end(id(chain))
+        for number, block in enumerate(event.hashes, start=1):
+            key = (event.group, block)
+            if self._places.get(key, (None, 0))[0] is not chain:
+                chain.keys.append(key)
+            self._places[key] = (chain, begin + number * event.block_size)
+
+    def _forget_oldest(self) -> None:
+        while self.tokens > self._max_tokens or len(self._places) > self._max_blocks:
+            _, chain = self._chains.popitem(last=False)
+            self.tokens -= len(chain.tokens)
+            for key in chain.keys:
+                place = self._places.get(key)
+                if place is not None and place[0] is chain:
+                    del self._places[key]
+
+
+# Tokens in a run. Shorter ones are common to many texts, longer ones break at every difference.
+RUN_TOKENS = 8
+
+# Our own runs that must be found again.
+MIN_RUNS = 4
+
+# Places in a prompt where what was stored may lie.
+MAX_TRIES = 32
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_POWERS = np.array(
+    [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))], np.uint64
+)
+
+# Tokens compared first where two may be equal: most that differ do so at their ends.
+_END_TOKENS = 8
+
+_Runs = NDArray[np.uint64]
+_Places = NDArray[np.intp]
+
+
+class Asked:
+    """A prompt as we tokenized it.
+
+    held_tokens: how many of its tokens the worker held before. references: earlier prompts.
+    """
+
+    def __init__(
+        self, prompt: Prompt, held_tokens: int = 0, references: Sequence[Tokens] = ()
+    ) -> None:
+        self.prompt = prompt
+        self.tokens = prompt.tokens
+        self.held_tokens = held_tokens
+        self._references = references
+
+    @functools.cached_property
+    def runs(self) -> _Runs:
+        """All runs of tokens in the prompt, in the order of their places."""
+        return _runs(self.tokens)
+
+    @functools.cached_property
+    def own(self) -> _Places:
+        """The places of runs that occur once in it, and in no earlier prompt.
+
+        Before there is another prompt, nothing is its own: all prompts may have it in common.
+        """
+        others = [_runs(each) for each in self._references if each != self.tokens]
+        if not others:
+            return np.zeros(0, np.intp)
+        _, first, counts = np.unique(self.runs, return_index=True, return_counts=True)
+        places = np.sort(first[counts == 1])
+        return places[~np.isin(self.runs[places], np.concatenate(others))]
+
+    @functools.cached_property
+    def own_runs(self) -> frozenset[int]:
+        """The runs at those places, as a set: looking one up costs no more in a long prompt."""
+        return frozenset(self.runs[self.own].tolist())
+
+
+class Difference(NamedTuple):
+    """Where our tokens and the engine's part, and the token ids there.
+
+    engines: None where the engine's tokens are shifted against ours and the place of the shift was
+    not seen; the position is then that of the first block which the engine does not hold. in_chain:
+    the place in what the engine stored.
+    """
+
+    position: int
+    ours: int
+    engines: int | None
+    in_chain: int = 0
+
+
+def is_stored(asked: Asked, chain: Chain) -> bool:
+    """Tells whether a chain has the prompt's own blocks, up to the last one that can be reused."""
+    ours, theirs = asked.tokens, chain.tokens
+    usable = usable_tokens(ours, chain.block_size)
+    start = 0 if chain.is_rooted else asked.held_tokens
+    count = usable - start
+    if not 0 < count <= len(theirs) or not _may_be_of(asked, chain):
+        return False
+    end = max(0, count - _END_TOKENS)
+    if theirs[end:count] != ours[start + end : usable]:  # before both are copied
+        return False
+    return theirs[:count] == ours[start:usable]
+
+
+def usable_tokens(tokens: Tokens, block_size: int) -> int:
+    """Returns how many tokens of a prompt can be reused: whole blocks, and never its last token."""
+    return (len(tokens) - 1) // block_size * block_size
+
+
+def runs_of(growth: Growth) -> list[int]:
+    """Returns the runs of tokens that a store added, for `holds_own`."""
+    runs: list[int] = _recent_runs(growth).tolist()
+    return runs
+
+
+def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
+    """Tells whether what was stored holds this prompt's own runs, so that it may be about it.
+
+    runs: those that a store added to the chain, found once for all prompts that are watched.
+    """
+    return not asked.own_runs.isdisjoint(runs) and _may_be_of(asked, chain)
+
+
+def difference(asked: Asked, growth: Growth) -> Difference | None:
+    """Returns where a chain stored for this prompt differs from it; None if that is not proved.
+
+    growth: one for which `holds_own` was true; what the chain has become since counts too.
+    """
+    chain = growth.chain
+    found = _Found(asked, growth)
+    if chain.is_rooted:
+        return _behind(found, chain, 0)
+    held, size = asked.held_tokens, chain.block_size
+    if chain.tokens[:size] == asked.tokens[held : held + size]:
+        return _behind(found, chain, held)
+    if not found.is_ours_after(held - 1):
+        return None
+    offset = found.offset()
+    if offset % size:
+        return Difference(held, asked.tokens[held], None)
+    return _behind(found, chain, offset) if offset >= 0 else None
+
+
+def explains(tokens: Tokens, chain: Chain, found: Difference) -> bool:
+    """Tells whether a chain is another prompt's: equal beyond the difference, as far as both go.
+
+    tokens: of a prompt that was placed there too. Where it could lie in more places than can be
+    tried, it is assumed to explain the chain.
+    """
+    stored, least = chain.tokens, found.in_chain + 1
+    tries = 0
+    for offset in range(0, 1 if chain.is_rooted else len(tokens), chain.block_size):
+        both = min(len(tokens) - offset, len(stored))
+        if both < least:
+            return False
+        if tokens[offset] != stored[0] or tokens[offset + least - 1] != stored[least - 1]:
+            continue
+        tries += 1
+        if tries > MAX_TRIES or tokens[offset : offset + both] == stored[:both]:
+            return True
+    return False
+
+
+def _may_be_of(asked: Asked, chain: Chain) -> bool:
+    """Tells whether the namespaces agree; an adapter's number does not tell its name."""
+    if chain.lora != asked.prompt.lora:
+        return False
+    return not chain.is_rooted or chain.first == asked.prompt.namespace
+
+
+class _Found:
+    """Which of a prompt's own runs are among the tokens that were stored."""
+
+    def __init__(self, asked: Asked, growth: Growth) -> None:
+        self.asked = asked
+        self._begin = _recent(growth)
+        self._stored = _recent_runs(growth)
+        self._is_found = np.isin(asked.runs[asked.own], self._stored)
+
+    def is_ours_after(self, position: int) -> bool:
+        """Tells whether most own runs after a position, up to the last one found, were stored."""
+        own = self.asked.own
+        found = own[self._is_found & (own > position)]
+        if len(found) < MIN_RUNS:
+            return False
+        wanted = (own > position) & (own <= found[-1])
+        return 2 * len(found) >= int(np.count_nonzero(wanted))
+
+    def offset(self) -> int:
+        """Returns by how much most places in the prompt are ahead of those in what was stored."""
+        places = self.asked.own[self._is_found]
+        order = np.argsort(self._stored, kind="stable")
+        there = order[np.searchsorted(self._stored, self.asked.runs[places], sorter=order)]
+        offsets, counts = np.unique(places - there - self._begin, return_counts=True)
+        return int(offsets[np.argmax(counts)])
+
+
+def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
+    """Returns the proved first difference to a chain that begins at token `start`, or None."""
+    ours = found.asked.tokens[start:]
+    equal = _equal_tokens(ours, chain.tokens)
+    if equal == min(len(ours), len(chain.tokens)) or not found.is_ours_after(start + equal):
+        return None
+    return Difference(start + equal, ours[equal], chain.tokens[equal], equal)
+
+
+def _equal_tokens(one: Tokens, other: Tokens) -> int:
+    """Returns how many leading tokens two have in common."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(_ids(one)[:length] != _ids(other)[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def _recent(growth: Growth) -> int:
+    """Returns where the first run begins that a store added."""
+    return max(0, growth.begin - RUN_TOKENS + 1)
+
+
+def _recent_runs(growth: Growth) -> _Runs:
+    return _runs(growth.chain.tokens[_recent(growth) :])
+
+
+def _runs(tokens: Tokens) -> _Runs:
+    """Returns a number for each run of tokens, in order; equal runs have equal numbers."""
+    if len(tokens) < RUN_TOKENS:
+        return np.zeros(0, np.uint64)
+    return np.correlate(_ids(tokens).astype(np.uint64), _POWERS)
+
+
+def _ids(tokens: Tokens) -> NDArray[np.uint32]:
+    return np.frombuffer(tokens, np.uint32) if len(tokens) else np.zeros(0, np.uint32)
