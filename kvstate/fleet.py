@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvstate.events import Body, EngineLoad
 from kvstate.feeds.feed import Feed, State
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.subscriber import Shared, Subscriber, Turns
+from kvstate.feeds.subscriber import Allowance, Shared, Subscriber, Turns
 from kvstate.feeds.transport import Place, Transport
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
@@ -118,16 +118,17 @@ class Fleet:
         if self._expiring is None:
             self._expiring = asyncio.create_task(self._keep_expiring())
         log.info("feed started: worker %s, model %s, ranks %d", worker, model, len(transports))
+        shared = self._shared._replace(allowance=Allowance(asyncio.get_running_loop().time()))
         self._followed[worker] = [
-            self._follow(Place(worker, rank), model, transport, len(transports))
+            self._follow(self._index.add(worker, rank, model, len(transports)), transport, shared)
             for rank, transport in enumerate(transports)
         ]
 
-    def _follow(self, place: Place, model: str, transport: Transport, ranks: int) -> _Followed:
-        owner = self._index.add(place.worker, place.rank, model, ranks)
+    def _follow(self, owner: Owner, transport: Transport, shared: Shared) -> _Followed:
+        place = Place(owner.worker, owner.rank)
         emptied = functools.partial(self._emptied, place.worker)
         feed = Feed(transport.recovery)
-        subscriber = Subscriber(place, feed, owner, transport, self._shared, emptied)
+        subscriber = Subscriber(place, feed, owner, transport, shared, emptied)
         return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()))
 
     async def _keep_expiring(self) -> None:

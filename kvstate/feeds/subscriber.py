@@ -38,6 +38,20 @@ Listener = Callable[[Body], None]
 # Feeds that go on in one round of the loop, each with one batch at least.
 MAX_TURNS_AT_ONCE = 8
 
+# What the feeds of one worker may take of the loop, in seconds a second, and at once: a start
+# beside vLLM's full buffer takes 1.3. To parse messages comes on top, a third to a half as much.
+SHARE_OF_LOOP = 0.2
+BURST_SECONDS = 4.0
+# What it owes at the most: a process that was stopped for an hour is not to wait for five.
+MAX_DEBT_SECONDS = 0.1
+# Who took all of it waits until it has so much again, or it would go on and wait for every message.
+RESUME_SECONDS = 0.01
+# Who was not calm for so long, which is to have so much left, is behind with its events.
+CALM_SECONDS = 0.1
+BEHIND_SECONDS = 2.0
+
+BEHIND = "behind: more events come than are applied"
+
 # A feed that fell silent for so long asks whether a last batch was lost, once and then seldom.
 QUIET_SECONDS = 1.0
 QUIET_FOR_LONG_SECONDS = 30.0
@@ -117,10 +131,56 @@ class Turns:
             self._schedule()
 
 
+class Allowance:
+    """What the feeds of one worker may take of the loop: a bucket of seconds that fills evenly.
+
+    A worker that sends events without end is read later, and so are its ranks; its messages wait in
+    its socket, then in the publisher. now: seconds, of the loop.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left_seconds = BURST_SECONDS
+        self._filled_at = now
+        self._restless_since = math.inf
+
+    def spend(self, seconds: float, now: float) -> None:
+        """Takes so much out of it."""
+        self._left_seconds -= seconds
+        if self._left_seconds > 0:
+            return  # as mostly: it is filled when that matters
+        self._fill(now)
+        if self._left_seconds <= 0:
+            self._left_seconds = max(self._left_seconds, -MAX_DEBT_SECONDS)
+            self._restless_since = min(self._restless_since, now)
+
+    def wait_seconds(self, now: float) -> float:
+        """How long to wait before the next event; 0, as mostly, if something is left."""
+        if self._left_seconds > 0:
+            return 0.0
+        self._fill(now)
+        missing = RESUME_SECONDS - self._left_seconds
+        return missing / SHARE_OF_LOOP if self._left_seconds <= 0 else 0.0
+
+    def is_behind(self, now: float) -> bool:
+        """Whether it was used up for so long that what is held is old."""
+        if self._restless_since == math.inf:
+            return False
+        self._fill(now)
+        return now - self._restless_since >= BEHIND_SECONDS
+
+    def _fill(self, now: float) -> None:
+        filled = self._left_seconds + (now - self._filled_at) * SHARE_OF_LOOP
+        self._left_seconds = min(filled, BURST_SECONDS)
+        self._filled_at = now
+        if self._left_seconds >= CALM_SECONDS:
+            self._restless_since = math.inf
+
+
 class FeedNews:
     """What is told of one feed, each thing once.
 
-    counts: by name. replay_fault: why the last replay failed, "" if it did not. listener: is shown
+    counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: more
+    comes than is applied, so that nothing is certain. listener: is shown
     every batch after it was applied; None, as mostly, costs nothing. emptied: is called when the
     rank lost all that it held, by a restart of the publisher or by clearing its cache.
     """
@@ -129,6 +189,7 @@ class FeedNews:
         self.place = place
         self.counts: Counter[str] = Counter()
         self.replay_fault = ""
+        self.is_behind = False
         self.listener: Listener | None = None
         self._feed = feed
         self._emptied = emptied
@@ -139,13 +200,16 @@ class FeedNews:
     @property
     def reason(self) -> str:
         """Why the feed is in its state; of one in which all is well, what it would lack."""
-        return self._feed.reason or self.replay_fault
+        reason = self._feed.reason or self.replay_fault
+        if not self.is_behind:
+            return reason
+        return f"{BEHIND}; {reason}" if reason else BEHIND
 
     def tell_change(self) -> None:
         """Tells of another state, or of another reason for it, if it is one.
 
         A connection that is lost, or cannot be made, is a warning, once: why it cannot be made may
-        change with every try.
+        change with every try. A feed that is behind is one, too.
         """
         state, reason, before = self._feed.state, self.reason, self._told[0]
         if (state, reason) == self._told:
@@ -156,7 +220,7 @@ class FeedNews:
             level = logging.DEBUG if self._is_unreached_told else logging.WARNING
             self._is_unreached_told = True
         else:
-            is_lost = state is State.STALE and before is not State.STALE
+            is_lost = self.is_behind or (state is State.STALE and before is not State.STALE)
             level = logging.WARNING if is_lost else logging.INFO
         log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
 
@@ -205,7 +269,7 @@ _LOWERING = frozenset({Demote, Forget})
 class Effects:
     """What one feed asked for and is not done yet.
 
-    start_replay: from this number on.
+    start_replay: from this number on. allowance: of the worker; None if it may take all.
     """
 
     def __init__(
@@ -215,12 +279,14 @@ class Effects:
         turns: Turns,
         news: FeedNews,
         start_replay: Callable[[int], None],
+        allowance: Allowance | None = None,
     ) -> None:
         self._feed = feed
         self._sink = sink
         self._turns = turns
         self._news = news
         self._start_replay = start_replay
+        self._allowance = allowance
         self._pending: deque[Effect] = deque()
         self._work: Generator[None, None, None] | None = None  # the effect that is under way
         self._healed = False
@@ -241,24 +307,45 @@ class Effects:
         self._pending.extend(effects)
         self._sink.trust(False)  # noqa: FBT003
 
+    async def rest(self) -> None:
+        """Waits while the worker has used up what it may take of the loop."""
+        now = asyncio.get_running_loop().time
+        if self._allowance is None:
+            return
+        while (seconds := self._allowance.wait_seconds(now())) > 0:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(seconds)
+
     async def carry_out(self, effects: Sequence[Effect]) -> None:
         """Carries them out, then lets the sink know what counts.
 
         Live stream and replay both come here; their effects are carried out in the order in which
         the feed gave them, whoever does it. What lowers the credit does so before its turn comes.
         """
+        began_at = asyncio.get_running_loop().time()
         self._pending.extend(effects)
         if not self._feed.certain or not _LOWERING.isdisjoint(map(type, effects)):
             self._sink.trust(False)  # noqa: FBT003
         while self._pending or self._work is not None:
             if self._turns.is_over():
+                self._spend(began_at)
                 await self._turns.next(self._news.place.worker)
+                await self.rest()
+                began_at = asyncio.get_running_loop().time()
             self._step()
         if self._healed:
             self._healed = False
             self._feed.healed()
-        self._sink.trust(self._feed.certain)
+        self._news.is_behind = self._spend(began_at)
+        self._sink.trust(self._feed.certain and not self._news.is_behind)
         self._news.tell_change()
+
+    def _spend(self, began_at: float) -> bool:
+        """Counts what was done since then; returns whether the worker is behind."""
+        if self._allowance is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        self._allowance.spend(now - began_at, now)
+        return self._allowance.is_behind(now)
 
     def _step(self) -> None:
         """Does a little of what comes next, if nobody else did it meanwhile."""
@@ -312,9 +399,9 @@ class Effects:
 
 
 class Shared(NamedTuple):
-    """What all subscribers of a process share.
+    """What all subscribers of a process share, and those of a worker.
 
-    clock: seconds, for lag;
+    allowance: of the worker; None if it may take all. clock: seconds, for lag;
     comparable with the publishers' time stamps (time.time). chance: 0 to 1, for jitter.
     """
 
@@ -322,6 +409,7 @@ class Shared(NamedTuple):
     replay_slots: ReplaySlots
     clock: Callable[[], float]
     chance: Callable[[], float]
+    allowance: Allowance | None = None
 
 
 class Subscriber:
@@ -357,7 +445,9 @@ class Subscriber:
             end=self._end_replay,
             fail=self._distrust,
         )
-        self._effects = Effects(self.feed, sink, shared.turns, self.news, self._replays.start)
+        self._effects = Effects(
+            self.feed, sink, shared.turns, self.news, self._replays.start, shared.allowance
+        )
         self._retries = Backoff(*RETRY_SECONDS, shared.chance)
         self._retry_at = 0.0
         self._is_connected = False
@@ -389,6 +479,7 @@ class Subscriber:
         await self._transport.close()
 
     async def _step(self) -> None:
+        await self._effects.rest()
         try:
             async with asyncio.timeout(QUIET_SECONDS):
                 self._signals.extend(await self._transport.receive())

@@ -1,0 +1,135 @@
+"""What one worker may take of the loop, and what a flood of valid events does to others."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstate.events import Batch
+from kvstate.feeds import subscriber
+from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.subscriber import BEHIND, Allowance
+from kvstate.feeds.transport import Connected, Malformed, MemoryTransport, Signal
+from kvstate.fleet import Fleet
+from tests.kvstate.publishing import block, chain, payload, until
+
+SHARE, BURST, DEBT = (
+    subscriber.SHARE_OF_LOOP,
+    subscriber.BURST_SECONDS,
+    subscriber.MAX_DEBT_SECONDS,
+)
+
+
+def test_a_worker_takes_what_it_needs_while_something_is_left() -> None:
+    allowance = Allowance(0.0)
+    allowance.spend(BURST - 0.5, 0.0)
+    assert (allowance.wait_seconds(0.0), allowance.is_behind(1_000.0)) == (0.0, False)
+
+
+def test_who_took_all_of_it_waits_until_something_is_left_again() -> None:
+    allowance = Allowance(0.0)
+    allowance.spend(BURST, 0.0)
+    wait_seconds = allowance.wait_seconds(0.0)
+    assert wait_seconds == pytest.approx(subscriber.RESUME_SECONDS / SHARE)
+    assert allowance.wait_seconds(wait_seconds) == 0.0
+
+
+def test_a_process_that_stood_still_owes_little() -> None:
+    allowance = Allowance(0.0)
+    allowance.spend(3_600.0, 0.0)
+    assert allowance.wait_seconds(0.0) <= (DEBT + subscriber.RESUME_SECONDS) / SHARE
+
+
+def test_who_never_comes_to_rest_is_behind_until_it_was_calm() -> None:
+    allowance = Allowance(0.0)
+    allowance.spend(BURST, 0.0)
+    for tenth in range(1, 31):
+        assert allowance.is_behind(tenth / 10) == (tenth / 10 >= subscriber.BEHIND_SECONDS)
+        allowance.spend(SHARE / 10, tenth / 10)
+    assert allowance.is_behind(3.0)
+    assert not allowance.is_behind(3.0 + subscriber.CALM_SECONDS / SHARE + 0.1)
+
+
+class Flood:
+    """A transport whose publisher always has one more batch, until it is told to stop."""
+
+    recovery = Recovery.NONE
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.is_over = False
+        self._over = asyncio.Event()
+
+    async def receive(self) -> list[Signal]:
+        await asyncio.sleep(0)
+        if self.is_over:
+            await self._over.wait()
+        signals: list[Signal] = [] if self.sent else [Connected()]
+        for _ in range(64):
+            hashes = block(1) if self.sent % 2 == 0 else ["BlockRemoved", [1]]
+            signals.append(Batch(self.sent, payload(self.sent, hashes)))
+            self.sent += 1
+        return signals
+
+    async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
+        if start >= 0:
+            raise AssertionError(start)
+        yield Malformed()
+
+    async def close(self) -> None:
+        """Nothing to give up."""
+
+
+@asynccontextmanager
+async def flooded(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Fleet, Flood]]:
+    """A fleet with an honest worker, and one that has been sending too much for a while."""
+    monkeypatch.setattr(subscriber, "BURST_SECONDS", 0.2)
+    monkeypatch.setattr(subscriber, "BEHIND_SECONDS", 0.3)
+    fleet, flood = Fleet(12345678, lambda: 0.0), Flood()
+    fleet.add("flood", "m", [flood])
+    await until(lambda: fleet.feeds("flood")[0].reason == BEHIND)
+    yield fleet, flood
+    await fleet.close()
+
+
+async def test_a_flood_is_marked_and_takes_its_share_of_the_loop_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with flooded(monkeypatch) as (fleet, flood):
+        status, sent = fleet.feeds("flood")[0], flood.sent
+        assert (status.state, status.uncertain_blocks) == (State.LIVE, status.blocks)
+        cpu_seconds, began_at = time.thread_time(), time.monotonic()
+        await asyncio.sleep(2.0)
+        share = (time.thread_time() - cpu_seconds) / (time.monotonic() - began_at)
+        assert share < 2 * SHARE
+        assert flood.sent > sent  # it is read all the same
+
+
+async def test_the_events_of_others_are_applied_beside_a_flood(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with flooded(monkeypatch) as (fleet, flood):
+        honest = MemoryTransport({})
+        honest.put(Connected())
+        fleet.add("honest", "m", [honest])
+        await until(lambda: fleet.state("honest") is State.LIVE)
+        for number in range(50):
+            before = flood.sent
+            honest.put(Batch(number, payload(number, block(number + 1, number or None))))
+            await until(lambda: fleet.feeds("honest")[0].last_sequence == number)  # noqa: B023
+            assert flood.sent - before <= 256, "it waited for the flood"
+        assert sum(fleet.overlaps(chain(50))["honest"].tiers) == 50
+        assert fleet.feeds("honest")[0].reason == ""
+
+
+async def test_after_a_flood_all_of_it_is_applied_and_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with flooded(monkeypatch) as (fleet, flood):
+        flood.is_over = True
+        await until(lambda: fleet.feeds("flood")[0].reason == "")
+        status = fleet.feeds("flood")[0]
+        assert (status.state, status.last_sequence, status.gaps) == (State.LIVE, flood.sent - 1, 0)
+        assert status.uncertain_blocks == 0
