@@ -384,7 +384,7 @@ class PlainCore:
         return False  # the typed decoder is the only way here
 
     def proceed(self, owner: int, work: int) -> bool:  # noqa: ARG002, D102
-        return False
+        raise ValueError("no message is applied in part")  # none is ever begun here
 
     def abandon(self, owner: int) -> None:
         """Nothing is ever under way here."""

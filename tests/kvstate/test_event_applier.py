@@ -3,6 +3,7 @@ import pytest
 
 from kvstate.events import (
     AllCleared,
+    BlockHash,
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
@@ -11,7 +12,7 @@ from kvstate.events import (
 )
 from kvstate.orphans import ORPHAN_OVERHEAD_BYTES
 from kvstate.overlap import Overlap
-from kvstate.owner import Limits
+from kvstate.owner import BYTES_PER_BLOCK, Limits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 pytestmark = pytest.mark.usefixtures("each_core")
@@ -130,3 +131,13 @@ def test_hash_with_other_tokens_stands_for_those() -> None:
     assert index.overlaps(prompt(1, 9)) == {}
     assert tiers(index, prompt(2, 9)) == (1, 0, 0, 0)
     assert owner.counts["restored_with_other_tokens"] == 1
+
+
+def test_copies_end_once_the_rank_is_full() -> None:
+    index, owner = an_index(Limits(bytes=100 * BYTES_PER_BLOCK))
+    hashes: list[BlockHash] = list(range(100))
+    index.apply(owner, [stored(hashes, list(range(100)))])
+    index.apply(owner, [BlocksCopied(hashes, "CPU")])
+    assert owner.blocks == 100
+    assert 0 < owner.counts["over_limit"] < 100  # not one look for each of them
+    index.check()

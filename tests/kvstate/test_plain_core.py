@@ -268,3 +268,12 @@ def test_what_was_not_stored_again_on_a_doubted_medium_expires(core: Core) -> No
     assert core.tiers(owner, True) == (1, 0, 2, 0)  # noqa: FBT003
     assert core.tiers(owner, False) == (0, 1, 0, 0)  # noqa: FBT003
     core.check()
+
+
+def test_nothing_is_under_way_before_a_message_was_begun(core: Core) -> None:
+    owner = add(core)
+    assert core.start(owner, b"no message", 1) is False
+    with pytest.raises(ValueError, match="no message is applied in part"):
+        core.proceed(owner, 1)
+    core.abandon(owner)
+    assert core.status(owner)["blocks"] == 0

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.wire.zmtp import GREETING, MAX_COMMAND_BYTES, MAX_FRAMES, Session, message
+from kvstate.wire.zmtp import (
+    GREETING,
+    MAX_COMMAND_BYTES,
+    MAX_COMMANDS,
+    MAX_FRAMES,
+    Session,
+    message,
+)
 
 OLDER = GREETING[:11] + b"\x00" + GREETING[12:]
 
@@ -69,6 +76,14 @@ def test_heartbeats_are_sent_and_answered() -> None:
     session.received(command(b"PING", b"\0\x05context") + command(b"PONG"))
     assert session.take() is None
     assert session.answers() == command(b"PONG", b"context")
+
+
+def test_a_message_behind_many_commands_is_found_in_several_goes() -> None:
+    session = shaken()
+    session.received(command(b"PONG") * (2 * MAX_COMMANDS) + message([b"kv", b"1"]))
+    goes = [session.take() for _ in range(3)]
+    assert goes == [None, None, [b"kv", b"1"]]
+    assert session.commands == 2 * MAX_COMMANDS
 
 
 frames_of = st.lists(st.binary(max_size=300), min_size=1, max_size=3)
