@@ -201,14 +201,26 @@ class Fleet:
         await asyncio.gather(*self._releasing)
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
-        """The overlap of every worker that holds the prompt's first block."""
+        """The overlap of every worker that holds the prompt's first block.
+
+        A worker whose events have adapters by number only, and whose numbers nobody told, may hold
+        what lies under any of them: uncertain.
+        """
         found = self._index.overlaps(prompt, names_ranks=self.names_ranks)
-        if self._adapters and isinstance(prompt.lora, str):
+        if isinstance(prompt.lora, str):
             for number, workers in self._adapters.get(prompt.lora, {}).items():
                 numbered = prompt._replace(lora=number)
                 by_number = self._index.overlaps(numbered, names_ranks=self.names_ranks)
                 found |= {name: by_number[name] for name in workers & by_number.keys()}
+            unsure = self._index.overlaps_by_number(prompt)
+            if unsure:
+                told = self._with_told_adapters()
+                found = {name: unsure[name] for name in unsure.keys() - told} | found
         return found
+
+    def _with_told_adapters(self) -> set[str]:
+        """The workers of which it was told whose number an adapter has."""
+        return set().union(*(set().union(*each.values()) for each in self._adapters.values()))
 
     def state(self, worker: str) -> State:
         """A worker's worst feed state; unsupported if it has no feeds."""

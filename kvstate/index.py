@@ -12,7 +12,7 @@ from kvstate.core import encoded, finished
 from kvstate.core_choice import make_core
 from kvstate.events import Body, Event, Taken
 from kvstate.overlap import Overlap, Prompt, of_any_rank
-from kvstate.owner import Limits, Owner
+from kvstate.owner import Limits, Owner, Stored
 
 # Between the name of a worker and a number that tells its further ranks apart, each of which the
 # core takes for a worker of its own; no address has it.
@@ -39,7 +39,7 @@ class Index:
         self._free: list[int] = []  # numbers
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
-        self._with_bigrams: set[str] = set()  # models of which a rank stored pages of bigrams
+        self._stored = Stored()
 
     def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:
         """Makes room for a rank; it holds nothing and is not trusted yet.
@@ -52,7 +52,7 @@ class Index:
         number = self._core.add_owner(self._worker(holder), self._model(model), rank)
         limits = self._limits.share(ranks)
         self._core.limit(number, limits.blocks)
-        owner = Owner(self._core, number, worker, rank, model, limits, self._with_bigrams)
+        owner = Owner(self._core, number, worker, rank, model, limits, self._stored)
         self._holders[number] = holder
         self._further += holder != worker
         owners.append(owner)
@@ -61,6 +61,7 @@ class Index:
     def remove(self, owner: Owner) -> None:
         """Forgets a rank and frees all it had."""
         self._core.remove_owner(owner.number)
+        self._stored.numbered.pop(owner, None)
         others = self._owners[owner.worker]
         others.remove(owner)
         if not others:
@@ -105,6 +106,21 @@ class Index:
             for worker, overlaps in by_worker.items()
         }
 
+    def overlaps_by_number(self, prompt: Prompt) -> dict[str, Overlap]:
+        """What workers may hold of a prompt with an adapter that their events do not name.
+
+        Which of their numbers is that adapter's nobody says, so it is the best of them, all of it
+        uncertain.
+        """
+        ranks = [owner for owner in self._stored.numbered if owner.model == prompt.model]
+        best: dict[str, Overlap] = {}
+        for number in set().union(*(self._stored.numbered[owner] for owner in ranks)):
+            for worker, overlap in self.overlaps(prompt._replace(lora=number)).items():
+                unsure = of_any_rank(overlap)
+                if worker not in best or unsure.rank_order > best[worker].rank_order:
+                    best[worker] = unsure
+        return best
+
     def _of_ranks(self, worker: str, held: list[Overlap], *, names_ranks: bool) -> Overlap:
         """A worker's overlap, of those of its ranks that hold the first block."""
         best = max(held, key=lambda one: one.rank_order)
@@ -120,7 +136,7 @@ class Index:
             return {}
         first = encoded(prompt.namespace)
         found = self._core.overlaps(model, prompt.tokens, prompt.lora, first, self._workers)
-        if prompt.model in self._with_bigrams:
+        if prompt.model in self._stored.bigrams:
             for worker, overlap in self._bigram_overlaps(model, prompt).items():
                 known = found.get(worker)
                 if known is None or overlap.rank_order > known.rank_order:

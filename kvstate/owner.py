@@ -69,14 +69,38 @@ PIECE_BLOCKS = 1_024
 _COPIES = 32
 
 
+# Adapters that one rank may name by number alone: each is one more lookup for requests with one.
+MAX_NUMBERED_ADAPTERS = 16
+
+
+class Stored:
+    """What ranks of an index were seen to store that is looked up in another way.
+
+    bigrams: the models of which a rank stored pages of bigrams. numbered: the adapters of which a
+    rank stored blocks under their numbers, without their names.
+    """
+
+    def __init__(self) -> None:
+        self.bigrams: set[str] = set()
+        self.numbered: dict[Owner, set[int]] = {}
+
+    def note(self, owner: "Owner", event: BlocksStored) -> None:
+        """Notes what is particular about a store."""
+        if event.bigrams:
+            self.bigrams.add(owner.model)
+        if isinstance(event.lora, int):
+            numbers = self.numbered.setdefault(owner, set())
+            if len(numbers) < MAX_NUMBERED_ADAPTERS:
+                numbers.add(event.lora)
+
+
 class Owner:
     """A rank: who it is, what is counted of it, and its orphans; the core has its blocks.
 
     A sink of its feed (`kvstate.feeds.subscriber`). What may take long is done in steps, each of
     which is short; what is not done when they end early stays undone.
 
-    with_bigrams: takes the model's name once a page of bigrams was stored. block_size: tokens in a
-    block, as its last store had it; asked for at every pick.
+    stored: of the index. block_size: tokens in a block, as its last store had it, for every pick.
     """
 
     def __init__(
@@ -87,7 +111,7 @@ class Owner:
         rank: int,
         model: str,
         limits: Limits,
-        with_bigrams: set[str],
+        stored: Stored,
     ) -> None:
         self.limits = limits
         self.number = number
@@ -97,7 +121,7 @@ class Owner:
         self.orphans = Orphanage()
         self.block_size: int | None = None
         self._core = core
-        self._with_bigrams = with_bigrams
+        self._stored = stored
         self._trusted = False
         self._over_limit = 0  # so often by now
         self._block_sizes = 0  # how often one was learned
@@ -211,6 +235,7 @@ class Owner:
     def forgetting(self) -> Generator[None, None, None]:
         """Forgets what it holds, and how it speaks, in steps: it may be another engine now."""
         self._names_salts = self._names_loras = None
+        self._stored.numbered.pop(self, None)
         self._core.forget_layout(self.number)
         yield from self._clearing()
 
@@ -295,8 +320,7 @@ class Owner:
 
     def _storing(self, event: BlocksStored) -> Generator[None, None, None]:
         self._note_layout(event)
-        if event.bigrams:
-            self._with_bigrams.add(self.model)
+        self._stored.note(self, event)
         for piece in self._pieces(event):
             result = self._store(piece)
             if result == StoreResult.UNKNOWN_PARENT:

@@ -172,10 +172,13 @@ async def test_an_adapter_that_its_events_number_is_found_by_its_name(fleet: Fle
     fleet.add("w", "m", [one], [(7, "x")])
     fleet.add("v", "m", [other])
     await until(lambda: fleet.state("w") is fleet.state("v") is State.LIVE)
-    prompt = chain(3)
-    assert fleet.overlaps(prompt) == fleet.overlaps(prompt._replace(lora="y")) == {}
-    assert set(fleet.overlaps(prompt._replace(lora="x"))) == {"w"}
+    prompt, certain, unsure = chain(3), Overlap(1, (1, 0, 0, 0)), Overlap(1, uncertain=1)
+    assert fleet.overlaps(prompt) == {}
+    assert fleet.overlaps(prompt._replace(lora="y")) == {"v": unsure}
+    assert fleet.overlaps(prompt._replace(lora="x")) == {"w": certain, "v": unsure}
     await fleet.remove("w")
+    assert fleet.overlaps(prompt._replace(lora="x")) == {"v": unsure}
+    await fleet.remove("v")
     assert fleet.overlaps(prompt._replace(lora="x")) == {}
 
 

@@ -15,7 +15,7 @@ from kvstate.events import (
 )
 from kvstate.index import Index
 from kvstate.overlap import Overlap, Prompt
-from kvstate.owner import BYTES_PER_BLOCK, Limits
+from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, Limits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 LOST = "an event that may have been a removal could not be read"
@@ -384,3 +384,28 @@ def test_ranks_share_the_limits_of_their_worker() -> None:
     assert [index.add("w", rank, "m", ranks=4).limits for rank in range(4)] == [
         Limits().share(4)
     ] * 4
+
+
+def numbered(hashes: list[BlockHash], ids: list[int], number: int) -> BlocksStored:
+    return stored(hashes, ids, lora=number)
+
+
+def test_of_adapters_by_number_the_best_is_uncertain_until_it_is_removed() -> None:
+    index, owner = an_index()
+    index.apply(owner, [numbered([1], [1], 1), numbered([2, 3], [1, 2], 2)])
+    asked = prompt(1, 2, 9, lora="x")
+    assert index.overlaps(asked) == index.overlaps(prompt(1, 2, 9)) == {}
+    assert index.overlaps_by_number(asked) == {"w": Overlap(1, uncertain=2)}
+    index.apply(owner, [BlocksRemoved([2, 3])])
+    assert index.overlaps_by_number(asked) == {"w": Overlap(1, uncertain=1)}
+    assert index.overlaps_by_number(asked._replace(model="other")) == {}
+    index.clear(owner)
+    assert index.overlaps_by_number(asked) == {}
+
+
+def test_adapters_by_number_are_bounded() -> None:
+    index, owner = an_index()
+    events = [numbered([n], [n], n) for n in range(100)]
+    index.apply(owner, [*events])
+    found = [n for n in range(100) if index.overlaps_by_number(prompt(n, 9, lora="x"))]
+    assert found == list(range(MAX_NUMBERED_ADAPTERS))
