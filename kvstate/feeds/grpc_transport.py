@@ -10,13 +10,13 @@ the other. OUT_OF_RANGE and DATA_LOSS both mean: subscribe anew from 0.
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Callable, Generator
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from kvstate.errors import WireError
-from kvstate.events import Batch, BlocksStored, EventBatch
+from kvstate.events import Batch, BlocksStored
 from kvstate.feeds.backoff import Backoff
 from kvstate.feeds.feed import Recovery
 from kvstate.feeds.feed_sources import GrpcSource
@@ -32,7 +32,7 @@ from kvstate.feeds.transport import (
     Snapshot,
 )
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
-from kvstate.wire.grpc_wire import decoding, load_of, parse_message, rank_of, snapshot_of
+from kvstate.wire.grpc_wire import decoding, load_of, parsing, rank_of, snapshot_of
 
 # The gRPC service that each engine's server has the method on.
 SERVICES = {
@@ -59,6 +59,8 @@ _OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),  # workers are near; a proxy of the environment is for others
 )
+
+Done = TypeVar("Done")
 
 # The call of a subscription; its messages stay serialized. grpc.aio is not typed.
 Subscribe = Callable[[SubscribeKvEventsRequest], Any]
@@ -201,7 +203,7 @@ class _GrpcFeeds:
 
     async def _take(self, raw: bytes) -> None:
         try:
-            message = parse_message(raw)
+            message = await _sliced(parsing(raw))
         except WireError:  # the next number shows whose it was
             await self.transports[0].hand(Malformed())
             return
@@ -223,19 +225,8 @@ class _GrpcFeeds:
         await transport.hand(batch, len(raw))
 
     async def _batch(self, message: KvEventBatch) -> Batch:
-        """The batch, decoded a slice at a time; TensorRT-LLM's tell what a full block is."""
-        loop = asyncio.get_running_loop()
-        slice_ends = loop.time() + SLICE_SECONDS
-        steps = decoding(message, self._full_block_size)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                events: EventBatch = end.value
-                break
-            if loop.time() >= slice_ends:
-                await asyncio.sleep(0)
-                slice_ends = loop.time() + SLICE_SECONDS
+        """The batch; TensorRT-LLM's tell what a full block is."""
+        events = await _sliced(decoding(message, self._full_block_size))
         if self._source.service == "trtllm":
             sizes = (each.block_size for each in events.events if isinstance(each, BlocksStored))
             self._full_block_size = max(self._full_block_size, *sizes, 0)
@@ -276,6 +267,21 @@ class _GrpcFeeds:
         since = asyncio.get_running_loop().time() - (self._began_at or 0.0)
         if self._was_connected or since >= UNREACHED_SECONDS:
             self._shared.tell(Disconnected(reason))
+
+
+async def _sliced(steps: Generator[None, None, Done]) -> Done:
+    """What comes of many steps, a slice of time at a time: others have their turn between."""
+    loop = asyncio.get_running_loop()
+    slice_ends = loop.time() + SLICE_SECONDS
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            done: Done = end.value
+            return done
+        if loop.time() >= slice_ends:
+            await asyncio.sleep(0)
+            slice_ends = loop.time() + SLICE_SECONDS
 
 
 def grpc_transports(source: GrpcSource, chance: Callable[[], float]) -> list[RankTransport]:

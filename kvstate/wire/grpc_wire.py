@@ -11,8 +11,9 @@ from array import array
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
+from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
@@ -46,9 +47,23 @@ _MEDIUM_OF_LEVEL = {0: "GPU", 1: "CPU", 2: "DISK", 3: "EXTERNAL"}
 _OWN_LOCALITIES = (0, 1)
 
 
+# What is done in one go: so many blocks or hashes, and of a message so many bytes.
+_BLOCKS_AT_ONCE = 64
+_HASHES_AT_ONCE = 4_096
+_BYTES_AT_ONCE = 32 * 1024
+
+_ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
+
+
 def decode_event(raw: KvCacheEvent, full_block_size: int) -> list[Event]:
+    """As `event_steps`, in one go."""
+    return finished(event_steps(raw, full_block_size))
+
+
+def event_steps(raw: KvCacheEvent, full_block_size: int) -> Generator[None, None, list[Event]]:
     """The typed events that it is: one, or none if only a partial block was stored.
 
+    One event may hold all blocks of a very long prompt, so it is decoded in steps.
     full_block_size: blocks of fewer tokens are partial ones.
 
     Raises:
@@ -56,16 +71,62 @@ def decode_event(raw: KvCacheEvent, full_block_size: int) -> list[Event]:
     """
     kind = raw.WhichOneof("data")
     if kind == "stored":
-        return _stored(raw.stored, full_block_size)
+        return (yield from _stored(raw.stored, full_block_size))
     if kind == "removed":
-        return [_removed(raw.removed)]
+        return [(yield from _removed(raw.removed))]
     if kind == "cleared":
         reject_foreign(None, raw.cleared.ownership)
         return [AllCleared()]
     raise Skipped("unknown_event")
 
 
-def _stored(raw: KvBlocksStored, full_block_size: int) -> list[Event]:
+class _Columns:
+    """What the blocks of a store say, each thing in a list."""
+
+    def __init__(self) -> None:
+        self.hashes: list[BlockHash] = []
+        self.tokens = array("I")
+        self.sizes: list[int] = []  # of the blocks, as they say
+        self.counts: list[int] = []  # of their tokens
+        self.loras: list[int | None] = []
+        self.levels: set[int] = set()
+        self.keys: dict[int, Sequence[KvBlockExtraKey]] = {}  # by the block's place
+
+    def take(self, block: KvBlock) -> None:
+        """Adds a block."""
+        ids, keys = block.token_ids, block.extra_keys
+        if len(ids) > MAX_BLOCK_SIZE:
+            raise Skipped("misaligned_tokens")
+        if keys:
+            self.keys[len(self.hashes)] = keys
+        self.hashes.append(block.block_hash & _ALL_BITS)
+        self.tokens.extend(ids)
+        self.sizes.append(block.block_size)
+        self.counts.append(len(ids))
+        self.loras.append(block.lora_id if block.HasField("lora_id") else None)
+        self.levels.add(block.cache_level)
+
+    def drop_partial(self, full_block_size: int) -> None:
+        """Leaves out a partial block at the end of the chain."""
+        if not 0 < self.sizes[-1] < max(self.sizes[0], full_block_size):
+            return
+        for column in (self.hashes, self.sizes, self.loras):
+            del column[-1]
+        del self.tokens[len(self.tokens) - self.counts.pop() :]
+        self.keys.pop(len(self.hashes), None)
+
+    def check(self) -> None:
+        """Raises Skipped where the blocks are no chain of blocks of one size."""
+        sizes = set(self.sizes)
+        if not 0 < min(sizes) <= max(sizes) <= MAX_BLOCK_SIZE:
+            raise Skipped("bad_block_size")
+        if len(sizes) > 1:
+            raise Skipped("mixed_blocks")
+        if self.sizes != self.counts:
+            raise Skipped("misaligned_tokens")
+
+
+def _stored(raw: KvBlocksStored, full_block_size: int) -> Generator[None, None, list[Event]]:
     _reject_foreign(raw)
     group = _group(raw)
     kind = raw.kv_cache_spec_kind or None
@@ -73,24 +134,27 @@ def _stored(raw: KvBlocksStored, full_block_size: int) -> list[Event]:
         return [OtherGroupStored(group)]
     if not raw.blocks:
         raise Skipped("placeholder")
-    medium = _medium(raw, raw.blocks)
-    if not any(block.token_ids for block in raw.blocks):
-        return [BlocksCopied([_hash(block.block_hash) for block in raw.blocks], medium, group)]
-    blocks = _full(raw.blocks, full_block_size)
-    if not blocks:
+    columns = _Columns()
+    for number, block in enumerate(raw.blocks, start=1):
+        columns.take(block)
+        if not number % _BLOCKS_AT_ONCE:
+            yield
+    medium = _medium(raw, columns.levels, raw.blocks[0])
+    if not columns.tokens:
+        return [BlocksCopied(columns.hashes, medium, group)]
+    columns.drop_partial(full_block_size)
+    if not columns.hashes:
         return []
-    lora = raw.lora_name or _adapter_number(blocks)
+    columns.check()
+    lora = raw.lora_name or _adapter_number(columns.loras)
     says_namespace = None if raw.HasField("tier") else False  # what the first generation cannot say
-    tokens = array("I")
-    for block in blocks:
-        tokens.extend(block.token_ids)
     stored = BlocksStored(
-        hashes=[_hash(block.block_hash) for block in blocks],
+        hashes=columns.hashes,
         parent=_hash(raw.parent_block_hash) if raw.HasField("parent_block_hash") else None,
-        tokens=tokens,
-        block_size=blocks[0].block_size,
+        tokens=columns.tokens,
+        block_size=columns.sizes[0],
         lora=lora,
-        extras=_extras(raw, blocks, lora),
+        extras=(yield from _extras(raw, columns, lora)),
         medium=medium,
         group=group,
         kind=kind,
@@ -100,10 +164,13 @@ def _stored(raw: KvBlocksStored, full_block_size: int) -> list[Event]:
     return [stored]
 
 
-def _removed(raw: KvBlocksRemoved) -> BlocksRemoved:
+def _removed(raw: KvBlocksRemoved) -> Generator[None, None, BlocksRemoved]:
     _reject_foreign(raw)
-    hashes = [_hash(each) for each in raw.block_hashes]
-    return BlocksRemoved(hashes, _medium(raw, [raw]), _group(raw))
+    hashes: list[BlockHash] = []
+    for at in range(0, len(raw.block_hashes), _HASHES_AT_ONCE):
+        hashes += [_hash(each) for each in raw.block_hashes[at : at + _HASHES_AT_ONCE]]
+        yield
+    return BlocksRemoved(hashes, _medium(raw, {raw.cache_level}, raw), _group(raw))
 
 
 def _reject_foreign(raw: KvBlocksStored | KvBlocksRemoved) -> None:
@@ -115,63 +182,52 @@ def _group(raw: KvBlocksStored | KvBlocksRemoved) -> int | None:
 
 
 def _medium(
-    raw: KvBlocksStored | KvBlocksRemoved, levels: Sequence[KvBlock] | Sequence[KvBlocksRemoved]
+    raw: KvBlocksStored | KvBlocksRemoved, levels: set[int], first: KvBlock | KvBlocksRemoved
 ) -> str:
     """The medium's own name if we know it, or else a name for its tier.
 
-    levels: what carries the cache level, which must be one and the same.
+    levels: the cache levels that are told, which must be one and the same; first: what tells one.
     """
     if tier_of(raw.medium) is not None:
         return raw.medium.upper()
     medium = _MEDIUM_OF_TIER.get(raw.tier)
-    if medium is None and raw.tier == 0 and (not raw.medium or levels[0].HasField("cache_level")):
-        if len({each.cache_level for each in levels}) > 1:
+    if medium is None and raw.tier == 0 and (not raw.medium or first.HasField("cache_level")):
+        if len(levels) > 1:
             raise Skipped("mixed_blocks")
-        medium = _MEDIUM_OF_LEVEL.get(levels[0].cache_level)
+        medium = _MEDIUM_OF_LEVEL.get(first.cache_level)
     if medium is None:
         raise Skipped("unknown_medium")
     return medium
 
 
-def _full(blocks: Sequence[KvBlock], full_block_size: int) -> Sequence[KvBlock]:
-    """The blocks of a chain without the partial one at its end."""
-    last = blocks[-1]
-    if 0 < last.block_size < max(blocks[0].block_size, full_block_size):
-        blocks = blocks[:-1]
-    for block in blocks:
-        if not 0 < block.block_size <= MAX_BLOCK_SIZE:
-            raise Skipped("bad_block_size")
-        if block.block_size != blocks[0].block_size:
-            raise Skipped("mixed_blocks")
-        if len(block.token_ids) != block.block_size:
-            raise Skipped("misaligned_tokens")
-    return blocks
-
-
 def _hash(signed: int) -> BlockHash:
-    return signed & 0xFFFF_FFFF_FFFF_FFFF
+    return signed & _ALL_BITS
 
 
-def _adapter_number(blocks: Sequence[KvBlock]) -> int | None:
-    numbers = {block.lora_id if block.HasField("lora_id") else None for block in blocks}
+def _adapter_number(loras: list[int | None]) -> int | None:
+    numbers = set(loras)
     if len(numbers) > 1:
         raise Skipped("mixed_blocks")
     return numbers.pop()
 
 
 def _extras(
-    raw: KvBlocksStored, blocks: Sequence[KvBlock], lora: str | int | None
-) -> list[Extra] | None:
+    raw: KvBlocksStored, columns: _Columns, lora: str | int | None
+) -> Generator[None, None, list[Extra] | None]:
     """What each block carries besides its tokens, less the adapter's name.
 
     Relays repeat the salt on a child's store; it belongs to the root's first block alone, where the
     extra keys of vLLM have it too.
     """
     extras: list[Extra] | None = None
-    if any(block.extra_keys for block in blocks):
-        extras = [_extra(block.extra_keys, lora) for block in blocks]
+    if columns.keys:
+        extras = [()] * len(columns.hashes)
+        for number, (place, keys) in enumerate(columns.keys.items(), start=1):
+            extras[place] = _extra(keys, lora)
+            if not number % _BLOCKS_AT_ONCE:
+                yield
     if raw.cache_salt and not raw.HasField("parent_block_hash"):
-        extras = with_root(extras, None, raw.cache_salt, len(blocks))
+        extras = with_root(extras, None, raw.cache_salt, len(columns.hashes))
     return extras if any(extras or ()) else None
 
 
@@ -198,6 +254,15 @@ MAX_EVENTS = 65_536
 MAX_BLOCKS = 262_144
 MAX_SNAPSHOT_CHUNKS = 1_048_576
 
+# Fields of a message that are parsed in one go.
+_FIELDS_AT_ONCE = 4_096
+
+# How protobuf encodes fields: their kinds, and numbers in groups of seven bits, the lowest first.
+_VARINT, _LENGTH = 0, 2
+_FIXED = {1: 8, 5: 4}
+_MORE, _VARINT_BITS = 0x80, 70
+_SHORT = 0x80 | 7  # of a tag of one byte: nothing more of it, and its kind
+
 
 class SnapshotSpan(NamedTuple):
     """Numbers of a snapshot's first and last chunk, and the batches that its server never saw."""
@@ -208,13 +273,20 @@ class SnapshotSpan(NamedTuple):
 
 
 def parse_message(raw: bytes) -> KvEventBatch:
-    """One message of the stream.
+    """As `parsing`, in one go."""
+    return finished(parsing(raw))
+
+
+def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
+    """Parses one message of the stream, a piece at a time.
 
     Raises:
-        WireError: it is no KvEventBatch, or one without a time stamp or with an absurd snapshot.
+        WireError: it is no KvEventBatch, or one without a time stamp or with an absurd snapshot, or
+            one of more fields than a message can have.
     """
+    message = KvEventBatch()
     try:
-        message = KvEventBatch.FromString(raw)
+        yield from _merging(message, raw, 0, len(raw))
     except DecodeError:
         raise WireError("message is no KvEventBatch") from None
     if not math.isfinite(message.timestamp):
@@ -222,6 +294,101 @@ def parse_message(raw: bytes) -> KvEventBatch:
     if message.snapshot.count > MAX_SNAPSHOT_CHUNKS:
         raise WireError(f"snapshot of {message.snapshot.count} chunks")
     return message
+
+
+def _merging(message: Message, raw: bytes, start: int, end: int) -> Generator[None, None, None]:
+    """Parses what lies there into a message: fields that are long by themselves, others together.
+
+    An empty event takes two bytes and thirty times the time of a token, so pieces are cut by the
+    number of their fields too.
+    """
+    begun = at = start
+    fields = 0
+    while end - begun > _BYTES_AT_ONCE and at < end:
+        number, content, behind = _field(raw, at, end)
+        fields += 1
+        if fields > MAX_BLOCKS:
+            raise WireError(f"message of more than {MAX_BLOCKS} fields")
+        if behind - at > _BYTES_AT_ONCE:
+            message.MergeFromString(raw[begun:at])
+            yield
+            yield from _merging_one(message, number, raw, (at, content, behind))
+            begun = behind
+        elif behind - begun >= _BYTES_AT_ONCE or not fields % _FIELDS_AT_ONCE:
+            message.MergeFromString(raw[begun:behind])
+            begun = behind
+            yield
+        at = behind
+    message.MergeFromString(raw[begun:end])
+
+
+def _merging_one(
+    message: Message, number: int, raw: bytes, place: tuple[int, int, int]
+) -> Generator[None, None, None]:
+    """Parses one long field: a message by its fields, packed numbers in pieces, a text as it is."""
+    at, content, behind = place
+    field = message.DESCRIPTOR.fields_by_number.get(number)
+    if field is not None and field.message_type is not None:
+        own = getattr(message, field.name)
+        part = own.add() if field.is_repeated else own
+        part.SetInParent()
+        yield from _merging(part, raw, content, behind)
+    elif field is None or not field.is_packed:
+        message.MergeFromString(raw[at:behind])
+    else:
+        tag = raw[at : at + 1]
+        while content < behind:
+            piece_end = min(content + _BYTES_AT_ONCE, behind)
+            while piece_end < behind and raw[piece_end - 1] & 0x80:  # not within a number
+                piece_end += 1
+            piece = raw[content:piece_end]
+            message.MergeFromString(tag + _varint(len(piece)) + piece)
+            content = piece_end
+            yield
+
+
+def _field(raw: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """A field's number, where its content begins, and where it ends."""
+    if at + 2 <= end and raw[at] & _SHORT == _LENGTH and raw[at + 1] < _MORE:  # as most are
+        behind = at + 2 + raw[at + 1]
+        if behind <= end:
+            return raw[at] >> 3, at + 2, behind
+    tag, at = _varint_at(raw, at, end)
+    kind = tag & 7
+    behind = content = at
+    if kind == _LENGTH:
+        size, content = _varint_at(raw, at, end)
+        behind = content + size
+    elif kind == _VARINT:
+        _, behind = _varint_at(raw, at, end)
+    elif kind in _FIXED:
+        behind = at + _FIXED[kind]
+    else:
+        raise DecodeError("a group, or nothing that there is")
+    if behind > end:
+        raise DecodeError("cut off")
+    return tag >> 3, content, behind
+
+
+def _varint_at(raw: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < _VARINT_BITS:
+        byte = raw[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < _MORE:
+            return value, at
+        shift += 7
+    raise DecodeError("no number")
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value >= _MORE:
+        digits.append(value & 0x7F | _MORE)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
 
 
 def rank_of(message: KvEventBatch) -> int:
@@ -265,33 +432,32 @@ def load_of(message: KvEventBatch) -> EngineLoad | None:
 
 def batch_of(message: KvEventBatch, full_block_size: int = 0) -> EventBatch:
     """The events of a message, decoded in one go; see `decoding`."""
-    steps = decoding(message, full_block_size)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            batch: EventBatch = end.value
-            return batch
+    return finished(decoding(message, full_block_size))
 
 
 def decoding(message: KvEventBatch, full_block_size: int = 0) -> Generator[None, None, EventBatch]:
-    """Decodes a message event by event; a bad one is skipped and named, the rest kept.
+    """Decodes a message in short steps; a bad event is skipped and named, the rest kept.
 
     The cleared event that begins a snapshot is left out: the snapshot itself replaces everything.
     full_block_size: blocks of fewer tokens are partial ones, which TensorRT-LLM publishes too.
     """
     rank = rank_of(message)
     lost = _lost_as_a_whole(message)
-    if lost:
-        return EventBatch(message.timestamp, [], rank, (lost,), removal_lost=True)
     events: list[Event] = []
     faults: list[str] = []
-    for raw in _events(message):
+    hashes = 0
+    for raw in () if lost else _events(message):
+        hashes += len(raw.stored.blocks) + len(raw.removed.block_hashes)
+        if hashes > MAX_BLOCKS:
+            lost = "oversized_batch"
+            break
         try:
-            events += decode_event(raw, full_block_size)
+            events += yield from event_steps(raw, full_block_size)
         except Skipped as skipped:
             faults.append(str(skipped))
         yield
+    if lost:
+        return EventBatch(message.timestamp, [], rank, (lost,), removal_lost=True)
     return EventBatch(message.timestamp, events, rank, tuple(faults))
 
 
@@ -301,8 +467,6 @@ def _lost_as_a_whole(message: KvEventBatch) -> str:
     SMG's relays pass on a payload that they cannot decode as an empty batch without a time stamp.
     """
     if len(message.events) > MAX_EVENTS:
-        return "oversized_batch"
-    if sum(len(event.stored.blocks) for event in message.events) > MAX_BLOCKS:
         return "oversized_batch"
     says_nothing = not message.events and not message.HasField("snapshot")
     return "undecodable_batch" if says_nothing and not message.timestamp else ""

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.settings import TINY_MODEL
 from tests.hostile.bodies import BODIES, CHAT, Body
-from tests.hostile.victim import MIB, Harm, Victim, running_victim
+from tests.hostile.victim import MIB, Harm, Victim, assert_undelayed, running_victim
 
 # What a template with reasoning, tools and macros costs, and a conversation of 64 KiB of turns.
 TEMPLATE = """{% for m in messages %}{% for i in range(60) %}{% set x = i %}{% endfor %}\
@@ -36,26 +36,6 @@ async def sent(victim: Victim, bodies: list[Body], interval_seconds: float = 0.0
             rest = asyncio.create_task(asyncio.sleep(interval_seconds))
             await victim.places(channel, one.path, one.content)
             await rest
-
-
-async def assert_undelayed(
-    victim: Victim, bodies: list[Body], interval_seconds: float, tries: int = 3
-) -> None:
-    """Decisions come in time while bodies are sent, in one of a few tries.
-
-    Other work on the machine delays decisions as well, now and then; what a body does, it does
-    every time.
-    """
-    harms: list[Harm] = []
-    while len(harms) < tries:
-        async with victim.probed(at_least=100) as harm:
-            await sent(victim, bodies, interval_seconds)
-        assert harm.worst_held < 0.05, harm
-        assert harm.grown_bytes <= 256 * MIB, harm
-        if harm.quantile(0.99) <= 0.05 and harm.quantile(1.0) <= 0.25:
-            return
-        harms.append(harm)
-    pytest.fail("; ".join(map(str, harms)))
 
 
 async def harm_of(victim: Victim, bodies: list[Body], tries: int = 3) -> Harm:
@@ -90,11 +70,11 @@ async def test_conversations_of_many_short_turns_hold_up_nobody(rendering: Victi
 @pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES, ids=str)
 async def test_three_costly_bodies_a_second_delay_no_decision(either: Victim, body: Body) -> None:
-    await assert_undelayed(either, [body] * 12, 0.33)
+    await assert_undelayed(either, lambda: sent(either, [body] * 12, 0.33))
 
 
 @pytest.mark.slow
 async def test_twenty_conversations_of_short_turns_a_second_delay_no_decision(
     rendering: Victim,
 ) -> None:
-    await assert_undelayed(rendering, [SHORT_TURNS] * 80, 0.05)
+    await assert_undelayed(rendering, lambda: sent(rendering, [SHORT_TURNS] * 80, 0.05))

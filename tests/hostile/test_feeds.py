@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from kvstate.feeds.subscriber import BEHIND
+from simulator.settings import TINY_MODEL
 from tests.hostile.publisher import Publisher, batch, command, message
-from tests.hostile.victim import MIB, Harm, Victim, running_victim
+from tests.hostile.victim import MIB, Harm, Victim, assert_undelayed, running_victim
 from tests.ports import free_port
 
 # For how long nobody else has a turn: CPU time of the loop's thread, on whatever machine.
@@ -119,6 +121,9 @@ ATTACKS = [
     Attack("PINGs", lambda: itertools.repeat(command(b"PING", b"\0\0") * 5_000)),
 ]
 
+# Those that delay others most, of all of these.
+WORST = ("removals over many pools", "holes with two full segments", "orphans of large extra keys")
+
 
 async def harm_of(victim: Victim, publisher: Publisher) -> Harm:
     """What others suffer while it lasts."""
@@ -167,3 +172,52 @@ async def test_nobody_waits_for_what_a_publisher_sends(
     assert harm.quantile(1.0) < MAX_LATENCY_SECONDS, harm
     assert harm.grown_bytes < MAX_GROWN_BYTES, harm
     assert is_marked(feed) or not attack.is_marked, feed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["lean", "grpcio"])
+@pytest.mark.parametrize("attack", [one for one in ATTACKS if one.name in WORST], ids=str)
+async def test_a_publisher_that_attacks_delays_no_decision(
+    server: str, attack: Attack, tmp_path: Path
+) -> None:
+    port = free_port()
+    publisher = Publisher(attack.first(), attack.flood())
+    async with publisher.running(port):
+        with running_victim(
+            server, tmp_path, f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}"
+        ) as victim:
+            async with asyncio.timeout(60):
+                await publisher.subscribed.wait()
+            publisher.flooding.set()
+            await assert_undelayed(victim, lambda: asyncio.sleep(FLOOD_SECONDS))
+
+
+def unrelated_stores() -> Iterator[bytes]:
+    return numbered(1, lambda number: batch(number, [stores(number * 4, 4, 16)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["lean", "grpcio"])
+async def test_stores_without_end_hold_up_nobody_while_the_self_check_listens(
+    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    publisher = Publisher(one_block(), unrelated_stores())
+    keys = f"events: {{zmq: 'tcp://127.0.0.1:{port}'}}"
+    async with publisher.running(port):
+        with running_victim(server, tmp_path, keys, f"tokenizer: '{TINY_MODEL}'") as victim:
+            async with asyncio.timeout(60):
+                await publisher.subscribed.wait()
+            async with victim.probed(at_least=20) as harm, victim.channel() as channel:
+                publisher.flooding.set()
+                for seed in range(20):  # each is watched, and never stored
+                    text = f"{seed} " + "the quick brown fox " * 20
+                    prompt = json.dumps({"model": "m", "prompt": text}).encode()
+                    await victim.places(channel, "/v1/completions", prompt)
+                    await asyncio.sleep(FLOOD_SECONDS / 20)
+            tokens = (await victim.worker())["tokens"]
+    with capsys.disabled():
+        print(f"\n{publisher.sent_bytes / MIB:.0f} MiB of stores, {server}: {harm}; {tokens}")
+    assert tokens["without_evidence"] > 0, tokens
+    assert harm.worst_held < MAX_HELD_SECONDS, harm
+    assert harm.grown_bytes < MAX_GROWN_BYTES, harm

@@ -207,3 +207,13 @@ def test_request_of_the_same_namespace_meets_the_chain(
     tokens = Tokens("I", [5, 6, 7, 8, 9])
     assert index.overlaps(Prompt("m", tokens, **prompt))["w"].tiers == (2, 0, 0, 0)
     assert not index.overlaps(Prompt("m", tokens, lora="another"))
+
+
+def test_a_block_of_more_tokens_than_one_can_have_is_named() -> None:
+    long = KvBlock(block_hash=1, token_ids=[7] * (MAX_BLOCK_SIZE + 1), block_size=16)
+    assert store_fault(long) == "misaligned_tokens"
+
+
+def test_each_of_many_blocks_keeps_its_own_keys() -> None:
+    blocks = [block(n, n, extra_keys=text(f"key {n}")) for n in range(1, 200)]
+    assert stored(*blocks).extras == [(f"key {n}",) for n in range(1, 200)]

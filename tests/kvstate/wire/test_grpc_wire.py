@@ -1,5 +1,8 @@
 import contextlib
+import gc
 import math
+import time
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
 )
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvBlock,
+    KvBlockExtraKey,
     KvBlocksRemoved,
     KvBlocksStored,
     KvCacheCleared,
@@ -24,8 +28,10 @@ from kvstate.wire import grpc_wire
 from kvstate.wire.grpc_wire import (
     SnapshotSpan,
     batch_of,
+    decoding,
     load_of,
     parse_message,
+    parsing,
     rank_of,
     snapshot_of,
 )
@@ -156,3 +162,98 @@ def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
         assert isinstance(batch_of(parsed), EventBatch)
         snapshot_of(parsed)
         load_of(parsed)
+
+
+def store(blocks: int, first: int = 1) -> KvCacheEvent:
+    """A store of so many blocks of two tokens."""
+    return KvCacheEvent(
+        stored=KvBlocksStored(
+            blocks=[
+                KvBlock(block_hash=first + n, token_ids=[n, n + 1], block_size=2, lora_id=n % 2)
+                for n in range(blocks)
+            ]
+        )
+    )
+
+
+def longest_step(steps: Generator[None, None, object]) -> float:
+    """CPU seconds of the longest one; the garbage of all tests is not collected meanwhile."""
+    longest, is_done = 0.0, False
+    gc.disable()
+    try:
+        while not is_done:
+            began = time.thread_time()
+            is_done = next(steps, steps) is steps
+            longest = max(longest, time.thread_time() - began)
+    finally:
+        gc.enable()
+    return longest
+
+
+MANY = KvCacheEvent(removed=KvBlocksRemoved(block_hashes=range(2_000_000)))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [[store(200_000)], [MANY], [KvCacheEvent()] * 65_000, [store(1)] * 65_000],
+    ids=["a store of many blocks", "a removal of many", "empty events", "many stores"],
+)
+def test_a_message_is_parsed_and_decoded_in_short_steps(events: list[KvCacheEvent]) -> None:
+    raw = message(*events).SerializeToString()
+    assert longest_step(parsing(raw)) < 0.05
+    assert longest_step(decoding(parse_message(raw))) < 0.05
+
+
+def test_a_message_of_very_many_fields_is_refused() -> None:
+    raw = message().SerializeToString() + b"\x1a\0" * (2 * grpc_wire.MAX_BLOCKS)
+    with pytest.raises(WireError, match="of more than 262144 fields"):
+        parse_message(raw)
+
+
+def test_removals_count_for_the_limit_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_wire, "MAX_BLOCKS", 2)
+    assert batch_of(message(REMOVED, REMOVED)).faults == ()
+    assert batch_of(message(REMOVED, REMOVED, REMOVED)).faults == ("oversized_batch",)
+
+
+NUMBERS = st.lists(st.integers(0, 2**32 - 1), max_size=30)
+KEYS = st.builds(KvBlockExtraKey, text=st.text(max_size=40)) | st.builds(
+    KvBlockExtraKey, blob=st.binary(max_size=40)
+)
+BLOCKS = st.builds(
+    KvBlock,
+    block_hash=st.integers(-(2**63), 2**63 - 1),
+    token_ids=NUMBERS,
+    extra_keys=st.lists(KEYS, max_size=3),
+)
+EVENTS = st.one_of(
+    st.builds(KvCacheEvent, removed=st.builds(KvBlocksRemoved, block_hashes=NUMBERS)),
+    st.builds(
+        KvCacheEvent,
+        event_id=st.integers(0, 2**64 - 1),
+        stored=st.builds(
+            KvBlocksStored, blocks=st.lists(BLOCKS, max_size=5), lora_name=st.text(max_size=30)
+        ),
+    ),
+    st.just(CLEARED),
+)
+
+
+@given(
+    st.lists(EVENTS, max_size=6), st.binary(max_size=4), st.integers(0, 10_000), st.integers(1, 40)
+)
+def test_pieces_make_the_same_message_as_the_whole(
+    events: list[KvCacheEvent], noise: bytes, at: int, piece: int
+) -> None:
+    whole = message(*events, dp_rank=3, snapshot=KvSnapshotChunk(count=5)).SerializeToString()
+    place = at % (len(whole) + 1)
+    for raw in (whole, whole[:place] + noise + whole[place + len(noise) :], whole[:place]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grpc_wire, "_BYTES_AT_ONCE", piece)
+            patch.setattr(grpc_wire, "_FIELDS_AT_ONCE", 3)
+            try:
+                parsed = parse_message(raw)
+            except WireError:
+                assert raw != whole
+                continue
+        assert parsed == KvEventBatch.FromString(raw)
