@@ -6,7 +6,7 @@ from random import Random
 from measure import CannotRunError
 from workload import BLOCK_SIZE, MODEL, Tokens
 
-from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Loads
 from kvstate.index import Index
 from kvstate.overlap import Prompt
@@ -23,8 +23,8 @@ class PlainCore:
     def __init__(self, workers: int) -> None:
         self._index = self._make_index()
         self._owners = [self._owner(str(number)) for number in range(workers)]
-        self._load = Loads().load
-        self._workers = [Worker(str(n), f"10.0.0.{n}:8000") for n in range(workers)]
+        self._load = Loads({}).load
+        self._workers = [Candidate(str(n), f"10.0.0.{n}:8000") for n in range(workers)]
         self._rng = Random(3)  # noqa: S311 - breaks ties
 
     def _make_index(self) -> Index:

@@ -24,6 +24,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 MAX_BYTES = 8 * 1024 * 1024
@@ -107,7 +109,7 @@ class IdleService:
 
     def __init__(self, listen: str) -> None:
         self.config = Config(extproc=ExtProc(listen=listen))
-        self.metrics = Metrics()
+        self.metrics = Metrics(Workers(self.config, Fleet(1, lambda: 0.0), lambda _: []))
 
     def open(self, _: str = "") -> IdleExchange:
         return IdleExchange()

@@ -79,8 +79,12 @@ def metrics_row(*, quick: bool) -> Row:
 
 
 async def _measured(rounds: int) -> Row:
-    counting, silent = Metrics(), cast("Any", _Silence())
-    routers = [(metrics, await _router(metrics)) for metrics in (counting, silent)]
+    fleets = [await _workers() for _ in range(2)]
+    counting, silent = Metrics(fleets[0]), cast("Any", _Silence())
+    routers = [
+        (metrics, _router(workers, metrics))
+        for workers, metrics in zip(fleets, (counting, silent), strict=True)
+    ]
     texts = [json.dumps(request) for request in conversations(SIZE)]
     numbers = iter(range(100_000_000, 999_999_999))
 
@@ -124,10 +128,15 @@ def _at_once(routing: Coroutine[Any, Any, Routed]) -> Routed:
     raise AssertionError("the decision was not made at once")
 
 
-async def _router(metrics: Metrics) -> Router:
+async def _workers() -> Workers:
+    config = parse(yaml.safe_dump(CONFIGURATION), "benchmark")
+    workers = Workers(config, Fleet(1, lambda: 0.0), lambda _: [])
+    await workers.start()
+    return workers
+
+
+def _router(workers: Workers, metrics: Metrics) -> Router:
     config = parse(yaml.safe_dump(CONFIGURATION), "benchmark")
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
-    workers = Workers(config, Fleet(1, lambda: 0.0), lambda _: [])
-    await workers.start()
     return Router(config, workers, {"tiny": tokenizer}, metrics, Random(1))  # noqa: S311 - ties

@@ -12,9 +12,10 @@ from routing_fleet import BLOCK_TOKENS, Fleet, Request
 
 from extproc.config import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.eligibility import Worker
+from extproc.picking.eligibility import Candidate
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, Loads, Report
-from extproc.picking.sent import Claim, Marks, Sent, marks_of
+from extproc.picking.placing import Upstream
+from extproc.picking.sent import Claim, Holdings, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
 
 
@@ -147,9 +148,11 @@ class _Router:
         self._contestant = contestant
         self._lost_at = cell.lost_at
         self._view = View(self.fleet)
-        self._loads = Loads(contestant.prefill_rate)
+        endpoints = {str(n): Upstream(str(n)) for n in range(cell.workers)}
+        self._loads = Loads(endpoints, contestant.prefill_rate)
+        self._holdings = {name: Holdings(name) for name in endpoints}
         self._sent = _Sent(1) if contestant.expects else None
-        self._workers = [Worker(str(n), str(n)) for n in range(cell.workers)]
+        self._workers = [Candidate(str(n), str(n)) for n in range(cell.workers)]
         self._rng = Random(seed + 77)  # noqa: S311
         self._turn = 0
         self._scraped_at = 0.0
@@ -175,7 +178,7 @@ class _Router:
         booking = self._loads.begin(served, decision.uncached_tokens, now)
         claim = None
         if self._sent is not None:
-            claim = self._sent.record(served, decision.marks[0], now)
+            claim = self._sent.record(self._holdings[served], decision.marks[0], now)
         self._open[id(request)] = (booking, claim)
         return int(served)
 

@@ -29,7 +29,6 @@ from extproc.discovery.view import listed
 from extproc.errors import ConfigError
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
-from extproc.picking.placing import Placing
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -37,10 +36,9 @@ from extproc.serving.grpc_server import GrpcServer
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.listening import raise_file_limit
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
-from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
+from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left_alone
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.tracing.telemetry import telemetry
-from extproc.workers.asking import Doubts, HealthProbe, LoadReports
 from extproc.workers.workers import Workers
 from kvstate.core_choice import default_core_name, plain_core_warning
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
@@ -128,16 +126,11 @@ def remote_tokenizers(
     for model in config.models:
         options = model.tokenizer
         if isinstance(options, RemoteTokenizerOptions) and options.remote:
-            endpoints = functools.partial(workers.endpoints, model.name)
+            endpoints = functools.partial(workers.tokenizers, model.name)
             count = functools.partial(metrics.count_question, model.name)
-            one = made[model.name] = RemoteTokenizer(model, options, endpoints, count)
-            metrics.add_tokenizer(model.name, one.away)
-            workers.gone.append(functools.partial(_forget, one))
+            made[model.name] = RemoteTokenizer(model, options, endpoints, count)
+            metrics.show_tokenizers_away(model.name, functools.partial(_left_alone, endpoints))
     return made
-
-
-def _forget(tokenizer: RemoteTokenizer, _name: str, endpoint: str) -> None:
-    tokenizer.forget(endpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,49 +155,36 @@ async def running(config: Config) -> AsyncIterator[Parts]:
     tokenizers = load_tokenizers(config)
     async with contextlib.AsyncExitStack() as stack:
         certificates = await stack.enter_async_context(_certificates(config))
-        metrics = Metrics()
+
+        def emptied(worker: str) -> None:
+            workers.emptied(worker)
+
+        fleet = Fleet(secrets.randbits(64), time.time, random.random, emptied)
+        discovery = Discovery(listed(config.workers), sources_of(config))
+        workers = Workers(config, fleet, _open, discovery.fault)
+        metrics = Metrics(workers)
         metrics.expect_models(model.name for model in config.models)
-        fleet = Fleet(
-            secrets.randbits(64),
-            time.time,
-            random.random,
-            lambda worker: router.placing.sent.forget(worker, time.monotonic()),
-        )
-        workers = Workers(
-            config,
-            fleet,
-            _open,
-        )
         remote = remote_tokenizers(config, workers, metrics)
         for tokenizer in remote.values():
             stack.push_async_callback(tokenizer.close)
         known: dict[str, AnyTokenizer] = {**tokenizers, **remote}
         traces = await stack.enter_async_context(telemetry(os.environ, metrics))
         rng = random.Random()  # noqa: S311 - ties
-        router = Router(config, workers, known, metrics, rng, traces=traces)
+        observed = Observed(time.time)
+        router = Router(config, workers, known, metrics, rng, traces=traces, observer=observed)
         stack.callback(router.close)
-        _join(fleet, workers, router.placing)
-        discovery = Discovery(listed(config.workers), sources_of(config), workers.replace)
-        workers.show_faults(discovery.fault)
-        workers.show_down(router.down, router.astray)
         metrics.registry.register(DiscoveryCollector(discovery.status))
         is_ready = Readiness(
             lambda: _awaited(discovery, workers),
             config.events.ready_deadline_ms / 1000,
             time.monotonic,
         )
-        metrics.add_readiness(is_ready)
-        _show(workers, router, metrics)
+        metrics.show_readiness(is_ready)
         if certificates is not None:
-            metrics.add_certificates(
+            metrics.show_certificate(
                 lambda: certificates.current.expires_at, lambda: certificates.fault is not None
             )
 
-        observed = Observed()
-        router.observers.append(
-            lambda decision, prompts: observed.decided(decision, prompts, time.time())
-        )
-        router.answer_observers.append(observed.recent.served)
         admin_at = address.parse(config.admin.listen)
         limit = config.extproc.max_body_bytes
         admin = admin_application(
@@ -219,10 +199,9 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         stack.push_async_callback(workers.close)
         await workers.start()
         await stack.enter_async_context(_discovering(config, workers, discovery))
-        sampling = Sampling(observed, lambda: workers.fills(router.in_flight), time.time)
+        sampling = Sampling(observed, workers.fills, time.time)
         sampling.start()
         stack.push_async_callback(sampling.close)
-        await stack.enter_async_context(_asking(config, router.placing, workers))
         server = server_for(Service(config, router, metrics), is_ready, certificates)
         if isinstance(server, LeanServer):
             metrics.registry.register(ServerCollector(server.figures))
@@ -265,46 +244,12 @@ async def _discovering(
             files = await envoy_follows(config, config.envoy.eds_directory, workers, discovery)
             stack.push_async_callback(files.close)
         stack.push_async_callback(discovery.close)
-        await discovery.start()
+        await discovery.start(workers.replace)
         yield
 
 
-@contextlib.asynccontextmanager
-async def _asking(config: Config, placing: Placing, workers: Workers) -> AsyncIterator[None]:
-    """Asks the workers for their load and their health, where that is configured."""
-    options = config.policy
-    async with contextlib.AsyncExitStack() as stack:
-        reports = LoadReports(
-            placing,
-            workers.places,
-            workers.loads,
-            options.scrape_interval_ms / 1000,
-            random.random,
-            time.monotonic,
-        )
-        stack.push_async_callback(reports.close)
-        await reports.start()
-        doubts = Doubts(placing, workers.places, workers.sign_of_life, time.monotonic)
-        probe = HealthProbe(
-            placing,
-            workers.places,
-            (options.probe_interval_ms or 0) / 1000,
-            random.random,
-            time.monotonic,
-        )
-        asking = doubts if options.probe_interval_ms is None else probe
-        stack.push_async_callback(asking.close)
-        await asking.start()
-        yield
-
-
-def _show(workers: Workers, router: Router, metrics: Metrics) -> None:
-    """Has the workers seen in the metrics, and what came of predictions with the workers."""
-    metrics.add_workers(
-        lambda: workers.statuses(router.in_flight), workers.index_bytes, router.load, workers.names
-    )
-    metrics.drifts.circumstances = workers.circumstances
-    workers.show_predictions(metrics.drifts.of)
+def _left_alone(endpoints: Callable[[], Endpoints]) -> int:
+    return left_alone(endpoints())
 
 
 def _open(source: FeedSource) -> Sequence[Transport]:
@@ -316,17 +261,6 @@ def _open(source: FeedSource) -> Sequence[Transport]:
             return drain_transports(source, random.random)
         case _:
             return [ZmqTransport(one, random.random) for one in source]
-
-
-def _join(fleet: Fleet, workers: Workers, placing: Placing) -> None:
-    """What feeds and workers tell that picks rest on."""
-
-    def drain() -> None:
-        placing.draining = workers.draining()
-
-    workers.changed.append(drain)
-    workers.gone.append(lambda name, endpoint: placing.remove(name, endpoint, time.monotonic()))
-    placing.name_ranks(fleet.ranks, lambda: fleet.names_ranks)
 
 
 log = logging.getLogger("kvsteer")

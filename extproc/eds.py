@@ -28,23 +28,30 @@ class EndpointFiles:
     lanes: returns those of every cluster, as they are now. unplaced: returns the endpoints of
     workers whose cluster is not known yet; None while not all workers are known. Lanes that an
     earlier router left in a file are kept for these: Envoy must not lose a worker because the
-    router restarted.
+    router restarted. next_change: returns an event that is set once any of this may have changed
+    since the call.
     """
 
     def __init__(
-        self, directory: str, lanes: Callable[[], Lanes], unplaced: Callable[[], Unplaced]
+        self,
+        directory: str,
+        lanes: Callable[[], Lanes],
+        unplaced: Callable[[], Unplaced],
+        next_change: Callable[[], asyncio.Event],
     ) -> None:
         self._directory = directory
         self._lanes = lanes
         self._unplaced = unplaced
         self._left: dict[str, list[Lane]] = {}
         self._written: dict[str, frozenset[Lane]] = {}
-        self._changed = asyncio.Event()
+        self._next_change = next_change
+        self._changed = next_change()
         self._task: asyncio.Task[None] | None = None
         self.fault = ""
 
     async def start(self) -> None:
-        """Writes all files once, and afterwards whenever it is told of a change."""
+        """Writes all files once, and again after every change."""
+        self._changed = self._next_change()
         for cluster in self._lanes():
             path = path_of(self._directory, cluster)
             self._left[cluster] = await asyncio.to_thread(_read, path)
@@ -58,17 +65,13 @@ class EndpointFiles:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def note_change(self) -> None:
-        """Says that the lanes may have changed."""
-        self._changed.set()
-
     async def _keep_writing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
                     self._changed.wait(), TRY_AGAIN_SECONDS if self.fault else None
                 )
-            self._changed.clear()
+            self._changed = self._next_change()
             await self._write()
 
     async def _write(self) -> None:
@@ -151,7 +154,6 @@ async def envoy_follows(
     def unplaced() -> Collection[str] | None:
         return workers.unplaced() if discovery.is_complete else None
 
-    files = EndpointFiles(directory, lanes, unplaced)
-    workers.changed.append(files.note_change)
+    files = EndpointFiles(directory, lanes, unplaced, workers.next_change)
     await files.start()
     return files

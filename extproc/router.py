@@ -1,12 +1,11 @@
 """The path of a request: parse, tokens, decide, book. One router serves all streams."""
 
 import logging
-import time
 import traceback
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -14,11 +13,12 @@ from extproc.checking.self_check import Watched
 from extproc.config import Config, Model
 from extproc.errors import RequestError
 from extproc.observing.course import Course, Traces
+from extproc.observing.elsewhere import WarningLimit
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_TEXT_BYTES, Decision, Query
 from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import DecisionLog, explanation
-from extproc.picking.load import Booking, Load
+from extproc.picking.load import Booking
 from extproc.picking.placing import FIRST_FAILURE, Placing
 from extproc.requests.costly_json import is_light
 from extproc.requests.request import (
@@ -248,12 +248,23 @@ class Routed(NamedTuple):
     booking: Booking | None
 
 
+class Observer(Protocol):
+    """Watches requests; what fails in it is no fault of theirs."""
+
+    def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+        """A decision was made."""
+
+    def served(self, decision: Decision, endpoint: str) -> None:
+        """The endpoint that answered a request is known."""
+
+
 class Router:
     """Decides where requests go, and keeps the books of those under way.
 
     tokenizers: by model; a model without one is routed by load, unless token ids are sent.
-    monotonic: seconds, for deadlines and load. traces: what records the decisions' spans, None
-    where they are not traced; `is_traced` says whether they are.
+    traces: what records the decisions' spans, None
+    where they are not traced; `is_traced` says whether they are. observer: is shown decisions, and
+    who answered.
     """
 
     def __init__(
@@ -263,8 +274,8 @@ class Router:
         tokenizers: Mapping[str, AnyTokenizer],
         metrics: Metrics,
         rng: Random,
-        monotonic: Callable[[], float] = time.monotonic,
         traces: Traces | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._config = config
         self._models = Models(config.models)
@@ -273,16 +284,16 @@ class Router:
         self._queries = Queries(self._models, self._tokens)
         self._metrics = metrics
         self._rng = rng
-        self._monotonic = monotonic
+        self._monotonic = workers.monotonic
         self._traces = traces
         self.is_traced = traces is not None
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
-        self.placing = Placing(config, rng.getrandbits(64), workers.block_size)
+        self.placing = Placing(config, rng.getrandbits(64), workers)
         self._watched: dict[Booking, Watched] = {}
         self._compares = config.accounting.responses == "usage"
         self._compared: dict[Booking, Prompt] = {}
-        self.observers: list[Callable[[Decision, Sequence[Prompt]], None]] = []
-        self.answer_observers: list[Callable[[Decision, str], None]] = []
+        self._observer = observer
+        self._warnings = WarningLimit()
 
     async def route(self, ask: Ask, traceparent: str = "") -> Routed:
         """Decides where a request goes, and books it there; never fails, whatever the request is.
@@ -338,25 +349,22 @@ class Router:
 
     def served(self, decision: Decision, booking: Booking, endpoint: str) -> None:
         """The response to a request tells which endpoint sent it."""
-        picked, elsewhere = decision.pick[0], self._metrics.elsewhere
-        elsewhere.note(decision.worker, is_elsewhere=endpoint != picked)
-        for tell in self.answer_observers:
-            tell(decision, endpoint)
+        picked = decision.pick[0]
+        self._workers.served(decision.worker, is_elsewhere=endpoint != picked)
+        if self._observer is not None:
+            self._observer.served(decision, endpoint)
         if endpoint == picked:
             return
         names = [one.name for one in decision.workers if one.endpoint == endpoint]
         self.answered_elsewhere(booking, names[0] if names else "", endpoint)
-        self.placing.doubted.add(picked)
-        cause = self.astray(decision.worker, picked)
-        if cause and not self.down(picked) and elsewhere.may_warn(self._monotonic()):
+        self._workers.upstreams.doubt(picked, is_doubted=True)
+        cause = self._workers.astray(decision.worker)
+        is_down = self._workers.down(picked)
+        if cause and not is_down and self._warnings.may_warn(self._monotonic()):
             log.warning(
                 "requests steered to %s are answered elsewhere, the last by %.80s: %s",
                 *(picked, endpoint, cause),
             )
-
-    def astray(self, worker: str, endpoint: str) -> str:
-        """Why what is steered to a worker is answered elsewhere, "" if it is not lately."""
-        return self._metrics.elsewhere.cause(worker, is_down=bool(self.down(endpoint)))
 
     def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
         """Another worker than the picked one answers the request.
@@ -372,7 +380,7 @@ class Router:
 
     def wants_status(self) -> bool:
         """Whether the next request's response is worth a look, where none need be shown to us."""
-        return self.placing.outliers.wants_status() or bool(self.placing.doubted)
+        return self.placing.wants_status()
 
     def answered(self, booking: Booking, status: int, served: str) -> None:
         """A response began; served: the endpoint that sent it, "" where that is not told."""
@@ -387,17 +395,9 @@ class Router:
         elif seconds is not None:
             log.info("worker at %s does not fail any more", booking.endpoint)
 
-    def down(self, endpoint: str) -> str:
-        """Why an endpoint is taken for down, "" while it is not."""
-        return self.placing.down(endpoint, self._monotonic())
-
     def in_flight(self, endpoint: str) -> int:
         """Requests under way on an endpoint."""
-        return self.placing.loads.in_flight(endpoint)
-
-    def load(self, endpoint: str) -> Load:
-        """What an endpoint has to do now."""
-        return self.placing.loads.load(endpoint, self._monotonic())
+        return self._workers.in_flight(endpoint)
 
     def close(self) -> None:
         """Stops the tokenizer threads."""
@@ -449,8 +449,8 @@ class Router:
     def _show(self, decision: Decision, query: Query) -> None:
         """Shows a decision to those who watch; what fails in them is no fault of the request."""
         try:
-            for observe in self.observers:
-                observe(decision, query.prompts)
+            if self._observer is not None:
+                self._observer.decided(decision, query.prompts)
         except Exception as error:  # noqa: BLE001 - as in _decide
             tell_fault("an observer failed with %s", error)
 

@@ -15,6 +15,7 @@ from extproc.discovery.discovery import DiscoveryCollector
 from extproc.observing import outcomes
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
+from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -67,8 +68,7 @@ def test_the_example_configuration_is_accepted() -> None:
 
 
 def test_every_metric_is_documented_with_its_type() -> None:
-    metrics = Metrics()
-    metrics.add_workers(list, lambda: 0)
+    metrics = Metrics(Nobody())
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = metrics.exposition().decode()

@@ -175,7 +175,7 @@ async def _ways() -> tuple[Traced, Traced]:
             await _until(parts.readiness)
 
             def blocks() -> int:
-                status = parts.workers.status(lambda _: 0)
+                status = parts.workers.status()
                 return sum(feed["blocks"] for one in status for feed in one["feeds"])
 
             async def told(text: str) -> None:

@@ -7,7 +7,7 @@ shares with the one before it tells the whole tree, without a node for every tok
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import isnan, nan
@@ -40,11 +40,12 @@ class Observed:
 
     Decisions are kept up to a rate, and all of a burst; every request counts in the figures.
 
-    kept_at_once: how many decisions of a burst are kept. is_closed: whether the router is stopping,
-    so that nothing more will come.
+    clock: seconds since the epoch. kept_at_once: how many decisions of a burst are kept.
+    is_closed: whether the router is stopping, so that nothing more will come.
     """
 
-    def __init__(self, kept_at_once: int = KEPT_AT_ONCE) -> None:
+    def __init__(self, clock: Callable[[], float], kept_at_once: int = KEPT_AT_ONCE) -> None:
+        self._clock = clock
         self.is_closed = False
         self.recent = Recent()
         self.prompts = Prompts()
@@ -53,8 +54,9 @@ class Observed:
         self._most = self._allowance = float(kept_at_once)
         self._allowance_at = 0.0
 
-    def decided(self, decision: Decision, prompts: Sequence[Prompt], at: float) -> None:
-        """Records a request that was routed; at: seconds since the epoch."""
+    def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+        """Records a request that was routed."""
+        at = self._clock()
         if self._may_keep(at):
             self.recent.add(decision, at)
             for prompt in prompts:
@@ -65,6 +67,10 @@ class Observed:
                 counts = self._routed[decision.worker] = [0, 0]
             counts[0] += decision.prompt_tokens
             counts[1] += decision.certain_tokens
+
+    def served(self, decision: Decision, endpoint: str) -> None:
+        """Records which endpoint answered a request."""
+        self.recent.served(decision, endpoint)
 
     def _may_keep(self, at: float) -> bool:
         passed = max(0.0, at - self._allowance_at)

@@ -104,7 +104,7 @@ def fleet_routes(
     """
 
     async def get_workers(_: web.Request) -> web.Response:
-        return answered(await listed(workers.statuses(router.in_flight)))
+        return answered(await listed(workers.statuses()))
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = _envelope_of(await request.read())

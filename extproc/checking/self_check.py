@@ -156,9 +156,14 @@ class Result:
 
 
 class WorkerCheck:
-    """The check of one worker."""
+    """The check of one worker.
 
-    def __init__(self) -> None:
+    worker: its name. is_listened: whether its events are shown to the self-check.
+    """
+
+    def __init__(self, worker: str = "") -> None:
+        self.worker = worker
+        self.is_listened = False
         self.result = Result()
         self.pending: list[Watched] = []
         self.placed = Placed()

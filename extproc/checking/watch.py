@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
 
 from extproc.checking.evidence import Asked, usable_tokens
 from extproc.checking.self_check import MAX_PROMPT_TOKENS, Placed, Result, Watched, WorkerCheck
@@ -34,6 +35,14 @@ REFERENCES = 8
 LATELY_PLACED = 512
 
 
+class HasCheck(Protocol):
+    """The record of a worker."""
+
+    @property
+    def check(self) -> WorkerCheck:
+        """Its self-check."""
+
+
 # How long one batch may take: decisions wait meanwhile. An honest one takes a few milliseconds.
 MAX_LOOK_SECONDS = 0.01
 EVENTS_AT_ONCE = 8  # between two looks at the clock
@@ -42,35 +51,38 @@ EVENTS_AT_ONCE = 8  # between two looks at the clock
 class SelfCheck:
     """The self-check of all workers.
 
-    monotonic: seconds, for what is due. cpu: CPU seconds of this thread. A worker is only listened
-    to while a request is watched and there is a reason to: of one that is well, the index tells at
-    the end of a request whether it holds our blocks.
+    records: of the workers, by name. monotonic: seconds, for what is due. cpu: CPU seconds of this
+    thread. A worker is only listened to while a request is watched and there is a reason to: of one
+    that is well, the index tells at the end of a request whether it holds our blocks.
     """
 
     def __init__(
         self,
         fleet: Fleet,
+        records: Mapping[str, HasCheck],
         monotonic: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._fleet = fleet
+        self._records = records
         self._monotonic = monotonic
         self._cpu = cpu
-        self._checks: dict[str, WorkerCheck] = {}
-        self._listened: set[str] = set()
-        self._remembered: OrderedDict[str, None] = OrderedDict()  # listened to before, lately last
-        self._distrusted: set[str] = set()
+        # weak: a check ends with the record that it is part of
+        self._listened: WeakSet[WorkerCheck] = WeakSet()
+        self._remembered: WeakKeyDictionary[WorkerCheck, None] = WeakKeyDictionary()  # lately last
+        self._distrusted: WeakSet[WorkerCheck] = WeakSet()
         self._references: dict[str, deque[Tokens]] = {}  # by model
         self._lately: deque[tuple[float, str, Tokens]] = deque(maxlen=LATELY_PLACED)
 
     def placed(self, worker: str, prompts: Sequence[Prompt]) -> None:
         """Notes what goes to a worker, watched or not: what it stores next may be of that."""
         now = self._monotonic()
+        check = self._check(worker)
         for prompt in prompts:
             if len(prompt.tokens) <= MAX_PROMPT_TOKENS:
                 self._lately.append((now, worker, prompt.tokens))
-            if worker in self._listened:
-                self._checks[worker].placed.add(prompt.tokens, now)
+            if check is not None and check.is_listened:
+                check.placed.add(prompt.tokens, now)
 
     def watch(self, worker: str, prompt: Prompt, overlap: Overlap | None) -> Watched | None:
         """Watches a request that goes to a worker, if it may tell something.
@@ -79,15 +91,15 @@ class SelfCheck:
         given to `ended` when the request is over.
         """
         now = self._monotonic()
-        check = self._checks.get(worker)
+        check = self._check(worker)
         if check is None:
-            check = self._checks[worker] = WorkerCheck()
+            return None
         if check.pending:
-            self._conclude_due(worker)
+            self._conclude_due(check)
         # what comes first here is what most requests end at, in a microsecond
         if not check.may_watch(now) or self._fleet.state(worker) is not State.LIVE:
             return None
-        if not check.is_well and not self._may_listen(worker, check, now):
+        if not check.is_well and not self._may_listen(check, now):
             return None
         held = overlap.certain_tokens + overlap.uncertain_tokens if overlap else 0
         if len(prompt.tokens) > MAX_PROMPT_TOKENS or self._is_cached(worker, prompt, held):
@@ -96,7 +108,7 @@ class SelfCheck:
         watched = check.watch(Asked(prompt, held, tuple(references)), now)
         references.append(prompt.tokens)
         if watched is not None and watched.is_heard:
-            self._listen(worker)
+            self._listen(check)
         return watched
 
     def ended(self, watched: Watched) -> None:
@@ -105,68 +117,72 @@ class SelfCheck:
 
     def refused(self, watched: Watched) -> None:
         """The worker answered the request with an error: what it stored is of others."""
-        for check in self._checks.values():
-            if watched in check.pending:
-                check.give_up(watched)
-
-    def forget(self, worker: str) -> None:
-        """A worker is gone; what is still watched there is without evidence."""
-        self._checks.pop(worker, None)
-        self._remembered.pop(worker, None)
-        self._distrusted.discard(worker)
-        if worker in self._listened:
-            self._listened.remove(worker)
-            self._fleet.listen(worker, None)
+        for record in self._records.values():
+            if watched in record.check.pending:
+                record.check.give_up(watched)
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
         """As the fleet has them, but nothing certain of workers whose tokens differ."""
         found = self._fleet.overlaps(prompt)
-        for worker in self._distrusted & found.keys():
-            size, tiers, uncertain, rank = found[worker]
-            found[worker] = Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
+        if self._distrusted:
+            for check in self._distrusted:
+                overlap = found.get(check.worker)
+                if overlap is not None and self._check(check.worker) is check:
+                    size, tiers, uncertain, rank = overlap
+                    found[check.worker] = Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
         return found
 
     def state(self, worker: str) -> str:
         """As the fleet has it; DIFFERS where the index cannot tell what a feed says of prompts."""
         state = self._fleet.state(worker)
-        return DIFFERS if state is State.LIVE and worker in self._distrusted else state.value
+        check = self._check(worker) if state is State.LIVE and self._distrusted else None
+        return DIFFERS if check is not None and check in self._distrusted else state.value
 
     def status(self, worker: str) -> dict[str, Any]:
         """What GET /workers shows of it."""
-        self._conclude_due(worker)
-        check = self._checks.get(worker)
-        return _shown(check.result if check else Result())
+        check = self._check(worker)
+        if check is None:
+            return _shown(Result())
+        self._conclude_due(check)
+        return _shown(check.result)
 
-    def _may_listen(self, worker: str, check: WorkerCheck, now: float) -> bool:
+    def _check(self, worker: str) -> WorkerCheck | None:
+        record = self._records.get(worker)
+        return None if record is None else record.check
+
+    def _may_listen(self, check: WorkerCheck, now: float) -> bool:
         if not check.effort.may_begin(now):
             return False
-        if worker not in self._listened and len(self._listened) >= MAX_LISTENED:
+        if not check.is_listened and len(self._listened) >= MAX_LISTENED:
             for other in list(self._listened):  # one that fell silent does not end by itself
                 self._conclude_due(other)
-        return worker in self._listened or len(self._listened) < MAX_LISTENED
+        return check.is_listened or len(self._listened) < MAX_LISTENED
 
     def _is_cached(self, worker: str, prompt: Prompt, held_tokens: int) -> bool:
         """Whether the engine has nothing to store for a prompt."""
         block_size = self._fleet.block_size(worker)
         return block_size is not None and usable_tokens(prompt.tokens, block_size) <= held_tokens
 
-    def _listen(self, worker: str) -> None:
-        if worker not in self._listened:
-            check = self._checks[worker]
+    def _listen(self, check: WorkerCheck) -> None:
+        worker = check.worker
+        if not check.is_listened:
             for placed_at, name, tokens in self._lately:
                 if name == worker:
                     check.placed.add(tokens, placed_at)
-        self._listened.add(worker)
+        check.is_listened = True
+        self._listened.add(check)
         self._fleet.listen(worker, lambda rank, body: self._heard(worker, rank, body))
 
     def _heard(self, worker: str, rank: int, body: Body) -> None:
-        check, began = self._checks[worker], self._cpu()
+        check, began = self._check(worker), self._cpu()
+        if check is None:  # it is gone, and its feed about to be
+            return
         is_whole = self._fleet.state(worker) is State.LIVE and self._take(check, rank, body, began)
         may_go_on = check.effort.spend(self._cpu() - began, self._monotonic())
         if not is_whole or not may_go_on:
             for watched in list(check.pending):  # what it stored meanwhile is not known
                 check.give_up(watched)
-        self._conclude_due(worker)
+        self._conclude_due(check)
 
     def _take(self, check: WorkerCheck, rank: int, body: Body, began: float) -> bool:
         """Takes a batch; False if it would take too long."""
@@ -193,29 +209,29 @@ class SelfCheck:
     def _is_long(self, began: float) -> bool:
         return self._cpu() - began > MAX_LOOK_SECONDS
 
-    def _conclude_due(self, worker: str) -> None:
-        check = self._checks.get(worker)
-        if check is None:
-            return
+    def _conclude_due(self, check: WorkerCheck) -> None:
         for watched in check.due(self._monotonic()):
-            if not watched.is_heard and self._fleet.state(worker) is not State.LIVE:
+            if not watched.is_heard and self._fleet.state(check.worker) is not State.LIVE:
                 check.give_up(watched)  # the index does not tell either
             else:
-                check.conclude(watched, is_held=self._holds(worker, watched.asked.prompt))
-        if not check.pending and worker in self._listened:
-            self._stop_listening(worker)
-        self._note(worker, check.result)
+                check.conclude(watched, is_held=self._holds(check.worker, watched.asked.prompt))
+        if not check.pending and check.is_listened:
+            self._stop_listening(check)
+        self._note(check)
 
-    def _stop_listening(self, worker: str) -> None:
-        self._listened.remove(worker)
-        self._fleet.listen(worker, None)
-        self._checks[worker].placed = Placed()
-        self._remembered[worker] = None
-        self._remembered.move_to_end(worker)
+    def _stop_listening(self, check: WorkerCheck) -> None:
+        check.is_listened = False
+        self._listened.discard(check)
+        if self._check(check.worker) is check:  # else the feed is another's
+            self._fleet.listen(check.worker, None)
+        check.placed = Placed()
+        self._remembered.pop(check, None)
+        self._remembered[check] = None
         if len(self._remembered) > MAX_REMEMBERED:
-            oldest, _ = self._remembered.popitem(last=False)
-            if oldest not in self._listened:
-                self._checks[oldest].forget_chains()
+            oldest = next(iter(self._remembered))
+            del self._remembered[oldest]
+            if not oldest.is_listened:
+                oldest.forget_chains()
 
     def _holds(self, worker: str, prompt: Prompt) -> bool:
         overlap = self._fleet.overlaps(prompt).get(worker)
@@ -224,19 +240,20 @@ class SelfCheck:
         held = overlap.certain_tokens + overlap.uncertain_tokens
         return held >= usable_tokens(prompt.tokens, overlap.block_size)
 
-    def _note(self, worker: str, result: Result) -> None:
-        if result.is_distrusted == (worker in self._distrusted):
+    def _note(self, check: WorkerCheck) -> None:
+        result = check.result
+        if result.is_distrusted == (check in self._distrusted):
             return
         found = result.difference
         if not result.is_distrusted:
-            self._distrusted.remove(worker)
-            log.info("worker %s: its tokens match ours again", worker)
+            self._distrusted.discard(check)
+            log.info("worker %s: its tokens match ours again", check.worker)
         elif found is not None:
-            self._distrusted.add(worker)
+            self._distrusted.add(check)
             log.warning(
                 "worker %s: its tokens differ from ours, in the last case at position %d"
                 " (ours %d, the engine's %s); its overlap counts as uncertain",
-                worker,
+                check.worker,
                 found.position,
                 found.ours,
                 "not seen" if found.engines is None else found.engines,

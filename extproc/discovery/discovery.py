@@ -36,30 +36,27 @@ class _Seen:
 class Discovery:
     """The discovery sources of one router.
 
-    static: the workers of the configuration. apply: is given the whole fleet whenever it changes.
-    monotonic: returns seconds.
+    static: the workers of the configuration. monotonic: returns seconds.
     """
 
     def __init__(
         self,
         static: View,
         sources: Sequence[Source],
-        apply: Apply,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._static = static
         self._sources = {source.name: source for source in sources}
         self._seen = {name: _Seen() for name in self._sources}
-        self._apply = apply
         self._monotonic = monotonic
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_complete = not sources
 
-    async def start(self) -> None:
-        """Starts following the sources."""
+    async def start(self, apply: Apply) -> None:
+        """Starts following the sources. apply: is given the whole fleet whenever it changes."""
         if self._sources:
-            self._tasks.append(asyncio.create_task(self._keep_applying()))
+            self._tasks.append(asyncio.create_task(self._keep_applying(apply)))
         for source in self._sources.values():
             self._tasks.append(asyncio.create_task(self._keep_running(source)))
 
@@ -134,7 +131,7 @@ class Discovery:
             log.warning("discovery: %s: %s; %s", name, fault, stays, exc_info=ours)
             seen.fault = fault
 
-    async def _keep_applying(self) -> None:
+    async def _keep_applying(self, apply: Apply) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -149,7 +146,7 @@ class Discovery:
             # the other
             self._is_complete = all(seen.view is not None for seen in self._seen.values())
             try:
-                await self._apply(fleet)
+                await apply(fleet)
             except Exception:  # the next view must be applied all the same
                 log.exception("discovery: a view could not be applied")
 

@@ -1,7 +1,7 @@
 """Whether requests are answered by the worker that they were steered to, as the proxy tells."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 # Answers of one worker's requests that are looked back at.
@@ -26,54 +26,51 @@ RETRIED = "Envoy retried elsewhere: its connections to it are refused or closed 
 
 
 @dataclass(slots=True)
-class _Answers:
+class Answers:
+    """The answers to what was steered to one worker, as far as their server is known.
+
+    recent: whether each of the last ones came from elsewhere.
+    """
+
     looked_at: int = 0
     elsewhere: int = 0
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
     def share(self) -> float:
+        """The share of the last ones that came from elsewhere."""
         return sum(self.recent) / len(self.recent)
 
+    def note(self, *, is_elsewhere: bool) -> None:
+        """Takes an answer to a request that was steered to the worker."""
+        self.looked_at += 1
+        self.elsewhere += is_elsewhere
+        self.recent.append(is_elsewhere)
 
-class Elsewhere:
-    """The answers whose server is known, by the name of the worker that was picked."""
+    def cause(self, fleet: Callable[[], Iterable["Answers"]], *, is_down: bool) -> str:
+        """The likeliest cause why they come from elsewhere, "" if they do not lately.
 
-    def __init__(self) -> None:
-        self._by_worker: dict[str, _Answers] = {}
-        self._told_at = float("-inf")
-
-    def note(self, worker: str, *, is_elsewhere: bool) -> None:
-        """Takes an answer to a request that was steered to a worker."""
-        answers = self._by_worker.setdefault(worker, _Answers())
-        answers.looked_at += 1
-        answers.elsewhere += is_elsewhere
-        answers.recent.append(is_elsewhere)
-
-    def cause(self, worker: str, *, is_down: bool) -> str:
-        """The likeliest cause why its answers come from elsewhere, "" if they do not lately."""
-        answers = self._by_worker.get(worker)
-        if answers is None or sum(answers.recent) < LEAST_ELSEWHERE:
+        fleet: gives the answers of all workers, this one among them.
+        """
+        if sum(self.recent) < LEAST_ELSEWHERE:
             return ""
         if is_down:
             return IS_DOWN
-        known = self._by_worker.values()
-        if len(known) > 1 and all(one.share >= NOT_FOLLOWED for one in known):
+        known = [one.share for one in fleet() if one.recent]
+        if len(known) > 1 and all(share >= NOT_FOLLOWED for share in known):
             return NOBODY_FOLLOWED
-        return NOT_LISTED if all(answers.recent) else RETRIED
+        return NOT_LISTED if all(self.recent) else RETRIED
+
+
+class WarningLimit:
+    """Tells when one more warning about this is due."""
+
+    def __init__(self) -> None:
+        self._told_at = float("-inf")
 
     def may_warn(self, now: float) -> bool:
-        """Whether a warning is due; it counts as given. now: seconds of a monotonic clock."""
+        """Whether one is due; it counts as given. now: seconds of a monotonic clock."""
         if now - self._told_at < WARNING_SECONDS:
             return False
         self._told_at = now
         return True
-
-    def counts(self) -> list[tuple[str, int, int]]:
-        """Of every worker: the answers that were looked at, and those from elsewhere."""
-        return [(name, one.looked_at, one.elsewhere) for name, one in self._by_worker.items()]
-
-    def keep(self, workers: Collection[str]) -> None:
-        """Forgets the workers that are not among these."""
-        for name in self._by_worker.keys() - set(workers):
-            del self._by_worker[name]

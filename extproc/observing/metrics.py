@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
@@ -11,11 +12,11 @@ from prometheus_client.registry import Collector
 
 from extproc.observing.course import Course
 from extproc.observing.decision_counts import DecisionCollector, DecisionCounts, Seen
-from extproc.observing.elsewhere import Elsewhere
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.outcomes import (
+    Circumstances,
     DriftCollector,
-    Drifts,
+    HasOutcomes,
     Outcome,
     OutcomeCollector,
     OutcomeCounts,
@@ -29,30 +30,47 @@ OPENMETRICS = "application/openmetrics-text"
 AT_ONCE = 32
 
 
-def _idle(_: str) -> Load:
-    return Load()
+class Fleet(Protocol):
+    """The workers, as far as they are shown and counted.
+
+    records: by name, each of which keeps what came of its worker's requests.
+    """
+
+    @property
+    def records(self) -> Mapping[str, HasOutcomes]:
+        """See above."""
+
+    def statuses(self) -> Iterable[Shown]:
+        """Each worker, as GET /workers has it."""
+
+    def load(self, endpoint: str) -> Load:
+        """What an endpoint has to do now."""
+
+    def index_bytes(self) -> int:
+        """Memory of the block index."""
+
+    def circumstances(self, outcome: Outcome) -> Circumstances:
+        """What may explain that a prediction for a worker did not come true."""
 
 
 class Metrics(Collector):
     """The counters of one router, all counted in its event loop.
 
-    registry: of all but those of the workers and their feeds. drifts: predictions against what came
-    of them, by worker. clock: seconds since 1970, for the times of exemplars.
+    registry: of all but those of the workers and their feeds. fleet: the workers; their series come
+    and go with them. clock: seconds since 1970, for the times of exemplars.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
         self._clock = clock
         self._decisions = DecisionCounts()
         self.registry.register(DecisionCollector(self._decisions))
-        self._outcomes = OutcomeCounts()
-        self.drifts = Drifts()
-        self._fleet: Callable[[], Iterable[tuple[Shown, Load]]] = lambda: ()
-        self.elsewhere = Elsewhere()
-        self._outcome_collector = OutcomeCollector(self._outcomes, self.elsewhere)
-        self.registry.register(self._outcome_collector)
+        self._fleet = fleet
+        self._outcomes = OutcomeCounts(fleet.records, fleet.circumstances)
+        self.registry.register(OutcomeCollector(self._outcomes))
+        self.registry.register(DriftCollector(fleet.records))
         self._questions = Counter(
             "kvsteer_remote_tokenizer",
             "Prompts of models whose workers are asked for tokens, by outcome",
@@ -65,9 +83,9 @@ class Metrics(Collector):
             ["model"],
             registry=self.registry,
         )
-        self._index_bytes = Gauge(
+        Gauge(
             "kvsteer_index_bytes", "Memory of the block index", registry=self.registry
-        )
+        ).set_function(fleet.index_bytes)
         self._ready = Gauge(
             "kvsteer_ready",
             "1 once the workers' replays are done or were waited for long enough",
@@ -105,9 +123,7 @@ class Metrics(Collector):
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts a request that is over, where its response was shown to us."""
-        outcome = self.drifts.complete(outcome)
         self._outcomes.count(outcome)
-        self.drifts.count(outcome)
 
     def expect_models(self, models: Iterable[str]) -> None:
         """Shows the figures of these models from the start."""
@@ -118,33 +134,15 @@ class Metrics(Collector):
         """Counts one prompt that a worker was to tokenize."""
         self._questions.labels(model, outcome).inc()
 
-    def add_tokenizer(self, model: str, away: Callable[[], int]) -> None:
+    def show_tokenizers_away(self, model: str, away: Callable[[], int]) -> None:
         """Shows how many of a model's workers are not asked for tokens, since they keep failing."""
         self._tokenizers_away.labels(model).set_function(away)
 
-    def add_workers(
-        self,
-        statuses: Callable[[], Iterable[Shown]],
-        index_bytes: Callable[[], int],
-        load: Callable[[str], Load] = _idle,
-        names: Callable[[], Collection[str]] | None = None,
-    ) -> None:
-        """Shows the workers' state at every scrape.
-
-        statuses: of each worker, as GET /workers has it. load: of an endpoint, now. names: of the
-        workers, where they are to be had for less than their status.
-        """
-        named = names or (lambda: {one["name"] for one in statuses()})
-        self._fleet = lambda: ((one, load(one["endpoint"])) for one in statuses())
-        self._outcome_collector.names = named
-        self.registry.register(DriftCollector(self.drifts, named))
-        self._index_bytes.set_function(index_bytes)
-
-    def add_readiness(self, is_ready: Callable[[], bool]) -> None:
+    def show_readiness(self, is_ready: Callable[[], bool]) -> None:
         """Shows whether the router is ready, as GET /readyz does."""
         self._ready.set_function(is_ready)
 
-    def add_certificates(
+    def show_certificate(
         self, expires_at: Callable[[], float], has_fault: Callable[[], bool]
     ) -> None:
         """Shows the gRPC server's certificate.
@@ -158,7 +156,11 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         yield from self.registry.collect()
-        yield from fleet_families(list(self._fleet()))
+        yield from fleet_families(list(self._shown()))
+
+    def _shown(self) -> Iterator[tuple[Shown, Load]]:
+        fleet = self._fleet
+        return ((one, fleet.load(one["endpoint"])) for one in fleet.statuses())
 
     def exposition(self) -> bytes:
         """All metrics as text."""
@@ -170,7 +172,7 @@ class Metrics(Collector):
         Workers are read in turns: picks are made between them.
         """
         fleet: list[tuple[Shown, Load]] = []
-        for one in self._fleet():
+        for one in self._shown():
             fleet.append(one)
             if len(fleet) % AT_ONCE == 0:
                 await asyncio.sleep(0)

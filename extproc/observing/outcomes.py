@@ -40,14 +40,15 @@ cache, and what vLLM calls created in it.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.decision_counts import Buckets, histogram_family
-from extproc.observing.elsewhere import Elsewhere
+from extproc.observing.elsewhere import Answers
 from extproc.picking.decision import Decision
 from extproc.picking.placing import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
@@ -175,44 +176,6 @@ FIRST_BYTE_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 ERROR_BOUNDS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
-class OutcomeCounts:
-    """The outcomes of one router.
-
-    responses: by worker and status. moved, reported_tokens: by model. first_byte_seconds: by model.
-    error_tokens: by model, and by whether `over`, `under` or `exact` was predicted.
-    """
-
-    def __init__(self) -> None:
-        self.responses: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self.moved: defaultdict[str, int] = defaultdict(int)
-        self.reported_tokens: defaultdict[str, int] = defaultdict(int)
-        self.first_byte_seconds: defaultdict[str, Buckets] = defaultdict(
-            lambda: Buckets(FIRST_BYTE_BOUNDS)
-        )
-        self.error_tokens: defaultdict[tuple[str, str], Buckets] = defaultdict(
-            lambda: Buckets(ERROR_BOUNDS)
-        )
-
-    def count(self, outcome: Outcome) -> None:
-        """Counts a request that is over."""
-        model = outcome.model
-        self.responses[outcome.worker, status_label(outcome.status)] += 1
-        if outcome.is_moved:
-            self.moved[model] += 1
-        if outcome.ttft_seconds is not None:
-            self.first_byte_seconds[model].observe(outcome.ttft_seconds)
-        error, cached = outcome.error_tokens, outcome.reported.cached_tokens
-        if error is not None and cached is not None:
-            self.reported_tokens[model] += cached
-            sign = "over" if error > 0 else "under" if error < 0 else "exact"
-            self.error_tokens[model, sign].observe(abs(error))
-
-    def keep(self, workers: Collection[str]) -> None:
-        """Forgets the workers that are not among these."""
-        for key in [key for key in self.responses if key[0] and key[0] not in workers]:
-            del self.responses[key]
-
-
 def status_label(status: int | None) -> str:
     """The label of a status: its class, but for 429 and 503; bounded whatever a worker says."""
     if status is None:
@@ -222,21 +185,27 @@ def status_label(status: int | None) -> str:
     return f"{status // 100}xx" if 100 <= status < 600 else "other"  # noqa: PLR2004 - RFC 9110
 
 
+def _nothing_known(_: Outcome) -> Circumstances:
+    return Circumstances()
+
+
 class Drift:
     """One worker's predictions, and how it reports.
 
     requests: those whose prediction could be compared. predicted_tokens, reported_tokens: of them.
-    causes: requests whose prediction was wrong, by the likeliest cause.
+    causes: requests whose prediction was wrong, by the likeliest cause. is_told: whether it reports
+    anything of prompts.
     """
 
     __slots__ = (
-        *("causes", "predicted_tokens", "reported_tokens", "requests"),
+        *("causes", "is_told", "predicted_tokens", "reported_tokens", "requests"),
         *("_forms_with_hits", "_forms_with_zeros"),
     )
 
     def __init__(self) -> None:
         self.requests = self.predicted_tokens = self.reported_tokens = 0
         self.causes: Counter[str] = Counter()
+        self.is_told = False
         self._forms_with_hits: set[str] = set()
         self._forms_with_zeros: set[str] = set()
 
@@ -247,6 +216,9 @@ class Drift:
         Of a worker that never named any, silence says nothing.
         """
         usage = outcome.reported
+        if not usage.form:
+            return outcome
+        self.is_told = True
         if usage.cached_tokens is not None:
             (self._forms_with_hits if usage.cached_tokens else self._forms_with_zeros).add(
                 usage.form
@@ -256,6 +228,23 @@ class Drift:
         if is_zero and outcome.is_whole and outcome.is_comparable:
             return outcome._replace(reported=usage._replace(cached_tokens=0))
         return outcome
+
+    def count(
+        self, outcome: Outcome, circumstances: Callable[[Outcome], Circumstances] = _nothing_known
+    ) -> None:
+        """Counts a request that is over, if it says something about a prediction.
+
+        circumstances: of the worker, as it is now.
+        """
+        error, cached = outcome.error_tokens, outcome.reported.cached_tokens
+        if error is None or cached is None:
+            return
+        self.is_told = True
+        self.requests += 1
+        self.predicted_tokens += outcome.predicted_tokens
+        self.reported_tokens += cached
+        if error:
+            self.causes[likely_cause(outcome, circumstances(outcome))] += 1
 
     def shown(self) -> dict[str, Any]:
         """As GET /workers shows it."""
@@ -267,71 +256,100 @@ class Drift:
         }
 
 
-def _nothing_known(_: Outcome) -> Circumstances:
-    return Circumstances()
+@dataclass(eq=False, slots=True)
+class WorkerOutcomes:
+    """What came of one worker's requests; part of its record.
+
+    responses: by the label of their status.
+    """
+
+    responses: Counter[str] = field(default_factory=Counter)
+    answers: Answers = field(default_factory=Answers)
+    drift: Drift = field(default_factory=Drift)
 
 
-class Drifts:
-    """All workers' predictions. circumstances: of the worker that answered, as it is now."""
+class HasOutcomes(Protocol):
+    """The record of a worker."""
 
-    def __init__(self, circumstances: Callable[[Outcome], Circumstances] = _nothing_known) -> None:
-        self.circumstances = circumstances
-        self.by_worker: dict[str, Drift] = {}
+    @property
+    def outcomes(self) -> WorkerOutcomes:
+        """What came of its requests."""
 
-    def complete(self, outcome: Outcome) -> Outcome:
-        """The outcome, with what its worker is known to leave out of its reports."""
-        if not outcome.worker or not outcome.reported.form:
-            return outcome
-        return self.by_worker.setdefault(outcome.worker, Drift()).complete(outcome)
+
+Records = Mapping[str, HasOutcomes]
+
+
+class OutcomeCounts:
+    """The outcomes of one router.
+
+    records: of the workers, by name, each of which keeps its own counts. circumstances: of the
+    worker that answered, as it is now.
+    strangers: responses of workers that are none of ours, by status. moved, reported_tokens: by
+    model. first_byte_seconds: by model. error_tokens: by model, and by whether `over`, `under` or
+    `exact` was predicted.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        circumstances: Callable[[Outcome], Circumstances] = _nothing_known,
+    ) -> None:
+        self.records = records
+        self._circumstances = circumstances
+        self.strangers: Counter[str] = Counter()
+        self.moved: defaultdict[str, int] = defaultdict(int)
+        self.reported_tokens: defaultdict[str, int] = defaultdict(int)
+        self.first_byte_seconds: defaultdict[str, Buckets] = defaultdict(
+            lambda: Buckets(FIRST_BYTE_BOUNDS)
+        )
+        self.error_tokens: defaultdict[tuple[str, str], Buckets] = defaultdict(
+            lambda: Buckets(ERROR_BOUNDS)
+        )
 
     def count(self, outcome: Outcome) -> None:
-        """Counts a request that is over, if it says something about a prediction."""
+        """Counts a request that is over; of a worker that is gone, only what is its model's."""
+        worker = self.records.get(outcome.worker)
+        if worker is not None:
+            outcome = worker.outcomes.drift.complete(outcome)
+            worker.outcomes.responses[status_label(outcome.status)] += 1
+            worker.outcomes.drift.count(outcome, self._circumstances)
+        elif not outcome.worker:
+            self.strangers[status_label(outcome.status)] += 1
+        self._count_model(outcome)
+
+    def _count_model(self, outcome: Outcome) -> None:
+        model = outcome.model
+        if outcome.is_moved:
+            self.moved[model] += 1
+        if outcome.ttft_seconds is not None:
+            self.first_byte_seconds[model].observe(outcome.ttft_seconds)
         error, cached = outcome.error_tokens, outcome.reported.cached_tokens
-        if error is None or cached is None or not outcome.worker:
-            return
-        drift = self.by_worker.setdefault(outcome.worker, Drift())
-        drift.requests += 1
-        drift.predicted_tokens += outcome.predicted_tokens
-        drift.reported_tokens += cached
-        if error:
-            drift.causes[likely_cause(outcome, self.circumstances(outcome))] += 1
-
-    def of(self, worker: str) -> dict[str, Any]:
-        """A worker's predictions, as GET /workers shows them."""
-        return self.by_worker.get(worker, Drift()).shown()
-
-    def keep(self, workers: Collection[str]) -> None:
-        """Forgets the workers that are not among these."""
-        for name in self.by_worker.keys() - set(workers):
-            del self.by_worker[name]
+        if error is not None and cached is not None:
+            self.reported_tokens[model] += cached
+            sign = "over" if error > 0 else "under" if error < 0 else "exact"
+            self.error_tokens[model, sign].observe(abs(error))
 
 
 class OutcomeCollector(Collector):
-    """Shows the counts at every scrape.
+    """Shows the counts at every scrape. The series of a worker that is gone go with it."""
 
-    names: of the workers that there are; None until they are known. The series of a worker that is
-    gone go with it.
-    """
-
-    def __init__(self, counts: OutcomeCounts, elsewhere: Elsewhere) -> None:
-        self.names: Callable[[], Collection[str]] | None = None
+    def __init__(self, counts: OutcomeCounts) -> None:
         self._counts = counts
-        self._elsewhere = elsewhere
 
     def collect(self) -> Iterator[Metric]:
         """All families of outcomes."""
         counts = self._counts
-        steered = self._elsewhere
-        if (counts.responses or steered.counts()) and self.names is not None:
-            counts.keep(self.names())
-            steered.keep(self.names())
+        records = counts.records.items()
         responses = CounterMetricFamily(
             "kvsteer_responses",
             "Responses by the worker that answered and status; none where no response came",
             labels=["worker", "status"],
         )
-        for labels, count in counts.responses.items():
-            responses.add_metric(list(labels), count)
+        for status, count in counts.strangers.items():
+            responses.add_metric(["", status], count)
+        for worker, record in records:
+            for status, count in record.outcomes.responses.items():
+                responses.add_metric([worker, status], count)
         moved = CounterMetricFamily(
             "kvsteer_answered_elsewhere",
             "Requests that another worker answered than the first pick",
@@ -356,9 +374,11 @@ class OutcomeCollector(Collector):
             "Those of them that another server sent, by the worker that was picked",
             labels=["worker"],
         )
-        for worker, looked_at, elsewhere in steered.counts():
-            served.add_metric([worker], looked_at)
-            astray.add_metric([worker], elsewhere)
+        for worker, record in records:
+            answers = record.outcomes.answers
+            if answers.looked_at:
+                served.add_metric([worker], answers.looked_at)
+                astray.add_metric([worker], answers.elsewhere)
         yield from (served, astray)
         yield histogram_family(
             "kvsteer_first_byte_seconds",
@@ -375,19 +395,13 @@ class OutcomeCollector(Collector):
 
 
 class DriftCollector(Collector):
-    """Shows what came of predictions.
+    """Shows what came of predictions. The series of a worker that is gone go with it."""
 
-    names: of the workers that there are: the series of one that is gone go with it.
-    """
-
-    def __init__(self, drifts: Drifts, names: Callable[[], Collection[str]]) -> None:
-        self._drifts = drifts
-        self._names = names
+    def __init__(self, records: Records) -> None:
+        self._records = records
 
     def collect(self) -> Iterator[Metric]:
         """All families of drifts."""
-        drifts = self._drifts
-        drifts.keep(self._names())
         compared = CounterMetricFamily(
             "kvsteer_predictions_compared",
             "Requests whose predicted cached tokens could be compared with the engine's report",
@@ -403,7 +417,10 @@ class DriftCollector(Collector):
             "Of those, requests whose prediction was wrong, by the likeliest cause",
             labels=["worker", "cause"],
         )
-        for worker, drift in drifts.by_worker.items():
+        for worker, record in self._records.items():
+            drift = record.outcomes.drift
+            if not drift.is_told:
+                continue
             compared.add_metric([worker], drift.requests)
             tokens.add_metric([worker, "predicted"], drift.predicted_tokens)
             tokens.add_metric([worker, "reported"], drift.reported_tokens)

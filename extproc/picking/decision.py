@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from extproc.config import Policy
-from extproc.picking.eligibility import ANY, Demand, Worker, why_excluded
+from extproc.picking.eligibility import ANY, Candidate, Demand, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.policies import (
     LOOK_AT_OVERLAP,
@@ -94,7 +94,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     where requests may name one. block_size: of a worker's cache, in tokens, by name.
     """
 
-    workers: Sequence[Worker]
+    workers: Sequence[Candidate]
     held: Sequence[Mapping[str, Overlap]]
     load: Callable[[str, float], Load]
     policy: str
@@ -130,7 +130,7 @@ class Decision(msgspec.Struct, frozen=True):
     certain_tokens: int
     uncertain_tokens: int
     uncached_tokens: float
-    workers: Sequence[Worker]
+    workers: Sequence[Candidate]
     loads: Sequence[Load | None]
     held: Sequence[Mapping[str, Overlap]]
     worker: str
@@ -146,7 +146,7 @@ class Decision(msgspec.Struct, frozen=True):
     rank: int | None = None
 
 
-__all__ = ["Decision", "Query", "Snapshot", "Verdict", "Worker", "decide"]
+__all__ = ["Candidate", "Decision", "Query", "Snapshot", "Verdict", "decide"]
 
 # Of a text whose tokens are not known, so many bytes are taken for one.
 TEXT_BYTES_PER_TOKEN = 4
@@ -160,7 +160,6 @@ OVER_LIMIT = "over its limit of requests"
 # Why a request is left to the proxy.
 FINDS_MODEL = "the proxy finds out the model, which is not known here"
 CALLS_NO_MODEL = "it calls no model, so it is none of ours"
-FAILING = "answers request after request with failures"
 
 
 def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
@@ -226,7 +225,7 @@ class _Survey(msgspec.Struct, frozen=True, gc=False):
     """
 
     places: list[int]
-    workers: Sequence[Worker]
+    workers: Sequence[Candidate]
     loads: list[Load]
     costs: list[float]
     affinity: float
@@ -349,7 +348,7 @@ def _order(
     claims: Mapping[str, Claims],
     weighed: float,
     around: tuple[Snapshot, Chance],
-) -> list[Worker]:
+) -> list[Candidate]:
     """Returns the best candidates, at most as many as are named to the proxy."""
     snapshot, chance = around
     workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
@@ -371,7 +370,7 @@ def _order(
 
 
 def _rank(
-    order: Sequence[Worker],
+    order: Sequence[Candidate],
     overlaps: Sequence[Overlap],
     survey: _Survey,
     snapshot: Snapshot,

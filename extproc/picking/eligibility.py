@@ -9,7 +9,7 @@ import msgspec
 MAX_SUBSET = 10_000
 
 
-class Worker(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True):
     """One worker, for requests to one model.
 
     endpoint: ip:port; its configured name where that could not be resolved yet. excluded: why it
@@ -35,7 +35,7 @@ class Demand(NamedTuple):
 ANY = Demand()
 
 
-def why_excluded(worker: Worker, demand: Demand, unfit: Mapping[str, str]) -> str:
+def why_excluded(worker: Candidate, demand: Demand, unfit: Mapping[str, str]) -> str:
     """Why a worker cannot be picked, "" if it can.
 
     unfit: endpoints that get no requests, and why.

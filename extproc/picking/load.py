@@ -9,10 +9,10 @@ what the report allows, and goes on from there.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -66,53 +66,82 @@ class Load(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(eq=False, slots=True)
-class Booking:
-    """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
+class EndpointLoad:
+    """The load record of one endpoint: its requests under way, and what its worker reported last.
 
-    rank: the one that it names, None if none.
+    It goes with the endpoint. A request that is still under way then keeps the record until it is
+    over, and whoever has the same address later begins with an idle one.
     """
 
-    endpoint: str
-    uncached_tokens: float
-    began_at: float = 0.0
-    rank: int | None = None
-
-
-@dataclass(slots=True)
-class _Endpoint:
-    bookings: set[Booking] = field(default_factory=set)
+    bookings: set["Booking"] = field(default_factory=set)
     booked_tokens: float = 0.0
     backlog_tokens: float = 0.0
-    backlog_at: float = 0.0
+    backlog_at: float = -math.inf
     report: Report | None = None
     others: float = 0.0
     excess_tokens: float = 0.0
     lately_tokens: float = 0.0
 
 
+@dataclass(eq=False, slots=True)
+class Booking:
+    """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
+
+    load: the record that it is booked in. rank: the one that it names, None if none.
+    """
+
+    endpoint: str
+    uncached_tokens: float
+    load: EndpointLoad
+    began_at: float = 0.0
+    rank: int | None = None
+
+
+class HasLoad(Protocol):
+    """The record of an endpoint."""
+
+    @property
+    def load(self) -> EndpointLoad:
+        """Its load."""
+
+
 _IDLE = Load()
+_NEVER = -math.inf
 
 
 class Loads:
-    """Requests in flight on each endpoint. Times are seconds of one monotonic clock."""
+    """Reads and keeps the load of endpoints. Times are seconds of one monotonic clock.
 
-    def __init__(self, prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND) -> None:
+    endpoints: their records, by ip:port; who owns them adds and removes them. An endpoint without a
+    record is idle.
+    """
+
+    def __init__(
+        self,
+        endpoints: Mapping[str, HasLoad],
+        prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
+    ) -> None:
+        self._endpoints = endpoints
         self._rate = prefill_tokens_per_second
         self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
-        self._endpoints: defaultdict[str, _Endpoint] = defaultdict(_Endpoint)
         self._mean_uncached = 0.0
 
     def begin(
         self, endpoint: str, uncached_tokens: float, now: float, rank: int | None = None
     ) -> Booking:
         """Books a request on an endpoint until `end`."""
-        booking = Booking(endpoint, uncached_tokens, now, rank)
+        booking = Booking(endpoint, uncached_tokens, self._record(endpoint), now, rank)
         self._add(booking, now)
         self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
         return booking
 
+    def _record(self, endpoint: str) -> EndpointLoad:
+        """The load record of an endpoint; of one that is not there, a record that nobody reads."""
+        found = self._endpoints.get(endpoint)
+        return EndpointLoad() if found is None else found.load
+
     def _add(self, booking: Booking, now: float) -> None:
-        state = self._endpoints[booking.endpoint]
+        state = booking.load
         state.backlog_tokens = self._backlog(state, now) + booking.uncached_tokens
         state.lately_tokens = _faded(state, now) + booking.uncached_tokens
         state.backlog_at = now
@@ -121,8 +150,8 @@ class Loads:
 
     def end(self, booking: Booking) -> None:
         """The request is over; ending it again changes nothing."""
-        state = self._endpoints.get(booking.endpoint)
-        if state is None or booking not in state.bookings:
+        state = booking.load
+        if booking not in state.bookings:
             return
         state.bookings.remove(booking)
         # kept, not summed up: thousands may be in flight; what sums lose ends with the last of them
@@ -131,27 +160,17 @@ class Loads:
 
     def move(self, booking: Booking, endpoint: str, now: float) -> bool:
         """The request is served by another endpoint than was picked; False if it is over."""
-        state = self._endpoints.get(booking.endpoint)
-        if state is None or booking not in state.bookings:
+        if booking not in booking.load.bookings:
             return False
         self.end(booking)
         booking.endpoint, booking.began_at = endpoint, now
+        booking.load = self._record(endpoint)
         self._add(booking, now)
         return True
 
-    def remove(self, endpoint: str) -> None:
-        """The endpoint is gone, and all that is known of it."""
-        self._endpoints.pop(endpoint, None)
-
-    def keep(self, endpoints: Collection[str]) -> None:
-        """Forgets others than these that have no request: what was told of one that was gone."""
-        for endpoint in self._endpoints.keys() - set(endpoints):
-            if not self._endpoints[endpoint].bookings:
-                del self._endpoints[endpoint]
-
     def report(self, endpoint: str, report: Report, now: float) -> None:
         """Takes what a worker says of its load; an older report than the last one is ignored."""
-        state = self._endpoints[endpoint]
+        state = self._record(endpoint)
         if state.report is not None and report.asked_at < state.report.asked_at:
             return
         total = report.running + report.waiting
@@ -163,7 +182,9 @@ class Loads:
         state.backlog_at = now
         state.excess_tokens = excess
 
-    def _pending(self, state: _Endpoint, report: Report, total: int) -> tuple[float, float, float]:
+    def _pending(
+        self, state: EndpointLoad, report: Report, total: int
+    ) -> tuple[float, float, float]:
         """What a report allows of our own requests, at least and at most, and those of others.
 
         Engines begin with the oldest request: so those that wait are the newest ones, and one
@@ -183,13 +204,13 @@ class Loads:
 
     def in_flight(self, endpoint: str) -> int:
         """Requests of ours on their way to, or being answered by, an endpoint."""
-        state = self._endpoints.get(endpoint)
-        return len(state.bookings) if state else 0
+        found = self._endpoints.get(endpoint)
+        return 0 if found is None else len(found.load.bookings)
 
     def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
         """What the ranks have to do that requests name, in tokens; running: for each request."""
-        state = self._endpoints.get(endpoint)
-        if state is None or not state.bookings:
+        state = self._record(endpoint)
+        if not state.bookings:
             return {}
         booked = sum([booking.uncached_tokens for booking in state.bookings])
         left = self._backlog(state, now) / booked if booked else 0.0
@@ -200,9 +221,12 @@ class Loads:
         return work
 
     def load(self, endpoint: str, now: float) -> Load:
-        """All of an endpoint, in one call."""
-        state = self._endpoints.get(endpoint)
-        if state is None:
+        """What an endpoint has to do now."""
+        found = self._endpoints.get(endpoint)
+        if found is None:
+            return _IDLE
+        state = found.load
+        if state.backlog_at == _NEVER:  # nothing was sent there yet, and nothing told
             return _IDLE
         backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
         if passed > 0.0:
@@ -221,13 +245,13 @@ class Loads:
         backlog += share * state.excess_tokens
         return Load(in_flight, backlog, share * state.others, utilization, report, age)
 
-    def _backlog(self, state: _Endpoint, now: float) -> float:
+    def _backlog(self, state: EndpointLoad, now: float) -> float:
         """Uncached tokens of our own requests that the endpoint has probably not computed yet."""
         done = max(0.0, now - state.backlog_at) * self._rate
         return max(0.0, state.backlog_tokens - done)
 
 
-def _faded(state: _Endpoint, now: float) -> float:
+def _faded(state: EndpointLoad, now: float) -> float:
     """Uncached tokens sent lately, those of long ago counting less; as `Loads.load` has it."""
     return state.lately_tokens * exp(-max(0.0, now - state.backlog_at) / UTILIZATION_SECONDS)
 

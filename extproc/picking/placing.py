@@ -3,24 +3,24 @@
 `decide` looks only; `book` counts the request on its endpoint and claims its prompt for its worker,
 until `release`.
 
-Workers that fail: that answer request after request with failures, or do not answer any more.
-
-Who refuses at once has nothing in flight and nothing queued, so to a balancer it looks idle, and
-draws what the others could serve. Envoy's own outlier detection does not see to it: the endpoint
-that is named to it is used whether it is ejected or not. The same holds for who is dead.
+The records of endpoints: what each has to do, and what speaks against it. A worker that refuses at
+once has nothing in flight and nothing queued, so to a balancer it looks idle, and draws what the
+others could serve. Envoy's own outlier detection does not see to it: the endpoint that is named to
+it is used whether it is ejected or not. The same holds for one that is dead.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple, Protocol
 
 from extproc.config import Config
-from extproc.picking.decision import FAILING, Decision, Query, Snapshot, decide, one_token
-from extproc.picking.eligibility import Worker
-from extproc.picking.load import Booking, Loads
+from extproc.picking.decision import Decision, Query, Snapshot, decide
+from extproc.picking.eligibility import Candidate
+from extproc.picking.load import Booking, EndpointLoad, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of
-from extproc.picking.sent import Claim, Lifetimes, Sent
+from extproc.picking.sent import Claim, Holdings, Lifetimes, Sent
 from kvstate.overlap import Overlap
 
 # Failures in a row, with no other answer between; as many as Envoy's outlier detection asks for.
@@ -32,9 +32,6 @@ MAX_LEFT_OUT_SECONDS = 30.0
 
 # From the last failure on: then it was long ago, and counts for nothing.
 FORGET_SECONDS = 90.0
-
-# As long as nothing fails, one request in so many has its response's status shown to us.
-REQUESTS_A_LOOK = 8
 
 # With requests under way, a worker that gives no sign of life for so long is asked whether it is
 # well; and so long after an answer it may be asked again, if the reason is still there.
@@ -51,69 +48,49 @@ _TOO_MANY_REQUESTS = 429
 _FIRST_SERVER_ERROR = 500
 
 
+FAILING = "answers request after request with failures"
+
+
 @dataclass(slots=True)
-class _Record:
+class Outlier:
+    """The failures of one endpoint, in a row. Times are seconds of one monotonic clock."""
+
     failures: int = 0
     last_at: float = 0.0
     left_out: int = 0
     until: float = 0.0
 
-
-class Outliers:
-    """The endpoints that failed lately. Times are seconds of one monotonic clock."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
-        self._requests = 0
-
-    def wants_status(self) -> bool:
-        """Whether the next request's response is worth a look: one in a few, or all in doubt."""
-        self._requests += 1
-        return bool(self._records) or self._requests % REQUESTS_A_LOOK == 0
-
-    def answered(self, endpoint: str, status: int, now: float) -> float | None:
+    def answered(self, status: int, now: float) -> float | None:
         """Takes a response's status: 429 and 5xx are failures, any other comes of a sound worker.
 
-        For how many seconds its endpoint is left out from now on; 0 if it was, and is no more; None
-        if nothing changed.
+        Returns for how many seconds the endpoint is ejected from now on; 0 if it was, and is no
+        more; None if nothing changed.
         """
         if status < _FIRST_SERVER_ERROR and status != _TOO_MANY_REQUESTS:
-            known = self._records.pop(endpoint, None)
-            return 0.0 if known is not None and known.left_out else None
-        record = self._records.setdefault(endpoint, _Record())
-        record.failures += 1
-        record.last_at = now
-        if record.failures < FAILURES_UNTIL_LEFT_OUT or now < record.until:
+            was_left_out = self.left_out
+            self.forget()
+            return 0.0 if was_left_out else None
+        self.failures += 1
+        self.last_at = now
+        if self.failures < FAILURES_UNTIL_LEFT_OUT or now < self.until:
             return None
-        seconds = min(MAX_LEFT_OUT_SECONDS, LEFT_OUT_SECONDS * 2.0**record.left_out)
-        record.left_out += 1
-        record.until = now + seconds
+        seconds = min(MAX_LEFT_OUT_SECONDS, LEFT_OUT_SECONDS * 2.0**self.left_out)
+        self.left_out += 1
+        self.until = now + seconds
         return seconds
 
-    def left_out(self, now: float) -> Collection[str]:
-        """The endpoints that are left out now."""
-        if not self._records:
-            return ()
-        for endpoint in [one for one, record in self._records.items() if _is_over(record, now)]:
-            del self._records[endpoint]
-        return [one for one in self._records if self.is_left_out(one, now)]
+    def forget(self) -> None:
+        """Begins anew."""
+        self.failures = self.left_out = 0
+        self.last_at = self.until = 0.0
 
-    def is_left_out(self, endpoint: str, now: float) -> bool:
-        """Whether this one is."""
-        record = self._records.get(endpoint)
-        return record is not None and now < record.until
+    def is_left_out(self, now: float) -> bool:
+        """Whether it is ejected now."""
+        return bool(self.failures) and now < self.until
 
-    def is_doubted(self, endpoint: str) -> bool:
-        """Whether its last answer that was looked at was a failure."""
-        return endpoint in self._records
-
-    def remove(self, endpoint: str) -> None:
-        """A worker is gone, and all that is known of it."""
-        self._records.pop(endpoint, None)
-
-
-def _is_over(record: _Record, now: float) -> bool:
-    return now - record.last_at > FORGET_SECONDS
+    def is_over(self, now: float) -> bool:
+        """Whether its last failure was too long ago to count."""
+        return now - self.last_at > FORGET_SECONDS
 
 
 class Pulse(NamedTuple):
@@ -130,72 +107,195 @@ class Pulse(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Vital:
-    alive_at: float
-    batches: int
+class Vital:
+    """Whether one endpoint is to be asked if it lives, and whether it does.
+
+    It is asked only for a reason, so a sound fleet is asked nothing. Times are seconds of one
+    monotonic clock.
+    """
+
+    alive_at: float | None = None
+    batches: int = 0
     due_at: float = 0.0
     failures: int = 0
     is_asked: bool = False
     is_dead: bool = False
 
-
-class Vitals:
-    """Which endpoints are to be asked whether they live, and which do not.
-
-    A worker is asked only for a reason, so a sound fleet is asked nothing. Times are seconds of one
-    monotonic clock.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, _Vital] = {}
-
-    def __len__(self) -> int:
-        """Endpoints of which something is known."""
-        return len(self._known)
-
-    def is_due(self, endpoint: str, pulse: Pulse, now: float) -> bool:
+    def is_due(self, pulse: Pulse, now: float) -> bool:
         """Whether it is to be asked now; then `alive` or `failed` is to follow."""
-        known = self._known.get(endpoint)
-        if known is None:
-            known = self._known[endpoint] = _Vital(now, pulse.batches)
-        if not pulse.in_flight or pulse.batches != known.batches:
-            known.alive_at, known.batches = now, pulse.batches
-        is_silent = now - known.alive_at > SILENT_SECONDS
-        has_reason = known.is_dead or pulse.is_cut or pulse.is_doubted or is_silent
-        if known.is_asked or now < known.due_at or not has_reason:
+        if self.alive_at is None or not pulse.in_flight or pulse.batches != self.batches:
+            self.alive_at, self.batches = now, pulse.batches
+        is_silent = now - self.alive_at > SILENT_SECONDS
+        has_reason = self.is_dead or pulse.is_cut or pulse.is_doubted or is_silent
+        if self.is_asked or now < self.due_at or not has_reason:
             return False
-        known.is_asked = True
+        self.is_asked = True
         return True
 
-    def alive(self, endpoint: str, now: float) -> bool:
+    def alive(self, now: float) -> bool:
         """It answered; whether it was taken for dead."""
-        known = self._known.get(endpoint)
-        if known is None:  # it is gone meanwhile
-            return False
-        was_dead, known.is_dead = known.is_dead, False
-        known.is_asked, known.failures = False, 0
-        known.alive_at, known.due_at = now, now + ASKED_AGAIN_SECONDS
+        was_dead, self.is_dead = self.is_dead, False
+        self.is_asked, self.failures = False, 0
+        self.alive_at, self.due_at = now, now + ASKED_AGAIN_SECONDS
         return was_dead
 
-    def failed(self, endpoint: str, now: float, *, is_certain: bool) -> bool:
+    def failed(self, now: float, *, is_certain: bool) -> bool:
         """It did not answer as it should; whether it is taken for dead from now on.
 
         is_certain: this one failure proves it.
         """
-        known = self._known.get(endpoint)
-        if known is None:
+        self.is_asked, self.due_at = False, now + RETRY_SECONDS
+        self.failures += 1
+        if self.is_dead or not (is_certain or self.failures >= FAILURES_UNTIL_DEAD):
             return False
-        known.is_asked, known.due_at = False, now + RETRY_SECONDS
-        known.failures += 1
-        if known.is_dead or not (is_certain or known.failures >= FAILURES_UNTIL_DEAD):
-            return False
-        known.is_dead = True
+        self.is_dead = True
         return True
 
-    def keep(self, endpoints: Collection[str]) -> None:
-        """Forgets all others."""
-        for endpoint in self._known.keys() - set(endpoints):
-            del self._known[endpoint]
+
+class Judge(IntEnum):
+    """Who ejects an endpoint; the reason of the first one counts. None clears another's."""
+
+    PROBE = 0
+    SCRAPES = 1
+    DOUBTS = 2
+
+
+@dataclass(eq=False, slots=True)
+class Upstream:
+    """The record of one endpoint (ip:port).
+
+    against: why it is ejected, by who says so. is_doubted: others answer in its place.
+    """
+
+    endpoint: str
+    load: EndpointLoad = field(default_factory=EndpointLoad)
+    outlier: Outlier = field(default_factory=Outlier)
+    vital: Vital = field(default_factory=Vital)
+    against: dict[Judge, str] = field(default_factory=dict)
+    failures: dict[Judge, int] = field(default_factory=dict)
+    is_doubted: bool = False
+    workers: int = 0
+
+    def reason(self, now: float) -> str:
+        """Why it is ejected now, "" if it is not."""
+        if self.against:
+            return self.against[min(self.against)]
+        return FAILING if self.outlier.is_left_out(now) else ""
+
+
+class Upstreams:
+    """The table of endpoints: each has a record as long as a worker is there.
+
+    What is told of an endpoint without a record changes nothing: its worker went meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.by_endpoint: dict[str, Upstream] = {}
+        # those of the records that most decisions need not look at, since nothing speaks against
+        # any other: by what requests showed, and by who ejects them
+        self._suspects: set[Upstream] = set()
+        self._ejected: set[Upstream] = set()
+
+    def __iter__(self) -> Iterator[Upstream]:
+        return iter(self.by_endpoint.values())
+
+    def get(self, endpoint: str) -> Upstream | None:
+        """The record of an endpoint, None if there is none."""
+        return self.by_endpoint.get(endpoint)
+
+    def enter(self, endpoint: str) -> Upstream:
+        """A worker is at an endpoint from now on."""
+        record = self.by_endpoint.get(endpoint)
+        if record is None:
+            record = self.by_endpoint[endpoint] = Upstream(endpoint)
+        record.workers += 1
+        return record
+
+    def leave(self, record: Upstream) -> None:
+        """A worker is there no more; with the last one the record goes."""
+        record.workers -= 1
+        if not record.workers:
+            del self.by_endpoint[record.endpoint]
+            self._suspects.discard(record)
+            self._ejected.discard(record)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether the last answers of any endpoint speak against it."""
+        return bool(self._suspects)
+
+    def answered(self, endpoint: str, status: int, now: float) -> float | None:
+        """Takes the status of an endpoint's response; returns what `Outlier.answered` does."""
+        record = self.by_endpoint.get(endpoint)
+        if record is None:
+            return None
+        changed = record.outlier.answered(status, now)
+        self._note_suspect(record)
+        return changed
+
+    def doubt(self, endpoint: str, *, is_doubted: bool) -> None:
+        """Others answer in the place of an endpoint, or it was seen to answer itself."""
+        record = self.by_endpoint.get(endpoint)
+        if record is not None and record.is_doubted != is_doubted:
+            record.is_doubted = is_doubted
+            self._note_suspect(record)
+
+    def is_suspect(self, endpoint: str) -> bool:
+        """Whether the answers to requests speak against an endpoint."""
+        record = self.by_endpoint.get(endpoint)
+        return record is not None and record in self._suspects
+
+    def fail(self, record: Upstream, judge: Judge, limit: int, reason: str) -> bool:
+        """Counts a failure; whether it is ejected from now on, by so many in a row."""
+        if not self._has(record):
+            return False
+        failures = record.failures[judge] = record.failures.get(judge, 0) + 1
+        if failures < limit or judge in record.against:
+            return False
+        self.eject(record, judge, reason)
+        return True
+
+    def eject(self, record: Upstream, judge: Judge, reason: str) -> None:
+        """Has an endpoint picked only where no other is left, until `restore`."""
+        if self._has(record):
+            record.against[judge] = reason
+            self._ejected.add(record)
+
+    def restore(self, record: Upstream, judge: Judge) -> bool:
+        """A judge finds an endpoint well; whether it was ejected by that judge."""
+        record.failures.pop(judge, None)
+        was_ejected = record.against.pop(judge, None) is not None
+        if not record.against:
+            self._ejected.discard(record)
+        return was_ejected
+
+    def ejected(self, now: float) -> Mapping[str, str]:
+        """The endpoints that are ejected now, and why."""
+        if not (self._suspects or self._ejected):
+            return _NONE
+        for record in [one for one in self._suspects if one.outlier.is_over(now)]:
+            record.outlier.forget()
+            self._note_suspect(record)
+        known = (*self._suspects, *self._ejected)
+        return {one.endpoint: reason for one in known if (reason := one.reason(now))}
+
+    def reason(self, endpoint: str, now: float) -> str:
+        """Why an endpoint is ejected now, "" if it is not."""
+        record = self.by_endpoint.get(endpoint)
+        return "" if record is None else record.reason(now)
+
+    def _has(self, record: Upstream) -> bool:
+        """Whether a record counts still: its worker may be gone, or elsewhere."""
+        return self.by_endpoint.get(record.endpoint) is record
+
+    def _note_suspect(self, record: Upstream) -> None:
+        if record.outlier.failures or record.is_doubted:
+            self._suspects.add(record)
+        else:
+            self._suspects.discard(record)
+
+
+_NONE: Mapping[str, str] = {}
 
 
 # From this status on, the worker did not compute the prompt, or not to its end.
@@ -204,19 +304,52 @@ FIRST_FAILURE = 400
 # Why an endpoint gets no new requests that is to be taken away.
 DRAINING = "draining"
 
+# As long as nothing fails, one request in so many has its response's status shown to us.
+REQUESTS_A_LOOK = 8
+
+
+class Fleet(Protocol):
+    """The workers, as far as picks rest on them; each by its name.
+
+    upstreams: the records of their endpoints. loads: reads and keeps the load in these.
+    """
+
+    @property
+    def upstreams(self) -> Upstreams:
+        """See above."""
+
+    @property
+    def loads(self) -> Loads:
+        """See above."""
+
+    @property
+    def names_ranks(self) -> bool:
+        """Whether requests may name a rank now."""
+
+    def draining(self) -> set[str]:
+        """The endpoints that get no new requests."""
+
+    def holdings(self, name: str) -> Holdings:
+        """What was sent to a worker."""
+
+    def block_size(self, name: str) -> int:
+        """Tokens in a worker's block."""
+
+    def ranks(self, name: str) -> int:
+        """How many ranks it has; 0 where that is not known."""
+
 
 class Placing:
     """One router's books. Times are seconds of one monotonic clock.
 
-    secret: 64 random bits of this process. block_size: of a worker, in tokens, by its name.
+    fleet: the workers, whose records are kept current here. secret: 64 random bits of this process.
     """
 
-    def __init__(
-        self, config: Config, secret: int, block_size: Callable[[str], int] = one_token
-    ) -> None:
-        self._block_size = block_size
+    def __init__(self, config: Config, secret: int, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._upstreams = fleet.upstreams
         policy = config.policy
-        self.loads = Loads(policy.cost.prefill_tokens_per_second)
+        self.loads = fleet.loads
         self.sent = Sent(
             secret,
             policy.sent_bytes,
@@ -225,32 +358,19 @@ class Placing:
                 approximate=policy.approximate_ms / 1000,
             ),
         )
-        # against endpoints, each by who says so: none clears what another one said
-        self.draining: set[str] = set()
-        self.unfit: dict[str, str] = {}  # why, by scrapes
-        self.unhealthy: dict[str, str] = {}  # why, by probes
-        self.dead: dict[str, str] = {}  # why, by what made us ask
-        self.doubted: set[str] = set()  # others answered in their place
-        self.outliers = Outliers()
         self._config = config
         self._rules = policy
         names = (None, *(model.name for model in config.models))
         self._policies = {name: policy_of(config, name, None) for name in names}
-        self._ranks: Ranks | None = None
+        self._ranks = Ranks(fleet.ranks, self.loads.work_by_rank)
         self._turns: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
-
-    def name_ranks(self, count: Callable[[str], int], may_name: Callable[[], bool]) -> None:
-        """Lets requests name the rank that holds most of their prompt, where they may.
-
-        count: ranks of a worker, by its name; 0 where that is not known.
-        """
-        self._ranks = Ranks(may_name, count, self.loads.work_by_rank)
+        self._looks = 0
 
     def decide(
         self,
         query: Query,
-        workers: Sequence[Worker],
+        workers: Sequence[Candidate],
         held: Sequence[Mapping[str, Overlap]],
         state: Callable[[str], str],
         now: float,
@@ -262,6 +382,7 @@ class Placing:
         worker's feeds, by its name.
         """
         policy = self._policies.get(query.model) if query.policy is None else None
+        draining = self._fleet.draining()
         snapshot = Snapshot(
             workers=workers,
             held=held,
@@ -271,30 +392,17 @@ class Placing:
             rules=self._rules,
             sent=self.sent,
             state=state,
-            block_size=self._block_size,
-            unfit=dict.fromkeys(self.draining, DRAINING) if self.draining else {},
-            left_out=self._left_out(now),
-            ranks=self._ranks if self._ranks is not None and self._ranks.may_name() else None,
+            block_size=self._fleet.block_size,
+            unfit=dict.fromkeys(draining, DRAINING) if draining else {},
+            left_out=self._upstreams.ejected(now),
+            ranks=self._ranks if self._fleet.names_ranks else None,
         )
         return decide(query, snapshot, now, rng)
 
-    def down(self, endpoint: str, now: float) -> str:
-        """Why an endpoint is taken for down, "" while it is not."""
-        for known in (self.unhealthy, self.unfit, self.dead):
-            if endpoint in known:
-                return known[endpoint]
-        return FAILING if self.outliers.is_left_out(endpoint, now) else ""
-
-    def is_doubted(self, endpoint: str) -> bool:
-        """Whether the answers to requests speak against an endpoint."""
-        return endpoint in self.doubted or self.outliers.is_doubted(endpoint)
-
-    def _left_out(self, now: float) -> Mapping[str, str]:
-        """What is known against endpoints now, which are picked only where no other is left."""
-        failing = self.outliers.left_out(now)
-        if not (failing or self.dead or self.unhealthy):
-            return self.unfit
-        return {**dict.fromkeys(failing, FAILING), **self.dead, **self.unfit, **self.unhealthy}
+    def wants_status(self) -> bool:
+        """Whether the next request's response is worth a look: one in a few, or all in doubt."""
+        self._looks += 1
+        return self._upstreams.has_suspects or self._looks % REQUESTS_A_LOOK == 0
 
     def book(self, decision: Decision, now: float) -> Booking | None:
         """Counts a request on its way to its first pick; None if there is none."""
@@ -303,9 +411,9 @@ class Placing:
             return None
         uncached = decision.uncached_tokens
         booking = self.loads.begin(decision.pick[0], uncached, now, decision.rank)
-        claims = [self.sent.record(decision.worker, marks, now) for marks in decision.marks]
-        if claims:
-            self._claims[booking] = claims
+        if decision.marks:
+            holdings, record = self._fleet.holdings(decision.worker), self.sent.record
+            self._claims[booking] = [record(holdings, marks, now) for marks in decision.marks]
         return booking
 
     def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
@@ -318,10 +426,11 @@ class Placing:
         claims = self._claims.get(booking, [])
         for claim in claims:
             self.sent.withdraw(claim)
-        claims[:] = [self.sent.record(worker, claim.marks, now) for claim in claims]
+        holdings = self._fleet.holdings(worker)
+        claims[:] = [self.sent.record(holdings, claim.marks, now) for claim in claims]
 
     def answered(self, booking: Booking, status: int, served: str, now: float) -> float | None:
-        """A response began; what that says of its endpoint, as `Outliers.answered` has it.
+        """A response began; what that says of its endpoint, as `Outlier.answered` has it.
 
         Who answers with an error stores nothing; the request is in flight until it is released.
         served: the endpoint that answered, "" where the proxy does not tell.
@@ -331,24 +440,13 @@ class Placing:
         if served not in ("", booking.endpoint):
             return None  # none of ours, or it would have been moved there
         if served:
-            self.doubted.discard(served)
-        return self.outliers.answered(booking.endpoint, status, now)
+            self._upstreams.doubt(served, is_doubted=False)
+        return self._upstreams.answered(booking.endpoint, status, now)
 
     def disclaim(self, booking: Booking) -> None:
         """No worker holds the prompt of the request on its account."""
         for claim in self._claims.pop(booking, []):
             self.sent.withdraw(claim)
-
-    def remove(self, worker: str, endpoint: str, now: float) -> None:
-        """A worker is gone, and all that is known of it."""
-        self.loads.remove(endpoint)
-        self.sent.forget(worker, now)
-        self.draining.discard(endpoint)
-        self.unfit.pop(endpoint, None)
-        self.unhealthy.pop(endpoint, None)
-        self.dead.pop(endpoint, None)
-        self.doubted.discard(endpoint)
-        self.outliers.remove(endpoint)
 
     def release(self, booking: Booking, now: float) -> None:
         """The request is over; releasing it again changes nothing."""

@@ -196,13 +196,11 @@ def policy_of(config: configuration.Config, model: str | None, asked: str | None
 class Ranks(NamedTuple):
     """What is known of the ranks of workers.
 
-    may_name: whether requests may name one now. count: of a worker, by name; 0 where that is not
-    known. work: in tokens, of the requests under
+    count: of a worker, by name; 0 where that is not known. work: in tokens, of the requests under
     way at an endpoint that named a rank, by that rank; given the endpoint, the time, and the tokens
     that a request counts for.
     """
 
-    may_name: Callable[[], bool]
     count: Callable[[str], int]
     work: Callable[[str, float, float], Mapping[int, float]]
 

@@ -23,8 +23,8 @@ it, counts behind that, with a discount; where both claim something the better c
 """
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -100,8 +100,7 @@ def marks_of(root: int, prompt: Tokens | bytes) -> Marks:
 # claims.
 BYTES_PER_MARK = 160
 
-_NOT_OVER = float("inf")
-_NEVER = float("-inf")
+_NEVER = -inf
 _NOTHING = (0, 0)
 
 
@@ -125,16 +124,33 @@ DEFAULT_LIFETIMES = Lifetimes()
 Expected = tuple[int, int]
 
 
+class Holdings:
+    """What was sent to one worker, as far as that worker still has it; part of its record.
+
+    worker: its name. lost_at: what was sent until then is lost; seconds of one monotonic clock.
+    """
+
+    __slots__ = ("lost_at", "worker")
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.lost_at = _NEVER
+
+    def lose(self, now: float = inf) -> None:
+        """The worker lost all that it held; without a time, it is gone for good."""
+        self.lost_at = now
+
+
 class Claim:
     """One request that was sent to a worker; its times are seconds of one monotonic clock."""
 
-    __slots__ = ("ended_at", "marks", "sent_at", "worker")
+    __slots__ = ("ended_at", "holdings", "marks", "sent_at")
 
-    def __init__(self, worker: str, marks: Marks, sent_at: float) -> None:
-        self.worker = worker
+    def __init__(self, holdings: Holdings, marks: Marks, sent_at: float) -> None:
+        self.holdings = holdings
         self.marks = marks
         self.sent_at = sent_at
-        self.ended_at = _NOT_OVER
+        self.ended_at = inf
 
 
 _Claims = tuple[Claim, ...]
@@ -157,9 +173,6 @@ class Sent:
         self._young_since = _NEVER
         # of prompts without a salt: as many as there are models and adapters
         self._roots: dict[tuple[str, str | int | None], int] = {}
-        self._forgotten_at: dict[str, float] = {}
-        # each of these workers once, in about the order in which they are to be let go
-        self._losses: deque[tuple[float, str]] = deque()
 
     def __len__(self) -> int:
         """Marks that are kept."""
@@ -183,10 +196,10 @@ class Sent:
         """The marks of a prompt that is known as text only, in its namespace."""
         return marks_of(root_key(self._secret, "text", model, lora, salt), text)
 
-    def record(self, worker: str, marks: Marks, now: float) -> Claim:
+    def record(self, holdings: Holdings, marks: Marks, now: float) -> Claim:
         """Claims that a worker is about to hold a prompt."""
         self._make_room(now)
-        claim = Claim(worker, marks, now)
+        claim = Claim(holdings, marks, now)
         alone: _Claims = (claim,)
         after = alone
         before: _Claims | None = None
@@ -198,7 +211,7 @@ class Sent:
                 continue
             if claims is not before:  # neighbouring marks mostly have the same claims
                 before = claims
-                after = (claim, *[other for other in claims if other.worker != worker])
+                after = (claim, *[one for one in claims if one.holdings is not holdings])
             young[key] = after
         return claim
 
@@ -210,35 +223,19 @@ class Sent:
         """The request never reached its worker."""
         claim.sent_at = claim.ended_at = _NEVER
 
-    def forget(self, worker: str, now: float) -> None:
-        """A worker lost all that it held."""
-        forgotten, losses = self._forgotten_at, self._losses
-        if worker not in forgotten:
-            losses.append((now, worker))
-        forgotten[worker] = now
-        oldest = now - self._lifetimes.approximate
-        while losses and losses[0][0] <= oldest:
-            _, other = losses.popleft()
-            last = forgotten[other]
-            if last > oldest:
-                losses.append((last, other))
-            else:
-                del forgotten[other]
-
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
         """What each worker probably holds of a prompt, of those that hold its first mark."""
-        lifetimes, forgotten = self._lifetimes, self._forgotten_at
+        lifetimes = self._lifetimes
         found: dict[str, Expected] = {}
         for generation in (self._old, self._young):
             if not generation:
                 continue
             for length, claims in _stretches(generation, marks):
                 for claim in claims:
-                    age, worker = now - claim.sent_at, claim.worker
-                    if age >= lifetimes.approximate:
+                    age, holdings = now - claim.sent_at, claim.holdings
+                    if age >= lifetimes.approximate or claim.sent_at <= holdings.lost_at:
                         continue
-                    if forgotten and claim.sent_at <= forgotten.get(worker, _NEVER):
-                        continue
+                    worker = holdings.worker
                     speculative, approximate = found.get(worker, _NOTHING)
                     is_under_way = now < claim.ended_at + lifetimes.grace
                     if is_under_way and age < lifetimes.speculative and length > speculative:

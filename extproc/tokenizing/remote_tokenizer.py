@@ -6,7 +6,7 @@ import random
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -25,75 +25,64 @@ MAX_FAILURES = 3
 PROBE_SECONDS = (1.0, 30.0)
 
 
-@dataclass(slots=True)
-class _State:
-    backoff: Backoff
-    failures: int = 0
+@dataclass(eq=False, slots=True)
+class Failures:
+    """The failures in a row of one worker's tokenizer; part of the worker's record.
+
+    Times are seconds of one monotonic clock.
+    """
+
+    count: int = 0
     probe_at: float = 0.0
     is_probed: bool = False
+    backoff: Backoff | None = None
 
     @property
     def is_open(self) -> bool:
-        return self.failures >= MAX_FAILURES
+        """Whether the worker is left alone."""
+        return self.count >= MAX_FAILURES
+
+    def forget(self) -> None:
+        """The worker answered."""
+        self.count, self.is_probed, self.backoff = 0, False, None
+
+    def add(self, now: float, chance: Callable[[], float]) -> None:
+        """The worker did not answer, or nonsense."""
+        self.backoff = self.backoff or Backoff(*PROBE_SECONDS, chance)
+        self.count += 1
+        self.is_probed = False
+        if self.is_open:
+            self.probe_at = now + self.backoff.next_seconds()
 
 
-class Breaker:
-    """What is known of the workers' tokenizers. Times are seconds of one monotonic clock.
+# The workers that may be asked now, by ip:port, and how often each failed.
+Endpoints = Mapping[str, Failures]
+
+
+def choose(workers: Endpoints, chance: Callable[[], float]) -> str | None:
+    """One to ask: any of those that failed least; None if all are left alone.
 
     chance: 0 to 1, evenly.
     """
-
-    def __init__(self, chance: Callable[[], float]) -> None:
-        self._chance = chance
-        self._states: dict[str, _State] = {}
-
-    def __len__(self) -> int:
-        """How many workers it remembers failures of."""
-        return len(self._states)
-
-    def choose(self, workers: Sequence[str]) -> str | None:
-        """One to ask: any of those that failed least; None if all are left alone."""
-        failures = {worker: self._failures(worker) for worker in workers}
-        least = min(failures.values(), default=MAX_FAILURES)
-        if least >= MAX_FAILURES:
-            return None
-        best = [worker for worker, count in failures.items() if count == least]
-        return best[int(self._chance() * len(best)) % len(best)]
-
-    def away(self, workers: Sequence[str]) -> int:
-        """How many of them are left alone."""
-        return sum(self._failures(worker) >= MAX_FAILURES for worker in workers)
-
-    def to_probe(self, workers: Sequence[str], now: float) -> str | None:
-        """One that was left alone for long enough; it counts as being asked until told."""
-        for worker in workers:
-            state = self._states.get(worker)
-            if state and state.is_open and not state.is_probed and now >= state.probe_at:
-                state.is_probed = True
-                return worker
+    least = min([one.count for one in workers.values()], default=MAX_FAILURES)
+    if least >= MAX_FAILURES:
         return None
+    best = [worker for worker, one in workers.items() if one.count == least]
+    return best[int(chance() * len(best)) % len(best)]
 
-    def succeeded(self, worker: str) -> None:
-        """It answered."""
-        self._states.pop(worker, None)
 
-    def forget(self, worker: str) -> None:
-        """It is no more."""
-        self._states.pop(worker, None)
+def left_alone(workers: Endpoints) -> int:
+    """How many workers are not asked, since they keep failing."""
+    return sum([one.is_open for one in workers.values()])
 
-    def failed(self, worker: str, now: float) -> None:
-        """It did not answer, or nonsense."""
-        state = self._states.get(worker)
-        if state is None:
-            state = self._states[worker] = _State(Backoff(*PROBE_SECONDS, self._chance))
-        state.failures += 1
-        state.is_probed = False
-        if state.is_open:
-            state.probe_at = now + state.backoff.next_seconds()
 
-    def _failures(self, worker: str) -> int:
-        state = self._states.get(worker)
-        return state.failures if state else 0
+def to_probe(workers: Endpoints, now: float) -> str | None:
+    """One that was left alone for long enough; it counts as being asked until told."""
+    for worker, one in workers.items():
+        if one.is_open and not one.is_probed and now >= one.probe_at:
+            one.is_probed = True
+            return worker
+    return None
 
 
 # What Python needs besides the ids, measured: an entry, its key, an array.
@@ -172,7 +161,7 @@ class _FailedError(Exception):
 class RemoteTokenizer:
     """Asks the workers of one model for the token ids of prompts.
 
-    endpoints: ip:port of the workers that may be asked now. count: takes the outcome of every
+    endpoints: the workers that may be asked now. count: takes the outcome of every
     question; docs/metrics.md lists them. Belongs to the event loop that it was constructed in.
     """
 
@@ -180,14 +169,13 @@ class RemoteTokenizer:
         self,
         model: config.Model,
         options: config.RemoteTokenizer,
-        endpoints: Callable[[], Sequence[str]],
+        endpoints: Callable[[], Endpoints],
         count: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._options = options
         self._endpoints = endpoints
         self._count = count
         self._cache = TokenCache(options.cache_bytes)
-        self._breaker = Breaker(random.random)
         self._flights: dict[bytes, asyncio.Task[Tokens]] = {}
         self._probes: set[asyncio.Task[None]] = set()
         self._probe = question(PROBE, model.name)
@@ -204,18 +192,6 @@ class RemoteTokenizer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._session.close()
-
-    def away(self) -> int:
-        """Returns how many workers are not asked because they keep failing."""
-        return self._breaker.away(self._endpoints())
-
-    def failing(self) -> int:
-        """Returns how many workers failed lately."""
-        return len(self._breaker)
-
-    def forget(self, worker: str) -> None:
-        """A worker, by its ip:port, is no more."""
-        self._breaker.forget(worker)
 
     async def encode(self, prompt: Prompt, model: str | None) -> Tokens:
         """Returns the token ids of a prompt, which must not be changed.
@@ -267,46 +243,42 @@ class RemoteTokenizer:
     async def _tell(self, asked: bytes) -> Tokens:
         """Asks one worker, and another if that fails at once."""
         ends = asyncio.get_running_loop().time() + self._options.deadline_ms / 1000
-        workers = list(self._endpoints())
+        workers = dict(self._endpoints())
         self._probe_one(workers)
         reason = "tokenizer_unavailable"
         for _ in range(MAX_TRIES):
-            worker = self._breaker.choose(workers)
+            worker = choose(workers, random.random)
             if worker is None:
                 break
+            failures = workers.pop(worker)
             try:
                 async with asyncio.timeout_at(ends):
-                    return await self._ask(worker, asked)
+                    return await self._ask(worker, asked, failures)
             except TimeoutError:
                 if len(asked) <= FAIR_QUESTION_BYTES:
-                    self._note_failure(worker)
+                    failures.add(time.monotonic(), random.random)
                 raise RequestError("tokenizer_timeout") from None
             except _FailedError:
-                self._note_failure(worker)
+                failures.add(time.monotonic(), random.random)
                 reason = "tokenizer_failed"
-                workers.remove(worker)
         raise RequestError(reason)
 
-    def _note_failure(self, worker: str) -> None:
-        if worker in self._endpoints():  # else it went while it was asked
-            self._breaker.failed(worker, time.monotonic())
-
-    def _probe_one(self, workers: Sequence[str]) -> None:
-        worker = self._breaker.to_probe(workers, time.monotonic())
+    def _probe_one(self, workers: Endpoints) -> None:
+        worker = to_probe(workers, time.monotonic())
         if worker is not None:
-            probe = asyncio.create_task(self._run_probe(worker))
+            probe = asyncio.create_task(self._run_probe(worker, workers[worker]))
             self._probes.add(probe)
             probe.add_done_callback(self._probes.discard)
 
-    async def _run_probe(self, worker: str) -> None:
+    async def _run_probe(self, worker: str, failures: Failures) -> None:
         """No request waits for it, so it may find out that the worker still hangs."""
         try:
             async with asyncio.timeout(self._options.deadline_ms / 1000):
-                await self._ask(worker, self._probe)
+                await self._ask(worker, self._probe, failures)
         except (TimeoutError, RequestError, _FailedError):
-            self._note_failure(worker)
+            failures.add(time.monotonic(), random.random)
 
-    async def _ask(self, worker: str, asked: bytes) -> Tokens:
+    async def _ask(self, worker: str, asked: bytes, failures: Failures) -> Tokens:
         """One worker's answer.
 
         Raises:
@@ -322,7 +294,7 @@ class RemoteTokenizer:
             if isinstance(error, TimeoutError):
                 raise
             raise _FailedError from None
-        self._breaker.succeeded(worker)
+        failures.forget()
         return tokens
 
     async def _post(self, worker: str, asked: bytes) -> bytes:

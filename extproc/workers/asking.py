@@ -1,16 +1,16 @@
-"""Asks workers over HTTP what they are: one client for all of them."""
+"""What workers are asked of their health and their load."""
 
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Sequence
 
 import aiohttp
 
-from extproc.picking.load import MAX_METRICS_BYTES, report_of_feeds, report_of_metrics
-from extproc.picking.placing import Placing, Pulse, Vitals
+from extproc.picking.load import MAX_METRICS_BYTES, Loads, report_of_feeds, report_of_metrics
+from extproc.picking.placing import Judge, Pulse, Upstream
+from extproc.workers.polling import Client, Look, Polling, Question
+from extproc.workers.record import Table, Worker
 from kvstate.events import EngineLoad
 
 log = logging.getLogger("kvsteer.workers")
@@ -21,67 +21,33 @@ MAX_QUESTIONS_A_ROUND = 16
 # An answer that takes longer says nothing any more.
 MAX_ANSWER_SECONDS = 2.0
 
-# name and endpoint of a worker
-Place = tuple[str, str]
 
+class Pace:
+    """When each worker is asked one question: once an interval, spread over it.
 
-class Rounds:
-    """One question to each worker an interval, spread over it.
-
-    interval_seconds: 0 asks none. places: of all workers, as they are resolved now. keep: is told
-    before each round which endpoints there are. ask: asks one worker; what it raises is logged, and
-    ends nothing. chance: 0 to 1, for jitter.
+    chance: 0 to 1, for jitter. monotonic: seconds.
     """
 
     def __init__(
-        self,
-        interval_seconds: float,
-        places: Callable[[], Sequence[Place]],
-        keep: Callable[[set[str]], None],
-        ask: Callable[[aiohttp.ClientSession, Place], Awaitable[None]],
-        chance: Callable[[], float],
+        self, interval_seconds: float, chance: Callable[[], float], monotonic: Callable[[], float]
     ) -> None:
+        self.answer_seconds = min(MAX_ANSWER_SECONDS, interval_seconds)
         self._interval_seconds = interval_seconds
-        self._places = places
-        self._keep = keep
-        self._ask = ask
         self._chance = chance
-        self._questions = asyncio.Semaphore(MAX_QUESTIONS_A_ROUND)
-        self._task: asyncio.Task[None] | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._monotonic = monotonic
 
-    async def start(self) -> None:
-        """Begins to ask, if that is configured."""
-        if self._interval_seconds > 0:
-            limit = min(MAX_ANSWER_SECONDS, self._interval_seconds)
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=limit), cookie_jar=aiohttp.DummyCookieJar()
-            )
-            self._task = asyncio.create_task(self._keep_asking(self._session))
+    def question(self, name: str) -> Question:
+        """The question that is asked at this pace."""
+        return Question(name, asyncio.Semaphore(MAX_QUESTIONS_A_ROUND), self._interval_seconds)
 
-    async def close(self) -> None:
-        """Ends all questions."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+    def first_seconds(self) -> float:
+        """Until a worker is asked the first time."""
+        return self._interval_seconds * 0.5 * self._chance()
 
-    async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
-        while True:
-            places = self._places()
-            self._keep({endpoint for _, endpoint in places})
-            asked = [self._ask_later(session, place) for place in places]
-            pause = asyncio.sleep(self._interval_seconds * (0.9 + 0.2 * self._chance()))
-            await asyncio.gather(pause, *asked)
-
-    async def _ask_later(self, session: aiohttp.ClientSession, place: Place) -> None:
-        await asyncio.sleep(self._interval_seconds * 0.5 * self._chance())
-        async with self._questions:
-            try:
-                await self._ask(session, place)
-            except Exception:  # one worker's answer must not end the asking of all
-                log.exception("worker %s could not be asked", place[0])
+    def next_seconds(self, asked_at: float) -> float:
+        """Until a worker is asked again that was asked then."""
+        pause = self._interval_seconds * (0.9 + 0.2 * self._chance())
+        return pause - (self._monotonic() - asked_at)
 
 
 # Probes in a row that must fail before a worker is left out; one success brings it back.
@@ -89,9 +55,49 @@ FAILURES_UNTIL_UNHEALTHY = 2
 
 _UNHEALTHY = "fails its health probe"
 
-# How often workers are looked at for a reason to ask them; and how long one in doubt may take to
-# answer: with all its other signs of life missing, longer than that is no pause.
-LOOK_SECONDS = 0.25
+
+class HealthProbe:
+    """Asks workers again and again whether they are well.
+
+    monotonic: the clock that the load is kept in.
+    """
+
+    def __init__(self, table: Table, pace: Pace, monotonic: Callable[[], float]) -> None:
+        self._upstreams = table.upstreams
+        self._monotonic = monotonic
+        self.pace = pace
+        self.question = pace.question("health")
+
+    async def ask(self, client: Client, worker: Worker) -> float:
+        """Asks one worker; vLLM and SGLang answer 200 without a body where they are well."""
+        asked_at, upstream = self._monotonic(), worker.upstream
+        if upstream is not None:
+            self._take(worker, upstream, await self._fault(client, upstream))
+        return self.pace.next_seconds(asked_at)
+
+    async def _fault(self, client: Client, upstream: Upstream) -> str:
+        """What is wrong with a worker, "" if nothing is."""
+        try:
+            status, _ = await client.get(upstream.endpoint, "/health", self.pace.answer_seconds)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return type(error).__name__
+        is_well = 200 <= status < 300  # noqa: PLR2004 - as HTTP has it
+        return "" if is_well else f"HTTP status {status}"
+
+    def _take(self, worker: Worker, upstream: Upstream, fault: str) -> None:
+        is_told = Judge.SCRAPES in upstream.against  # then the scrapes tell
+        if not fault:
+            if self._upstreams.restore(upstream, Judge.PROBE) and not is_told:
+                log.info("worker %s is well again", worker.name)
+            return
+        if self._upstreams.fail(upstream, Judge.PROBE, FAILURES_UNTIL_UNHEALTHY, _UNHEALTHY):
+            worker.holdings.lose(self._monotonic())
+            if not is_told:
+                log.warning("worker %s %s: %s", worker.name, _UNHEALTHY, fault)
+
+
+# How long a worker in doubt may take to answer: with all its other signs of life missing, longer
+# than that is no pause.
 ANSWER_SECONDS = 1.0
 
 # An answer that is late by more than this was missed by us: something held the router up.
@@ -110,329 +116,174 @@ REFUSED = "it cannot be connected to"
 SILENT = f"not a byte within {ANSWER_SECONDS:g} s"
 
 
-class HealthProbe:
-    """Keeps what is known of the workers' health current.
-
-    places: of all workers, as they are resolved now. interval_seconds: between two questions to a
-    worker; 0 asks none. chance: 0 to 1, for jitter. monotonic: the clock that the load is kept in.
-    """
-
-    def __init__(
-        self,
-        placing: Placing,
-        places: Callable[[], Sequence[Place]],
-        interval_seconds: float,
-        chance: Callable[[], float],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._placing = placing
-        self._monotonic = monotonic
-        self._failures: dict[str, int] = {}
-        self._rounds = Rounds(interval_seconds, places, self._forget_others, self.ask, chance)
-
-    async def start(self) -> None:
-        """Begins to ask, if that is configured."""
-        await self._rounds.start()
-
-    async def close(self) -> None:
-        """Ends all questions."""
-        await self._rounds.close()
-
-    def _forget_others(self, endpoints: set[str]) -> None:
-        for known in (self._failures, self._placing.unhealthy):
-            for endpoint in known.keys() - endpoints:
-                del known[endpoint]
-
-    async def ask(self, session: aiohttp.ClientSession, place: Place) -> None:
-        """Asks one worker; vLLM and SGLang answer 200 without a body where they are well."""
-        name, endpoint = place
-        try:
-            url = f"http://{endpoint}/health"
-            async with session.get(url, allow_redirects=False) as response:
-                is_well = 200 <= response.status < 300  # noqa: PLR2004 - as HTTP has it
-                fault = "" if is_well else f"HTTP status {response.status}"
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            fault = type(error).__name__
-        if fault:
-            self._note_failure(name, endpoint, fault)
-            return
-        self._failures.pop(endpoint, None)
-        was_unhealthy = self._placing.unhealthy.pop(endpoint, None) is not None
-        if was_unhealthy and endpoint not in self._placing.unfit:  # else its scrapes tell
-            log.info("worker %s is well again", name)
-
-    def _note_failure(self, name: str, endpoint: str, fault: str) -> None:
-        failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
-        if failures >= FAILURES_UNTIL_UNHEALTHY and endpoint not in self._placing.unhealthy:
-            self._placing.unhealthy[endpoint] = _UNHEALTHY
-            self._placing.sent.forget(name, self._monotonic())
-            if endpoint not in self._placing.unfit:
-                log.warning("worker %s %s: %s", name, _UNHEALTHY, fault)
-
-
 class Doubts:
     """Asks workers whether they live while there is reason to doubt it, and leaves out the dead.
 
-    places: of all workers, as they are resolved now. sign_of_life: of a worker, by its name:
-    whether its feed has no connection, and how many batches came of it so far. monotonic: the clock
-    that the load is kept in.
+    sign_of_life: of a worker, by its name: whether its feed has no connection, and how many batches
+    came of it so far. monotonic: the clock that the load is kept in.
     """
 
     def __init__(
         self,
-        placing: Placing,
-        places: Callable[[], Sequence[Place]],
+        table: Table,
+        polling: Polling,
         sign_of_life: Callable[[str], tuple[bool, int]],
         monotonic: Callable[[], float],
     ) -> None:
-        self._placing = placing
-        self._places = places
+        self._table = table
+        self._polling = polling
         self._sign_of_life = sign_of_life
         self._monotonic = monotonic
-        self._vitals = Vitals()
-        self._questions = asyncio.Semaphore(_MAX_QUESTIONS)
-        self._asking: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._at_once = asyncio.Semaphore(_MAX_QUESTIONS)
+        self.look = Look(self._look, "workers in doubt could not be asked")
 
-    async def start(self) -> None:
-        """Begins to look for reasons."""
-        self._task = asyncio.create_task(self._keep_looking())
+    def _look(self) -> None:
+        now, polling = self._monotonic(), self._polling
+        for worker in self._table:
+            upstream = worker.upstream
+            if upstream is not None and upstream.vital.is_due(self._pulse(worker, upstream), now):
+                polling.run(self._ask(polling.client, worker, upstream))
 
-    async def close(self) -> None:
-        """Ends all questions."""
-        tasks = [*self._asking, *([] if self._task is None else [self._task])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _pulse(self, worker: Worker, upstream: Upstream) -> Pulse:
+        is_cut, batches = self._sign_of_life(worker.name)
+        in_flight = len(upstream.load.bookings)
+        is_doubted = self._table.upstreams.is_suspect(upstream.endpoint)
+        return Pulse(is_cut, batches, in_flight, is_doubted)
 
-    async def _keep_looking(self) -> None:
-        limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        async with aiohttp.ClientSession(
-            timeout=limit, cookie_jar=aiohttp.DummyCookieJar()
-        ) as session:
-            while True:
-                try:
-                    self._look(session)
-                except Exception:  # one worker must not end the looking at all
-                    log.exception("workers in doubt could not be asked")
-                await asyncio.sleep(LOOK_SECONDS)
-
-    def _look(self, session: aiohttp.ClientSession) -> None:
-        places, placing, now = self._places(), self._placing, self._monotonic()
-        there = {endpoint for _, endpoint in places}
-        self._vitals.keep(there)
-        for endpoint in placing.dead.keys() - there:
-            del placing.dead[endpoint]
-        placing.doubted &= there
-        for place in places:
-            if self._vitals.is_due(place[1], self._pulse(place), now):
-                task = asyncio.create_task(self._ask(session, place))
-                self._asking.add(task)
-                task.add_done_callback(self._asking.discard)
-
-    def _pulse(self, place: Place) -> Pulse:
-        name, endpoint = place
-        is_cut, batches = self._sign_of_life(name)
-        in_flight = self._placing.loads.in_flight(endpoint)
-        return Pulse(is_cut, batches, in_flight, self._placing.is_doubted(endpoint))
-
-    async def _ask(self, session: aiohttp.ClientSession, place: Place) -> None:
-        async with self._questions:
-            asked_at, batches = self._monotonic(), self._sign_of_life(place[0])[1]
-            fault = await _fault(session, place[1])
+    async def _ask(self, client: Client, worker: Worker, upstream: Upstream) -> None:
+        async with self._at_once:
+            asked_at, batches = self._monotonic(), self._sign_of_life(worker.name)[1]
+            fault = await _fault(client, upstream.endpoint)
+        if worker.upstream is not upstream:
+            return  # it is gone, or elsewhere
         now = self._monotonic()
         was_held_up = now - asked_at > ANSWER_SECONDS + _HELD_UP_SECONDS
-        lives = was_held_up or self._sign_of_life(place[0])[1] != batches
+        lives = was_held_up or self._sign_of_life(worker.name)[1] != batches
         if fault and not (fault == SILENT and lives):
-            self._note_failure(place, fault, now)
+            self._note_failure(worker, upstream, fault, now)
             return
-        self._placing.doubted.discard(place[1])
-        if self._vitals.alive(place[1], now):
-            self._placing.dead.pop(place[1], None)
-            log.info("worker %s is well again", place[0])
+        upstreams = self._table.upstreams
+        upstreams.doubt(upstream.endpoint, is_doubted=False)
+        if upstream.vital.alive(now):
+            upstreams.restore(upstream, Judge.DOUBTS)
+            log.info("worker %s is well again", worker.name)
 
-    def _note_failure(self, place: Place, fault: str, now: float) -> None:
-        name, endpoint = place
-        is_certain = fault in (REFUSED, SILENT)
-        if not self._vitals.failed(endpoint, now, is_certain=is_certain):
+    def _note_failure(self, worker: Worker, upstream: Upstream, fault: str, now: float) -> None:
+        if not upstream.vital.failed(now, is_certain=fault in (REFUSED, SILENT)):
             return
-        self._placing.dead[endpoint] = f"{DEAD}: {fault}"
+        self._table.upstreams.eject(upstream, Judge.DOUBTS, f"{DEAD}: {fault}")
         if fault == REFUSED:
-            self._placing.sent.forget(name, now)
-        log.warning("worker %s %s: %s; left out where others are left", name, DEAD, fault)
+            worker.holdings.lose(now)
+        log.warning("worker %s %s: %s; left out where others are left", worker.name, DEAD, fault)
 
 
-async def _fault(session: aiohttp.ClientSession, endpoint: str) -> str:
+async def _fault(client: Client, endpoint: str) -> str:
     """What is wrong with a worker in doubt, "" if it lives.
 
     It lives if it answers anything but a fault of its own, be it no HTTP: that says no more than
     that it has no such path.
     """
     try:
-        async with session.get(f"http://{endpoint}/health", allow_redirects=False) as response:
-            fails = response.status >= _SERVER_ERROR
-            return f"GET /health has status {response.status}" if fails else ""
+        status, _ = await client.get(endpoint, "/health", ANSWER_SECONDS)
     except TimeoutError:
         return SILENT
     except aiohttp.ClientConnectorError as error:
         return REFUSED if error.os_error.errno in _NOBODY else ""
     except (aiohttp.ClientError, OSError):
         return ""
+    return f"GET /health has status {status}" if status >= _SERVER_ERROR else ""
 
-
-# How often feeds are read for the load that they carry.
-FEED_INTERVAL_SECONDS = 0.25
 
 # Connections in a row that must fail before a worker is left out.
 FAILURES_UNTIL_UNFIT = 3
 
 _UNFIT = "does not answer on its endpoint"
 
+_OK = 200
+
 
 class LoadReports:
-    """Keeps the load of all workers current.
+    """Keeps the load of all workers current, by their feeds and by their metrics.
 
-    places: of all workers, as they are resolved now. feed_loads: what a worker's feeds said, each
-    with its age in seconds. interval_seconds: between two questions to a worker; 0 asks none.
-    chance: 0 to 1, for jitter. monotonic: the clock that the load is kept in.
+    feed_loads: what a worker's feeds said, each with its age in seconds. monotonic: the clock that
+    the load is kept in.
     """
 
     def __init__(
         self,
-        placing: Placing,
-        places: Callable[[], Sequence[Place]],
+        table: Table,
+        loads: Loads,
         feed_loads: Callable[[str], Sequence[tuple[EngineLoad, float]]],
-        interval_seconds: float,
-        chance: Callable[[], float],
+        pace: Pace,
         monotonic: Callable[[], float],
     ) -> None:
-        self._placing = placing
-        self._places = places
+        self._table = table
+        self._loads = loads
         self._feed_loads = feed_loads
         self._monotonic = monotonic
-        self._failures: dict[str, int] = {}
-        self._rounds = Rounds(interval_seconds, places, self._forget_others, self.ask, chance)
-        self._reading: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Begins to read feeds, and to ask if that is configured."""
-        self._reading = asyncio.create_task(self._keep_reading())
-        await self._rounds.start()
-
-    async def close(self) -> None:
-        """Ends all questions."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        await self._rounds.close()
-
-    async def _keep_reading(self) -> None:
-        while True:
-            try:
-                self._read()
-            except Exception:  # one feed's load must not end the reading of all
-                log.exception("the load of feeds could not be read")
-            await asyncio.sleep(FEED_INTERVAL_SECONDS)
+        self.pace = pace
+        self.question = pace.question("metrics")
+        self.look = Look(self._read, "the load of feeds could not be read")
 
     def _read(self) -> None:
-        places = self._places()
-        # an answer, or a request, may be later than the end of its worker
-        self._placing.loads.keep([endpoint for _, endpoint in places])
-        for name, endpoint in places:
+        for worker in self._table:
             now = self._monotonic()
-            report = report_of_feeds(self._feed_loads(name), now)
-            if report is not None:
-                self._placing.loads.report(endpoint, report, now)
+            report = report_of_feeds(self._feed_loads(worker.name), now)
+            if report is not None and worker.upstream is not None:
+                self._loads.report(worker.endpoint, report, now)
 
-    def _forget_others(self, endpoints: set[str]) -> None:
-        for known in (self._failures, self._placing.unfit):
-            for endpoint in known.keys() - endpoints:
-                del known[endpoint]
-
-    async def ask(self, session: aiohttp.ClientSession, place: Place) -> None:
+    async def ask(self, client: Client, worker: Worker) -> float:
         """Scrapes one worker; what cannot be reached again and again is unfit until it can be."""
-        name, endpoint = place
-        asked_at = self._monotonic()
+        asked_at, upstream = self._monotonic(), worker.upstream
+        if upstream is not None:
+            await self._scrape(client, worker, upstream, asked_at)
+        return self.pace.next_seconds(asked_at)
+
+    async def _scrape(
+        self, client: Client, worker: Worker, upstream: Upstream, asked_at: float
+    ) -> None:
+        seconds = self.pace.answer_seconds
         try:
-            text = await _metrics(session, endpoint)
+            status, text = await client.get(
+                upstream.endpoint, "/metrics", seconds, MAX_METRICS_BYTES
+            )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._note_failure(name, endpoint, error)
+            self._note_failure(worker, upstream, error)
             return
-        self._failures.pop(endpoint, None)
-        was_unfit = self._placing.unfit.pop(endpoint, None) is not None
-        if was_unfit and endpoint not in self._placing.unhealthy:  # else its health probe tells
-            log.info("worker %s answers again", name)
-        if text is None or self._feed_loads(name):
+        was_unfit = self._table.upstreams.restore(upstream, Judge.SCRAPES)
+        if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe tells
+            log.info("worker %s answers again", worker.name)
+        if status != _OK or worker.upstream is not upstream or self._feed_loads(worker.name):
             return
         report = report_of_metrics(text, asked_at)
         if report is not None:
-            self._placing.loads.report(endpoint, report, self._monotonic())
+            self._loads.report(upstream.endpoint, report, self._monotonic())
 
-    def _note_failure(self, name: str, endpoint: str, error: Exception) -> None:
-        failures = self._failures[endpoint] = self._failures.get(endpoint, 0) + 1
-        if failures >= FAILURES_UNTIL_UNFIT and endpoint not in self._placing.unfit:
-            self._placing.unfit[endpoint] = _UNFIT
-            self._placing.sent.forget(name, self._monotonic())
-            if endpoint not in self._placing.unhealthy:
-                log.warning("worker %s %s: %s", name, _UNFIT, type(error).__name__)
-
-
-async def _metrics(session: aiohttp.ClientSession, endpoint: str) -> bytes | None:
-    """The text of /metrics; None if the worker answers something else."""
-    url = f"http://{endpoint}/metrics"
-    async with session.get(url, allow_redirects=False) as response:
-        if response.status != 200:  # noqa: PLR2004 - OK
-            return None
-        try:
-            return await response.content.readexactly(MAX_METRICS_BYTES)
-        except asyncio.IncompleteReadError as whole:
-            return whole.partial
+    def _note_failure(self, worker: Worker, upstream: Upstream, error: Exception) -> None:
+        upstreams = self._table.upstreams
+        if upstreams.fail(upstream, Judge.SCRAPES, FAILURES_UNTIL_UNFIT, _UNFIT):
+            worker.holdings.lose(self._monotonic())
+            if Judge.PROBE not in upstream.against:
+                log.warning("worker %s %s: %s", worker.name, _UNFIT, type(error).__name__)
 
 
 TIMEOUT_SECONDS = 5.0
 MAX_ANSWER_BYTES = 1024 * 1024
 
-# Questions under way at once, over the fleet.
+# Questions of one kind under way at once, over the fleet.
 MAX_QUESTIONS = 64
 
 
-class Asking:
-    """The client; an asynchronous context."""
+async def told(client: Client, endpoint: str, path: str) -> bytes | str:
+    """The body of what a worker tells of itself, or why there is none.
 
-    def __init__(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        self._client = aiohttp.ClientSession(
-            timeout=timeout,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # without a cache: a worker that moved must not be asked where it was
-            connector=aiohttp.TCPConnector(limit=MAX_QUESTIONS, use_dns_cache=False),
-        )
+    endpoint: host:port of the worker's HTTP server.
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.close()
-
-    async def get(self, endpoint: str, path: str) -> bytes | str:
-        """The body of an answer, or why there is none.
-
-        endpoint: host:port of the worker's HTTP server.
-
-        Raises:
-            OSError, aiohttp.ClientError, TimeoutError: it does not answer.
-        """
-        async with self._client.get(f"http://{endpoint}{path}", allow_redirects=False) as response:
-            if response.status != 200:  # noqa: PLR2004 - OK
-                return f"status {response.status}"
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_ANSWER_BYTES:
-                    return f"more than {MAX_ANSWER_BYTES} bytes"
-            return bytes(body)
+    Raises:
+        OSError, aiohttp.ClientError, TimeoutError: it does not answer.
+    """
+    limit = MAX_ANSWER_BYTES
+    status, body = await client.get(endpoint, path, TIMEOUT_SECONDS, limit + 1)
+    if status != _OK:
+        return f"status {status}"
+    return f"more than {limit} bytes" if len(body) > limit else body

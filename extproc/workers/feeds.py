@@ -12,11 +12,10 @@ Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the p
 """
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -24,9 +23,11 @@ import msgspec
 
 from extproc import address
 from extproc.address import Address
-from extproc.config import AUTO, Config, Worker, WorkerEvents
+from extproc.config import AUTO, Config, WorkerEvents
 from extproc.config.rules import same_place
-from extproc.workers.asking import Asking
+from extproc.workers.asking import MAX_QUESTIONS, told
+from extproc.workers.polling import Client, Polling, Question
+from extproc.workers.record import Following, Place, Table, Wanted, Worker
 from kvstate.errors import printable
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqSource
@@ -40,10 +41,6 @@ MAX_RANKS = 1024
 _VLLM = "/kv_event_sources"
 _SGLANG = "/server_info"
 PATHS = (_VLLM, _SGLANG, "/get_server_info")
-
-
-# What no two workers may name: of which socket, where, and with which topic.
-Place = tuple[str, str, int, str]
 
 
 def strange_host(sources: Sequence[ZmqSource], own: Collection[str]) -> str:
@@ -173,12 +170,14 @@ class Told(NamedTuple):
     places: frozenset[Place]
 
 
-async def told(asking: Asking, endpoint: str, hosts: tuple[str, ...], max_ranks: int) -> Told | str:
+async def permitted(
+    client: Client, endpoint: str, hosts: tuple[str, ...], max_ranks: int
+) -> Told | str:
     """What a worker tells of its feed, as far as it may; why nothing of it is taken, if so.
 
     hosts: that it may name besides its own.
     """
-    answer = await sources(asking, endpoint)
+    answer = await sources(client, endpoint)
     if isinstance(answer, str):
         return answer
     if len(answer) > max_ranks:
@@ -206,7 +205,7 @@ async def _spellings(host: str) -> frozenset[str]:
     return frozenset((own, *(str(place[0]) for *_, place in found)))
 
 
-async def sources(asking: Asking, endpoint: str) -> tuple[ZmqSource, ...] | str:
+async def sources(client: Client, endpoint: str) -> tuple[ZmqSource, ...] | str:
     """A worker's sources, one a rank; why there are none in words, if so.
 
     endpoint: host:port of its HTTP server.
@@ -215,7 +214,7 @@ async def sources(asking: Asking, endpoint: str) -> tuple[ZmqSource, ...] | str:
     reasons: list[str] = []
     for path in PATHS:
         try:
-            answer = await asking.get(endpoint, path)
+            answer = await told(client, endpoint, path)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return f"it does not answer: {error or 'timeout'}"
         if isinstance(answer, str):
@@ -266,37 +265,30 @@ AT_ONCE = 8
 OpenTransports = Callable[[FeedSource], Sequence[Transport]]
 
 
-class Wanted(NamedTuple):
-    """A feed that is to be followed; whatever of this changes, it is begun anew.
-
-    identity: of the engine, where another one may have got its address.
-    """
-
-    model: str
-    events: WorkerEvents | str
-    identity: str = ""
-    adapters: tuple[tuple[int, str], ...] = ()
-
-
 class Feeds:
     """Follows the workers' feeds while events are enabled.
 
-    open_transports: opens a source, one transport a rank.
+    wanted: a worker's feed as it is to be followed, None for none. open_transports: opens a source,
+    one transport a rank.
     """
 
-    def __init__(self, config: Config, fleet: Fleet, open_transports: OpenTransports) -> None:
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        table: Table,
+        polling: Polling,
+        wanted: Callable[[Worker], Wanted | None],
+        open_transports: OpenTransports,
+    ) -> None:
         self._events = config.events
         self._fleet = fleet
+        self._table = table
+        self._polling = polling
+        self._wanted = wanted
         self._open_transports = open_transports
-        self._wanted: dict[str, Wanted] = wanted(
-            (worker.endpoint, worker, config.model_of(worker)) for worker in config.workers
-        )
-        self._followed: dict[str, Wanted] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._found: dict[str, tuple[ZmqSource, ...]] = {}
-        self._places: dict[str, frozenset[Place]] = {}  # of what is followed
-        self._reasons: dict[str, str] = {}
-        self._asking: Asking | None = None
+        self._question = Question("feed", asyncio.Semaphore(MAX_QUESTIONS), ASK_SOON_SECONDS)
+        self._gone: list[Worker] = []  # whose feeds are to be ended
         self._switching = asyncio.Lock()
         self.enabled = False
         self._rank_header = config.policy.rank_header
@@ -312,50 +304,59 @@ class Feeds:
             log.info("events %s", "enabled" if enabled else _DISABLED)
             await self._follow_wanted()
 
-    async def follow(self, wanted: Mapping[str, Wanted]) -> None:
-        """Follows these workers' feeds and no others; those that stay the same are not touched."""
+    async def follow(self, gone: Sequence[Worker] = ()) -> None:
+        """Follows the workers that there are; those that stay the same are not touched.
+
+        gone: those that are no more since it was called last.
+        """
+        self._gone += gone
         async with self._switching:
-            self._wanted = dict(wanted)
             await self._follow_wanted()
 
     async def close(self) -> None:
         """Stops following the workers."""
         async with self._switching:
-            self._wanted = {}
+            self.enabled = False
             await self._follow_wanted()
             await self._fleet.close()
-            if self._asking is not None:
-                await self._asking.__aexit__(None, None, None)
-                self._asking = None
 
-    def reason(self, worker: str) -> str:
+    def reason(self, worker: Worker) -> str:
         """Why a worker has no feed, "" if it has."""
-        if worker in self._reasons:
-            return self._reasons[worker]
+        if worker.following.reason:
+            return worker.following.reason
         if not self.enabled:
             return "events are switched off"
-        if worker not in self._wanted:
+        if self._wanted(worker) is None:
             return "no events are configured for it"
-        return "" if self._fleet.ranks(worker) else "it was not asked yet where its feed is"
+        return "" if self._fleet.ranks(worker.name) else "it was not asked yet where its feed is"
+
+    def _target(self, worker: Worker) -> Wanted | None:
+        return self._wanted(worker) if self.enabled else None
 
     async def _follow_wanted(self) -> None:
-        target = self._wanted if self.enabled else {}
-        changed = [name for name, one in self._followed.items() if target.get(name) != one]
+        changed = [
+            *self._gone,
+            *(one for one in self._table if one.following.wanted != self._target(one)),
+        ]
+        self._gone.clear()
         for at in range(0, len(changed), AT_ONCE):
-            await asyncio.gather(*(self._unfollow(name) for name in changed[at : at + AT_ONCE]))
+            await asyncio.gather(*(self._unfollow(one) for one in changed[at : at + AT_ONCE]))
         begun = 0
-        for name, one in target.items():
-            if name in self._followed:
+        for worker in list(self._table):
+            target = self._target(worker)
+            if target is None or worker.following.wanted is not None:
                 continue
             begun += 1
             if begun % AT_ONCE == 0:
                 await asyncio.sleep(0)
+            if not self._table.has(worker):
+                continue  # it went meanwhile
+            worker.following.wanted = target
             try:
-                self._begin(name, one)
+                self._begin(worker, target)
             except Exception as error:  # one feed that cannot be opened must not keep others away
-                log.exception("worker %s: its feed cannot be followed", name)
-                self._reasons[name] = f"its feed cannot be followed: {type(error).__name__}"
-            self._followed[name] = one
+                log.exception("worker %s: its feed cannot be followed", worker.name)
+                worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
         self._note_ranks()
 
     def _note_ranks(self) -> None:
@@ -364,77 +365,69 @@ class Feeds:
         Where it was not configured, of engines only that told of their ranks themselves: those
         whose releases do so heed X-data-parallel-rank.
         """
-        several = [name for name in self._followed if self._fleet.ranks(name) > 1]
-        is_told = bool(several) and all(name in self._found for name in several)
+        several = [one for one in self._table if self._fleet.ranks(one.name) > 1]
+        is_told = bool(several) and all(one.following.found for one in several)
         header = self._rank_header
         self._fleet.names_ranks = is_told if header == AUTO else header is not None
 
-    def _begin(self, name: str, one: Wanted) -> None:
+    def _begin(self, worker: Worker, one: Wanted) -> None:
         if isinstance(one.events, WorkerEvents):
             source = configured(one.events)
-            self._places[name] = places(source) if isinstance(source, tuple) else frozenset()
-            self._open(name, one, source)
-        else:
-            self._asking = self._asking or Asking()
-            self._tasks[name] = asyncio.create_task(self._keep_asking(name, one, self._asking))
+            if isinstance(source, tuple):
+                worker.following.places = places(source)
+            self._open(worker.name, one, source)
+            return
 
-    async def _unfollow(self, name: str) -> None:
-        task = self._tasks.pop(name, None)
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        del self._followed[name]
-        self._found.pop(name, None)
-        self._places.pop(name, None)
-        self._reasons.pop(name, None)
-        await self._fleet.remove(name)
+        async def ask() -> float:
+            return await self._ask(worker, one)
+
+        name = self._question.name
+        worker.polls[name] = self._polling.poll(self._question, worker.name, ask)
+
+    async def _unfollow(self, worker: Worker) -> None:
+        worker.stop_asking(self._question.name)
+        if worker.following.wanted is not None:
+            worker.following = Following()
+            await self._fleet.remove(worker.name)
 
     def _open(self, name: str, one: Wanted, source: FeedSource) -> None:
         self._fleet.add(name, one.model, self._open_transports(source), one.adapters)
 
-    async def _keep_asking(self, name: str, one: Wanted, asking: Asking) -> None:
-        while True:
-            try:
-                hosts, max_ranks = self._events.auto_hosts, self._events.auto_ranks
-                await self._take(name, one, await told(asking, name, hosts, max_ranks))
-            except Exception as error:  # one worker's answer must not end its asking
-                log.exception("worker %s: events: auto: its feed cannot be followed", name)
-                self._reasons[name] = f"its feed cannot be followed: {type(error).__name__}"
-            is_well = self._fleet.state(name) in (State.LIVE, State.DEGRADED)
-            await asyncio.sleep(ASK_SELDOM_SECONDS if is_well else ASK_SOON_SECONDS)
+    async def _ask(self, worker: Worker, one: Wanted) -> float:
+        """Asks a worker where its feed is; the seconds until it is to be asked again."""
+        name, client = worker.name, self._polling.client
+        try:
+            hosts, max_ranks = self._events.auto_hosts, self._events.auto_ranks
+            await self._take(worker, one, await permitted(client, name, hosts, max_ranks))
+        except Exception as error:  # one worker's answer must not end its asking
+            log.exception("worker %s: events: auto: its feed cannot be followed", name)
+            worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
+        is_well = self._fleet.state(name) in (State.LIVE, State.DEGRADED)
+        return ASK_SELDOM_SECONDS if is_well else ASK_SOON_SECONDS
 
-    async def _take(self, name: str, one: Wanted, answer: Told | str) -> None:
+    async def _take(self, worker: Worker, one: Wanted, answer: Told | str) -> None:
         """Follows what a worker told; keeps what is followed while it does not answer."""
-        if isinstance(answer, Told) and answer.sources != self._found.get(name):
-            owner = self._owner_of(answer.places, name)
+        name, following = worker.name, worker.following
+        if isinstance(answer, Told) and answer.sources != following.found:
+            owner = self._owner_of(answer.places, worker)
             answer = f"its feed is that of worker {owner}" if owner else answer
         if isinstance(answer, str):
             answer = printable(answer)
-            if name not in self._found and self._reasons.get(name) != answer:
-                self._reasons[name] = answer
+            if following.found is None and following.reason != answer:
+                following.reason = answer
                 log.warning("worker %s: events: auto: %s", name, answer)
             return
-        if answer.sources == self._found.get(name):
+        if answer.sources == following.found:
             return
-        self._found.pop(name, None)  # nothing is followed if the new one cannot be opened
-        self._places[name] = answer.places
+        following.found = None  # nothing is followed if the new one cannot be opened
+        following.places = answer.places
         await self._fleet.remove(name)
         self._open(name, one, answer.sources)
-        self._found[name] = answer.sources
-        self._reasons.pop(name, None)
+        following.found = answer.sources
+        following.reason = ""
         self._note_ranks()
 
-    def _owner_of(self, taken: frozenset[Place], name: str) -> str:
+    def _owner_of(self, taken: frozenset[Place], worker: Worker) -> str:
         """Another worker that has one of these places, "" if none has: it had them first."""
-        others = (other for other, own in self._places.items() if other != name and own & taken)
-        return next(others, "")
-
-
-def wanted(workers: Iterable[tuple[str, Worker, str]]) -> dict[str, Wanted]:
-    """The feeds of workers, each with its name and model, by name."""
-    return {
-        name: Wanted(model, worker.events)
-        for name, worker, model in workers
-        if worker.events == AUTO or isinstance(worker.events, WorkerEvents)
-    }
+        others = (one for one in self._table if one is not worker and one.following.places & taken)
+        return next((one.name for one in others), "")

@@ -7,16 +7,16 @@ its `parent`; `GET /server_info` of SGLang, with `page_size`, and `block_size` a
 """
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import aiohttp
 import msgspec
 
-from extproc.config import Model, Worker
-from extproc.workers.asking import Asking
+from extproc.config import Model
+from extproc.workers.asking import MAX_QUESTIONS, told
+from extproc.workers.polling import Client, Question
+from extproc.workers.record import Learned, Worker
 from kvstate.feeds.backoff import Backoff
 
 MODELS = "/v1/models"
@@ -25,17 +25,6 @@ SERVER_INFO = ("/server_info", "/get_server_info")
 # A server that lists more than this is not read further.
 MAX_LISTED = 10_000
 MAX_BLOCK_SIZE = 1 << 20
-
-
-class Learned(NamedTuple):
-    """What is known of a worker; None is not known.
-
-    model: the configured model that it serves. adapters: those that it lists, by name.
-    """
-
-    model: str | None = None
-    adapters: frozenset[str] | None = None
-    block_size: int | None = None
 
 
 class Card(msgspec.Struct):
@@ -102,94 +91,47 @@ NOTHING = Learned()
 
 
 class Learning:
-    """What the workers told, kept while they do not answer.
+    """Asks workers what they serve; what they told is kept while they do not answer.
 
-    changed: is told the name of a worker of which something else is known now. chance: 0 to 1, for
-    jitter.
+    changed: is called after something else is known of a worker. chance: 0 to 1, for jitter.
     """
 
     def __init__(
-        self,
-        models: Sequence[Model],
-        changed: Callable[[str], None],
-        chance: Callable[[], float],
+        self, models: Sequence[Model], changed: Callable[[], None], chance: Callable[[], float]
     ) -> None:
         self._models = models
         self._changed = changed
         self._chance = chance
-        self._learned: dict[str, Learned] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._wakes: dict[str, asyncio.Event] = {}
-        self._asking: Asking | None = None
+        self.question = Question("models", asyncio.Semaphore(MAX_QUESTIONS), ASK_AGAIN_SECONDS)
 
-    def of(self, name: str) -> Learned:
-        """What is known of a worker."""
-        return self._learned.get(name, NOTHING)
-
-    async def ask(self, workers: Mapping[str, Worker]) -> None:
-        """Asks those of these workers that are to be asked, and no others any more."""
-        wanted = {name for name, worker in workers.items() if worker.learn}
-        gone = [self._end(name) for name in self._tasks.keys() - wanted]
-        await asyncio.gather(*gone, return_exceptions=True)
-        for name in self._learned.keys() - wanted:
-            del self._learned[name]
-        if wanted and self._asking is None:
-            self._asking = Asking()
-        for name in wanted - self._tasks.keys():
-            wake = self._wakes[name] = asyncio.Event()
-            self._tasks[name] = asyncio.create_task(self._keep_asking(name, wake))
-
-    def ask_now(self, name: str) -> None:
+    def ask_now(self, worker: Worker) -> None:
         """A worker is not as it was: it is elsewhere, or ready; if it is asked, then now."""
-        if name in self._wakes:
-            self._wakes[name].set()
+        if worker.retries is not None:
+            worker.retries.reset()
+        poll = worker.polls.get(self.question.name)
+        if poll is not None:
+            poll.now()
 
-    def forget(self, name: str) -> None:
-        """Another engine has a worker's name: what the one before told is not known of it.
+    async def ask(self, client: Client, worker: Worker) -> float:
+        """Asks a worker once; the seconds until it is to be asked again."""
+        answers = await self._learn(client, worker)
+        if worker.retries is None:
+            worker.retries = Backoff(*RETRY_SECONDS, self._chance)
+        if answers and not worker.did_answer:
+            worker.retries.reset()
+        worker.did_answer = answers
+        is_known = worker.learned.model is not None
+        return ASK_AGAIN_SECONDS if is_known else worker.retries.next_seconds()
 
-        It is asked anew with the next `ask`.
-        """
-        self._learned.pop(name, None)
-        if name in self._tasks:
-            self._end(name)
-
-    async def close(self) -> None:
-        """Asks nobody any more."""
-        await self.ask({})
-        if self._asking is not None:
-            await self._asking.__aexit__(None, None, None)
-            self._asking = None
-
-    def _end(self, name: str) -> asyncio.Task[None]:
-        del self._wakes[name]
-        task = self._tasks.pop(name)
-        task.cancel()
-        return task
-
-    async def _keep_asking(self, name: str, wake: asyncio.Event) -> None:
-        retries = Backoff(*RETRY_SECONDS, self._chance)
-        did_answer = False
-        while True:
-            answers = await self._learn(name)
-            if answers and not did_answer:
-                retries.reset()
-            did_answer = answers
-            is_known = self.of(name).model is not None
-            seconds = ASK_AGAIN_SECONDS if is_known else retries.next_seconds()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await wake.wait()
-                    retries.reset()
-            wake.clear()
-
-    async def _learn(self, name: str) -> bool:
+    async def _learn(self, client: Client, worker: Worker) -> bool:
         """Asks a worker once; whether it answers."""
+        name = worker.name
         try:
-            learned = await self._ask(name)
-            if learned not in (self.of(name), NOTHING):
-                self._learned[name] = learned
+            learned = await self._ask(client, name)
+            if learned not in (worker.learned, NOTHING):
+                worker.learned = learned
                 log.info("worker %s tells: %s", name, _shown(learned))
-                self._changed(name)
+                self._changed()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("worker %s does not tell what it serves: %s", name, type(error).__name__)
             return False
@@ -197,13 +139,11 @@ class Learning:
             log.exception("worker %s: what it tells cannot be taken", name)
         return True
 
-    async def _ask(self, name: str) -> Learned:
-        if self._asking is None:
-            return NOTHING
-        answer = await self._asking.get(name, MODELS)
+    async def _ask(self, client: Client, name: str) -> Learned:
+        answer = await told(client, name, MODELS)
         learned = NOTHING if isinstance(answer, str) else from_models(answer, self._models)
         for path in SERVER_INFO:
-            answer = await self._asking.get(name, path)
+            answer = await told(client, name, path)
             if not isinstance(answer, str):
                 return learned._replace(block_size=block_size_in(answer))
         return learned

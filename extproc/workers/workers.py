@@ -2,17 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 from extproc.checking.watch import SelfCheck
-from extproc.config import Config
+from extproc.config import AUTO, Config, WorkerEvents
+from extproc.discovery.view import STATIC, listed, merged
 from extproc.discovery.view import Fleet as Members
-from extproc.discovery.view import Member
 from extproc.observing.outcomes import Circumstances, Outcome
-from extproc.picking.eligibility import Worker
-from extproc.workers.feeds import Feeds, OpenTransports, Wanted, feed_shown
-from extproc.workers.roster import Roster
+from extproc.picking.eligibility import Candidate
+from extproc.picking.load import Load, Loads
+from extproc.picking.sent import Holdings
+from extproc.tokenizing.remote_tokenizer import Failures
+from extproc.workers.asking import Doubts, HealthProbe, LoadReports, Pace
+from extproc.workers.feeds import Feeds, OpenTransports, feed_shown
+from extproc.workers.learning import Learning
+from extproc.workers.polling import Client, Polling, Question
+from extproc.workers.record import Learned, Table, Wanted, Worker
+from extproc.workers.resolving import Resolving
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
@@ -22,76 +31,133 @@ from kvstate.tiers import Tier
 log = logging.getLogger("kvsteer.workers")
 
 
+def _no_fault(_: str) -> str:
+    return ""
+
+
+class _Asked(Protocol):
+    """What every worker is asked at a pace."""
+
+    pace: Pace
+    question: Question
+
+    async def ask(self, client: Client, worker: Worker) -> float:
+        """Asks once; the seconds until the worker is to be asked again."""
+
+
 class Workers:
     """All workers.
 
-    open_transports: opens a worker's event source, one transport a rank. checks: whether their
-    tokens are ours. changed: are called after anything about who may be picked changed. gone: are
-    told name and endpoint of a worker that is no more, or is elsewhere now.
+    open_transports: opens a worker's event source, one transport a rank. source_fault: what is
+    wrong with a source that named workers, by its name; "" if nothing is. chance: 0 to 1, for
+    jitter.
+    monotonic: seconds; the clock that loads are kept in. checks: whether their tokens are ours.
+    records: by name. upstreams: the records of their endpoints. loads: what these have to do.
     """
 
-    def __init__(self, config: Config, fleet: Fleet, open_transports: OpenTransports) -> None:
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        open_transports: OpenTransports,
+        source_fault: Callable[[str], str] = _no_fault,
+        chance: Callable[[], float] = random.random,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config = config
         self._fleet = fleet
-        self._feeds = Feeds(config, fleet, open_transports)
-        self.checks = SelfCheck(fleet)
-        self.changed: list[Callable[[], None]] = []
-        self.gone: list[Callable[[str, str], None]] = []
-        self._roster = Roster(config, self._note_moved, self._note_learned)
+        self._source_fault = source_fault
+        self.monotonic = monotonic
+        self._table = table = Table(merged({STATIC: listed(config.workers)}))
+        self.records: Mapping[str, Worker] = table.by_name
+        self.upstreams = table.upstreams
+        rate = config.policy.cost.prefill_tokens_per_second
+        self.loads = Loads(self.upstreams.by_endpoint, rate)
+        self.checks = SelfCheck(fleet, self.records, monotonic)
+
+        policy = config.policy
+        reports = LoadReports(
+            table,
+            self.loads,
+            self._feed_loads,
+            Pace(policy.scrape_interval_ms / 1000, chance, monotonic),
+            monotonic,
+        )
+        self._asked: list[_Asked] = [reports] if policy.scrape_interval_ms else []
+        self._polling = Polling()
+        self._looks = [reports.look]
+        if policy.probe_interval_ms is None:
+            doubts = Doubts(table, self._polling, self._sign_of_life, monotonic)
+            self._looks.append(doubts.look)
+        elif policy.probe_interval_ms:
+            pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)
+            self._asked.append(HealthProbe(table, pace, monotonic))
+        self._learning = Learning(config.models, self._note_learned, chance)
+        self._resolving = Resolving(table, self._note_moved)
+        self._feeds = Feeds(config, fleet, table, self._polling, self._wanted, open_transports)
+        self._learned_more = False
         self._following: asyncio.Task[None] | None = None
-        self._candidates: dict[str, list[Worker]] = {}  # by model, until anything changes
-        self._block_sizes: dict[str, int] = {}  # without events, until anything changes
-        self._fault_of: Callable[[str], str] = lambda _: ""
-        self._down_of: Callable[[str], str] = lambda _: ""
-        self._astray_of: Callable[[str, str], str] = lambda *_: ""
-        self._predictions_of: Callable[[str], dict[str, Any]] = lambda _: {}
+        self._changed = asyncio.Event()
+        self._candidates: dict[str, list[Candidate]] = {}  # by model, until anything changes
+        self._draining: set[str] | None = None  # until anything changes
 
     async def start(self) -> None:
-        """Resolves names once, then keeps them resolved; follows the feeds if that is enabled."""
-        self._note_change()
-        await self._roster.start()
-        await self._feeds.follow(self._roster.wanted_feeds())
+        """Resolves names once, then keeps them resolved; asks the workers; follows their feeds."""
+        await self._resolving.start()
+        for worker in self._table:
+            self._ask(worker)
+        self._polling.start(self._looks)
+        await self._feeds.follow()
         await self.enable_events(enabled=self._config.events.enabled)
 
     async def close(self) -> None:
-        """Stops following the workers."""
-        await self._roster.close()
+        """Stops following the workers, and asks nobody any more."""
+        await self._resolving.close()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
+        for worker in self._table:
+            for question in list(worker.polls):
+                worker.stop_asking(question)
         await self._feeds.close()
+        await self._polling.close()
 
     async def replace(self, members: Members) -> None:
         """From now on these are the workers; those that stay the same are not touched."""
-        gone = self._roster.replace(members)
-        there = {endpoint for _, endpoint in self.places()}
-        for name, endpoint in gone:
-            self.checks.forget(name)
-            if name in members or endpoint not in there:  # else another name has it now
-                self._tell_gone(name, endpoint)
+        before = {worker.name: worker.found for worker in self._table}
+        changes = self._table.replace(members)
+        for worker in self._table:
+            self._ask(worker)
+            if before.get(worker.name) not in (None, worker.found):
+                self._learning.ask_now(worker)
+        self._resolving.run_if_needed()
         self._note_change()
-        await self._roster.ask()
-        await self._feeds.follow(self._roster.wanted_feeds())
+        await self._feeds.follow(changes.gone)
 
-    def show_faults(self, fault_of: Callable[[str], str]) -> None:
-        """Shows with each worker what is wrong with the source that named it."""
-        self._fault_of = fault_of
+    def _ask(self, worker: Worker) -> None:
+        """Has a worker asked what it is to be asked, and nothing else."""
+        for one in self._asked:
+            self._poll(worker, one.question, one.ask, one.pace.first_seconds())
+        learning = self._learning
+        if worker.found.worker.learn:
+            self._poll(worker, learning.question, learning.ask)
+        else:
+            worker.stop_asking(learning.question.name)
+            worker.learned = Learned()
 
-    def show_down(
+    def _poll(
         self,
-        down_of: Callable[[str], str],
-        astray_of: Callable[[str, str], str] = lambda *_: "",
+        worker: Worker,
+        question: Question,
+        ask: Callable[[Client, Worker], Awaitable[float]],
+        seconds: float = 0.0,
     ) -> None:
-        """Shows with each worker why it is taken for down, and why others answer in its place.
-
-        down_of: by its endpoint; "" while it is not. astray_of: by its name and endpoint.
-        """
-        self._down_of = down_of
-        self._astray_of = astray_of
-
-    def show_predictions(self, predictions_of: Callable[[str], dict[str, Any]]) -> None:
-        """Shows with each worker what became of the predictions for it."""
-        self._predictions_of = predictions_of
+        if question.name in worker.polls:
+            return
+        polling = self._polling
+        worker.polls[question.name] = polling.poll(
+            question, worker.name, lambda: ask(polling.client, worker), seconds
+        )
 
     def circumstances(self, outcome: Outcome) -> Circumstances:
         """What may explain that a prediction for a worker did not come true."""
@@ -109,11 +175,12 @@ class Workers:
 
         name: its configured name, or its ip:port.
         """
-        names = self._roster.drain(name, draining=draining)
-        for one in names:
-            log.info("worker %s: %s", one, "drains" if draining else "gets requests again")
+        meant = [worker for worker in self._table if name in (worker.name, worker.endpoint)]
+        for worker in meant:
+            worker.is_drained = draining
+            log.info("worker %s: %s", worker.name, "drains" if draining else "gets requests again")
         self._note_change()
-        return bool(names)
+        return bool(meant)
 
     async def enable_events(self, *, enabled: bool) -> None:
         """The kill switch: without events every worker is as one that publishes none."""
@@ -124,59 +191,133 @@ class Workers:
         """Whether the workers' events are followed."""
         return self._feeds.enabled
 
+    def next_change(self) -> asyncio.Event:
+        """Is set once anything about who may be picked changes; to be taken before one looks."""
+        return self._changed
+
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block, by name."""
         return self._fleet.overlaps(prompt)
 
-    def candidates(self, model: str) -> list[Worker]:
+    def candidates(self, model: str) -> list[Candidate]:
         """Every worker as a candidate for requests to a model."""
         known = self._candidates.get(model)
         if known is None:
-            known = self._candidates[model] = self._roster.candidates(model)
+            is_listed = any(
+                worker.learned.adapters and self._model_of(worker) == model
+                for worker in self._table
+            )
+            known = self._candidates[model] = [
+                self._candidate(worker, model, is_listed=is_listed) for worker in self._table
+            ]
         return known
+
+    def _candidate(self, worker: Worker, model: str, *, is_listed: bool) -> Candidate:
+        excluded = worker.found.excluded
+        serves = self._model_of(worker)
+        if serves != model:
+            excluded = f"serves {serves}" if serves else "its model is not known yet"
+        elif worker.upstream is None:
+            excluded = "its host name could not be resolved"
+        adapters = _adapters(worker, is_listed=is_listed)
+        return Candidate(worker.name, worker.endpoint, excluded, adapters)
 
     def endpoints(self, model: str) -> list[str]:
         """ip:port of the workers that serve a model now."""
         return [one.endpoint for one in self.candidates(model) if not one.excluded]
 
+    def tokenizers(self, model: str) -> dict[str, Failures]:
+        """By ip:port, the workers that serve a model now, and how often each told no tokens."""
+        return {
+            one.endpoint: self.records[one.name].tokenizer
+            for one in self.candidates(model)
+            if not one.excluded
+        }
+
     def names(self) -> set[str]:
         """The names of all workers."""
-        return set(self._roster.members)
+        return set(self.records)
 
     def places(self) -> list[tuple[str, str]]:
         """Name and ip:port of every worker that has one now."""
-        return self._roster.places()
-
-    def loads(self, name: str) -> list[tuple[EngineLoad, float]]:
-        """What a worker's feeds said last of its load, each with its age in seconds."""
-        said = self._fleet.loads(name)
-        return [(one.load, one.age_seconds) for one in said if one is not None]
+        return [(one.name, one.endpoint) for one in self._table if one.upstream is not None]
 
     def model_of(self, name: str) -> str | None:
         """The model that a worker serves; None while that is not known."""
-        return self._roster.model_of(name)
+        return self._model_of(self.records[name])
+
+    def _model_of(self, worker: Worker) -> str | None:
+        model = worker.found.worker.model or worker.learned.model
+        only = self._config.models[0].name if len(self._config.models) == 1 else None
+        return model or only
 
     def draining(self) -> set[str]:
         """The endpoints of the workers that get no new requests."""
-        roster = self._roster
-        return {roster.endpoint(name) for name in roster.members if roster.is_draining(name)}
+        if self._draining is None:
+            self._draining = {one.endpoint for one in self._table if one.is_draining}
+        return self._draining
 
     def lanes(self) -> dict[str, list[tuple[str, bool]]]:
         """By model, ip:port of each worker, and whether it takes new requests."""
-        return self._roster.lanes()
+        lanes: dict[str, list[tuple[str, bool]]] = {}
+        for worker in self._table:
+            if worker.upstream is not None:
+                is_open = not (worker.is_draining or worker.found.excluded)
+                lane = (worker.endpoint, is_open)
+                lanes.setdefault(self._model_of(worker) or "", []).append(lane)
+        return lanes
 
     def unplaced(self) -> set[str] | None:
         """ip:port of the workers whose model is not known yet; None while one has no address."""
-        return self._roster.unplaced()
+        if any(worker.upstream is None for worker in self._table):
+            return None
+        return {one.endpoint for one in self._table if self._model_of(one) is None}
 
     def state(self, name: str) -> str:
         """The state of a worker's feeds."""
         return self._fleet.state(name).value
 
-    def sign_of_life(self, name: str) -> tuple[bool, int]:
-        """Whether a worker's feed has no connection, and how many batches came of it so far."""
-        is_cut = self._fleet.state(name) in (State.STALE, State.CONNECTING)
-        return is_cut, self._fleet.batches(name)
+    def ranks(self, name: str) -> int:
+        """How many ranks a worker has; 0 where that is not known."""
+        return self._fleet.ranks(name)
+
+    @property
+    def names_ranks(self) -> bool:
+        """Whether requests may name the rank that is to compute them."""
+        return self._fleet.names_ranks
+
+    def holdings(self, name: str) -> Holdings:
+        """What was sent to a worker; of one that is gone, what nobody reads."""
+        worker = self.records.get(name)
+        return Holdings(name) if worker is None else worker.holdings
+
+    def in_flight(self, endpoint: str) -> int:
+        """Requests under way on an endpoint."""
+        return self.loads.in_flight(endpoint)
+
+    def load(self, endpoint: str) -> Load:
+        """What an endpoint has to do now."""
+        return self.loads.load(endpoint, self.monotonic())
+
+    def down(self, endpoint: str) -> str:
+        """Why an endpoint is taken for down, "" while it is not."""
+        return self.upstreams.reason(endpoint, self.monotonic())
+
+    def served(self, name: str, *, is_elsewhere: bool) -> None:
+        """Notes who answered a request that was steered to a worker: itself, or another one."""
+        worker = self.records.get(name)
+        if worker is not None:
+            worker.outcomes.answers.note(is_elsewhere=is_elsewhere)
+
+    def astray(self, name: str) -> str:
+        """Why what is steered to a worker is answered elsewhere, "" if it is not lately."""
+        worker = self.records.get(name)
+        if worker is None:
+            return ""
+        return worker.outcomes.answers.cause(
+            lambda: (one.outcomes.answers for one in self._table),
+            is_down=bool(self.down(worker.endpoint)),
+        )
 
     def index_bytes(self) -> int:
         """Memory of the block index."""
@@ -184,99 +325,128 @@ class Workers:
 
     def replays_done(self) -> bool:
         """Whether no feed waits for its publisher or catches up with it."""
-        states = {self._fleet.state(name) for name in self._roster.members}
+        states = {self._fleet.state(name) for name in self.records}
         return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
-    def status(self, in_flight: Callable[[str], int]) -> list[dict[str, Any]]:
+    def status(self) -> list[dict[str, Any]]:
         """The answer of GET /workers, at one moment."""
-        return list(self.statuses(in_flight))
+        return list(self.statuses())
 
-    def statuses(self, in_flight: Callable[[str], int]) -> Iterator[dict[str, Any]]:
+    def statuses(self) -> Iterator[dict[str, Any]]:
         """The same, of one worker after the other: each is looked at when it is asked for.
 
         A worker that goes meanwhile is left out, and so is one that comes.
         """
-        for name in list(self._roster.members):
-            member = self._roster.members.get(name)
-            if member is not None:
-                yield self._status(name, member, in_flight)
+        for name in list(self.records):
+            worker = self.records.get(name)
+            if worker is not None:
+                yield self._status(worker)
 
-    def fills(self, in_flight: Callable[[str], int]) -> Iterator[tuple[str, int, int]]:
+    def fills(self) -> Iterator[tuple[str, int, int]]:
         """Name, requests in flight and blocks, of one worker after the other."""
-        for name in list(self._roster.members):
-            blocks = sum(self._fleet.blocks_by_tier(name))
-            yield name, in_flight(self._roster.endpoint(name)), blocks
+        for worker in list(self._table):
+            blocks = sum(self._fleet.blocks_by_tier(worker.name))
+            yield worker.name, self.in_flight(worker.endpoint), blocks
 
-    def _status(self, name: str, member: Member, in_flight: Callable[[str], int]) -> dict[str, Any]:
-        roster = self._roster
-        endpoint = roster.endpoint(name)
+    def _status(self, worker: Worker) -> dict[str, Any]:
+        name, endpoint = worker.name, worker.endpoint
         tiers = self._fleet.blocks_by_tier(name)
-        adapters = roster.adapters(name, is_listed=True)
+        adapters = _adapters(worker, is_listed=True)
         return {
             "endpoint": endpoint,
             "name": name,
-            "model": self.model_of(name) or "",
+            "model": self._model_of(worker) or "",
             "state": self.state(name),
-            "reason": self._reason(name),
+            "reason": self._reason(worker),
             "block_size": self.block_size(name),
             "feeds": [feed_shown(status) for status in self._fleet.feeds(name)],
             "blocks_by_tier": {
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
-            "in_flight": in_flight(endpoint),
+            "in_flight": self.in_flight(endpoint),
             "tokens": self.checks.status(name),
-            "predictions": self._predictions_of(name),
+            "predictions": worker.outcomes.drift.shown(),
             "lora": None if adapters is None else sorted(adapters),
-            "draining": roster.is_draining(name),
-            "down": self._down_of(endpoint),
-            "astray": self._astray_of(name, endpoint),
-            "excluded": member.found.excluded,
-            "source": member.source,
-            "source_fault": self._fault_of(member.source),
+            "draining": worker.is_draining,
+            "down": self.down(endpoint),
+            "astray": self.astray(name),
+            "excluded": worker.found.excluded,
+            "source": worker.member.source,
+            "source_fault": self._source_fault(worker.member.source),
         }
 
-    def _reason(self, name: str) -> str:
+    def _reason(self, worker: Worker) -> str:
         """Why a worker has no feed, "" if it has."""
-        if self.events_enabled and self.model_of(name) is None:
+        if self.events_enabled and self._model_of(worker) is None:
             return "its model is not known yet"
-        return self._feeds.reason(name)
+        return self._feeds.reason(worker)
 
     def block_size(self, name: str) -> int:
         """Tokens in a worker's block: as its events tell, else as configured, else as it tells."""
-        learned = self._fleet.block_size(name)
-        if learned is not None:
-            return learned
-        size = self._block_sizes.get(name)  # it is asked for at every pick
-        if size is None:
-            size = self._roster.block_size(name) if name in self._roster.members else 1
-            self._block_sizes[name] = size
-        return size
+        told = self._fleet.block_size(name)
+        if told is not None:
+            return told
+        worker = self.records.get(name)
+        if worker is None:
+            return 1
+        given = worker.found.worker.block_size or worker.learned.block_size
+        return given or self._config.policy.block_size
+
+    def _feed_loads(self, name: str) -> list[tuple[EngineLoad, float]]:
+        """What a worker's feeds said last of its load, each with its age in seconds."""
+        said = self._fleet.loads(name)
+        return [(one.load, one.age_seconds) for one in said if one is not None]
+
+    def _sign_of_life(self, name: str) -> tuple[bool, int]:
+        """Whether a worker's feed has no connection, and how many batches came of it so far."""
+        is_cut = self._fleet.state(name) in (State.STALE, State.CONNECTING)
+        return is_cut, self._fleet.batches(name)
+
+    def _wanted(self, worker: Worker) -> Wanted | None:
+        """A worker's feed as it is to be followed; None while its model is not known, too."""
+        model, found = self._model_of(worker), worker.found
+        events = found.worker.events
+        if model and (events == AUTO or isinstance(events, WorkerEvents)):
+            return Wanted(model, events, found.identity, found.adapters)
+        return None
 
     def _note_learned(self) -> None:
         """A worker's feed can be followed once its model is known."""
         self._note_change()
+        self._learned_more = True
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow_as_learned())
 
     async def _follow_as_learned(self) -> None:
-        wanted_now: dict[str, Wanted] | None = None
-        while wanted_now != self._roster.wanted_feeds():
-            wanted_now = self._roster.wanted_feeds()
-            await self._feeds.follow(wanted_now)
+        while self._learned_more:
+            self._learned_more = False
+            await self._feeds.follow()
 
-    def _tell_gone(self, name: str, endpoint: str) -> None:
-        for tell in self.gone:
-            tell(name, endpoint)
+    def emptied(self, name: str) -> None:
+        """A worker told that it lost all that it held."""
+        self.holdings(name).lose(self.monotonic())
 
-    def _note_moved(self, name: str, before: str | None) -> None:
-        """A worker has another address: what has to do with the one before is over."""
-        there = {endpoint for _, endpoint in self.places()}
-        if before is not None and before not in there:
-            self._tell_gone(name, before)
+    def _note_moved(self, worker: Worker, endpoint: str) -> None:
+        """A worker has another address."""
+        self._table.move(worker, endpoint)
+        self._learning.ask_now(worker)
         self._note_change()
 
     def _note_change(self) -> None:
         self._candidates.clear()
-        self._block_sizes.clear()
-        for tell in self.changed:
-            tell()
+        self._draining = None
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _adapters(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
+    """The adapters that a worker serves; None for all of its model's.
+
+    is_listed: whether any worker of the model lists adapters. Where none does, a list without
+    adapters says nothing: some engines list models only.
+    """
+    given = worker.found.worker.lora
+    if given is not None:
+        return frozenset(given)
+    told = worker.learned.adapters
+    return told if told or is_listed else None

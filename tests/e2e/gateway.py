@@ -43,6 +43,7 @@ class Gateway:
     port: int
     session: aiohttp.ClientSession
     router: Router
+    workers: Workers
     metrics: Metrics
     server: Server
 
@@ -99,6 +100,7 @@ class Picker:
     """A router and its server, in this process; listen is where an Envoy reaches it."""
 
     config: Config
+    workers: Workers
     router: Router
     metrics: Metrics
     server: Server
@@ -130,13 +132,13 @@ async def picker(
     )
     config = parse(text, "gateway")
     workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
-    metrics = Metrics()
+    metrics = Metrics(workers)
     router = Router(config, workers, {}, metrics, Random(0))
     server = server_for(Service(config, router, metrics), lambda: True)
     if starts:
         await server.start()
     try:
-        yield Picker(config, router, metrics, server)
+        yield Picker(config, workers, router, metrics, server)
     finally:
         await server.stop()
         router.close()
@@ -169,7 +171,7 @@ async def gateway(
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         url = f"http://{one.config.envoy.listen}"
         port = int(url.rpartition(":")[2])
-        yield Gateway(url, port, session, one.router, one.metrics, one.server)
+        yield Gateway(url, port, session, one.router, one.workers, one.metrics, one.server)
 
 
 def envoy_tree(text: str, dialect: str) -> Tree:

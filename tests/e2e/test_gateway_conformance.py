@@ -159,7 +159,7 @@ async def test_picks_that_envoy_does_not_follow_are_noticed_by_default(
 
         async def noticed() -> bool:
             assert (await one.post())[0] == 200
-            return cause in one.router.astray(endpoints[1], endpoints[1])
+            return cause in one.workers.astray(endpoints[1])
 
         await until(noticed, f"it is noticed: {cause}")
         name = f'kvsteer_served_elsewhere_total{{worker="{endpoints[1]}"}}'
@@ -173,7 +173,7 @@ async def test_picks_that_are_followed_are_no_cause_for_doubt() -> None:
             assert (await one.post())[0] == 200
         known = [f'kvsteer_served_known_total{{worker="{each}"}}' for each in endpoints]
         assert sum(map(one.counted, known)) == 8
-        assert not one.router.placing.doubted
+        assert not one.workers.upstreams.has_suspects
 
 
 async def test_the_gateway_fails_open_while_the_picker_is_away_and_follows_it_again() -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,11 +19,23 @@ class Fleet:
     def __init__(self, *lanes: Lane) -> None:
         self.lanes = {"workers": list(lanes)}
         self.unplaced: set[str] | None = set()
+        self.changed = asyncio.Event()
+
+    def next_change(self) -> asyncio.Event:
+        """Is set once any of this is other."""
+        return self.changed
+
+    def note_change(self) -> None:
+        """All of this may be other now."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
 @contextlib.asynccontextmanager
 async def written(directory: Path, fleet: Fleet) -> AsyncIterator[EndpointFiles]:
-    files = EndpointFiles(str(directory), lambda: fleet.lanes, lambda: fleet.unplaced)
+    files = EndpointFiles(
+        str(directory), lambda: fleet.lanes, lambda: fleet.unplaced, fleet.next_change
+    )
     await files.start()
     yield files
     await files.close()
@@ -42,20 +55,20 @@ def leave(directory: Path, *lanes: Lane) -> None:
 
 async def test_files_follow_the_fleet(tmp_path: Path) -> None:
     fleet = Fleet(ONE)
-    async with written(tmp_path, fleet) as files:
+    async with written(tmp_path, fleet):
         assert read(tmp_path) == [ONE]
         fleet.lanes["workers"] = [TWO]
-        files.note_change()
+        fleet.note_change()
         await until(lambda: read(tmp_path) == [TWO])
     assert names_in(tmp_path) == ["workers.json"]
 
 
 async def test_a_file_that_stays_the_same_is_not_written_again(tmp_path: Path) -> None:
     fleet = Fleet(ONE)
-    async with written(tmp_path, fleet) as files:
+    async with written(tmp_path, fleet):
         path = tmp_path / "workers.json"
         path.unlink()
-        files.note_change()
+        fleet.note_change()
         fleet.lanes["other"] = []
         await until((tmp_path / "other.json").exists)
         assert not path.exists()
@@ -67,10 +80,10 @@ async def test_what_an_earlier_router_knew_stays_until_all_workers_are_known(
     leave(tmp_path, TWO)
     fleet = Fleet(ONE)
     fleet.unplaced = None
-    async with written(tmp_path, fleet) as files:
+    async with written(tmp_path, fleet):
         assert read(tmp_path) == [ONE, TWO]
         fleet.unplaced = set()
-        files.note_change()
+        fleet.note_change()
         await until(lambda: read(tmp_path) == [ONE])
 
 
@@ -80,10 +93,10 @@ async def test_a_worker_that_an_earlier_router_knew_stays_until_its_model_is_kno
     leave(tmp_path, ONE, TWO)
     fleet = Fleet()
     fleet.unplaced = {ONE.endpoint}
-    async with written(tmp_path, fleet) as files:
+    async with written(tmp_path, fleet):
         assert read(tmp_path) == [ONE]
         fleet.unplaced = set()
-        files.note_change()
+        fleet.note_change()
         await until(lambda: read(tmp_path) == [])
 
 
@@ -94,7 +107,7 @@ async def test_lanes_that_cannot_be_made_into_a_file_are_a_fault_that_heals(
     fleet = Fleet(ONE)
     async with written(tmp_path, fleet) as files:
         fleet.lanes["workers"] = [Lane("nowhere", is_open=True)]
-        files.note_change()
+        fleet.note_change()
         await until(lambda: files.fault == "the files cannot be written: ValueError")
         fleet.lanes["workers"] = [TWO]
         await until(lambda: read(tmp_path) == [TWO])

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 from extproc.config import Model
-from extproc.picking.decision import Query, Snapshot, Worker, decide
+from extproc.picking.decision import Candidate, Query, Snapshot, decide
 from extproc.picking.load import Load
 from extproc.requests.request import parse
 from extproc.tokenizing.tokens import Tokenizer
@@ -23,7 +23,7 @@ def test_predictions_from_bodies_are_what_the_engine_reports() -> None:
     index = Index(1)
     owner = index.add("w", 0, "tiny")
     owner.trusted = True
-    workers = [Worker("w", "10.0.0.1:8000")]
+    workers = [Candidate("w", "10.0.0.1:8000")]
     compared = 0
     for entry in map(json.loads, RECORDING.read_text().splitlines()):
         details = ((entry.get("response") or {}).get("usage") or {}).get("prompt_tokens_details")

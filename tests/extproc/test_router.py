@@ -32,7 +32,7 @@ async def router() -> AsyncIterator[Router]:
     assert tokenizer is not None
     workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
-    one = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+    one = Router(config, workers, {"tiny": tokenizer}, Metrics(workers), Random(0))
     yield one
     one.close()
     await workers.close()
@@ -176,7 +176,7 @@ async def test_each_model_has_its_own_turns() -> None:
     models = "models: [{name: a}, {name: b}]\npolicy: {name: round_robin}\n"
     config = parse(f"{models}workers:\n{workers}", "c")
     fleet = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
-    router = Router(config, fleet, {}, Metrics(), Random(0))
+    router = Router(config, fleet, {}, Metrics(fleet), Random(0))
     picked = [(await router.route(chat(model=model)))[0].pick[0][-1] for model in "abab"]
     router.close()
     assert picked == ["1", "3", "2", "4"]

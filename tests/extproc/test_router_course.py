@@ -40,8 +40,13 @@ class Recorder:
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    return Metrics()
+def workers() -> Workers:
+    return Workers(parse(CONFIG, "c"), Fleet(12345678, lambda: 0.0), lambda _: [])
+
+
+@pytest.fixture
+def metrics(workers: Workers) -> Metrics:
+    return Metrics(workers)
 
 
 @pytest.fixture
@@ -50,11 +55,10 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def router(metrics: Metrics, recorder: Recorder) -> AsyncIterator[Router]:
+async def router(workers: Workers, metrics: Metrics, recorder: Recorder) -> AsyncIterator[Router]:
     config = parse(CONFIG, "c")
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
-    workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
     one = Router(config, workers, {"tiny": tokenizer}, metrics, Random(0), traces=recorder)
     yield one

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from extproc.checking.evidence import Difference
-from extproc.checking.self_check import WorkerCheck
 from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
@@ -60,7 +59,7 @@ async def router() -> AsyncIterator[Router]:
     assert tokenizer is not None
     workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     await workers.start()
-    one = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+    one = Router(config, workers, {"tiny": tokenizer}, Metrics(workers), Random(0))
     yield one
     one.close()
     await workers.close()
@@ -146,16 +145,16 @@ async def test_no_state_of_trust_is_routed_worse_than_without_events(trust: str)
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
     tokenizers = {} if trust == "no tokens" else {"tiny": tokenizer}
-    router = Router(config, workers, tokenizers, Metrics(), Random(0))
+    router = Router(config, workers, tokenizers, Metrics(workers), Random(0))
     await workers.start()
     if trust == "switched off":
         await workers.enable_events(enabled=False)
     elif trust == "differs":
         for name in workers.names():
-            workers.checks._checks[name] = distrusted = WorkerCheck()
+            distrusted = workers.records[name].check
             distrusted.result.is_distrusted = True
             distrusted.result.difference = Difference(0, 1, 2)
-            workers.checks._note(name, distrusted.result)
+            workers.checks.status(name)
     state = {"differs": "live", "no tokens": "live", "switched off": "unsupported"}.get(
         trust, trust
     )
@@ -200,7 +199,7 @@ policy: {{block_size: {policy}}}
     workers = Workers(config, Fleet(12345678, lambda: 0.0), publisher)
     tokenizer = Tokenizer.load(config.models[0])
     assert tokenizer is not None
-    router = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+    router = Router(config, workers, {"tiny": tokenizer}, Metrics(workers), Random(0))
     await workers.start()
     await until(lambda: workers.state("127.0.0.1:1") == "degraded")
     await turn(router, "tiny", "a question " * 200)

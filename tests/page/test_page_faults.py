@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from extproc.discovery.view import Report
-from extproc.observing.outcomes import Drifts, Outcome, Usage
+from extproc.observing.outcomes import Circumstances, Outcome, Usage
 from extproc.requests.request import Ask, Head
 from kvstate.overlap import Overlap
 from simulator.worker import Worker
@@ -151,12 +151,15 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
 async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]) -> None:
     """Has a worker be sent something in the step before this one."""
     chosen = decided({worker: Overlap(16, (1, 0, 0, 0), 0)}, names=list(steps))
-    served.observed.decided(chosen, [], 1.0)
+    served.observed.decided(chosen, [])
     served.observed.sample(5.0, steps)
 
 
+# Of a worker that held nothing of a prompt any more when it had answered.
+AFTERWARDS = Circumstances()
+
+
 def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser) -> None:
-    drifts = Drifts()
     outcome = Outcome(
         model="m",
         worker=WORKER,
@@ -168,9 +171,8 @@ def test_what_engines_reported_stands_beside_what_was_predicted(browser: Browser
         reported=Usage(64, 32),
         is_comparable=True,
     )
-    drifts.count(outcome)
     with in_background(serving()) as served, browser.visiting():
-        served.it.workers.show_predictions(drifts.of)
+        served.it.workers.records[WORKER].outcomes.drift.count(outcome, lambda _: AFTERWARDS)
         browser.open(f"{served.it.url}/")
         assert browser.texts("#workers .outcome") == [
             "predicted 48, reported 32 tokens in 1 request; wrong: evicted 1"

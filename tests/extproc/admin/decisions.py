@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
@@ -21,6 +21,6 @@ def decided(
     names: Sequence[str] = NAMES,
 ) -> Decision:
     """A decision over workers of these names, of which some hold something."""
-    workers = [Worker(name, name, "") for name in names]
+    workers = [Candidate(name, name, "") for name in names]
     snapshot = Snapshot(workers, [held or {}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [prompt(range(tokens))]), snapshot, 0.0, Random(0))

@@ -44,19 +44,18 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """Runs it until the block ends."""
     parsed = parse(config, "c")
-    workers = Workers(parsed, Fleet(12345678, lambda: 0.0), lambda _: [])
+    discovery = Discovery(listed(parsed.workers), sources)
+    fleet = Fleet(12345678, lambda: 0.0)
+    workers = Workers(parsed, fleet, lambda _: [], discovery.fault)
     await workers.start()
-    observed = Observed(kept_at_once=1_000_000)  # its clock stands still
-    router = Router(parsed, workers, {}, Metrics(), Random(0))
-    router.observers.append(lambda decision, prompts: observed.decided(decision, prompts, 5.0))
+    observed = Observed(lambda: 5.0, kept_at_once=1_000_000)
+    router = Router(parsed, workers, {}, Metrics(workers), Random(0), observer=observed)
     place = Address("127.0.0.1", free_port())
     application = admin_application(
         router, workers, observed, max_body_bytes, "127.0.0.1", parsed.policy.header
     )
-    discovery = Discovery(listed(parsed.workers), sources, workers.replace)
-    workers.show_faults(discovery.fault)
     application.add_routes(discovery_routes(workers, discovery))
-    await discovery.start()
+    await discovery.start(workers.replace)
     runner = await listen(application, place, "admin")
     try:
         yield Served(f"http://{place}", router, workers, observed)

@@ -14,6 +14,7 @@ from extproc.errors import StartError
 from extproc.observing.metrics import Metrics
 from kvstate.core_choice import default_core_name
 from tests.extproc.admin.serving import Served
+from tests.extproc.nobody import Nobody
 from tests.ports import free_port
 
 
@@ -69,7 +70,9 @@ async def test_scrapers_see_metrics_health_and_readiness(
     client: aiohttp.ClientSession, hindrance: str, answer: tuple[int, str]
 ) -> None:
     place = Address("127.0.0.1", free_port())
-    runner = await listen(metrics_application(Metrics(), lambda: hindrance), place, "metrics")
+    runner = await listen(
+        metrics_application(Metrics(Nobody()), lambda: hindrance), place, "metrics"
+    )
     async with client.get(f"http://{place}/readyz") as response:
         assert (response.status, await response.text()) == answer
     async with client.get(f"http://{place}/healthz") as response:
@@ -205,7 +208,7 @@ def fills(count: int) -> Iterator[Fill]:
 
 
 async def test_the_fleet_is_sampled_until_it_is_closed() -> None:
-    observed, sampled = Observed(), asyncio.Semaphore(0)
+    observed, sampled = Observed(lambda: 0.0), asyncio.Semaphore(0)
 
     def clock() -> float:
         sampled.release()
@@ -222,7 +225,7 @@ async def test_the_fleet_is_sampled_until_it_is_closed() -> None:
 
 
 async def test_a_sample_that_fails_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
-    observed, again = Observed(), asyncio.Event()
+    observed, again = Observed(lambda: 0.0), asyncio.Event()
 
     def found() -> Iterator[Fill]:
         if "could not be sampled" not in caplog.text:
@@ -238,11 +241,11 @@ async def test_a_sample_that_fails_does_not_end_it(caplog: pytest.LogCaptureFixt
 
 
 async def test_what_was_never_started_is_closed_all_the_same() -> None:
-    await Sampling(Observed(), lambda: fills(0), lambda: 0.0).close()
+    await Sampling(Observed(lambda: 0.0), lambda: fills(0), lambda: 0.0).close()
 
 
 async def test_a_taken_port_is_told_in_one_line(served: Served) -> None:
     port = int(served.url.rpartition(":")[2])
-    application = metrics_application(Metrics(), lambda: "")
+    application = metrics_application(Metrics(Nobody()), lambda: "")
     with pytest.raises(StartError, match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}"):
         await listen(application, Address("127.0.0.1", port), "metrics")

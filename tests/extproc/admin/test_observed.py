@@ -21,32 +21,43 @@ from extproc.admin.observed import (
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.admin.decisions import decided, prompt
 
+
+class Clock:
+    """Stands still until it is set."""
+
+    at = 5.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
 HELD = {"a:1": Overlap(16, (1, 0, 0, 0), 0)}
 
 
 def test_a_request_is_kept_with_its_prompts() -> None:
-    observed = Observed()
-    observed.decided(decided(), [prompt(range(32))], 5.0)
+    observed = Observed(Clock())
+    observed.decided(decided(), [prompt(range(32))])
     assert (observed.recent.last, len(observed.prompts.all())) == (1, 1)
 
 
 def test_of_a_stream_of_requests_so_many_a_second_are_kept() -> None:
-    observed = Observed()
+    clock = Clock()
+    observed = Observed(clock)
     for _ in range(2 * KEPT_AT_ONCE):
-        observed.decided(decided(HELD), [], 5.0)
+        observed.decided(decided(HELD), [])
     assert observed.recent.last == KEPT_AT_ONCE
-    for at in (6.0, 5.0):  # the clock may be set back
+    for clock.at in (6.0, 5.0):  # the clock may be set back
         for _ in range(KEPT_AT_ONCE):
-            observed.decided(decided(HELD), [], at)
+            observed.decided(decided(HELD), [])
     assert observed.recent.last == KEPT_AT_ONCE + KEPT_PER_SECOND
     observed.sample(10.0, {"a:1": (0, 0)})
     assert observed.history.series("a:1")["prompt_tokens"] == [4 * KEPT_AT_ONCE * 32]
 
 
 def test_each_step_counts_the_tokens_that_went_to_a_worker() -> None:
-    observed = Observed()
-    observed.decided(decided(HELD), [], 1.0)
-    observed.decided(decided(HELD), [], 2.0)
+    observed = Observed(Clock())
+    observed.decided(decided(HELD), [])
+    observed.decided(decided(HELD), [])
     for at in (5.0, 10.0):
         observed.sample(at, {"a:1": (1, 7)})
     series = observed.history.series("a:1")
@@ -55,8 +66,8 @@ def test_each_step_counts_the_tokens_that_went_to_a_worker() -> None:
 
 
 def test_requests_that_went_nowhere_count_for_no_worker() -> None:
-    observed = Observed()
-    observed.decided(decided(names=()), [], 1.0)
+    observed = Observed(Clock())
+    observed.decided(decided(names=()), [])
     observed.sample(5.0, {"a:1": (0, 0)})
     assert observed.history.series("a:1")["prompt_tokens"] == [0]
 

@@ -293,7 +293,7 @@ async def url() -> AsyncIterator[str]:
     """An admin server of one worker."""
     config = parse('models: [{name: a}]\nworkers: [{endpoint: "127.0.0.1:1"}]', "c")
     workers = Workers(config, Fleet(1, lambda: 0.0), lambda _: [])
-    discovery = Discovery(listed(config.workers), [], workers.replace)
+    discovery = Discovery(listed(config.workers), [])
     application = web.Application()
     application.add_routes(discovery_routes(workers, discovery))
     runner = await listen(application, Address("127.0.0.1", 0), "admin")

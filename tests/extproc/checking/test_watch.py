@@ -22,6 +22,7 @@ from extproc.checking.self_check import (
     LAST_CHECKED,
     MAX_WATCH_SECONDS,
     WATCHED_PER_SECOND_WHILE_WELL,
+    WorkerCheck,
 )
 from extproc.checking.watch import EVENTS_AT_ONCE, SelfCheck
 from extproc.config import Model
@@ -109,8 +110,7 @@ class Checked:
         return candidate
 
     def sample(self, name: str, **labels: str) -> float | None:
-        metrics = Metrics()
-        metrics.add_workers(lambda: self.workers.status(self.router.in_flight), lambda: 0)
+        metrics = Metrics(self.workers)
         registry = CollectorRegistry()
         registry.register(metrics)
         return registry.get_sample_value(name, labels)
@@ -146,7 +146,7 @@ class Checked:
         return await self.settle(await self.send(*texts, **fields))
 
     def status(self) -> dict[str, Any]:
-        (status,) = self.workers.status(self.router.in_flight)
+        (status,) = self.workers.status()
         tokens: dict[str, Any] = status["tokens"]
         return tokens
 
@@ -174,9 +174,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             config = parse(CONFIG.format(worker=worker), "c")
             fleet = Fleet(12345678, lambda: 0.0)
             workers = Workers(config, fleet, open_transports)
-            router = Router(config, workers, {"tiny": tokenizer}, Metrics(), Random(0))
+            router = Router(config, workers, {"tiny": tokenizer}, Metrics(workers), Random(0))
             one = Checked(worker, fleet, workers, router, client)
-            workers.checks = SelfCheck(fleet, lambda: one.now)
+            workers.checks = SelfCheck(fleet, workers.records, lambda: one.now)
             one.count_batches(monkeypatch)
             await workers.start()
             await until(lambda: workers.state(worker.endpoint) == "live")
@@ -499,7 +499,8 @@ async def listening(busy: Busy) -> tuple[Fleet, SelfCheck, FeedNews]:
     fleet.add("w", "m", [transport])
     await until(lambda: fleet.state("w") is State.LIVE)
     news = fleet._followed["w"][0].subscriber.news
-    return fleet, SelfCheck(fleet, busy.monotonic, busy.cpu_seconds), news
+    records = {"w": Record("w")}
+    return fleet, SelfCheck(fleet, records, busy.monotonic, busy.cpu_seconds), news
 
 
 @pytest.mark.parametrize("body", [stores(1), decode_batch(stores(1))], ids=["bytes", "decoded"])
@@ -560,7 +561,8 @@ async def test_workers_that_fell_silent_make_room_for_others(
     monkeypatch.setattr(self_check_watch, "MAX_LISTENED", 1)
     monkeypatch.setattr(self_check_watch, "MAX_REMEMBERED", 1)
     fleet, now = Fleet(12345678, lambda: 0.0), 0.0
-    checks = SelfCheck(fleet, lambda: now)
+    records = {name: Record(name) for name in ("a", "b", "c")}
+    checks = SelfCheck(fleet, records, lambda: now)
     prompt = Prompt("m", Tokens("I", range(100)))
     for worker in ("a", "b", "c"):
         transport = MemoryTransport({})
@@ -577,12 +579,20 @@ async def test_workers_that_fell_silent_make_room_for_others(
     await fleet.close()
 
 
+class Record:
+    """Of a worker, as far as the self-check reads it."""
+
+    def __init__(self, worker: str) -> None:
+        self.check = WorkerCheck(worker)
+
+
 async def test_a_worker_that_is_gone_is_forgotten_and_listened_to_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(self_check_watch, "MAX_LISTENED", 1)
     fleet = Fleet(12345678, lambda: 0.0)
-    checks = SelfCheck(fleet, lambda: 0.0)
+    records = {name: Record(name) for name in ("a", "b")}
+    checks = SelfCheck(fleet, records, lambda: 0.0)
     prompt = Prompt("m", Tokens("I", range(100)))
     for worker in ("a", "b"):
         transport = MemoryTransport({})
@@ -591,7 +601,7 @@ async def test_a_worker_that_is_gone_is_forgotten_and_listened_to_no_more(
     await until(lambda: fleet.state("a") is fleet.state("b") is State.LIVE)
     watched = checks.watch("a", prompt, None)
     assert watched is not None
-    checks.forget("a")
+    del records["a"]
     await fleet.remove("a")
     checks.ended(watched)
     assert checks.status("a")["without_evidence"] == 0

@@ -69,8 +69,8 @@ async def followed(
     sources: Sequence[Source], static: Sequence[Worker] = ()
 ) -> AsyncIterator[tuple[Discovery, Applied]]:
     applied = Applied()
-    one = Discovery(listed(static), sources, applied.apply, lambda: applied.now)
-    await one.start()
+    one = Discovery(listed(static), sources, lambda: applied.now)
+    await one.start(applied.apply)
     await asyncio.sleep(0)
     yield one, applied
     await one.close()
@@ -95,22 +95,24 @@ async def test_all_views_make_one_fleet() -> None:
 
 async def test_the_fleet_is_not_complete_before_every_view_is_applied() -> None:
     file, names = Told(), Told("dns:x")
-    async with followed([file, names]) as (one, _):
-        may_end = asyncio.Event()
-        seen: list[tuple[bool, int]] = []
+    one = Discovery((), [file, names])
+    may_end = asyncio.Event()
+    seen: list[tuple[bool, int]] = []
 
-        async def apply(fleet: Fleet) -> None:
-            seen.append((one.is_complete, len(fleet)))
-            await may_end.wait()
+    async def apply(fleet: Fleet) -> None:
+        seen.append((one.is_complete, len(fleet)))
+        await may_end.wait()
 
-        one._apply = apply
-        file.see(B)
-        await until(lambda: len(seen) == 1)
-        names.see(C)
-        assert not one.is_complete
-        may_end.set()
-        await until(lambda: len(seen) == 2)
-        assert seen == [(False, 1), (True, 2)]
+    await one.start(apply)
+    await asyncio.sleep(0)
+    file.see(B)
+    await until(lambda: len(seen) == 1)
+    names.see(C)
+    assert not one.is_complete
+    may_end.set()
+    await until(lambda: len(seen) == 2)
+    assert seen == [(False, 1), (True, 2)]
+    await one.close()
 
 
 async def test_a_view_that_stays_the_same_is_not_applied_again() -> None:

@@ -48,8 +48,8 @@ async def discovered(source: KubernetesPods) -> AsyncIterator[Discovery]:
     async def apply(_: Fleet) -> None:
         pass
 
-    one = Discovery((), [source], apply)
-    await one.start()
+    one = Discovery((), [source])
+    await one.start(apply)
     yield one
     await one.close()
 

@@ -3,11 +3,11 @@
 from array import array
 from random import Random
 
-from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
-WORKERS = (Worker("first", "10.0.0.1:1"), Worker("second", "10.0.0.2:1"))
+WORKERS = (Candidate("first", "10.0.0.1:1"), Candidate("second", "10.0.0.2:1"))
 
 
 def overlap(blocks: int) -> Overlap:

@@ -5,7 +5,7 @@ import pytest
 
 from extproc.observing.course import Course
 from extproc.observing.decision_counts import BATCH, DecisionCounts, Seen
-from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
@@ -13,7 +13,7 @@ from kvstate.overlap import Overlap, Prompt
 def decision(held: int = 0, reason: str = "") -> Decision:
     """One for a prompt of 33 tokens, of which a worker holds some; or for none, for a reason."""
     overlaps = {"w": Overlap(16, (held // 16, 0, 0, 0))} if held else {}
-    snapshot = Snapshot([Worker("w", "w:1")], [overlaps], lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Candidate("w", "w:1")], [overlaps], lambda *_: Load(), "cost", 0)
     prompts = [] if reason else [Prompt("m", array("I", range(33)))]
     return decide(Query("m", prompts, reason), snapshot, 0.0, Random(0))
 

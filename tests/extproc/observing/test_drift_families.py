@@ -30,20 +30,18 @@ def fleet() -> Workers:
 
 
 def test_what_came_of_predictions_is_shown_by_worker_and_cause() -> None:
-    metrics, workers = Metrics(), fleet()
-    metrics.add_workers(lambda: workers.status(lambda _: 0), lambda: 0)
-    metrics.drifts.circumstances = lambda _: Circumstances("live", block_size=32)
-    workers.show_predictions(metrics.drifts.of)
+    workers = fleet()
+    metrics = Metrics(workers)
     for predicted, cached in ((64, 64), (64, 0)):
         metrics.observe_outcome(outcome(predicted, cached))
     text = metrics.exposition().decode()
     assert f'kvsteer_predictions_compared_total{{worker="{WORKER}"}} 2.0' in text
     tokens = f'kvsteer_compared_cached_tokens_total{{source="reported",worker="{WORKER}"}} 64.0'
     assert tokens in text
-    drift = f'kvsteer_prediction_drifts_total{{cause="evicted",worker="{WORKER}"}} 1.0'
+    drift = f'kvsteer_prediction_drifts_total{{cause="feed_not_live",worker="{WORKER}"}} 1.0'
     assert drift in text
-    (shown,) = workers.status(lambda _: 0)
-    assert shown["predictions"]["causes"] == {"evicted": 1}
+    (shown,) = workers.status()
+    assert shown["predictions"]["causes"] == {"feed_not_live": 1}
 
 
 def test_a_workers_circumstances_are_its_feeds_tokens_and_blocks() -> None:

@@ -1,7 +1,14 @@
 from typing import Any
 
-from extproc.observing.outcomes import Circumstances, Drifts, Outcome, Usage
+from extproc.observing.outcomes import (
+    Circumstances,
+    Drift,
+    Outcome,
+    OutcomeCounts,
+    Usage,
+)
 from kvstate.overlap import Overlap
+from tests.extproc.observing.records import records
 
 
 def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
@@ -18,12 +25,13 @@ def outcome(predicted: int, cached: int | None, worker: str = "w") -> Outcome:
     )
 
 
-def test_what_was_predicted_and_reported_is_summed_by_worker() -> None:
+def test_what_was_predicted_and_reported_is_summed() -> None:
     held = {"w": Overlap(16, (6, 0, 0, 0))}
-    drifts = Drifts(lambda _: Circumstances(block_size=16, held=held))
+    workers = records("w")
+    counts = OutcomeCounts(workers, lambda _: Circumstances(block_size=16, held=held))
     for predicted, cached in ((64, 64), (64, 32), (0, 64)):
-        drifts.count(outcome(predicted, cached))
-    assert drifts.of("w") == {
+        counts.count(outcome(predicted, cached))
+    assert workers["w"].outcomes.drift.shown() == {
         "requests": 3,
         "predicted_tokens": 128,
         "reported_tokens": 160,
@@ -32,44 +40,37 @@ def test_what_was_predicted_and_reported_is_summed_by_worker() -> None:
 
 
 def test_what_cannot_be_compared_counts_for_nothing() -> None:
-    drifts = Drifts()
-    drifts.count(outcome(64, None))
-    drifts.count(outcome(64, 64, worker=""))
-    assert drifts.by_worker == {}
-    assert drifts.of("w")["requests"] == 0
+    drift = Drift()
+    drift.count(outcome(64, None))
+    assert (drift.requests, drift.is_told) == (0, False)
 
 
-def test_a_worker_that_is_gone_is_forgotten() -> None:
-    drifts = Drifts()
-    drifts.count(outcome(64, 64, "stays"))
-    drifts.count(outcome(64, 0, "goes"))
-    drifts.keep(["stays"])
-    assert set(drifts.by_worker) == {"stays"}
+def test_what_is_told_of_a_stranger_or_of_one_that_is_gone_is_counted_for_nobody() -> None:
+    workers = records("stays")
+    counts = OutcomeCounts(workers)
+    for worker in ("stays", "goes", ""):
+        counts.count(outcome(64, 0, worker))
+    assert workers["stays"].outcomes.drift.shown()["causes"] == {"evicted": 1}
+    assert (set(workers), counts.strangers) == ({"stays"}, {"2xx": 1})
 
 
-def completed(drifts: Drifts, cached: int | None, form: str = "prompt", **rest: Any) -> int | None:
+def completed(drift: Drift, cached: int | None, form: str = "prompt", **rest: Any) -> int | None:
     one = outcome(64, cached)._replace(reported=Usage(100, cached, form), **rest)
-    return drifts.complete(one).reported.cached_tokens
+    return drift.complete(one).reported.cached_tokens
 
 
 def test_a_worker_that_names_cached_tokens_only_where_there_are_some_has_none_else() -> None:
-    drifts = Drifts()
-    assert completed(drifts, None) is None  # it may never tell
-    assert completed(drifts, 64) == 64
-    assert completed(drifts, None) == 0
-    assert completed(drifts, None, is_whole=False) is None
-    assert completed(drifts, None, is_comparable=False) is None
-    assert completed(drifts, None, "messages") is None  # of another API nothing is known
+    drift = Drift()
+    assert completed(drift, None) is None  # it may never tell
+    assert completed(drift, 64) == 64
+    assert completed(drift, None) == 0
+    assert completed(drift, None, is_whole=False) is None
+    assert completed(drift, None, is_comparable=False) is None
+    assert completed(drift, None, "messages") is None  # of another API nothing is known
 
 
 def test_a_worker_that_names_0_leaves_nothing_out() -> None:
-    drifts = Drifts()
+    drift = Drift()
     for cached in (64, 0):
-        completed(drifts, cached)
-    assert completed(drifts, None) is None
-
-
-def test_of_a_stranger_nothing_is_remembered() -> None:
-    drifts = Drifts()
-    drifts.complete(outcome(64, 64, worker="")._replace(reported=Usage(100, 64, "prompt")))
-    assert drifts.by_worker == {}
+        completed(drift, cached)
+    assert completed(drift, None) is None

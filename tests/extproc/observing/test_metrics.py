@@ -12,16 +12,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.observing.course import Course, Trace
 from extproc.observing.metrics import AT_ONCE, Metrics
-from extproc.picking.decision import Decision, Query, Snapshot, Worker, decide
+from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Load, Report
 from kvstate.overlap import Prompt
+from tests.extproc.nobody import Nobody
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("w", "w:1")], [{}], lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Candidate("w", "w:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
@@ -59,7 +60,7 @@ def samples(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def test_a_decision_is_counted_with_its_time() -> None:
-    metrics = Metrics()
+    metrics = Metrics(Nobody())
     metrics.observe_decision(decision(), course())
     shown = list(samples(metrics))
     labels = {"model": "m", "reason": "nothing_cached"}
@@ -70,7 +71,7 @@ def test_a_decision_is_counted_with_its_time() -> None:
 
 
 async def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> None:
-    metrics = Metrics(clock=lambda: 12.5)
+    metrics = Metrics(Nobody(), clock=lambda: 12.5)
     metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=True)))
     text, content_type = await metrics.exposed(OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text")
@@ -82,7 +83,7 @@ async def test_a_scraper_of_openmetrics_is_shown_the_trace_of_a_decision() -> No
 
 
 async def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
-    metrics = Metrics()
+    metrics = Metrics(Nobody())
     metrics.observe_decision(decision(), course(Trace(TRACE, is_sampled=False)))
     assert TRACE.encode() not in (await metrics.exposed(OPENMETRICS))[0]
 
@@ -91,25 +92,26 @@ async def test_a_trace_that_is_not_recorded_is_not_shown() -> None:
     "accept", ["", "*/*", "text/html", "application/openmetrics-text;version=abc", ";;,,=\x00"]
 )
 async def test_whatever_a_scraper_accepts_it_gets_text(accept: str) -> None:
-    text, content_type = await Metrics().exposed(accept)
+    text, content_type = await Metrics(Nobody()).exposed(accept)
     assert b"kvsteer_open_streams 0.0" in text
     assert "text" in content_type
 
 
 def test_a_worker_that_goes_takes_its_series_with_it() -> None:
-    metrics, fleet = Metrics(), [worker("stays"), worker("goes")]
-    metrics.add_workers(lambda: fleet, lambda: 7)
+    fleet = Nobody()
+    fleet.shown = [worker("stays"), worker("goes")]
+    metrics = Metrics(fleet)
     assert {labels.get("worker") for _, labels, _ in samples(metrics)} >= {"stays", "goes"}
-    del fleet[1]
+    del fleet.shown[1]
     assert {labels["worker"] for _, labels, _ in samples(metrics) if "worker" in labels} == {
         "stays"
     }
 
 
 def test_the_terms_of_a_workers_cost_are_shown() -> None:
-    metrics = Metrics()
-    load = Load(1, 512.0, 2.0, 0.25, Report(1, 0, 0.0), 1.5)
-    metrics.add_workers(lambda: [worker("w")], lambda: 7, lambda _: load)
+    fleet = Nobody()
+    fleet.shown, fleet.loads = [worker("w")], Load(1, 512.0, 2.0, 0.25, Report(1, 0, 0.0), 1.5)
+    metrics = Metrics(fleet)
     shown = {name: value for name, labels, value in samples(metrics) if labels == {"worker": "w"}}
     assert shown["kvsteer_worker_backlog_tokens"] == 512
     assert shown["kvsteer_worker_other_requests"] == 2
@@ -118,15 +120,16 @@ def test_the_terms_of_a_workers_cost_are_shown() -> None:
 
 
 async def test_workers_are_read_in_turns_and_shown_whole() -> None:
-    metrics, names = Metrics(), [f"w{number}" for number in range(3 * AT_ONCE)]
+    names = [f"w{number}" for number in range(3 * AT_ONCE)]
     looked: list[str] = []
 
-    def statuses() -> Iterator[dict[str, Any]]:
-        for name in names:
-            looked.append(name)
-            yield worker(name)
+    class Noting(Nobody):
+        def statuses(self) -> Iterator[dict[str, Any]]:
+            for name in names:
+                looked.append(name)
+                yield worker(name)
 
-    metrics.add_workers(statuses, lambda: 7, names=lambda: names)
+    metrics = Metrics(Noting())
     reading = asyncio.create_task(metrics.read())
     await asyncio.sleep(0)
     assert len(looked) == AT_ONCE
@@ -136,20 +139,20 @@ async def test_workers_are_read_in_turns_and_shown_whole() -> None:
 
 
 def test_readiness_is_shown() -> None:
-    metrics, ready = Metrics(), False
-    metrics.add_readiness(lambda: ready)
+    metrics, ready = Metrics(Nobody()), False
+    metrics.show_readiness(lambda: ready)
     assert ("kvsteer_ready", {}, 0.0) in list(samples(metrics))
     ready = True
     assert ("kvsteer_ready", {}, 1.0) in list(samples(metrics))
 
 
 def test_workers_that_are_not_asked_for_tokens_are_shown() -> None:
-    metrics = Metrics()
-    metrics.add_tokenizer("m", lambda: 2)
+    metrics = Metrics(Nobody())
+    metrics.show_tokenizers_away("m", lambda: 2)
     assert ("kvsteer_remote_tokenizers_away", {"model": "m"}, 2.0) in list(samples(metrics))
 
 
 def test_a_models_figures_are_there_before_its_first_request() -> None:
-    metrics = Metrics()
+    metrics = Metrics(Nobody())
     metrics.expect_models(["m"])
     assert ("kvsteer_prompt_tokens_total", {"model": "m"}, 0.0) in list(samples(metrics))

@@ -1,6 +1,7 @@
 import pytest
 
 from extproc.observing.outcomes import UNKNOWN, Outcome, OutcomeCounts, Usage, status_label
+from tests.extproc.observing.records import records
 
 
 def outcome(worker: str = "w", cached: int | None = None, status: int | None = 200) -> Outcome:
@@ -9,16 +10,19 @@ def outcome(worker: str = "w", cached: int | None = None, status: int | None = 2
 
 
 def test_responses_are_counted_by_worker_and_status() -> None:
-    counts = OutcomeCounts()
+    workers = records("w", "other")
+    counts = OutcomeCounts(workers)
     for status in (200, 200, 503):
         counts.count(outcome(status=status))
     counts.count(outcome("other"))
-    assert counts.responses == {("w", "2xx"): 2, ("w", "503"): 1, ("other", "2xx"): 1}
-    assert counts.moved == {"m": 1}
+    counts.count(outcome(""))
+    assert workers["w"].outcomes.responses == {"2xx": 2, "503": 1}
+    assert workers["other"].outcomes.responses == {"2xx": 1}
+    assert (counts.strangers, counts.moved) == ({"2xx": 1}, {"m": 2})
 
 
 def test_errors_of_predictions_are_counted_by_their_sign() -> None:
-    counts = OutcomeCounts()
+    counts = OutcomeCounts(records("w"))
     for cached in (None, 64, 0, 80):
         counts.count(outcome(cached=cached))
     assert counts.reported_tokens == {"m": 144}
@@ -27,19 +31,11 @@ def test_errors_of_predictions_are_counted_by_their_sign() -> None:
 
 
 def test_a_request_without_a_response_has_no_time() -> None:
-    counts = OutcomeCounts()
+    counts = OutcomeCounts(records("w"))
     counts.count(outcome(status=None)._replace(ttft_seconds=None))
     assert not counts.first_byte_seconds
     counts.count(outcome())
     assert counts.first_byte_seconds["m"].total == pytest.approx(0.2)
-
-
-def test_workers_that_are_gone_are_forgotten_and_strangers_are_not() -> None:
-    counts = OutcomeCounts()
-    for worker in ("w", "gone", ""):
-        counts.count(outcome(worker))
-    counts.keep({"w"})
-    assert set(counts.responses) == {("w", "2xx"), ("", "2xx")}
 
 
 @pytest.mark.parametrize(

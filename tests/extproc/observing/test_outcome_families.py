@@ -1,7 +1,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
-from extproc.observing.elsewhere import Elsewhere
 from extproc.observing.outcomes import Outcome, OutcomeCollector, OutcomeCounts, Usage
+from tests.extproc.observing.records import records
 
 
 def shown(collector: OutcomeCollector) -> str:
@@ -15,9 +15,9 @@ def outcome(worker: str) -> Outcome:
 
 
 def test_every_outcome_is_shown() -> None:
-    counts = OutcomeCounts()
+    counts = OutcomeCounts(records("w"))
     counts.count(outcome("w"))
-    text = shown(OutcomeCollector(counts, Elsewhere()))
+    text = shown(OutcomeCollector(counts))
     for line in (
         'kvsteer_responses_total{status="2xx",worker="w"} 1.0',
         'kvsteer_answered_elsewhere_total{model="m"} 1.0',
@@ -29,12 +29,13 @@ def test_every_outcome_is_shown() -> None:
 
 
 def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
-    counts = OutcomeCounts()
+    workers = records("there", "gone")
+    counts = OutcomeCounts(workers)
     for worker in ("there", "gone", ""):
         counts.count(outcome(worker))
-    collector = OutcomeCollector(counts, Elsewhere())
-    collector.names = lambda: {"there"}
-    text = shown(collector)
+    assert 'worker="gone"' in shown(OutcomeCollector(counts))
+    del workers["gone"]
+    text = shown(OutcomeCollector(counts))
     assert 'worker="there"' in text
     assert 'worker=""' in text
     assert 'worker="gone"' not in text

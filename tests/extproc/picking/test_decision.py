@@ -16,10 +16,10 @@ from extproc.picking.decision import (
     Verdict,
     decide,
 )
-from extproc.picking.eligibility import Demand, Worker
+from extproc.picking.eligibility import Candidate, Demand
 from extproc.picking.load import Load
 from extproc.picking.policies import Ranks
-from extproc.picking.sent import Sent
+from extproc.picking.sent import Holdings, Sent
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -34,7 +34,7 @@ def decision(
     loads = fields.get("loads", {})
     excluded = fields.get("excluded", {})
     snapshot = Snapshot(
-        workers=[Worker(name, f"{name}:1", excluded.get(name, "")) for name in workers],
+        workers=[Candidate(name, f"{name}:1", excluded.get(name, "")) for name in workers],
         held=[held or {} for _ in query.prompts],
         load=lambda endpoint, _: loads.get(endpoint[0], Load()),
         policy=fields.get("policy", "cost"),
@@ -210,7 +210,7 @@ def sent_to(worker: str, query: Query, now: float = 0.0, sent: Sent | None = Non
     """A table that knows this query was sent there."""
     sent = sent or Sent(1)
     for marks in decision(query, sent=sent).marks:
-        sent.record(worker, marks, now)
+        sent.record(Holdings(worker), marks, now)
     return sent
 
 
@@ -284,7 +284,7 @@ def burst(count: int, workers: str, utilization: float = 0.0) -> list[str]:
             in_flight=before.in_flight + 1,
             backlog_tokens=before.backlog_tokens + made.uncached_tokens,
         )
-        sent.record(made.worker, made.marks[0], 0.0)
+        sent.record(Holdings(made.worker), made.marks[0], 0.0)
         picked.append(made.worker)
     return picked
 
@@ -310,13 +310,13 @@ def test_seed_policies_look_at_overlap_in_their_own_way() -> None:
 
 def test_without_other_knowledge_feeds_are_taken_to_be_live() -> None:
     sent = sent_to("a", Query("m", [PROMPT]))
-    workers = [Worker("a", "a:1")]
+    workers = [Candidate("a", "a:1")]
     snapshot = Snapshot(workers, [{}], lambda *_: Load(), "cost", 0, sent=sent)
     assert decide(Query("m", [PROMPT]), snapshot, 0.0, Random(0)).claims["a"].speculative == 64
 
 
 def ranks(count: int = 2, work: Mapping[int, float] | None = None, **others: int) -> Ranks:
-    return Ranks(lambda: True, lambda name: others.get(name, count), lambda *_: work or {})
+    return Ranks(lambda name: others.get(name, count), lambda *_: work or {})
 
 
 def test_a_request_names_the_rank_that_holds_its_prefix() -> None:

@@ -6,14 +6,14 @@ from random import Random
 import pytest
 
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.eligibility import Worker
+from extproc.picking.eligibility import Candidate
 from extproc.picking.explain import DecisionLog, explanation
 from extproc.picking.load import Load
 from kvstate.overlap import Prompt
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from extproc.picking.eligibility import ANY, MAX_SUBSET, Demand, Worker, subset_of, why_excluded
+from extproc.picking.eligibility import ANY, MAX_SUBSET, Candidate, Demand, subset_of, why_excluded
 
-WORKER = Worker("a", "10.0.0.1:8000")
+WORKER = Candidate("a", "10.0.0.1:8000")
 
 
 def test_a_worker_that_nothing_speaks_against_may_be_picked() -> None:
@@ -11,12 +11,12 @@ def test_a_worker_that_nothing_speaks_against_may_be_picked() -> None:
 
 
 def test_what_is_configured_comes_first() -> None:
-    worker = Worker("a", "10.0.0.1:8000", "serves n", frozenset())
+    worker = Candidate("a", "10.0.0.1:8000", "serves n", frozenset())
     assert why_excluded(worker, Demand("x", frozenset()), {}) == "serves n"
 
 
 def test_a_worker_serves_the_adapters_it_names() -> None:
-    worker = Worker("a", "10.0.0.1:8000", loras=frozenset({"x"}))
+    worker = Candidate("a", "10.0.0.1:8000", loras=frozenset({"x"}))
     assert why_excluded(worker, Demand(lora="x"), {}) == ""
     assert why_excluded(worker, Demand(lora="y"), {}) == "does not serve the adapter y"
     assert why_excluded(worker, ANY, {}) == ""

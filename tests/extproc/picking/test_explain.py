@@ -14,10 +14,10 @@ from extproc.picking.decision import (
     Verdict,
     decide,
 )
-from extproc.picking.eligibility import Worker
+from extproc.picking.eligibility import Candidate
 from extproc.picking.explain import explanation, why
 from extproc.picking.load import Load, Report
-from extproc.picking.sent import Sent
+from extproc.picking.sent import Holdings, Sent
 from kvstate.overlap import Overlap, Prompt
 
 PROMPT = Prompt("m", array("I", range(100)))
@@ -35,7 +35,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
         "rules": Policy(cost=Cost(150, 0, 64)),
     }
     snapshot = Snapshot(
-        workers=[Worker(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
+        workers=[Candidate(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
         held=[held for _ in query.prompts],
         load=lambda *_: load,
         **(defaults | fields),
@@ -96,7 +96,7 @@ def test_what_excludes_a_candidate_is_named() -> None:
 
 def test_what_is_expected_is_shown_apart() -> None:
     sent = Sent(1)
-    sent.record("a", sent.marks(PROMPT), 0.0)
+    sent.record(Holdings("a"), sent.marks(PROMPT), 0.0)
     for state, field in (("live", "speculative"), ("stale", "approximate")):
         made = decision(held={}, sent=sent, state=lambda _, s=state: s)
         (shown,) = [

@@ -10,10 +10,15 @@ from extproc.picking.load import (
     Loads,
     Report,
 )
+from extproc.picking.placing import Upstream
+
+
+def loads_of(rate: float = PREFILL_TOKENS_PER_SECOND) -> Loads:
+    return Loads({name: Upstream(name) for name in ("a", "b", "0", "1", "2")}, rate)
 
 
 def test_a_booking_is_in_flight_until_it_ends() -> None:
-    loads = Loads()
+    loads = loads_of()
     booking = loads.begin("a", 100, now=0.0)
     assert (loads.in_flight("a"), loads.in_flight("b")) == (1, 0)
     loads.end(booking)
@@ -21,7 +26,7 @@ def test_a_booking_is_in_flight_until_it_ends() -> None:
 
 
 def test_all_is_told_in_one_call() -> None:
-    loads = Loads()
+    loads = loads_of()
     assert loads.load("a", 0.0) == Load()
     loads.begin("a", 100, now=0.0)
     utilization = 100 / PREFILL_TOKENS_PER_SECOND / UTILIZATION_SECONDS
@@ -29,7 +34,7 @@ def test_all_is_told_in_one_call() -> None:
 
 
 def test_utilization_is_of_the_last_seconds() -> None:
-    loads = Loads(prefill_tokens_per_second=100)
+    loads = loads_of(100)
     for second in range(60):
         loads.end(loads.begin("a", 50, now=float(second)))
     assert 0.45 < loads.load("a", 60.0).utilization < 0.55
@@ -37,7 +42,7 @@ def test_utilization_is_of_the_last_seconds() -> None:
 
 
 def test_ending_twice_changes_nothing() -> None:
-    loads = Loads()
+    loads = loads_of()
     first, second = loads.begin("a", 1, now=0.0), loads.begin("a", 1, now=0.0)
     loads.end(first)
     loads.end(first)
@@ -48,20 +53,20 @@ def test_ending_twice_changes_nothing() -> None:
 
 
 def test_the_backlog_is_worked_off_with_time() -> None:
-    loads = Loads()
+    loads = loads_of()
     loads.begin("a", PREFILL_TOKENS_PER_SECOND, now=0.0)
     assert loads.load("a", 0.5).backlog_tokens == PREFILL_TOKENS_PER_SECOND / 2
     assert loads.load("a", 9.0).backlog_tokens == 0.0
 
 
 def test_how_fast_it_is_worked_off_can_be_told() -> None:
-    loads = Loads(prefill_tokens_per_second=10)
+    loads = loads_of(10)
     loads.begin("a", 100, now=0.0)
     assert loads.load("a", 1.0).backlog_tokens == 90
 
 
 def test_a_request_that_is_over_leaves_no_backlog() -> None:
-    loads = Loads()
+    loads = loads_of()
     long = loads.begin("a", 10_000, now=0.0)
     loads.begin("a", 50, now=0.0)
     loads.end(long)
@@ -69,7 +74,7 @@ def test_a_request_that_is_over_leaves_no_backlog() -> None:
 
 
 def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
-    loads = Loads()
+    loads = loads_of()
     booking = loads.begin("a", 100, now=0.0)
     loads.move(booking, "b", now=0.0)
     left, taken = loads.load("a", 0.0), loads.load("b", 0.0)
@@ -80,26 +85,34 @@ def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
 
 
 def test_a_request_that_is_over_is_booked_nowhere_else() -> None:
-    loads = Loads()
+    loads = loads_of()
     booking = loads.begin("a", 100, 0.0)
     loads.end(booking)
-    assert not loads.move(booking, "b", 1.0)
-    loads.remove("a")
     assert not loads.move(booking, "b", 1.0)
     assert (loads.in_flight("a"), loads.in_flight("b")) == (0, 0)
 
 
 def test_an_endpoint_that_is_gone_is_idle_when_it_comes_back() -> None:
-    loads = Loads()
+    endpoints = {"a": Upstream("a")}
+    loads = Loads(endpoints)
     booking = loads.begin("a", 100, 0.0)
-    loads.remove("a")
-    loads.remove("a")
+    endpoints["a"] = Upstream("a")
+    assert (loads.load("a", 0.0), loads.in_flight("a")) == (Load(), 0)
     loads.end(booking)
     assert loads.load("a", 0.0) == Load()
 
 
+def test_what_is_told_of_an_endpoint_that_is_gone_changes_nothing() -> None:
+    loads = Loads({})
+    loads.report("a", Report(3, 0, 1.0), now=1.0)
+    booking = loads.begin("a", 100, 1.0)
+    loads.end(booking)
+    assert (loads.load("a", 1.0), loads.in_flight("a")) == (Load(), 0)
+    assert loads.work_by_rank("a", 1.0, 10.0) == {}
+
+
 def test_the_work_of_a_rank_is_what_names_it() -> None:
-    loads = Loads(prefill_tokens_per_second=100)
+    loads = loads_of(100)
     assert loads.work_by_rank("a", 0.0, 10.0) == {}
     for tokens, rank in ((100, 0), (200, 1), (300, 1), (400, None)):
         loads.begin("a", tokens, 0.0, rank)
@@ -110,7 +123,7 @@ def test_the_work_of_a_rank_is_what_names_it() -> None:
 
 
 def test_requests_of_others_are_told_by_a_report_and_fade_with_its_age() -> None:
-    loads = Loads()
+    loads = loads_of()
     loads.begin("a", 0, now=0.0)
     report = Report(running=5, waiting=0, asked_at=0.0)
     loads.report("a", report, now=0.0)
@@ -120,7 +133,7 @@ def test_requests_of_others_are_told_by_a_report_and_fade_with_its_age() -> None
 
 
 def test_a_report_of_our_own_requests_adds_nothing() -> None:
-    loads = Loads()
+    loads = loads_of()
     for _ in range(3):
         loads.begin("a", 100, now=0.0)
     loads.report("a", Report(running=2, waiting=1, asked_at=0.0), now=0.0)
@@ -128,7 +141,7 @@ def test_a_report_of_our_own_requests_adds_nothing() -> None:
 
 
 def test_tokens_that_the_worker_says_are_pending_replace_our_estimate() -> None:
-    loads = Loads()
+    loads = loads_of()
     loads.begin("a", 1000, now=0.0)
     loads.report("a", Report(1, 0, asked_at=0.1, pending_tokens=400), now=0.1)
     assert loads.load("a", 0.1).backlog_tokens == 400
@@ -137,7 +150,7 @@ def test_tokens_that_the_worker_says_are_pending_replace_our_estimate() -> None:
 
 
 def test_what_is_pending_beyond_our_own_is_the_work_of_others() -> None:
-    loads = Loads()
+    loads = loads_of()
     loads.begin("a", 100, now=0.0)
     loads.report("a", Report(1, 4, asked_at=0.1, pending_tokens=900), now=0.1)
     assert loads.load("a", 0.1).backlog_tokens == 900
@@ -145,7 +158,7 @@ def test_what_is_pending_beyond_our_own_is_the_work_of_others() -> None:
 
 
 def test_a_request_that_was_on_its_way_when_the_worker_was_asked_stays_in_the_backlog() -> None:
-    loads = Loads()
+    loads = loads_of()
     loads.begin("a", 700, now=1.0)
     for report in (Report(0, 0, asked_at=0.99, pending_tokens=0), Report(0, 0, asked_at=0.99)):
         loads.report("a", report, now=1.0)
@@ -153,7 +166,7 @@ def test_a_request_that_was_on_its_way_when_the_worker_was_asked_stays_in_the_ba
 
 
 def test_a_worker_where_nothing_waits_has_one_request_to_compute_at_most() -> None:
-    loads = Loads()
+    loads = loads_of()
     for number, tokens in enumerate((3000, 2000, 1000)):
         loads.begin("a", tokens, now=number / 1000)
     loads.report("a", Report(3, 0, asked_at=0.01), now=0.01)
@@ -161,7 +174,7 @@ def test_a_worker_where_nothing_waits_has_one_request_to_compute_at_most() -> No
 
 
 def test_a_worker_where_requests_wait_is_slower_than_we_took_it_for() -> None:
-    loads = Loads()
+    loads = loads_of()
     for number, tokens in enumerate((9000, 3000, 2000, 1000)):
         loads.begin("a", tokens, now=number / 1000)
     loads.report("a", Report(2, 2, asked_at=60.0), now=60.0)
@@ -169,7 +182,7 @@ def test_a_worker_where_requests_wait_is_slower_than_we_took_it_for() -> None:
 
 
 def test_of_what_waits_a_share_is_the_work_of_others() -> None:
-    loads = Loads()
+    loads = loads_of()
     for _ in range(500):
         loads.end(loads.begin("b", 1000, now=0.0))
     loads.begin("a", 300, now=0.0)
@@ -180,14 +193,14 @@ def test_of_what_waits_a_share_is_the_work_of_others() -> None:
 
 
 def test_a_report_older_than_the_last_one_is_ignored() -> None:
-    loads = Loads()
+    loads = loads_of()
     loads.report("a", Report(5, 0, asked_at=2.0), now=2.0)
     loads.report("a", Report(9, 0, asked_at=1.0), now=2.0)
     assert loads.load("a", 2.0).others == 5.0
 
 
 def test_a_report_outlives_our_own_requests() -> None:
-    loads = Loads()
+    loads = loads_of()
     booking = loads.begin("a", 10, now=0.0)
     loads.report("a", Report(3, 0, asked_at=0.0), now=0.0)
     loads.end(booking)
@@ -198,7 +211,7 @@ def test_a_report_outlives_our_own_requests() -> None:
 def test_whatever_begins_and_ends_counts_stay_true(
     steps: list[tuple[bool, int, float]],
 ) -> None:
-    loads, open_bookings = Loads(), list[Booking]()
+    loads, open_bookings = loads_of(), list[Booking]()
     for now, (begins, number, tokens) in enumerate(steps):
         if begins or not open_bookings:
             open_bookings.append(loads.begin(str(number), tokens, float(now)))
@@ -209,15 +222,3 @@ def test_whatever_begins_and_ends_counts_stay_true(
             assert loads.in_flight(endpoint) == len(mine)
             total = sum(one.uncached_tokens for one in mine)
             assert 0.0 <= loads.load(endpoint, float(now)).backlog_tokens <= total + 1e-6
-
-
-def test_what_is_told_of_an_endpoint_that_is_gone_is_forgotten_once_it_has_no_request() -> None:
-    loads = Loads()
-    booking = loads.begin("gone", 100, now=0.0)
-    loads.report("gone", Report(3, 0, 1.0), now=1.0)
-    loads.report("there", Report(3, 0, 1.0), now=1.0)
-    loads.keep(["there"])
-    assert loads.in_flight("gone") == 1
-    loads.end(booking)
-    loads.keep(["there"])
-    assert (loads.load("gone", 1.0), loads.load("there", 1.0).others) == (Load(), 3)

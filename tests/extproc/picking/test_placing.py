@@ -1,4 +1,3 @@
-import functools
 from array import array
 from random import Random
 from typing import Any
@@ -7,19 +6,73 @@ import pytest
 
 from extproc.config import Config, Cost, Model, Policy
 from extproc.picking.decision import Decision, Query
-from extproc.picking.eligibility import Worker
-from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, LEFT_OUT_SECONDS, Placing
+from extproc.picking.eligibility import Candidate
+from extproc.picking.load import Loads
+from extproc.picking.placing import (
+    FAILURES_UNTIL_LEFT_OUT,
+    LEFT_OUT_SECONDS,
+    REQUESTS_A_LOOK,
+    Judge,
+    Placing,
+    Upstream,
+    Upstreams,
+)
+from extproc.picking.sent import Holdings
 from kvstate.overlap import Overlap, Prompt
 
-WORKERS = [Worker(name, f"{name}:1") for name in "abc"]
+WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]
 QUERY = Query("m", [Prompt("m", array("I", range(1000)))])
 
 
-def placing(**policy: Any) -> Placing:
-    return Placing(Config(models=(Model("m"),), policy=Policy(**policy)), secret=1)
+class Fleet:
+    """Three workers, and what picks rest on of them."""
+
+    def __init__(self, config: Config, ranks: int = 0, *, names_ranks: bool = False) -> None:
+        self.upstreams = Upstreams()
+        for worker in WORKERS:
+            self.upstreams.enter(worker.endpoint)
+        rate = config.policy.cost.prefill_tokens_per_second
+        self.loads = Loads(self.upstreams.by_endpoint, rate)
+        self.names_ranks = names_ranks
+        self.drained: set[str] = set()
+        self._ranks = ranks
+        self._holdings = {worker.name: Holdings(worker.name) for worker in WORKERS}
+
+    def draining(self) -> set[str]:
+        return self.drained
+
+    def holdings(self, name: str) -> Holdings:
+        return self._holdings[name]
+
+    def block_size(self, _: str) -> int:
+        return 1
+
+    def ranks(self, _: str) -> int:
+        return self._ranks
+
+    def upstream(self, endpoint: str) -> Upstream:
+        found = self.upstreams.get(endpoint)
+        assert found is not None
+        return found
+
+    def eject(self, endpoint: str, judge: Judge, reason: str) -> None:
+        self.upstreams.eject(self.upstream(endpoint), judge, reason)
 
 
-def decided(one: Placing, query: Query = QUERY, now: float = 0.0, state: str = "live") -> Decision:
+class Books(Placing):
+    """A router's books before these workers."""
+
+    def __init__(self, config: Config, fleet: Fleet) -> None:
+        super().__init__(config, 1, fleet)
+        self.fleet = fleet
+
+
+def placing(**policy: Any) -> Books:
+    config = Config(models=(Model("m"),), policy=Policy(**policy))
+    return Books(config, Fleet(config))
+
+
+def decided(one: Books, query: Query = QUERY, now: float = 0.0, state: str = "live") -> Decision:
     return one.decide(query, WORKERS, [{} for _ in query.prompts], lambda _: state, now, Random(0))
 
 
@@ -91,24 +144,28 @@ def test_turns_go_round() -> None:
 
 def test_what_is_unfit_is_left_out() -> None:
     one = placing()
-    one.unfit["a:1"] = "does not answer"
+    one.fleet.eject("a:1", Judge.SCRAPES, "does not answer")
     assert set(decided(one).pick) == {"b:1", "c:1"}
 
 
 def test_who_speaks_against_an_endpoint_is_asked_apart() -> None:
     one = placing()
-    one.unfit["a:1"] = "does not answer"
-    one.unhealthy["b:1"] = "is not well"
-    one.draining.add("c:1")
+    one.fleet.eject("a:1", Judge.SCRAPES, "does not answer")
+    one.fleet.eject("b:1", Judge.PROBE, "is not well")
+    one.fleet.drained.add("c:1")
     assert set(decided(one).pick) == {"a:1", "b:1"}  # they may be dead, but no other is left
-    one.draining.clear()
+    one.fleet.drained.clear()
     made = decided(one)
     assert (list(made.excluded), made.pick) == (["does not answer", "is not well", ""], ("c:1",))
-    one.dead["c:1"] = "is dead"
-    one.unfit.clear()
+    one.fleet.eject("c:1", Judge.DOUBTS, "is dead")
+    one.fleet.upstreams.restore(one.fleet.upstream("a:1"), Judge.SCRAPES)
     made = decided(one)
     assert (list(made.excluded), made.pick) == (["", "is not well", "is dead"], ("a:1",))
-    assert [one.down(f"{name}:1", 0.0) for name in "abc"] == ["", "is not well", "is dead"]
+    assert [one.fleet.upstreams.reason(f"{name}:1", 0.0) for name in "abc"] == [
+        "",
+        "is not well",
+        "is dead",
+    ]
 
 
 def test_a_draining_worker_keeps_what_it_has() -> None:
@@ -116,11 +173,11 @@ def test_a_draining_worker_keeps_what_it_has() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.draining.add(made.pick[0])
+    one.fleet.drained.add(made.pick[0])
     assert one.loads.in_flight(made.pick[0]) == 1
     assert made.pick[0] not in decided(one).pick
     one.release(booking, 1.0)
-    one.draining.discard(made.pick[0])
+    one.fleet.drained.discard(made.pick[0])
     assert made.pick[0] in decided(one).pick
 
 
@@ -129,13 +186,14 @@ def test_a_worker_that_is_gone_leaves_nothing() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.unfit[made.pick[0]] = one.unhealthy[made.pick[0]] = one.dead[made.pick[0]] = "away"
-    one.doubted.add(made.pick[0])
-    one.draining.add(made.pick[0])
-    one.remove(made.worker, made.pick[0], 0.0)
+    upstreams, gone = one.fleet.upstreams, one.fleet.upstream(made.pick[0])
+    for judge in Judge:
+        upstreams.eject(gone, judge, "away")
+    upstreams.doubt(made.pick[0], is_doubted=True)
+    upstreams.leave(gone)
+    one.fleet.holdings(made.worker).lose()
     assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (0, {})
-    assert (one.unfit, one.unhealthy, one.dead) == ({}, {}, {})
-    assert one.draining | one.doubted == set()
+    assert (upstreams.ejected(0.0), upstreams.has_suspects) == ({}, False)
     one.release(booking, 1.0)
 
 
@@ -177,10 +235,10 @@ def test_a_worker_that_fails_again_and_again_is_left_out_for_a_while(
         assert booking is not None
         one.answered(booking, 503, served, 0.0)
     assert len(decided(one).pick) == picks
-    assert bool(one.down("a:1", 0.0)) is (picks == 2)
-    assert not one.down("a:1", LEFT_OUT_SECONDS)
+    assert bool(one.fleet.upstreams.reason("a:1", 0.0)) is (picks == 2)
+    assert not one.fleet.upstreams.reason("a:1", LEFT_OUT_SECONDS)
     assert len(decided(one, now=LEFT_OUT_SECONDS).pick) == 3
-    one.remove("a", "a:1", 0.0)
+    one.fleet.upstreams.leave(one.fleet.upstream("a:1"))
     assert len(decided(one).pick) == 3
 
 
@@ -189,10 +247,10 @@ def test_a_request_that_its_worker_answers_keeps_its_claim() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.doubted.add(made.pick[0])
-    assert one.is_doubted(made.pick[0])
+    one.fleet.upstreams.doubt(made.pick[0], is_doubted=True)
+    assert one.fleet.upstreams.is_suspect(made.pick[0])
     one.answered(booking, 200, made.pick[0], 0.0)
-    assert not one.is_doubted(made.pick[0])
+    assert not one.fleet.upstreams.is_suspect(made.pick[0])
     assert decided(one).claims[made.worker].speculative == 960
 
 
@@ -200,8 +258,8 @@ def test_requests_name_the_rank_that_holds_their_prompt_where_they_may() -> None
     held = {"b": Overlap(16, (60, 0, 0, 0), rank=1)}
     ranks = []
     for may_name in (False, True):
-        one = placing()
-        one.name_ranks(lambda _: 2, functools.partial(bool, may_name))
+        config = Config(models=(Model("m"),))
+        one = Books(config, Fleet(config, 2, names_ranks=may_name))
         made = one.decide(QUERY, WORKERS, [held], lambda _: "live", 0.0, Random(0))
         booking = one.book(made, 0.0)
         assert booking is not None
@@ -216,3 +274,16 @@ def test_how_fast_workers_compute_is_configured(rate: int, backlog: int) -> None
     made = decided(one)
     one.book(made, 0.0)
     assert one.loads.load(made.pick[0], 1.0).backlog_tokens == backlog
+
+
+def test_one_response_in_a_few_is_looked_at_and_each_while_one_fails() -> None:
+    one = placing()
+    looks = [one.wants_status() for _ in range(2 * REQUESTS_A_LOOK)]
+    assert [at for at, is_wanted in enumerate(looks) if is_wanted] == [
+        REQUESTS_A_LOOK - 1,
+        2 * REQUESTS_A_LOOK - 1,
+    ]
+    one.fleet.upstreams.answered("a:1", 503, 0.0)
+    assert all(one.wants_status() for _ in range(REQUESTS_A_LOOK))
+    one.fleet.upstreams.answered("a:1", 200, 0.0)
+    assert not one.wants_status()

@@ -1,22 +1,46 @@
 """A router before workers that nobody listens for: decisions are real, requests go nowhere."""
 
+from collections.abc import Sequence
 from random import Random
 
+from extproc.config import Config
 from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
+from extproc.picking.decision import Decision
 from extproc.picking.load import Booking
 from extproc.router import Router
 from extproc.serving.exchange import Service
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
+from kvstate.overlap import Prompt
 
 FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
 
 
+class Seen:
+    """What a router shows."""
+
+    def __init__(self) -> None:
+        self.decisions: list[Decision] = []
+        self.served_by: list[str] = []
+
+    def decided(self, decision: Decision, _: Sequence[Prompt]) -> None:
+        """A decision was made."""
+        self.decisions.append(decision)
+
+    def served(self, _: Decision, endpoint: str) -> None:
+        """Who answered is known."""
+        self.served_by.append(endpoint)
+
+
 class Books(Router):
-    """A router that counts what is released."""
+    """A router that counts what is released, and keeps what it shows."""
 
     released = 0
+
+    def __init__(self, config: Config, workers: Workers, metrics: Metrics) -> None:
+        self.seen, self.workers = Seen(), workers
+        super().__init__(config, workers, {}, metrics, Random(0), observer=self.seen)
 
     def release(self, booking: Booking) -> None:
         self.released += 1
@@ -36,14 +60,26 @@ def of(text: str) -> Service:
     """The same, of a whole configuration."""
     config = parse(text, "test")
     workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
-    metrics = Metrics()
-    return Service(config, Books(config, workers, {}, metrics, Random(0)), metrics)
+    metrics = Metrics(workers)
+    return Service(config, Books(config, workers, metrics), metrics)
 
 
 def released(one: Service) -> int:
     """How often a request's load was released."""
     assert isinstance(one.router, Books)
     return one.router.released
+
+
+def seen(one: Service) -> Seen:
+    """What was shown of requests."""
+    assert isinstance(one.router, Books)
+    return one.router.seen
+
+
+def fleet(one: Service) -> Workers:
+    """The workers."""
+    assert isinstance(one.router, Books)
+    return one.router.workers
 
 
 def in_flight(one: Service) -> int:

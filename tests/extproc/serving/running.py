@@ -45,7 +45,7 @@ class Running:
         workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
         self.listen = listen
         self.ready = True
-        self.metrics = Metrics()
+        self.metrics = Metrics(workers)
         self.router = Router(config, workers, {}, self.metrics, Random(0))
         self.service = Service(config, self.router, self.metrics)
         tls = config.extproc.tls

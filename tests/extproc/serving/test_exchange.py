@@ -10,13 +10,22 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.decision import Decision
 from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
 from extproc.requests.request import Ask
 from extproc.router import Routed
 from extproc.serving.exchange import Exchange, Service
 from tests.extproc.messages import body, head, response_head
-from tests.extproc.serving.routers import FIRST, SECOND, counted, in_flight, of, released, service
+from tests.extproc.serving.routers import (
+    FIRST,
+    SECOND,
+    counted,
+    fleet,
+    in_flight,
+    of,
+    released,
+    seen,
+    service,
+)
 from tests.extproc.settled import at_once
 
 PROMPT = json.dumps({"model": "m", "prompt": list(range(512))}).encode()
@@ -105,20 +114,19 @@ def test_an_answer_from_elsewhere_is_noticed_without_accounting(
 ) -> None:
     one = service("policy: {name: round_robin}")
     closing.append(one)
-    served: list[str] = []
-    one.router.answer_observers.append(lambda _, endpoint: served.append(endpoint))
     for _ in range(8):  # whatever is picked, the second worker answers
         exchange, _ = sampled(one)
         answers(exchange, told_by_attribute(SECOND))
         assert (one.router.in_flight(FIRST), one.router.in_flight(SECOND)) == (0, 1)
         exchange.close()
-    assert served == [SECOND] * 8
+    assert seen(one).served_by == [SECOND] * 8
     known = counted(one, f'kvsteer_served_known_total{{worker="{FIRST}"}}')
     assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{FIRST}"}}') == known >= 3
     assert counted(one, f'kvsteer_served_elsewhere_total{{worker="{SECOND}"}}') == 0
-    assert "lacks this endpoint" in one.router.astray(FIRST, FIRST)
-    assert one.router.astray(SECOND, SECOND) == ""
-    assert one.router.placing.doubted == {FIRST}
+    assert "lacks this endpoint" in fleet(one).astray(FIRST)
+    assert fleet(one).astray(SECOND) == ""
+    suspects = [each for each in (FIRST, SECOND) if fleet(one).upstreams.is_suspect(each)]
+    assert suspects == [FIRST]
     (warning,) = [text for text in caplog.messages if "answered elsewhere" in text]
     assert FIRST in warning
     assert "lacks this endpoint" in warning
@@ -272,8 +280,7 @@ def test_what_calls_no_model_is_nobodys_load_and_shown_to_nobody(
 ) -> None:
     one = service(HEADERS)
     closing.append(one)
-    shown: list[Decision] = []
-    one.router.observers.append(lambda decision, _: shown.append(decision))
+    shown = seen(one).decisions
     exchange = one.open()
     client = {"x-gateway-destination-endpoint": SECOND}
     (answer,) = answers(exchange, head(path, method=method, mode=mode, headers=client))

@@ -53,8 +53,8 @@ class Routed:
 
     def __init__(self, endpoint: str, **options: Any) -> None:
         config = configuration(endpoint, **options)
-        self.metrics = Metrics()
         workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
+        self.metrics = Metrics(workers)
         self.remote = remote_tokenizers(config, workers, self.metrics)
         self.router = Router(config, workers, self.remote, self.metrics, Random(0))
 

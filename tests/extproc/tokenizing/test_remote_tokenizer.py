@@ -19,7 +19,7 @@ from extproc.errors import RequestError
 from extproc.observing.metrics import Metrics
 from extproc.requests.prompt import Chat, Text
 from extproc.tokenizing import remote_tokenizer
-from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
+from extproc.tokenizing.remote_tokenizer import Failures, RemoteTokenizer
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
@@ -52,7 +52,7 @@ class Asked:
     def __init__(self, *workers: str, deadline_ms: int = 5_000, cache_bytes: int = 0) -> None:
         self.counts: Counter[str] = Counter()
         options = config.RemoteTokenizer(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
-        self.workers = list(workers)
+        self.workers = {worker: Failures() for worker in workers}
         self.tokenizer = RemoteTokenizer(MODEL, options, lambda: self.workers, self._count)
 
     def _count(self, outcome: str) -> None:
@@ -185,7 +185,7 @@ async def test_a_worker_that_is_away_has_another_asked() -> None:
     async with server(well) as gone:
         pass
     async with asking(well) as asked:
-        asked.workers.append(gone)
+        asked.workers[gone] = Failures()
         assert [await asked.reason(str(n)) for n in range(8)] == [""] * 8
 
 
@@ -250,7 +250,7 @@ async def test_nothing_is_remembered_of_workers_that_are_gone() -> None:
         "kvsteer.yaml",
     )
     workers = Workers(parsed, Fleet(1, lambda: 0.0), lambda _: [])
-    tokenizer = remote_tokenizers(parsed, workers, Metrics())["tiny"]
+    tokenizer = remote_tokenizers(parsed, workers, Metrics(workers))["tiny"]
     failing = []
     for network in range(3):
         fleet = [config.Worker(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
@@ -258,10 +258,9 @@ async def test_nothing_is_remembered_of_workers_that_are_gone() -> None:
         for prompt in range(200):
             with contextlib.suppress(RequestError):
                 await tokenizer.encode(Text(str(prompt)), None)
-        failing.append(tokenizer.failing())
+        failing.append(len([one for one in workers.tokenizers("tiny").values() if one.count]))
     await workers.replace({})
-    assert failing == [20, 20, 20]
-    assert tokenizer.failing() == 0
+    assert (failing, workers.tokenizers("tiny")) == ([20, 20, 20], {})
     await tokenizer.close()
     await workers.close()
 
@@ -270,6 +269,8 @@ async def test_a_worker_that_goes_while_it_is_asked_is_not_remembered() -> None:
     async with asking(hanging, deadline_ms=200) as asked:
         question = asyncio.create_task(asked.reason())
         await until(lambda: bool(asked.tokenizer._flights))
-        asked.workers.clear()
+        before = dict(asked.workers)
+        asked.workers = {worker: Failures() for worker in before}  # another one at its address
         assert await question == "tokenizer_timeout"
-        assert asked.tokenizer.failing() == 0
+        assert [one.count for one in before.values()] == [1]
+        assert [one.count for one in asked.workers.values()] == [0]

@@ -19,7 +19,7 @@ from prometheus_client.core import Metric as Family
 
 from extproc.observing.course import Course, Trace
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.eligibility import Worker
+from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Load
 from extproc.tracing.otlp import Origin, SpanRecorder, metrics_data
 from kvstate.overlap import Prompt
@@ -29,7 +29,7 @@ NOW_NS = 1_000_000_000_000
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 

@@ -24,10 +24,11 @@ from extproc.errors import StartError
 from extproc.observing.course import Course
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.eligibility import Worker
+from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Load
 from extproc.tracing.telemetry import Wanted, telemetry, wanted
 from kvstate.overlap import Prompt
+from tests.extproc.nobody import Nobody
 from tests.extproc.tracing.otlp_sink import running_sink
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -52,7 +53,7 @@ def sdk_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str
 
 
 def decision() -> Decision:
-    snapshot = Snapshot([Worker("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
+    snapshot = Snapshot([Candidate("a", "a:1")], [{}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [Prompt("m", array("I", range(9)))]), snapshot, 0.0, Random(0))
 
 
@@ -66,7 +67,7 @@ async def test_spans_arrive_in_the_trace_they_belong_to(
     sdk_environment: Callable[[str], dict[str, str]],
 ) -> None:
     async with running_sink() as sink:
-        async with telemetry(sdk_environment(sink.url), Metrics()) as traces:
+        async with telemetry(sdk_environment(sink.url), Metrics(Nobody())) as traces:
             assert traces is not None
             traces.record(decision(), course(PARENT))
         spans = {span.name: span for span in sink.spans()}
@@ -82,7 +83,7 @@ async def test_metrics_arrive_as_the_registry_has_them(
     sdk_environment: Callable[[str], dict[str, str]],
 ) -> None:
     async with running_sink() as sink:
-        metrics = Metrics()
+        metrics = Metrics(Nobody())
         async with telemetry(sdk_environment(sink.url), metrics):
             await sink.exported(1)
             metrics.observe_decision(decision(), course())
@@ -104,7 +105,7 @@ async def test_the_last_figures_arrive_at_the_end(
 ) -> None:
     async with running_sink() as sink:
         environment = sdk_environment(sink.url) | {"OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
-        metrics = Metrics()
+        metrics = Metrics(Nobody())
         async with telemetry(environment, metrics):
             metrics.protocol_errors.inc()
         assert sink.latest()["kvsteer_protocol_errors"].sum.data_points[0].as_double == 1
@@ -133,7 +134,7 @@ async def test_spans_arrive_over_grpc(
     await server.start()
     own = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_METRICS_EXPORTER": "none"}
     environment = sdk_environment(f"http://127.0.0.1:{port}") | own
-    async with telemetry(environment, Metrics()) as traces:
+    async with telemetry(environment, Metrics(Nobody())) as traces:
         assert traces is not None
         traces.record(decision(), course(PARENT))
     await server.stop(None)
@@ -146,13 +147,13 @@ async def test_a_collector_that_is_away_does_not_hold_up_the_end(
 ) -> None:
     async with asyncio.timeout(60):
         url = f"http://127.0.0.1:{free_tcp_port}"
-        async with telemetry(sdk_environment(url), Metrics()) as traces:
+        async with telemetry(sdk_environment(url), Metrics(Nobody())) as traces:
             assert traces is not None
             assert traces.record(decision(), course(PARENT)).is_sampled
 
 
 async def test_nothing_is_opened_where_nothing_is_asked_for() -> None:
-    async with telemetry({}, Metrics()) as traces:
+    async with telemetry({}, Metrics(Nobody())) as traces:
         assert traces is None
 
 
@@ -162,7 +163,7 @@ async def test_without_the_extra_it_is_said_what_to_install(
     monkeypatch.setitem(sys.modules, "extproc.tracing.otlp", None)
     monkeypatch.delattr("extproc.tracing.otlp", raising=False)
     with pytest.raises(StartError, match=r"install kvsteer\[otel\]"):
-        async with telemetry({"OTEL_TRACES_EXPORTER": "otlp"}, Metrics()):
+        async with telemetry({"OTEL_TRACES_EXPORTER": "otlp"}, Metrics(Nobody())):
             pass
 
 
@@ -186,7 +187,7 @@ async def test_what_fails_once_is_sent_the_next_time(
         return 7.0
 
     async with running_sink() as sink:
-        metrics = Metrics()
+        metrics = Metrics(Nobody())
         Gauge("kvsteer_later", "fails", registry=metrics.registry).set_function(figure)
         async with telemetry(sdk_environment(sink.url), metrics):
             await sink.exported(1)

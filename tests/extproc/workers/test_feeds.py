@@ -10,20 +10,20 @@ import pytest
 from extproc.config.reader import parse
 from extproc.workers import asking
 from extproc.workers import feeds as feed_discovery
-from extproc.workers.asking import Asking
-from extproc.workers.feeds import Feeds
+from extproc.workers.workers import Workers
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from tests.extproc.workers.answering import worker
+from tests.extproc.workers.asked import client
 
 VLLM = {"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}}
 SGLANG = {"kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 6000}}
 
 
 async def sources(endpoint: str) -> tuple[ZmqSource, ...] | str:
-    async with Asking() as one:
+    async with client() as one:
         return await feed_discovery.sources(one, endpoint)
 
 
@@ -54,7 +54,7 @@ async def test_why_there_is_no_feed_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 @asynccontextmanager
 async def feeds(
     *endpoints: str, events: str = "{}"
-) -> AsyncIterator[tuple[Feeds, Fleet, list[FeedSource]]]:
+) -> AsyncIterator[tuple[Workers, Fleet, list[FeedSource]]]:
     opened: list[FeedSource] = []
 
     def open_transports(source: FeedSource) -> list[MemoryTransport]:
@@ -66,10 +66,15 @@ async def feeds(
     workers = ", ".join(f"{{endpoint: '{endpoint}', events: auto}}" for endpoint in endpoints)
     text = f"models: [{{name: a}}]\nworkers: [{workers}]\nevents: {events}"
     fleet = Fleet(1, lambda: 0.0)
-    made = Feeds(parse(text, "c"), fleet, open_transports)
-    await made.enable(enabled=True)
+    made = Workers(parse(text, "c"), fleet, open_transports)
+    await made.start()
     yield made, fleet, opened
     await made.close()
+
+
+def reason(made: Workers, endpoint: str) -> str:
+    (status,) = (one for one in made.status() if one["name"] == endpoint)
+    return str(status["reason"])
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -82,7 +87,7 @@ async def test_worker_is_followed_where_it_says() -> None:
     async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, opened):
         await until(lambda: fleet.state(endpoint) is State.LIVE)
         assert opened == [(ZmqSource("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "kv"),)]
-        assert made.reason(endpoint) == ""
+        assert reason(made, endpoint) == ""
 
 
 async def test_worker_that_moves_its_feed_is_followed_there(
@@ -108,12 +113,12 @@ async def test_worker_whose_feed_cannot_be_opened_is_asked_again(
     monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
     async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, _):
         await until(lambda: fleet.state(endpoint) is State.LIVE)
-        await made.enable(enabled=False)
-        can_open, made._open_transports = made._open_transports, cannot_open
-        await made.enable(enabled=True)
+        await made.enable_events(enabled=False)
+        can_open, made._feeds._open_transports = made._feeds._open_transports, cannot_open
+        await made.enable_events(enabled=True)
         told = f"worker {endpoint}: events: auto: its feed cannot be followed"
         await until(lambda: told in caplog.messages)
-        made._open_transports = can_open
+        made._feeds._open_transports = can_open
         await until(lambda: fleet.state(endpoint) is State.LIVE)
 
 
@@ -125,13 +130,13 @@ async def test_worker_that_moves_its_feed_back_from_where_it_cannot_be_opened_is
     answer = {"0": dict(VLLM["0"])}
     async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (made, fleet, _):
         await until(lambda: fleet.state(endpoint) is State.LIVE)
-        can_open, made._open_transports = made._open_transports, cannot_open
+        can_open, made._feeds._open_transports = made._feeds._open_transports, cannot_open
         answer["0"]["endpoint"] = "tcp://*:7000"
-        await until(lambda: made.reason(endpoint) == "its feed cannot be followed: OSError")
-        made._open_transports = can_open
+        await until(lambda: reason(made, endpoint) == "its feed cannot be followed: OSError")
+        made._feeds._open_transports = can_open
         answer["0"]["endpoint"] = VLLM["0"]["endpoint"]
         await until(lambda: fleet.state(endpoint) is State.LIVE)
-        assert made.reason(endpoint) == ""
+        assert reason(made, endpoint) == ""
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,7 @@ async def test_worker_may_name_its_own_host_only_and_those_listed(
     why = f"it publishes on {host}, which is neither its own host nor in events.auto_hosts"
     async with worker(kv_event_sources=answer) as endpoint:
         async with feeds(endpoint) as (made, _, opened):
-            await until(lambda: made.reason(endpoint) == why)
+            await until(lambda: reason(made, endpoint) == why)
             assert opened == []
         async with feeds(endpoint, events=f"{{auto_hosts: [{host}]}}") as (_, fleet, opened):
             await until(lambda: fleet.state(endpoint) is State.LIVE)
@@ -173,7 +178,7 @@ async def test_worker_that_names_another_workers_publisher_is_not_credited_for_i
     ):
         await until(lambda: fleet.state(one) is State.LIVE)
         claimed["0"] = {"endpoint": "tcp://127.0.0.1:5557", "topic": "kv"}
-        await until(lambda: made.reason(other) == f"its feed is that of worker {one}")
+        await until(lambda: reason(made, other) == f"its feed is that of worker {one}")
         assert (len(opened), fleet.ranks(other)) == (1, 0)
         claimed["0"] = {"endpoint": "tcp://127.0.0.1:6557", "topic": "kv"}
         await until(lambda: fleet.state(other) is State.LIVE)
@@ -184,7 +189,7 @@ async def test_worker_names_64_ranks_at_most_unless_more_are_configured() -> Non
     async with worker(kv_event_sources=answer) as endpoint:
         async with feeds(endpoint) as (made, _, opened):
             why = "it names 65 ranks, more than events.auto_ranks (64)"
-            await until(lambda: made.reason(endpoint) == why)
+            await until(lambda: reason(made, endpoint) == why)
             assert opened == []
         async with feeds(endpoint, events="{auto_ranks: 65}") as (_, fleet, _):
             await until(lambda: fleet.state(endpoint) is State.LIVE)
@@ -196,11 +201,11 @@ async def test_worker_is_asked_until_it_has_a_feed(
     monkeypatch.setattr("extproc.workers.feeds.ASK_SOON_SECONDS", 0.01)
     answer: dict[str, Any] = {}
     async with worker(kv_event_sources=answer) as endpoint, feeds(endpoint) as (made, fleet, _):
-        await until(lambda: made.reason(endpoint).startswith("/kv_event_sources: names no feed"))
+        await until(lambda: reason(made, endpoint).startswith("/kv_event_sources: names no feed"))
         assert "events: auto: /kv_event_sources: names no feed" in caplog.text
         answer.update(VLLM)
         await until(lambda: fleet.state(endpoint) is State.LIVE)
-        assert made.reason(endpoint) == ""
+        assert reason(made, endpoint) == ""
 
 
 async def test_feed_is_kept_while_its_worker_does_not_answer(
@@ -217,15 +222,15 @@ async def test_feed_is_kept_while_its_worker_does_not_answer(
         answer.clear()
         before = asked.count("/kv_event_sources")
         await until(lambda: asked.count("/kv_event_sources") >= before + 4)
-        assert (fleet.state(endpoint), made.reason(endpoint)) == (State.LIVE, "")
+        assert (fleet.state(endpoint), reason(made, endpoint)) == (State.LIVE, "")
 
 
 async def test_switched_off_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("extproc.workers.feeds.ASK_SELDOM_SECONDS", 0.01)
     async with worker(kv_event_sources=VLLM) as endpoint, feeds(endpoint) as (made, fleet, opened):
         await until(lambda: fleet.state(endpoint) is State.LIVE)
-        await made.enable(enabled=False)
+        await made.enable_events(enabled=False)
         assert fleet.state(endpoint) is State.UNSUPPORTED
-        assert made.reason(endpoint) == "events are switched off"
-        await made.enable(enabled=True)
+        assert reason(made, endpoint) == "events are switched off"
+        await made.enable_events(enabled=True)
         await until(lambda: len(opened) == 2)

@@ -1,60 +1,118 @@
-"""A thousand workers that come and go leave nothing behind."""
+"""Ten thousand workers that come, are used, fail, are asked, and go leave nothing behind."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
+import json
 import logging
+import random
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from random import Random
 
+import aiohttp
 import pytest
 
 from extproc import config
+from extproc.admin.observed import Observed
+from extproc.app import remote_tokenizers
+from extproc.checking.evidence import Difference
 from extproc.config.reader import parse
-from extproc.discovery.view import Found, Member
+from extproc.discovery.discovery import Discovery
+from extproc.discovery.view import Found, Report
+from extproc.errors import RequestError
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome, Usage
-from extproc.picking.placing import Placing
-from extproc.workers.asking import HealthProbe, LoadReports
+from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, Judge
+from extproc.requests.prompt import Text
+from extproc.requests.request import Ask, Head
+from extproc.router import Router
+from extproc.workers.record import Worker
 from extproc.workers.workers import Workers
 from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
+from tests.extproc.containers import lengths
+from tests.extproc.workers.asked import until
 
-AT_ONCE, ROUNDS = 250, 4
-TOKENS = array("I", range(200))
-CONFIG = "models: [{name: a}]\nworkers: [{endpoint: '127.0.0.2:1'}]\npolicy: {sent_bytes: 1024}"
-EVENTS = config.WorkerEvents("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+AT_ONCE = 100
+# Of so many workers one has a feed: these take most of the time.
+WITH_FEED = 20
+# Rings of the last decisions, and the table of what was sent: bounded, whatever the fleet is.
+BOUNDED = ("Decision.", "Candidate.", "Recent.", "Claim.")
+IDS = array("I", range(200))
+BODY = json.dumps({"model": "a", "prompt": list(IDS)}).encode()
+# What was sent is bounded in bytes, not by the fleet: little of it, or it would be counted.
+CONFIG = """
+models: [{name: a, tokenizer: {remote: true}}]
+discovery: {file: w.yaml}
+policy: {sent_bytes: 1024, scrape_interval_ms: 3600000, probe_interval_ms: 3600000}
+"""
+FEED = config.WorkerEvents("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
 
 
-class Router:
-    """What of a router keeps something of each worker."""
+class Source:
+    """A source of workers that tells what it is told."""
+
+    name = "test"
 
     def __init__(self) -> None:
-        # what was sent is bounded in bytes, not by the fleet: little of it, or it would be counted
+        self.report: Report | None = None
+
+    async def run(self, report: Report) -> None:
+        """Waits to be told."""
+        self.report = report
+        await asyncio.Event().wait()
+
+    def see(self, found: Iterable[Found]) -> None:
+        """These are all workers."""
+        assert self.report is not None
+        self.report.view(tuple(found), "")
+
+
+class Answers:
+    """In the place of the HTTP client: every worker tells its model, and nothing else."""
+
+    async def get(self, _: str, path: str, *__: object) -> tuple[int, bytes]:
+        """The answer to a question."""
+        if path == "/v1/models":
+            return 200, b'{"data": [{"id": "a"}, {"id": "x", "parent": "a"}]}'
+        if path in ("/health", "/metrics"):
+            raise aiohttp.ClientError
+        return 404, b""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class System:
+    """A router, put together as `extproc.app` does, but for its servers."""
+
+    def __init__(self) -> None:
         self.config = parse(CONFIG, "c")
         self.fleet = Fleet(1, time.time)
-        self.workers = Workers(self.config, self.fleet, lambda _: [self.transport()])
-        self.placing = Placing(self.config, secret=1)
-        self.metrics = Metrics()
-        self.metrics.add_workers(lambda: self.workers.status(lambda _: 0), lambda: 0)
-        self.metrics.drifts.circumstances = self.workers.circumstances
-        now, chance = time.monotonic, Random(0).random
-        places, loads = self.workers.places, self.workers.loads
-        self.reports = LoadReports(self.placing, places, loads, 0.2, chance, now)
-        self.probe = HealthProbe(self.placing, places, 0.2, chance, now)
-        self.workers.gone.append(lambda name, at: self.placing.remove(name, at, now()))
-        self.workers.changed.append(self.drain)
+        self.source = Source()
+        self.discovery = Discovery((), [self.source])
+        self.workers = Workers(
+            self.config, self.fleet, lambda _: [self.transport()], self.discovery.fault
+        )
+        self.workers._polling._client = Answers()  # type: ignore[assignment]
+        self.metrics = Metrics(self.workers)
+        self.remote = remote_tokenizers(self.config, self.workers, self.metrics)
+        self.observed = Observed(time.time, kept_at_once=1_000_000)
+        rng = Random(0)
+        tokenizers = dict(self.remote)
+        self.router = Router(
+            self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observed
+        )
         self.numbers = itertools.count()
 
-    def drain(self) -> None:
-        self.placing.draining = self.workers.draining()
-
     def transport(self) -> MemoryTransport:
-        stored = BlocksStored([1, 2], None, TOKENS[:32], 16)
+        stored = BlocksStored([1, 2], None, IDS[:32], 16)
         made = MemoryTransport({0: EventBatch(0.0, [stored])})
         made.put(Connected())
         made.put(Batch(0, EventBatch(0.0, [stored])))
@@ -62,77 +120,117 @@ class Router:
 
     async def start(self) -> None:
         await self.workers.start()
-        await self.reports.start()
-        await self.probe.start()
+        await self.discovery.start(self.workers.replace)
+        await until(lambda: self.source.report is not None)
 
     async def close(self) -> None:
-        await self.reports.close()
-        await self.probe.close()
+        await self.discovery.close()
+        self.router.close()
+        for one in self.remote.values():
+            await one.close()
         await self.workers.close()
 
     async def come(self) -> list[str]:
-        """So many new workers, each with blocks, a request, an outcome and failing probes."""
-        names = [f"127.0.1.{1 + n % 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
-        found = [Found(config.Worker(name, "a", events=EVENTS)) for name in names]
-        await self.workers.replace({one.worker.endpoint: Member(one, "file") for one in found})
-        await until(lambda: {self.workers.state(name) for name in names} == {"live"})
-        assert len(self.workers.overlaps(Prompt("a", TOKENS))) == AT_ONCE
-        for name in names:
-            assert self.workers.drain(name, draining=True)
-            self.place(name)
-        await until(lambda: len(self.placing.unhealthy) == AT_ONCE)
+        """So many new workers are discovered and asked what they serve."""
+        names = [f"127.1.{n % 250}.{1 + n // 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
+        feeds = [FEED if n % WITH_FEED == 0 else None for n in range(AT_ONCE)]
+        self.source.see(
+            Found(config.Worker(name, learn=True, events=feed))
+            for name, feed in zip(names, feeds, strict=True)
+        )
+        await until(lambda: self.workers.names() == set(names))
+        records = list(self.workers.records.values())
+        await until(lambda: all(one.learned.adapters for one in records))
+        live = names[::WITH_FEED]
+        await until(lambda: {self.workers.state(name) for name in live} == {"live"})
         return names
 
-    def place(self, name: str) -> None:
-        """A request on its way to a worker that is never told to be over, and an answered one."""
-        now, books = time.monotonic(), self.placing
-        books.loads.begin(name, 33, now)
-        books.sent.record(name, books.sent.marks(Prompt("a", TOKENS)), now)
-        assert name in self.expected()
-        usage = Usage(33, 32)
-        outcome = Outcome("a", name, False, 200, 0.1, 33, 0, usage, is_comparable=True)  # noqa: FBT003
+    async def use(self, names: list[str]) -> None:
+        """Each gets requests, fails, and is found to be whatever a worker can be."""
+        for name in names:
+            await self.request(name)
+            await self.fail(self.workers.records[name])
+        for failures in self.workers.tokenizers("a").values():
+            failures.add(time.monotonic(), random.random)
+        with contextlib.suppress(RequestError):  # nobody listens
+            await self.remote["a"].encode(Text(names[0]), None)
+        self.observed.sample(time.time(), dict.fromkeys(names, (1, 1)))
+        text = self.metrics.exposition().decode()
+        assert all(f'"{name}"' in text for name in names)
+        assert len(self.workers.upstreams.ejected(time.monotonic())) == AT_ONCE
+
+    async def request(self, name: str) -> None:
+        """One that is answered elsewhere, one that fails, and one that is never over."""
+        ask = Ask(Head("POST", "/v1/completions", None, subset=frozenset({name})), BODY)
+        for _ in range(3):
+            decision, booking = await self.router.route(ask)
+            assert (decision.pick, booking is None) == ((name,), False)
+            assert booking is not None
+            if not booking.load.bookings - {booking}:
+                self.router.served(decision, booking, "10.9.9.9:9")
+                self.router.release(booking)
+            else:
+                self.router.answered(booking, 503, name)
+        usage = Usage(200, 160, "prompt")
+        outcome = Outcome("a", name, False, 200, 0.1, 200, 0, usage, is_comparable=True)  # noqa: FBT003
         self.metrics.observe_outcome(outcome)
 
-    def expected(self) -> Collection[str]:
-        """The workers that are taken to hold the prompt on account of requests."""
-        sent = self.placing.sent
-        return sent.expected(sent.marks(Prompt("a", TOKENS)), time.monotonic())
+    async def fail(self, worker: Worker) -> None:
+        """Its answers, its probes, its scrapes and its tokens."""
+        upstreams, upstream, now = self.workers.upstreams, worker.upstream, time.monotonic()
+        assert upstream is not None
+        for _ in range(FAILURES_UNTIL_LEFT_OUT):
+            upstreams.answered(worker.endpoint, 503, now)
+            for one in self.workers._asked:
+                await one.ask(self.workers._polling.client, worker)
+        upstreams.eject(upstream, Judge.DOUBTS, "is dead")
+        assert len(upstream.against) == len(Judge)
+        self.workers.checks.watch(worker.name, Prompt("a", IDS), None)
+        worker.check.result.is_distrusted = True
+        worker.check.result.difference = Difference(0, 1, 2)
+        self.workers.checks.status(worker.name)
+
+    async def go(self) -> None:
+        """All workers are gone, and what was under way there is over later."""
+        releases = [self.router.placing._claims.keys() | self.router._watched.keys()]
+        self.source.see(())
+        await until(lambda: not self.workers.names())
+        for booking in releases[0]:
+            self.router.answered(booking, 503, "")
+            self.router.release(booking)
+        await until(lambda: not (self.fleet._followed or self.fleet._releasing))
+        assert self.workers.overlaps(Prompt("a", IDS)) == {}
+        self.observed.sample(time.time(), {})
+
+    def lengths(self) -> Counter[str]:
+        """Of all containers that can be reached from any part."""
+        parts = (self.workers, self.metrics, self.router, self.observed, self.discovery)
+        found = lengths(parts=parts, remote=self.remote, fleet=self.fleet)
+        assert found["Table.by_name"] == len(self.workers.records)  # it looks into the parts
+        return Counter({name: n for name, n in found.items() if not name.startswith(BOUNDED)})
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.01)
-
-
-def named_in(text: bytes, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.encode() in text]
-
-
-@pytest.mark.slow
-async def test_workers_that_come_and_go_leave_nothing_behind(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
+async def test_thousands_of_workers_that_come_and_go_leave_nothing_behind(
+    rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "kvsteer")  # records are kept, and would be counted
-    one = Router()
+    one = System()
     await one.start()
-    sizes: list[tuple[int, int, int]] = []
-    for _ in range(ROUNDS):
+    sizes: list[tuple[int, int, Counter[str]]] = []
+    for number in range(rounds):
         names = await one.come()
-        assert len(named_in(one.metrics.exposition(), names)) == AT_ONCE
-        await one.workers.replace({})
-        await until(lambda: not (one.placing.unhealthy or one.placing.unfit or one.probe._failures))
-        await until(lambda: not (one.reports._failures or one.placing.loads._endpoints))
-        assert named_in(one.metrics.exposition(), names) == []
-        assert (one.workers.status(lambda _: 0), one.workers.draining()) == ([], set())
-        assert one.workers.overlaps(Prompt("a", TOKENS)) == {}
-        assert not one.expected()
-        assert not one.placing.draining
-        assert not one.metrics.drifts.by_worker
-        gc.collect()
-        sizes.append((len(asyncio.all_tasks()), one.fleet.index_bytes(), len(gc.get_objects())))
-    tasks, index_bytes, objects = zip(*sizes, strict=True)
-    assert len(set(tasks)) == 1
-    assert index_bytes[-1] <= index_bytes[1]
-    assert objects[-1] - objects[1] < AT_ONCE
+        await one.use(names)
+        await one.go()
+        if number in (rounds // 2, rounds - 1):  # what is bounded is full by then
+            text = one.metrics.exposition().decode()
+            assert not any(f'"{name}"' in text for name in names)
+            del names
+            held = one.lengths()  # first: who looks into objects has Python make a dict of each
+            gc.collect()
+            sizes.append((len(asyncio.all_tasks()), len(gc.get_objects()), held))
+    (tasks, objects, held), (tasks_after, objects_after, held_after) = sizes
+    assert [name for name in held_after | held if held_after[name] != held[name]] == []
+    assert tasks_after == tasks
+    assert objects_after - objects < AT_ONCE
     await one.close()

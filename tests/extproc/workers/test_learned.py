@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from extproc.config import Model
-from extproc.workers.learning import Learned, block_size_in, from_models
+from extproc.workers.learning import block_size_in, from_models
+from extproc.workers.record import Learned
 
 MODELS = (Model("a", aliases=("org/a",)), Model("b"))
 NONSENSE = [b"", b"[]", b"1", b"[" * 5000, b"\xff"]

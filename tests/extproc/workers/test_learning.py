@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Model, Worker
+from extproc.config import Worker
 from extproc.config.reader import parse
-from extproc.discovery.view import STATIC, Fleet, Found, merged
+from extproc.discovery.view import Fleet, Found, merged
 from extproc.workers import learning, resolving
-from extproc.workers.learning import Learning
-from extproc.workers.roster import Roster
+from extproc.workers.record import Worker as Record
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet as KnownFleet
+from tests.extproc.workers.asked import until
 
 NEVER = 3600.0
 CONFIG = "models: [{name: m}, {name: n}]\nworkers: [{endpoint: '127.0.0.1:1', model: m}]"
@@ -64,45 +66,33 @@ async def engine(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[tuple[
         await server.wait_closed()
 
 
+def member(name: str, **more: Any) -> Fleet:
+    return merged({"file": (Found(Worker(name, learn=True), **more),)})
+
+
 @contextlib.asynccontextmanager
 async def asked(
-    port: int, chances: Iterable[float] = ()
-) -> AsyncIterator[tuple[Learning, asyncio.Event, str]]:
+    name: str, chances: Iterable[float] = (), **more: Any
+) -> AsyncIterator[tuple[Workers, Record]]:
     """chances: those of the first waits; the others have no jitter."""
-    told, chance = asyncio.Event(), chain(chances, repeat(0.5))
-    one = Learning([Model("m")], lambda _: told.set(), lambda: next(chance))
-    name = f"127.0.0.1:{port}"
-    await one.ask({name: Worker(name, learn=True)})
-    try:
-        yield one, told, name
-    finally:
-        await one.close()
-
-
-async def until_known(one: Learning, name: str) -> None:
-    while one.of(name).model is None:  # noqa: ASYNC110 - no event tells
-        await asyncio.sleep(0.002)
-
-
-def found(name: str, **more: Any) -> Fleet:
-    return merged({STATIC: (Found(Worker(name, learn=True), **more),)})
-
-
-@contextlib.asynccontextmanager
-async def roster(name: str, **more: Any) -> AsyncIterator[tuple[Roster, asyncio.Event]]:
-    told = asyncio.Event()
-    one = Roster(parse(CONFIG, "c"), lambda *_: None, told.set)
-    one.replace(found(name, **more))
+    chance = chain(chances, repeat(0.5))
+    fleet = KnownFleet(1, lambda: 0.0)
+    one = Workers(parse(CONFIG, "c"), fleet, lambda _: [], chance=lambda: next(chance))
+    await one.replace(member(name, **more))
     await one.start()
     try:
-        yield one, told
+        yield one, one.records[name]
     finally:
         await one.close()
+
+
+async def until_told(worker: Record) -> None:
+    await until(lambda: worker.learned.model == "m")
 
 
 async def test_a_dead_worker_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "RETRY_SECONDS", (0.02, 0.08))
-    async with engine() as (dead, port), asked(port):
+    async with engine() as (dead, port), asked(f"127.0.0.1:{port}"):
         await dead.until_asked(6)
     waits = [later - at for at, later in zip(dead.asked_at, dead.asked_at[1:], strict=False)]
     for waited, nominal in zip(waits, (0.02, 0.04, 0.08, 0.08, 0.08), strict=False):
@@ -119,9 +109,8 @@ async def test_a_worker_that_answers_again_is_asked_soon(monkeypatch: pytest.Mon
     no_wait = [-0.5] * 20
     async with engine() as (starting, port):
         starting.serves = {20: "what is not configured", 21: "m", 22: "m"}
-        async with asked(port, no_wait) as (one, told, name), asyncio.timeout(20):
-            await told.wait()
-            await until_known(one, name)
+        async with asked(f"127.0.0.1:{port}", no_wait) as (_, worker):
+            await until_told(worker)
         assert len(starting.asked_at) == 22
 
 
@@ -129,27 +118,22 @@ async def test_a_worker_that_is_not_as_it_was_is_asked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(learning, "RETRY_SECONDS", (NEVER, NEVER))
-    async with engine() as (dead, port), asked(port) as (one, told, name):
+    async with engine() as (dead, port), asked(f"127.0.0.1:{port}") as (one, worker):
         await dead.until_asked(1)
         dead.come_up()
-        one.ask_now(name)
-        one.ask_now("of no worker")
-        async with asyncio.timeout(20):
-            await told.wait()
-        assert one.of(name).model == "m"
+        await one.replace(member(worker.name, adapters=((1, "x"),)))
+        await until_told(worker)
 
 
 async def test_a_worker_that_became_ready_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "RETRY_SECONDS", (NEVER, NEVER))
     async with engine() as (dead, port):
         name = f"127.0.0.1:{port}"
-        async with roster(name, excluded="its pod is not ready") as (one, told):
+        async with asked(name, excluded="its pod is not ready") as (one, worker):
             await dead.until_asked(1)
             dead.come_up()
-            one.replace(found(name))
-            async with asyncio.timeout(20):
-                await told.wait()
-            assert one.model_of(name) == "m"
+            await one.replace(member(name))
+            await until_told(worker)
 
 
 async def test_a_worker_that_has_another_address_is_asked_there_at_once(
@@ -165,9 +149,7 @@ async def test_a_worker_that_has_another_address_is_asked_there_at_once(
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
     async with engine() as (dead, port), engine("127.0.0.2", port) as (other, _):
         other.come_up()
-        async with roster(f"engine.test:{port}") as (one, told):
+        async with asked(f"engine.test:{port}") as (_, worker):
             await dead.until_asked(1)
             hosts[:] = ["127.0.0.2"]
-            async with asyncio.timeout(20):
-                await told.wait()
-            assert one.model_of(f"engine.test:{port}") == "m"
+            await until_told(worker)

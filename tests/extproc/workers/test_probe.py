@@ -5,17 +5,24 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.config import Config, Model
-from extproc.picking.placing import FAILURES_UNTIL_DEAD, Placing
+from extproc.config.reader import parse
+from extproc.picking.load import Loads
+from extproc.picking.placing import FAILURES_UNTIL_DEAD, Judge
+from extproc.picking.sent import Sent
 from extproc.workers.asking import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
+from extproc.workers.polling import Client, Polling
+from extproc.workers.record import Table
+from extproc.workers.workers import Workers
+from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
+from tests.extproc.workers.asked import against, client, only, pace, running, table_of, until
 from tests.ports import free_port
 
-DEADLINE_SECONDS = 20
+PROMPT = Prompt("m", array("I", range(100)))
+UNHEALTHY = "fails its health probe"
 
 
 class Engine:
@@ -25,9 +32,11 @@ class Engine:
         self.status = 200
         self.asked = 0
         self.endpoint = ""
+        self.before_answer: Callable[[], object] = lambda: None
 
     async def health(self, _: web.Request) -> web.Response:
         self.asked += 1
+        self.before_answer()
         return web.Response(status=self.status)
 
 
@@ -46,117 +55,115 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as one:
+async def http() -> AsyncIterator[Client]:
+    async with client() as one:
         yield one
 
 
-def placing() -> Placing:
-    return Placing(Config(models=(Model("m"),)), secret=1)
+def probe(table: Table) -> HealthProbe:
+    return HealthProbe(table, pace(), time.monotonic)
 
 
-def probe(books: Placing, *endpoints: str, interval_seconds: float = 0.0) -> HealthProbe:
-    places = [("a", endpoint) for endpoint in endpoints]
-    return HealthProbe(books, lambda: places, interval_seconds, lambda: 0.5, time.monotonic)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.01)
+def workers(endpoint: str, policy: str) -> Workers:
+    text = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{endpoint}'}}]\npolicy: {policy}"
+    return Workers(parse(text, "c"), Fleet(1, lambda: 0.0), lambda _: [], chance=lambda: 0.5)
 
 
 @pytest.mark.parametrize("status", [503, 404, 302])
 async def test_a_worker_that_is_not_well_is_left_out_until_it_is(
-    engine: Engine, session: aiohttp.ClientSession, status: int
+    engine: Engine, http: Client, status: int
 ) -> None:
-    books = placing()
-    asking = probe(books)
+    table = table_of(engine.endpoint)
+    asking = probe(table)
     engine.status = status
     for number in range(FAILURES_UNTIL_UNHEALTHY):
-        assert not books.unhealthy, number
-        await asking.ask(session, ("a", engine.endpoint))
-    assert books.unhealthy == {engine.endpoint: "fails its health probe"}
+        assert not against(table, Judge.PROBE), number
+        await asking.ask(http, only(table))
+    assert table.upstreams.ejected(0.0) == {engine.endpoint: UNHEALTHY}
     engine.status = 200
-    await asking.ask(session, ("a", engine.endpoint))
-    assert books.unhealthy == {}
+    await asking.ask(http, only(table))
+    assert table.upstreams.ejected(0.0) == {}
 
 
-async def test_failures_count_in_a_row(engine: Engine, session: aiohttp.ClientSession) -> None:
-    books = placing()
-    asking = probe(books)
+async def test_failures_count_in_a_row(engine: Engine, http: Client) -> None:
+    table = table_of(engine.endpoint)
+    asking = probe(table)
     for status in (503, 200, 503, 200):
         engine.status = status
-        await asking.ask(session, ("a", engine.endpoint))
-    assert books.unhealthy == {}
+        await asking.ask(http, only(table))
+    assert against(table, Judge.PROBE) == {}
 
 
-async def test_what_was_sent_to_a_worker_that_cannot_be_reached_is_forgotten(
-    session: aiohttp.ClientSession,
-) -> None:
-    books = placing()
-    marks = books.sent.marks(Prompt("m", array("I", range(100))))
-    books.sent.record("a", marks, time.monotonic())
-    asking = probe(books)
+async def test_what_was_sent_to_a_worker_that_cannot_be_reached_is_forgotten(http: Client) -> None:
+    table, sent = table_of("127.0.0.1:1"), Sent(1)
+    marks = sent.marks(PROMPT)
+    sent.record(only(table).holdings, marks, time.monotonic())
     for _ in range(FAILURES_UNTIL_UNHEALTHY):
-        await asking.ask(session, ("a", "127.0.0.1:1"))
-    assert not books.sent.expected(marks, time.monotonic())
+        assert sent.expected(marks, time.monotonic())
+        await probe(table).ask(http, only(table))
+    assert not sent.expected(marks, time.monotonic())
 
 
-async def test_a_probe_does_not_undo_what_others_know(
-    engine: Engine, session: aiohttp.ClientSession
-) -> None:
-    books = placing()
-    books.unfit[engine.endpoint] = "does not answer"
-    books.draining.add(engine.endpoint)
-    await probe(books).ask(session, ("a", engine.endpoint))
-    assert (len(books.unfit), len(books.draining)) == (1, 1)
+async def test_a_probe_does_not_undo_what_others_know(engine: Engine, http: Client) -> None:
+    table = table_of(engine.endpoint)
+    (upstream,) = table.upstreams
+    table.upstreams.eject(upstream, Judge.SCRAPES, "does not answer")
+    await probe(table).ask(http, only(table))
+    assert table.upstreams.ejected(0.0) == {engine.endpoint: "does not answer"}
 
 
-async def test_workers_are_asked_again_and_again_and_those_that_went_forgotten(
-    engine: Engine,
-) -> None:
-    books = placing()
-    books.unhealthy["gone:1"] = "fails its health probe"
-    asking = probe(books, engine.endpoint, interval_seconds=0.05)
-    await asking.start()
-    await until(lambda: engine.asked >= 3)
-    assert books.unhealthy == {}
-    engine.status = 500
-    await until(lambda: engine.endpoint in books.unhealthy)
-    await asking.close()
+async def test_workers_are_asked_again_and_again(engine: Engine) -> None:
+    async with running(workers(engine.endpoint, "{probe_interval_ms: 50}")) as one:
+        await until(lambda: engine.asked >= 3)
+        engine.status = 500
+        await until(lambda: one.down(engine.endpoint) == UNHEALTHY)
 
 
-async def test_by_default_no_worker_is_asked(engine: Engine) -> None:
-    asking = probe(placing(), engine.endpoint)
-    await asking.start()
-    await asking.close()
+@pytest.mark.parametrize("policy", ["{}", "{probe_interval_ms: 0}"])
+async def test_by_default_no_worker_is_asked(engine: Engine, policy: str) -> None:
+    async with running(workers(engine.endpoint, policy)):
+        pass
     assert engine.asked == 0
 
 
 async def test_the_next_worker_at_an_address_that_failed_is_left_out_too(
-    engine: Engine, session: aiohttp.ClientSession
+    engine: Engine, http: Client
 ) -> None:
-    books = placing()
-    asking = probe(books)
+    table = table_of(engine.endpoint)
     engine.status = 503
-    for _ in range(FAILURES_UNTIL_UNHEALTHY + 1):
-        await asking.ask(session, ("a", engine.endpoint))
-    books.remove("a", engine.endpoint, time.monotonic())
-    await asking.ask(session, ("a", engine.endpoint))
-    assert books.unhealthy == {engine.endpoint: "fails its health probe"}
+    for _ in range(2):
+        asking = probe(table)
+        for _ in range(FAILURES_UNTIL_UNHEALTHY):
+            await asking.ask(http, only(table))
+        assert against(table, Judge.PROBE) == {engine.endpoint: UNHEALTHY}
+        member = only(table).member
+        table.replace({})
+        table.replace({engine.endpoint: member})
+        assert against(table, Judge.PROBE) == {}
+
+
+async def test_an_answer_that_is_later_than_the_end_of_its_worker_leaves_nothing(
+    engine: Engine, http: Client
+) -> None:
+    table = table_of(engine.endpoint)
+    engine.status, worker = 503, only(table)
+    asking = asyncio.gather(*(probe(table).ask(http, worker) for _ in range(9)))
+    await asyncio.sleep(0)
+    table.replace({})
+    await asking
+    assert (list(table.upstreams), table.upstreams.ejected(0.0)) == ([], {})
 
 
 async def test_a_death_that_the_scrapes_told_is_not_told_again(
-    session: aiohttp.ClientSession, engine: Engine, caplog: pytest.LogCaptureFixture
+    http: Client, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "kvsteer")
-    books = placing()
-    books.unfit[engine.endpoint] = "does not answer on its endpoint"
-    asking = probe(books)
+    table = table_of(engine.endpoint)
+    (upstream,) = table.upstreams
+    table.upstreams.eject(upstream, Judge.SCRAPES, "does not answer on its endpoint")
     for status in (503, 503, 200):
         engine.status = status
-        await asking.ask(session, ("a", engine.endpoint))
+        await probe(table).ask(http, only(table))
     assert caplog.messages == []
 
 
@@ -173,81 +180,92 @@ class Life:
         return self.is_cut, self.looks if self.publishes else 0
 
 
+def doubted(table: Table) -> bool:
+    return any(one.is_doubted for one in table.upstreams)
+
+
+def doubt(table: Table) -> None:
+    table.upstreams.doubt(only(table).endpoint, is_doubted=True)
+
+
+def dead(table: Table) -> str:
+    """Why the one worker is taken for dead, "" if it is not."""
+    return against(table, Judge.DOUBTS).get(only(table).endpoint, "")
+
+
 @contextlib.asynccontextmanager
-async def doubting(books: Placing, life: Life, *endpoints: str) -> AsyncIterator[None]:
-    places = [(endpoint, endpoint) for endpoint in endpoints]
-    one = Doubts(books, lambda: places, life.sign, time.monotonic)
-    await one.start()
+async def doubting(table: Table, life: Life) -> AsyncIterator[None]:
+    polling = Polling()
+    polling.start([Doubts(table, polling, life.sign, time.monotonic).look])
     try:
         yield
     finally:
-        await one.close()
+        await polling.close()
 
 
 async def test_a_worker_in_no_doubt_is_asked_nothing(engine: Engine) -> None:
-    books, life = placing(), Life()
-    books.loads.begin("10.0.0.9:1", 10, time.monotonic())  # of another one
-    async with doubting(books, life, engine.endpoint):
+    life = Life()
+    async with doubting(table_of(engine.endpoint), life):
         await until(lambda: life.looks >= 6)
     assert engine.asked == 0
 
 
 async def test_a_worker_whose_events_alone_are_off_is_asked_and_stays(engine: Engine) -> None:
-    books, life = placing(), Life()
+    table, life = table_of(engine.endpoint), Life()
     life.is_cut = True
     engine.status = 404  # nor does it know the path
-    async with doubting(books, life, engine.endpoint):
+    async with doubting(table, life):
         await until(lambda: engine.asked >= 2)
-    assert books.dead == {}
+    assert not dead(table)
 
 
 async def test_a_worker_that_refuses_connections_is_left_out_until_it_is_back() -> None:
-    books, life = placing(), Life()
+    endpoint, life, sent = f"127.0.0.1:{free_port()}", Life(), Sent(1)
+    table = table_of(endpoint)
     life.is_cut = True
-    endpoint = f"127.0.0.1:{free_port()}"
-    marks = books.sent.marks(Prompt("m", array("I", range(100))))
-    books.sent.record(endpoint, marks, time.monotonic())
-    async with doubting(books, life, endpoint):
-        await until(lambda: endpoint in books.dead)
-        assert not books.sent.expected(marks, time.monotonic())
+    marks = sent.marks(PROMPT)
+    sent.record(only(table).holdings, marks, time.monotonic())
+    async with doubting(table, life):
+        await until(lambda: bool(dead(table)))
+        assert not sent.expected(marks, time.monotonic())
         runner = web.AppRunner(web.Application())
         await runner.setup()
         await web.TCPSite(runner, *endpoint.split(":")).start()  # type: ignore[arg-type]
-        await until(lambda: not books.dead)
+        await until(lambda: not dead(table))
         await runner.cleanup()
 
 
 async def test_a_host_gone_silent_with_a_request_is_left_out() -> None:
-    books = placing()
     with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel alone accepts
-        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-        books.loads.begin(endpoint, 10, time.monotonic())
-        async with doubting(books, Life(), endpoint):
-            await until(lambda: endpoint in books.dead)
-    assert books.dead[endpoint] == "does not answer: not a byte within 1 s"
+        table = table_of(f"127.0.0.1:{listener.getsockname()[1]}")
+        loads = Loads(table.upstreams.by_endpoint)
+        loads.begin(only(table).endpoint, 10, time.monotonic())
+        async with doubting(table, Life()):
+            await until(lambda: bool(dead(table)))
+    assert dead(table) == "does not answer: not a byte within 1 s"
 
 
 async def test_a_worker_that_is_busy_and_publishes_is_not_left_out() -> None:
-    books, life = placing(), Life()
+    life = Life()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-        books.doubted.add(endpoint)  # so it is asked, and does not answer
+        table = table_of(f"127.0.0.1:{listener.getsockname()[1]}")
+        doubt(table)  # so it is asked, and does not answer
         life.publishes = True
-        async with doubting(books, life, endpoint):
-            await until(lambda: not books.doubted)
-    assert books.dead == {}
+        async with doubting(table, life):
+            await until(lambda: not doubted(table))
+    assert not dead(table)
 
 
 async def test_faults_that_a_worker_tells_of_itself_count_in_a_row(engine: Engine) -> None:
-    books = placing()
-    books.doubted.add(engine.endpoint)
+    table = table_of(engine.endpoint)
+    doubt(table)
     engine.status = 503
-    async with doubting(books, Life(), engine.endpoint):
-        await until(lambda: engine.endpoint in books.dead)
+    async with doubting(table, Life()):
+        await until(lambda: bool(dead(table)))
         assert engine.asked == FAILURES_UNTIL_DEAD
         engine.status = 200
-        await until(lambda: not books.dead)
-        assert not books.doubted
+        await until(lambda: not dead(table))
+        assert not doubted(table)
 
 
 async def test_what_speaks_no_http_lives() -> None:
@@ -256,18 +274,24 @@ async def test_what_speaks_no_http_lives() -> None:
         await writer.drain()
         writer.close()
 
-    books = placing()
     server = await asyncio.start_server(other, "127.0.0.1", 0)
-    endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    books.doubted.add(endpoint)
-    async with server, doubting(books, Life(), endpoint):
-        await until(lambda: not books.doubted)
-    assert books.dead == {}
+    table = table_of(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    doubt(table)
+    async with server, doubting(table, Life()):
+        await until(lambda: not doubted(table))
+    assert not dead(table)
 
 
-async def test_a_worker_that_went_leaves_no_doubt_behind() -> None:
-    books = placing()
-    books.dead["gone:1"] = "is dead"
-    books.doubted.add("gone:1")
-    async with doubting(books, Life()):
-        await until(lambda: not (books.dead or books.doubted))
+async def test_a_worker_that_goes_while_it_is_asked_leaves_no_doubt_behind(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, life = table_of(engine.endpoint), Life()
+    (upstream,) = table.upstreams
+    upstream.vital.failures = FAILURES_UNTIL_DEAD - 1
+    engine.status, life.is_cut = 503, True
+    engine.before_answer = lambda: table.replace({})
+    async with doubting(table, life):
+        await until(lambda: engine.asked >= 1)
+        await asyncio.sleep(0.05)
+    assert (table.upstreams.ejected(0.0), table.upstreams.has_suspects) == ({}, False)
+    assert caplog.messages == []

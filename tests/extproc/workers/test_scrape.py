@@ -1,21 +1,25 @@
-import asyncio
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
 
-import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.config import Config, Model
-from extproc.picking.load import Report
-from extproc.picking.placing import Placing
-from extproc.workers.asking import FAILURES_UNTIL_UNFIT, LoadReports, Place
+from extproc.config.reader import parse
+from extproc.picking.load import Loads
+from extproc.picking.placing import Judge
+from extproc.picking.sent import Sent
+from extproc.workers.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
+from extproc.workers.polling import Client, Polling
+from extproc.workers.record import Table
+from extproc.workers.workers import Workers
 from kvstate.events import EngineLoad
+from kvstate.fleet import Fleet
 from kvstate.overlap import Prompt
+from tests.extproc.workers.asked import against, client, only, pace, running, table_of, until
 
 METRICS = "vllm:num_requests_running 3\nvllm:num_requests_waiting 1\n"
-DEADLINE_SECONDS = 20
+UNFIT = "does not answer on its endpoint"
 
 
 class Engine:
@@ -26,9 +30,11 @@ class Engine:
         self.status = 200
         self.asked = 0
         self.endpoint = ""
+        self.before_answer: Callable[[], None] = lambda: None
 
     async def metrics(self, _: web.Request) -> web.Response:
         self.asked += 1
+        self.before_answer()
         return web.Response(text=self.text, status=self.status)
 
 
@@ -48,137 +54,124 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession() as one:
+async def http() -> AsyncIterator[Client]:
+    async with client() as one:
         yield one
 
 
-def placing() -> Placing:
-    return Placing(Config(models=(Model("m"),)), secret=1)
-
-
 def reports(
-    books: Placing,
-    place: Place,
-    feeds: list[tuple[EngineLoad, float]] | None = None,
-    interval_seconds: float = 0.0,
+    table: Table, feeds: list[tuple[EngineLoad, float]] | None = None, at: Pace | None = None
 ) -> LoadReports:
-    return LoadReports(
-        books, lambda: [place], lambda _: feeds or [], interval_seconds, lambda: 0.5, time.monotonic
-    )
+    loads = Loads(table.upstreams.by_endpoint)
+    return LoadReports(table, loads, lambda _: feeds or [], at or pace(), time.monotonic)
 
 
-def others(books: Placing, endpoint: str) -> float:
-    return books.loads.load(endpoint, time.monotonic()).others
+def workers(endpoint: str, policy: str) -> Workers:
+    text = f"models: [{{name: m}}]\nworkers: [{{endpoint: '{endpoint}'}}]\npolicy: {policy}"
+    return Workers(parse(text, "c"), Fleet(1, lambda: 0.0), lambda _: [], chance=lambda: 0.5)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what is waited for sets no event
-            await asyncio.sleep(0.01)
+def others(table: Table) -> float:
+    endpoint = only(table).endpoint
+    return Loads(table.upstreams.by_endpoint).load(endpoint, time.monotonic()).others
 
 
-async def test_a_workers_metrics_tell_what_others_sent_it(
-    engine: Engine, session: aiohttp.ClientSession
-) -> None:
-    books = placing()
-    await reports(books, ("a", engine.endpoint)).ask(session, ("a", engine.endpoint))
-    report = books.loads.load(engine.endpoint, time.monotonic()).report
-    assert report is not None
-    assert (report.running, report.waiting) == (3, 1)
+async def test_a_workers_metrics_tell_what_others_sent_it(engine: Engine, http: Client) -> None:
+    table = table_of(engine.endpoint)
+    await reports(table).ask(http, only(table))
+    (upstream,) = table.upstreams
+    assert upstream.load.report is not None
+    assert (upstream.load.report.running, upstream.load.report.waiting) == (3, 1)
 
 
 @pytest.mark.parametrize(("text", "status"), [("nothing", 200), (METRICS, 404)])
 async def test_a_worker_that_does_not_tell_its_load_is_still_fit(
-    engine: Engine, session: aiohttp.ClientSession, text: str, status: int
+    engine: Engine, http: Client, text: str, status: int
 ) -> None:
     engine.text, engine.status = text, status
-    books = placing()
-    asking = reports(books, ("a", engine.endpoint))
+    table = table_of(engine.endpoint)
     for _ in range(FAILURES_UNTIL_UNFIT):
-        await asking.ask(session, ("a", engine.endpoint))
-    assert (others(books, engine.endpoint), books.unfit) == (0.0, {})
+        await reports(table).ask(http, only(table))
+    assert (others(table), against(table, Judge.SCRAPES)) == (0.0, {})
 
 
 async def test_a_worker_that_cannot_be_reached_is_unfit_until_it_can_be(
-    engine: Engine, session: aiohttp.ClientSession
+    engine: Engine, http: Client
 ) -> None:
-    books = placing()
-    endpoint = engine.endpoint
-    marks = books.sent.marks(Prompt("m", array("I", range(100))))
-    books.sent.record("a", marks, time.monotonic())
-    asking = reports(books, ("a", endpoint))
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1e-6)) as hasty:
-        for number in range(FAILURES_UNTIL_UNFIT):
-            assert not books.unfit, number
-            await asking.ask(hasty, ("a", endpoint))
-    assert books.unfit == {endpoint: "does not answer on its endpoint"}
-    assert not books.sent.expected(marks, time.monotonic())
-    await asking.ask(session, ("a", endpoint))
-    assert books.unfit == {}
+    table, sent = table_of(engine.endpoint), Sent(1)
+    marks = sent.marks(Prompt("m", array("I", range(100))))
+    sent.record(only(table).holdings, marks, time.monotonic())
+    hasty = reports(table, at=pace(1e-6))
+    for number in range(FAILURES_UNTIL_UNFIT):
+        assert not against(table, Judge.SCRAPES), number
+        await hasty.ask(http, only(table))
+    assert against(table, Judge.SCRAPES) == {engine.endpoint: UNFIT}
+    assert not sent.expected(marks, time.monotonic())
+    await reports(table).ask(http, only(table))
+    assert against(table, Judge.SCRAPES) == {}
 
 
 async def test_a_death_that_the_probe_told_is_not_told_again(
-    engine: Engine, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+    engine: Engine, http: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "kvsteer")
-    books, endpoint = placing(), engine.endpoint
-    books.unhealthy[endpoint] = "fails its health probe"
-    asking = reports(books, ("a", endpoint))
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1e-6)) as hasty:
-        for _ in range(FAILURES_UNTIL_UNFIT):
-            await asking.ask(hasty, ("a", endpoint))
-    assert endpoint in books.unfit
-    await asking.ask(session, ("a", endpoint))
+    table = table_of(engine.endpoint)
+    (upstream,) = table.upstreams
+    table.upstreams.eject(upstream, Judge.PROBE, "fails its health probe")
+    hasty = reports(table, at=pace(1e-6))
+    for _ in range(FAILURES_UNTIL_UNFIT):
+        await hasty.ask(http, only(table))
+    assert against(table, Judge.SCRAPES)
+    await reports(table).ask(http, only(table))
     assert caplog.messages == []
 
 
-async def test_load_that_a_feed_carries_is_preferred(
-    engine: Engine, session: aiohttp.ClientSession
-) -> None:
-    books = placing()
-    asking = reports(books, ("a", engine.endpoint), [(EngineLoad(9, 0), 0.0)])
-    await asking.ask(session, ("a", engine.endpoint))
-    assert others(books, engine.endpoint) == 0.0
-    await asking.start()
-    await until(lambda: others(books, engine.endpoint) > 8)
-    await asking.close()
+async def test_load_that_a_feed_carries_is_preferred(engine: Engine, http: Client) -> None:
+    table = table_of(engine.endpoint)
+    asking = reports(table, [(EngineLoad(9, 0), 0.0)])
+    await asking.ask(http, only(table))
+    assert others(table) == 0.0
+    polling = Polling()
+    polling.start([asking.look])
+    await until(lambda: others(table) > 8)
+    await polling.close()
 
 
 async def test_workers_are_asked_again_and_again_if_that_is_configured(engine: Engine) -> None:
-    books = placing()
-    asking = reports(books, ("a", engine.endpoint), interval_seconds=0.05)
-    await asking.start()
-    await until(lambda: engine.asked >= 3)
-    await asking.close()
-    assert others(books, engine.endpoint) > 0
+    async with running(workers(engine.endpoint, "{scrape_interval_ms: 50}")) as one:
+        await until(lambda: engine.asked >= 3)
+        assert one.load(engine.endpoint).others > 0
 
 
 async def test_by_default_no_worker_is_asked(engine: Engine) -> None:
-    books = placing()
-    asking = reports(books, ("a", engine.endpoint), [(EngineLoad(9, 0), 0.0)])
-    await asking.start()
-    await until(lambda: others(books, engine.endpoint) > 0)
-    await asking.close()
+    async with running(workers(engine.endpoint, "{}")):
+        pass
     assert engine.asked == 0
 
 
-async def test_the_next_worker_at_an_address_that_failed_is_left_out_too(
-    session: aiohttp.ClientSession,
+async def test_the_next_worker_at_an_address_that_failed_is_left_out_too(http: Client) -> None:
+    table = table_of("127.0.0.1:1")
+    for _ in range(2):
+        asking = reports(table)
+        for _ in range(FAILURES_UNTIL_UNFIT):
+            await asking.ask(http, only(table))
+        assert against(table, Judge.SCRAPES) == {"127.0.0.1:1": UNFIT}
+        member = only(table).member
+        table.replace({})
+        table.replace({"127.0.0.1:1": member})
+        assert against(table, Judge.SCRAPES) == {}
+
+
+async def test_an_answer_that_is_later_than_the_end_of_its_worker_leaves_nothing(
+    engine: Engine, http: Client
 ) -> None:
-    books, place = placing(), ("a", "127.0.0.1:1")
-    asking = reports(books, place)
-    for _ in range(FAILURES_UNTIL_UNFIT + 1):
-        await asking.ask(session, place)
-    books.remove(*place, time.monotonic())
-    await asking.ask(session, place)
-    assert list(books.unfit) == ["127.0.0.1:1"]
+    table = table_of(engine.endpoint)
+    worker = only(table)
 
+    def end() -> None:
+        table.replace({})
+        table.replace({engine.endpoint: worker.member})
 
-async def test_an_answer_that_is_later_than_the_end_of_its_worker_leaves_nothing() -> None:
-    books = placing()
-    books.loads.report("10.0.0.1:1", Report(3, 0, time.monotonic()), time.monotonic())
-    asking = reports(books, ("a", "127.0.0.1:1"))
-    await asking.start()
-    await until(lambda: others(books, "10.0.0.1:1") == 0.0)
-    await asking.close()
+    engine.before_answer = end
+    await reports(table).ask(http, worker)
+    assert (engine.asked, others(table)) == (1, 0.0)

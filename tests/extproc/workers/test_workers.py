@@ -8,6 +8,8 @@ import pytest
 from extproc import config
 from extproc.config.reader import parse
 from extproc.discovery.view import Found, Member
+from extproc.picking.placing import Judge
+from extproc.workers.record import Table
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.transport import Connected, MemoryTransport
@@ -32,7 +34,7 @@ def workers(text: str, transports: list[MemoryTransport] | None = None) -> Worke
 async def until_live(one: Workers) -> dict[str, Any]:
     async with asyncio.timeout(5):
         while True:
-            (status,) = one.status(lambda _: 0)
+            (status,) = one.status()
             if status["state"] == "live":
                 return status
             await asyncio.sleep(0)
@@ -79,7 +81,12 @@ async def test_the_status_has_every_field_of_the_contract() -> None:
         "excluded": "",
         "source": "workers",
         "source_fault": "",
-        "predictions": {},
+        "predictions": {
+            "requests": 0,
+            "predicted_tokens": 0,
+            "reported_tokens": 0,
+            "causes": {},
+        },
     }
     await one.close()
 
@@ -89,28 +96,30 @@ async def test_a_worker_without_events_is_unsupported_and_eligible() -> None:
     await one.start()
     (candidate,) = one.candidates("a")
     assert (one.state(candidate.name), candidate.excluded) == ("unsupported", "")
-    status = one.status(lambda _: 3)[0]
-    assert (status["in_flight"], status["reason"]) == (3, "no events are configured for it")
+    one.loads.begin("127.0.0.1:1", 0, 0.0)
+    status = one.status()[0]
+    assert (status["in_flight"], status["reason"]) == (1, "no events are configured for it")
     await one.close()
 
 
 async def test_one_after_the_other_is_looked_at_but_for_those_that_went_meanwhile() -> None:
     one = workers(", ".join(f'{{endpoint: "127.0.0.1:{port}", model: a}}' for port in (1, 2, 3)))
     await one.start()
-    flying = {"127.0.0.1:3": 0}
-    looks = one.statuses(lambda endpoint: flying.get(endpoint, 0))
+    looks = one.statuses()
     assert next(looks)["name"] == "127.0.0.1:1"
     await one.replace(members(*(following(f"127.0.0.1:{port}") for port in (1, 3, 4))))
-    flying["127.0.0.1:3"] = 5
-    assert [(two["name"], two["in_flight"]) for two in looks] == [("127.0.0.1:3", 5)]
+    one.loads.begin("127.0.0.1:3", 0, 0.0)
+    assert [(two["name"], two["in_flight"]) for two in looks] == [("127.0.0.1:3", 1)]
     await one.close()
 
 
 async def test_a_worker_that_is_down_says_why() -> None:
     one = workers('{endpoint: "127.0.0.1:1", model: a}')
     await one.start()
-    one.show_down(lambda endpoint: f"{endpoint} is gone")
-    assert one.status(lambda _: 0)[0]["down"] == "127.0.0.1:1 is gone"
+    upstream = one.upstreams.get("127.0.0.1:1")
+    assert upstream is not None
+    one.upstreams.eject(upstream, Judge.PROBE, "is gone")
+    assert one.status()[0]["down"] == "is gone"
     await one.close()
 
 
@@ -177,7 +186,7 @@ async def test_the_kill_switch_stops_and_starts_the_feeds() -> None:
     await one.start()
     await until_live(one)
     await one.enable_events(enabled=False)
-    assert one.status(lambda _: 0)[0]["state"] == "unsupported"
+    assert one.status()[0]["state"] == "unsupported"
     assert not one.events_enabled
     await one.enable_events(enabled=True)
     await one.enable_events(enabled=True)
@@ -193,7 +202,7 @@ async def test_feeds_switched_off_and_on_at_once_are_all_followed() -> None:
     await one.start()
     off, on = one.enable_events(enabled=False), one.enable_events(enabled=True)
     await asyncio.gather(off, on)
-    assert [len(status["feeds"]) for status in one.status(lambda _: 0)] == [1, 1]
+    assert [len(status["feeds"]) for status in one.status()] == [1, 1]
     await one.close()
 
 
@@ -226,15 +235,14 @@ def following(endpoint: str, port: int = 5557, **more: Any) -> Found:
 
 async def test_workers_come_and_go() -> None:
     made: list[MemoryTransport] = []
-    told: list[tuple[str, str]] = []
     one = workers(f'{{endpoint: "127.0.0.1:1", model: a, events: {EVENTS}}}', made)
-    one.gone.append(lambda name, endpoint: told.append((name, endpoint)))
     await one.start()
     await until_live(one)
     await one.replace(members(following("127.0.0.1:2"), following("127.0.0.1:3")))
     assert one.endpoints("a") == ["127.0.0.1:2", "127.0.0.1:3"]
     assert one.places() == [("127.0.0.1:2",) * 2, ("127.0.0.1:3",) * 2]
-    assert (one.state("127.0.0.1:1"), told) == ("unsupported", [("127.0.0.1:1", "127.0.0.1:1")])
+    assert one.state("127.0.0.1:1") == "unsupported"
+    assert (one.upstreams.get("127.0.0.1:1"), one.in_flight("127.0.0.1:1")) == (None, 0)
     await one.replace(members(following("127.0.0.1:3")))
     assert (len(made), one.endpoints("a")) == (3, ["127.0.0.1:3"])
     await one.close()
@@ -242,14 +250,15 @@ async def test_workers_come_and_go() -> None:
 
 async def test_another_engine_under_the_same_address_begins_anew() -> None:
     made: list[MemoryTransport] = []
-    told: list[str] = []
     one = workers('{endpoint: "127.0.0.1:9", model: a}', made)
     await one.start()
     await one.replace(members(following("127.0.0.1:1", identity="old")))
     one.drain("127.0.0.1:1", draining=True)
-    one.gone.append(lambda name, _: told.append(name))
+    before = one.records["127.0.0.1:1"]
+    one.loads.begin("127.0.0.1:1", 10, 0.0)
     await one.replace(members(following("127.0.0.1:1", identity="new")))
-    assert (len(made), told, one.draining()) == (2, ["127.0.0.1:1"], set())
+    assert (len(made), one.draining(), one.in_flight("127.0.0.1:1")) == (2, set(), 0)
+    assert one.records["127.0.0.1:1"] is not before
     await one.close()
 
 
@@ -293,7 +302,7 @@ async def test_a_worker_of_an_unknown_model_waits_until_it_tells() -> None:
         await until_true(lambda: bool(made))
         (candidate,) = one.candidates("b")
         assert (candidate.excluded, candidate.loras) == ("", frozenset({"x"}))
-        (status,) = one.status(lambda _: 0)
+        (status,) = one.status()
         assert (status["model"], status["block_size"], status["lora"]) == ("b", 64, ["x"])
         await one.close()
 
@@ -342,7 +351,6 @@ async def test_a_worker_whose_address_changed_is_gone_from_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = ["10.0.0.1"]
-    told: list[tuple[str, str]] = []
 
     async def lookup(*_: object, **__: object) -> list[Any]:
         return [(0, 0, 0, "", (address, 7)) for address in answers]
@@ -350,12 +358,13 @@ async def test_a_worker_whose_address_changed_is_gone_from_the_one_before(
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
     monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
     one = workers('{endpoint: "w:7", model: a}')
-    one.gone.append(lambda name, endpoint: told.append((name, endpoint)))
     await one.start()
-    assert told == []
+    one.loads.begin("10.0.0.1:7", 10, 0.0)
+    before = one.holdings("w:7")
     answers[:] = ["10.0.0.2"]
     await until_true(lambda: one.candidates("a")[0].endpoint == "10.0.0.2:7")
-    assert told == [("w:7", "10.0.0.1:7")]
+    assert (one.in_flight("10.0.0.1:7"), one.upstreams.get("10.0.0.1:7")) == (0, None)
+    assert one.holdings("w:7") is not before
     await one.close()
 
 
@@ -374,10 +383,10 @@ async def test_names_are_looked_up_again_whatever_fails_once(
     monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
-    one.gone.append(fail)
-    answers[:] = ["10.0.0.2"]
-    await until_true(lambda: "workers: a name cannot be looked up" in caplog.messages)
-    one.gone.clear()
+    with monkeypatch.context() as broken:
+        broken.setattr(Table, "move", fail)
+        answers[:] = ["10.0.0.2"]
+        await until_true(lambda: "workers: a name cannot be looked up" in caplog.messages)
     answers[:] = ["10.0.0.3"]
     await until_true(lambda: one.candidates("a")[0].endpoint == "10.0.0.3:7")
     await one.close()
@@ -388,4 +397,22 @@ async def test_a_worker_has_no_place_before_its_address_and_its_model_are_known(
     assert one.unplaced() is None
     await one.replace(members(Found(config.Worker("127.0.0.1:3")), following("127.0.0.1:2")))
     assert one.unplaced() == {"127.0.0.1:3"}
+    await one.close()
+
+
+async def test_two_names_of_one_endpoint_share_its_record_until_both_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lookup(*_: object, **__: object) -> list[Any]:
+        return [(0, 0, 0, "", ("127.0.0.1", 7))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+    one = workers('{endpoint: "w:7", model: a}, {endpoint: "127.0.0.1:7", model: a}')
+    await one.start()
+    one.loads.begin("127.0.0.1:7", 10, 0.0)
+    assert [status["in_flight"] for status in one.status()] == [1, 1]
+    await one.replace(members(following("127.0.0.1:7")))
+    assert one.in_flight("127.0.0.1:7") == 1
+    await one.replace({})
+    assert list(one.upstreams) == []
     await one.close()

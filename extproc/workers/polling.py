@@ -1,0 +1,190 @@
+"""Asks workers over HTTP: one client, and one schedule of what each is asked again and again."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+
+log = logging.getLogger("kvsteer.workers")
+
+# How often it is looked for what needs no answer: loads that feeds carry, and reasons for doubt.
+LOOK_SECONDS = 0.25
+
+_OK = 200
+
+
+class Client:
+    """The HTTP client for all questions to workers; made in a running event loop.
+
+    How many are under way at once is bounded by each question, so that none waits for another's.
+    """
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # without a cache: a worker that moved must not be asked where it was
+            connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
+        )
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._session.close()
+
+    async def get(
+        self, endpoint: str, path: str, seconds: float, max_bytes: int = 0
+    ) -> tuple[int, bytes]:
+        """The status of an answer, and at most so many bytes of its body if that is 200.
+
+        endpoint: host:port of the worker's HTTP server. seconds: within which all is to be there.
+
+        Raises:
+            OSError, aiohttp.ClientError, TimeoutError: it does not answer.
+        """
+        limit = aiohttp.ClientTimeout(total=seconds)
+        url = f"http://{endpoint}{path}"
+        async with self._session.get(url, allow_redirects=False, timeout=limit) as response:
+            body = bytearray()
+            if response.status == _OK and max_bytes:
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) >= max_bytes:
+                        break
+            return response.status, bytes(body[:max_bytes])
+
+
+class Question(NamedTuple):
+    """What workers are asked.
+
+    name: one of a few, in words. at_once: how many are asked at the same time. retry_seconds: when
+    a worker is asked again after a fault of ours.
+    """
+
+    name: str
+    at_once: asyncio.Semaphore
+    retry_seconds: float
+
+
+class Look(NamedTuple):
+    """What is looked at every `LOOK_SECONDS`, over all workers; fault: logged if that fails."""
+
+    run: Callable[[], None]
+    fault: str
+
+
+class Poll:
+    """One question to one worker, asked again and again until it is cancelled.
+
+    worker: its name. ask: asks once; the seconds until it is to be asked again.
+    """
+
+    __slots__ = ("_ask", "_is_wanted", "_polling", "_question", "_task", "_timer", "_worker")
+
+    def __init__(
+        self,
+        polling: "Polling",
+        question: Question,
+        worker: str,
+        ask: Callable[[], Awaitable[float]],
+    ) -> None:
+        self._polling = polling
+        self._question = question
+        self._worker = worker
+        self._ask = ask
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_wanted = False
+
+    def begin(self, seconds: float) -> None:
+        """Asks after this time."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, seconds), self._start)
+
+    def now(self) -> None:
+        """Asks at once, or once more if it is being asked."""
+        if self._task is not None:
+            self._is_wanted = True
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._start()
+
+    def cancel(self) -> None:
+        """Asks no more; an answer that is under way is not taken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._timer = None
+        self._task = self._polling.run(self._ask_once())
+
+    async def _ask_once(self) -> None:
+        try:
+            async with self._question.at_once:
+                self._is_wanted = False
+                seconds = await self._ask()
+        except Exception:  # one worker's answer must not end the asking
+            log.exception("worker %s could not be asked", self._worker)
+            seconds = self._question.retry_seconds
+        self._task = None
+        self.begin(0.0 if self._is_wanted else seconds)
+
+
+class Polling:
+    """All that is asked of workers."""
+
+    def __init__(self) -> None:
+        self._client: Client | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def client(self) -> Client:
+        """The client for all questions."""
+        if self._client is None:
+            self._client = Client()
+        return self._client
+
+    def start(self, looks: Sequence[Look]) -> None:
+        """Begins to look at what is looked at besides, each apart from the others."""
+        self.run(self._keep_looking(looks))
+
+    def poll(
+        self,
+        question: Question,
+        worker: str,
+        ask: Callable[[], Awaitable[float]],
+        seconds: float = 0.0,
+    ) -> Poll:
+        """Asks a worker again and again, the first time after so many seconds."""
+        made = Poll(self, question, worker, ask)
+        made.begin(seconds)
+        return made
+
+    def run(self, asking: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs a question beside others until it is over, or this is closed."""
+        task = asyncio.get_running_loop().create_task(asking)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Ends all questions that are under way; polls are to be cancelled before."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def _keep_looking(self, looks: Sequence[Look]) -> None:
+        while True:
+            for look in looks:
+                try:
+                    look.run()
+                except Exception:  # one look must not end all
+                    log.exception(look.fault)
+            await asyncio.sleep(LOOK_SECONDS)

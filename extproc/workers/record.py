@@ -1,0 +1,201 @@
+"""The record of a worker: all that is known of it; and the table that owns the records.
+
+Who keeps something about workers keeps it in their records, or in weak references to a part of
+them. So what is known of a worker goes with it, and nobody has to be told.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from extproc import address
+from extproc.checking.self_check import WorkerCheck
+from extproc.config import WorkerEvents
+from extproc.discovery.view import Fleet as Members
+from extproc.discovery.view import Found, Member
+from extproc.observing.outcomes import WorkerOutcomes
+from extproc.picking.placing import Upstream, Upstreams
+from extproc.picking.sent import Holdings
+from extproc.tokenizing.remote_tokenizer import Failures
+from extproc.workers.polling import Poll
+from kvstate.feeds.backoff import Backoff
+from kvstate.feeds.feed_sources import ZmqSource
+
+
+class Learned(NamedTuple):
+    """What is known of a worker; None is not known.
+
+    model: the configured model that it serves. adapters: those that it lists, by name.
+    """
+
+    model: str | None = None
+    adapters: frozenset[str] | None = None
+    block_size: int | None = None
+
+
+class Wanted(NamedTuple):
+    """A feed that is to be followed; whatever of this changes, it is begun anew.
+
+    identity: of the engine, where another one may have got its address.
+    """
+
+    model: str
+    events: WorkerEvents | str
+    identity: str = ""
+    adapters: tuple[tuple[int, str], ...] = ()
+
+
+# What no two workers may name: of which socket, where, and with which topic.
+Place = tuple[str, str, int, str]
+
+
+@dataclass(eq=False, slots=True)
+class Following:
+    """How one worker's feed is followed.
+
+    wanted: as it is followed now, None if it is not. found: the sources that the worker told of.
+    places: of its publishers. reason: why it has no feed, "" if nothing is known against it.
+    """
+
+    wanted: Wanted | None = None
+    found: tuple[ZmqSource, ...] | None = None
+    places: frozenset[Place] = frozenset()
+    reason: str = ""
+
+
+class Worker:
+    """One worker.
+
+    member: as it was configured or found. name: host:port, as that says. place: the same, parsed.
+    upstream: the record of its endpoint, which others may share; None while its host name could not
+    be resolved. holdings: what was sent there. is_drained: whether the operator took it out.
+    learned: what it told of itself. retries: how long to wait before it is asked for that again;
+    did_answer: whether it did the last time. following: its feed. check: the self-check of its
+    tokens. outcomes: what came of its requests. tokenizer: how often it failed to tell tokens.
+    polls: what it is asked again and again, by a name for the question.
+    """
+
+    __slots__ = (
+        *("check", "did_answer", "following", "holdings", "is_drained", "learned", "member"),
+        *("name", "outcomes", "place", "polls", "retries", "tokenizer", "upstream"),
+    )
+
+    def __init__(self, name: str, member: Member) -> None:
+        self.name = name
+        self.member = member
+        self.place = address.parse(name)
+        self.upstream: Upstream | None = None
+        self.holdings = Holdings(name)
+        self.is_drained = False
+        self.learned = Learned()
+        self.retries: Backoff | None = None
+        self.did_answer = False
+        self.following = Following()
+        self.check = WorkerCheck(name)
+        self.outcomes = WorkerOutcomes()
+        self.tokenizer = Failures()
+        self.polls: dict[str, Poll] = {}
+
+    @property
+    def found(self) -> Found:
+        """The worker as it was configured or found."""
+        return self.member.found
+
+    @property
+    def endpoint(self) -> str:
+        """Its ip:port now; its name while that could not be resolved."""
+        return self.name if self.upstream is None else self.upstream.endpoint
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it gets no new requests: by the operator, or as it was found."""
+        return self.is_drained or self.found.worker.draining
+
+    def stop_asking(self, question: str) -> None:
+        """Ends a question."""
+        poll = self.polls.pop(question, None)
+        if poll is not None:
+            poll.cancel()
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a new fleet changed: workers that are new, and those that are no more."""
+
+    come: list[Worker] = field(default_factory=list)
+    gone: list[Worker] = field(default_factory=list)
+
+
+class Table:
+    """All workers. Adds, replaces and removes their records, and nobody else does.
+
+    by_name: the records, by name in the order of the fleet. upstreams: those of their endpoints.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self.by_name: dict[str, Worker] = {}
+        self.upstreams = Upstreams()
+        self.replace(members)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.by_name)
+
+    def get(self, name: str) -> Worker | None:
+        """The record of a worker, None if there is no such worker."""
+        return self.by_name.get(name)
+
+    def has(self, worker: Worker) -> bool:
+        """Whether this is the record of a worker still."""
+        return self.by_name.get(worker.name) is worker
+
+    def replace(self, members: Members) -> Changes:
+        """From now on these are the workers; those that stay keep their records.
+
+        Another engine at the address of one that was there is a new worker.
+        """
+        before, changes = dict(self.by_name), Changes()
+        self.by_name.clear()
+        for name, member in members.items():
+            known = before.get(name)
+            if known is not None and known.found.identity == member.found.identity:
+                known.member = member
+                self.by_name[name] = before.pop(name)
+            else:
+                changes.come.append(Worker(name, member))
+                self.by_name[name] = changes.come[-1]
+        changes.gone = list(before.values())
+        for worker in changes.come:
+            self._place(worker, before.get(worker.name))
+        for worker in changes.gone:
+            self._remove(worker)
+        return changes
+
+    def move(self, worker: Worker, endpoint: str) -> None:
+        """A worker is at another address now; what was known of the one before is over."""
+        before = worker.upstream
+        if before is not None:
+            self.upstreams.leave(before)
+            worker.holdings.lose()
+            worker.holdings = Holdings(worker.name)
+        worker.upstream = self.upstreams.enter(endpoint)
+
+    def _place(self, worker: Worker, before: Worker | None) -> None:
+        """Puts a new worker at its address: that of the one before it while none else is known."""
+        if before is not None and before.upstream is not None:
+            self.upstreams.leave(before.upstream)
+            worker.upstream = self.upstreams.enter(before.upstream.endpoint)
+            before.upstream = None
+        elif worker.place.is_ip:
+            worker.upstream = self.upstreams.enter(str(worker.place))
+
+    def _remove(self, worker: Worker) -> None:
+        for question in list(worker.polls):
+            worker.stop_asking(question)
+        worker.holdings.lose()
+        if worker.upstream is not None:
+            self.upstreams.leave(worker.upstream)
+            worker.upstream = None

@@ -1,0 +1,32 @@
+"""A fleet of nobody, for metrics that are about something else."""
+
+from collections.abc import Iterator, Mapping
+
+from extproc.observing.fleet_families import Shown
+from extproc.observing.outcomes import Circumstances, HasOutcomes, Outcome
+from extproc.picking.load import Load
+
+
+class Nobody:
+    """No workers; a test may have it show some all the same."""
+
+    def __init__(self) -> None:
+        self.records: Mapping[str, HasOutcomes] = {}
+        self.shown: list[Shown] = []
+        self.loads = Load()
+
+    def statuses(self) -> Iterator[Shown]:
+        """As GET /workers has them."""
+        yield from self.shown
+
+    def load(self, _: str) -> Load:
+        """The load of each."""
+        return self.loads
+
+    def index_bytes(self) -> int:
+        """Memory of the block index."""
+        return 7
+
+    def circumstances(self, _: Outcome) -> Circumstances:
+        """What is known of none."""
+        return Circumstances(block_size=16)
