@@ -226,6 +226,7 @@ async def test_thousands_of_workers_that_come_and_go_leave_nothing_behind(
             text = one.metrics.exposition().decode()
             assert not any(f'"{name}"' in text for name in names)
             del names
+            gc.collect()
             held = one.lengths()  # first: who looks into objects has Python make a dict of each
             gc.collect()
             sizes.append((len(asyncio.all_tasks()), len(gc.get_objects()), held))
