@@ -33,8 +33,8 @@ PURE = sorted(
 BESIDES = (
     *("tests/extproc/checking/test_watch.py", "tests/extproc/test_router.py"),
     *("tests/extproc/serving/test_exchange.py", "tests/kvstate/test_fleet.py"),
-    *("tests/extproc/doctor/test_heard.py", "tests/extproc/observing/test_drift_families.py"),
-    *("tests/extproc/observing/test_metrics.py", "tests/extproc/admin/test_sampling.py"),
+    *("tests/extproc/doctor/test_probe.py", "tests/extproc/observing/test_drift_families.py"),
+    *("tests/extproc/observing/test_metrics.py", "tests/extproc/admin/test_application.py"),
 )
 
 # What may be imported besides, to set something up.
