@@ -262,9 +262,8 @@ class Router:
     """Decides where requests go, and keeps the books of those under way.
 
     tokenizers: by model; a model without one is routed by load, unless token ids are sent.
-    traces: what records the decisions' spans, None
-    where they are not traced; `is_traced` says whether they are. observer: is shown decisions, and
-    who answered.
+    traces: what records the decisions' spans, None where they are not traced; `is_traced` says
+    whether they are. observer: is shown the decisions, and which endpoint answered.
     """
 
     def __init__(
@@ -328,7 +327,7 @@ class Router:
         return Routed(decision, booking)
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
-        """The answer of POST /explain: the decision for a request, without any effect."""
+        """Returns the answer of POST /explain: the decision for a request, without any effect."""
         ask = Ask(head, body)
         unkeyed = why_unkeyed(head.method, head.path)
         if unkeyed:
@@ -338,17 +337,17 @@ class Router:
         return explanation(decision, self._workers.state)
 
     def release(self, booking: Booking) -> None:
-        """The request is over."""
+        """Ends a booking: the request is over."""
         self._compared.pop(booking, None)
         self.placing.release(booking, self._monotonic())
         self._unwatch(booking)
 
     def compared(self, booking: Booking) -> Prompt | None:
-        """A request's prompt, where what its engine reports is compared with the prediction."""
+        """Returns the prompt of a request whose reported usage is compared with the prediction."""
         return self._compared.get(booking)
 
     def served(self, decision: Decision, booking: Booking, endpoint: str) -> None:
-        """The response to a request tells which endpoint sent it."""
+        """Notes which endpoint answered a request, as the response tells."""
         picked = decision.pick[0]
         self._workers.served(decision.worker, is_elsewhere=endpoint != picked)
         if self._observer is not None:
@@ -367,7 +366,7 @@ class Router:
             )
 
     def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
-        """Another worker than the picked one answers the request.
+        """Moves the load of a request that another worker than the picked one answers.
 
         worker: "" where it is none of ours; then nobody has the request's load.
         """
@@ -379,24 +378,24 @@ class Router:
             self.placing.loads.end(booking)
 
     def wants_status(self) -> bool:
-        """Whether the next request's response is worth a look, where none need be shown to us."""
+        """Returns whether the next response is worth a look, where none need be shown to us."""
         return self.placing.wants_status()
 
     def answered(self, booking: Booking, status: int, served: str) -> None:
-        """A response began; served: the endpoint that sent it, "" where that is not told."""
+        """Notes that a response began. served: the endpoint that sent it, "" if not told."""
         if status >= FIRST_FAILURE and (watched := self._watched.pop(booking, None)):
             self._workers.checks.refused(watched)
         seconds = self.placing.answered(booking, status, served, self._monotonic())
         if seconds:
             log.warning(
-                "worker at %s keeps failing, last with %d: left out for %.0f s where others do not",
+                "worker at %s keeps failing, last with %d: ejected for %.0f s while others answer",
                 *(booking.endpoint, status, seconds),
             )
         elif seconds is not None:
-            log.info("worker at %s does not fail any more", booking.endpoint)
+            log.info("worker at %s answers again and is not ejected any more", booking.endpoint)
 
     def in_flight(self, endpoint: str) -> int:
-        """Requests under way on an endpoint."""
+        """Returns how many requests are under way on an endpoint."""
         return self._workers.in_flight(endpoint)
 
     def close(self) -> None:
@@ -433,7 +432,7 @@ class Router:
             self._workers.checks.ended(watched)
 
     def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
-        """Has the engine's tokens for a request compared with ours, if they may tell something."""
+        """Has the engine's tokens for a request compared with ours, if they are any evidence."""
         prompts, checks, watched = query.prompts, self._workers.checks, None
         try:
             checks.placed(decision.worker, prompts)
@@ -447,7 +446,7 @@ class Router:
             self._watched[booking] = watched
 
     def _show(self, decision: Decision, query: Query) -> None:
-        """Shows a decision to those who watch; what fails in them is no fault of the request."""
+        """Shows a decision to the observer; what fails in it is no fault of the request."""
         try:
             if self._observer is not None:
                 self._observer.decided(decision, query.prompts)

@@ -21,6 +21,7 @@ from extproc.app import running
 from extproc.checking import self_check
 from extproc.config.reader import parse
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from extproc.tokenizing import prompt_tokens
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from tests.extproc.messages import body, head
@@ -193,7 +194,10 @@ async def _ways() -> tuple[Traced, Traced]:
 
 def ways() -> dict[str, Traced]:
     """The way of a request and the way of an event, by their titles on the page."""
-    with patch.object(self_check, "MAX_PENDING", 0):  # a sample, by time, is watched besides
+    # what depends on time: a sample of requests is watched besides, and a template that takes long
+    # is rendered in a thread
+    watches = patch.object(self_check, "MAX_PENDING", 0)
+    with watches, patch.object(prompt_tokens, "INLINE_SECONDS", 60.0):
         request, event = asyncio.run(_ways())
     return {"The way of a request": request, "The way of an event": event}
 

@@ -89,7 +89,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     held: for each prompt, the overlap of every worker that holds something of it. load: of an
     endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
-    a worker's feeds, by name. unfit: endpoints that get no requests, and why. left_out: endpoints
+    a worker's feeds, by name. unfit: endpoints that get no requests, and why. ejected: endpoints
     that fail, and why, to be picked only where no other one is left. ranks: what is known of ranks,
     where requests may name one. block_size: of a worker's cache, in tokens, by name.
     """
@@ -103,7 +103,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     sent: Sent | None = None
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
-    left_out: Mapping[str, str] = {}
+    ejected: Mapping[str, str] = {}
     ranks: Ranks | None = None
     block_size: Callable[[str], int] = one_token
 
@@ -303,17 +303,17 @@ def _candidates(
     Neither what is known against them nor a limit leaves out all of them: then both give way,
     unless the rules shed.
     """
-    rules, left_out = snapshot.rules, snapshot.left_out
+    rules, ejected = snapshot.rules, snapshot.ejected
     candidates: Sequence[int] = range(len(survey.places))
     if query.left_to_proxy:
         return Verdict.NO_OVERRIDE, ()
     if not candidates:
         return (Verdict.UNAVAILABLE if rules.refuse else Verdict.NO_OVERRIDE), ()
-    if left_out:
+    if ejected:
         failing = {
-            at: left_out[survey.workers[at].endpoint]
+            at: ejected[survey.workers[at].endpoint]
             for at in candidates
-            if survey.workers[at].endpoint in left_out
+            if survey.workers[at].endpoint in ejected
         }
         candidates = _spared(candidates, failing, survey, excluded)
     limit = rules.max_in_flight

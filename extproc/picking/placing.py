@@ -394,7 +394,7 @@ class Placing:
             state=state,
             block_size=self._fleet.block_size,
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
-            left_out=self._upstreams.ejected(now),
+            ejected=self._upstreams.ejected(now),
             ranks=self._ranks if self._fleet.names_ranks else None,
         )
         return decide(query, snapshot, now, rng)

@@ -43,7 +43,7 @@ def decision(
         sent=fields.get("sent"),
         state=fields.get("state", lambda _: "live"),
         unfit=fields.get("unfit", {}),
-        left_out=fields.get("left_out", {}),
+        ejected=fields.get("ejected", {}),
         ranks=fields.get("ranks"),
     )
     return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(0))
@@ -176,7 +176,7 @@ def test_a_worker_that_keeps_failing_is_picked_only_where_all_do(
 ) -> None:
     held = {"a": Overlap(16, (9, 0, 0, 0))}
     why = dict.fromkeys(left_out, "answers request after request with failures")
-    made = decision(Query("m", [PROMPT]), workers="ab", held=held, left_out=why)
+    made = decision(Query("m", [PROMPT]), workers="ab", held=held, ejected=why)
     assert (set(made.pick), made.excluded) == (picked, excluded)
 
 
