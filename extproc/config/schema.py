@@ -48,9 +48,8 @@ class Accounting:
     """Whether responses are read; they are never held back, nor changed."""
 
     responses: str = key(
-        "which parts of responses Envoy sends to KVSteer: none; headers, for status, time to first"
-        " byte and the worker that answered; usage, also for the cached tokens that engines report,"
-        " which costs one message for each piece of a response",
+        "which parts of responses Envoy sends to KVSteer: none; headers (status, time to first"
+        " byte, the worker that answered); usage (cached tokens too, at a message for each piece)",
         "none",
         choices=RESPONSES,
     )
@@ -78,13 +77,11 @@ class WorkerEvents:
     )
     topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
     bind: bool = key(
-        "true: KVSteer binds the zmq endpoint and the worker connects to it; one endpoint for each"
-        " worker and rank, since messages do not name their sender",
+        "true: KVSteer binds the zmq endpoint, one for each worker and rank; the worker connects",
         default=False,
     )
     ranks: int = key(
-        "number of publishers inside this worker (data parallel); over ZMQ, rank r uses both"
-        " ports + r",
+        "publishers inside this worker (data parallel); over ZMQ, rank r uses both ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
@@ -271,9 +268,8 @@ class Envoy:
         minimum=1024,
     )
     eds_directory: str | None = key(
-        "a directory, the same for the router and Envoy, in which the router writes the addresses"
-        " of the workers for Envoy, one file for each model; by default Envoy knows only the"
-        " workers of this file",
+        "a directory shared with Envoy, in which the router writes the workers' addresses, one file"
+        " for each model; by default Envoy knows only the workers of this file",
         None,
     )
 
@@ -314,14 +310,13 @@ class ExtProc:
     )
     dialect: str = key(
         "which protocol proxies may speak: auto follows what each proxy declares, and assumes"
-        " Envoy's BUFFERED body mode if it declares nothing; buffered refuses proxies that speak"
-        " the Endpoint Picker Protocol (FULL_DUPLEX_STREAMED); epp assumes that protocol if a proxy"
-        " declares nothing",
+        " BUFFERED bodies if it declares nothing; buffered refuses the Endpoint Picker Protocol"
+        " (FULL_DUPLEX_STREAMED); epp assumes that protocol if a proxy declares nothing",
         "auto",
         choices=DIALECTS,
     )
     deadline_ms: int = key(
-        "milliseconds that a decision may take; then the pick is made by load alone; must be below"
+        "milliseconds that a decision may take before load alone decides; must be below"
         " envoy.message_timeout_ms",
         250,
         minimum=1,
@@ -421,8 +416,7 @@ class Cost:
         "credit for a token in an uncertain block, in percent of a certain one", 50
     )
     speculative_percent: int = key(
-        "credit for a token of a request still in flight on that worker, in percent of a certain"
-        " one",
+        "credit for a token of a request in flight on that worker, in percent of a certain one",
         90,
     )
     approximate_percent: int = key(
@@ -540,8 +534,7 @@ class RemoteTokenizer:
         default=True,
     )
     deadline_ms: int = key(
-        "milliseconds to wait for their answer; then the pick is made by load alone;"
-        " extproc.deadline_ms applies as well",
+        "milliseconds to wait for an answer, within extproc.deadline_ms; then load alone decides",
         200,
         minimum=1,
     )
