@@ -13,8 +13,7 @@ from routing_fleet import BLOCK_TOKENS, Fleet, Request
 from extproc.config import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate
-from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, Loads, Report
-from extproc.picking.placing import Upstream
+from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
 from extproc.picking.sent import Claim, Holdings, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
 
@@ -148,7 +147,7 @@ class _Router:
         self._contestant = contestant
         self._lost_at = cell.lost_at
         self._view = View(self.fleet)
-        endpoints = {str(n): Upstream(str(n)) for n in range(cell.workers)}
+        endpoints = {str(n): EndpointLoad() for n in range(cell.workers)}
         self._loads = Loads(endpoints, contestant.prefill_rate)
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._sent = _Sent(1) if contestant.expects else None

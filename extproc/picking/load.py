@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -97,14 +97,6 @@ class Booking:
     rank: int | None = None
 
 
-class HasLoad(Protocol):
-    """The record of an endpoint."""
-
-    @property
-    def load(self) -> EndpointLoad:
-        """Its load."""
-
-
 _IDLE = Load()
 _NEVER = -math.inf
 
@@ -118,7 +110,7 @@ class Loads:
 
     def __init__(
         self,
-        endpoints: Mapping[str, HasLoad],
+        endpoints: Mapping[str, EndpointLoad],
         prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
     ) -> None:
         self._endpoints = endpoints
@@ -138,7 +130,7 @@ class Loads:
     def _record(self, endpoint: str) -> EndpointLoad:
         """The load record of an endpoint; of one that is not there, a record that nobody reads."""
         found = self._endpoints.get(endpoint)
-        return EndpointLoad() if found is None else found.load
+        return EndpointLoad() if found is None else found
 
     def _add(self, booking: Booking, now: float) -> None:
         state = booking.load
@@ -205,7 +197,7 @@ class Loads:
     def in_flight(self, endpoint: str) -> int:
         """Requests of ours on their way to, or being answered by, an endpoint."""
         found = self._endpoints.get(endpoint)
-        return 0 if found is None else len(found.load.bookings)
+        return 0 if found is None else len(found.bookings)
 
     def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
         """What the ranks have to do that requests name, in tokens; running: for each request."""
@@ -222,11 +214,8 @@ class Loads:
 
     def load(self, endpoint: str, now: float) -> Load:
         """What an endpoint has to do now."""
-        found = self._endpoints.get(endpoint)
-        if found is None:
-            return _IDLE
-        state = found.load
-        if state.backlog_at == _NEVER:  # nothing was sent there yet, and nothing told
+        state = self._endpoints.get(endpoint)
+        if state is None or state.backlog_at == _NEVER:  # nothing was sent there, nor told of it
             return _IDLE
         backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
         if passed > 0.0:

@@ -190,24 +190,26 @@ class Upstreams:
     """
 
     def __init__(self) -> None:
-        self.by_endpoint: dict[str, Upstream] = {}
+        self._by_endpoint: dict[str, Upstream] = {}
+        self.loads: dict[str, EndpointLoad] = {}  # theirs, which are read for every decision
         # those of the records that most decisions need not look at, since nothing speaks against
         # any other: by what requests showed, and by who ejects them
         self._suspects: set[Upstream] = set()
         self._ejected: set[Upstream] = set()
 
     def __iter__(self) -> Iterator[Upstream]:
-        return iter(self.by_endpoint.values())
+        return iter(self._by_endpoint.values())
 
     def get(self, endpoint: str) -> Upstream | None:
         """The record of an endpoint, None if there is none."""
-        return self.by_endpoint.get(endpoint)
+        return self._by_endpoint.get(endpoint)
 
     def enter(self, endpoint: str) -> Upstream:
         """A worker is at an endpoint from now on."""
-        record = self.by_endpoint.get(endpoint)
+        record = self._by_endpoint.get(endpoint)
         if record is None:
-            record = self.by_endpoint[endpoint] = Upstream(endpoint)
+            record = self._by_endpoint[endpoint] = Upstream(endpoint)
+            self.loads[endpoint] = record.load
         record.workers += 1
         return record
 
@@ -215,7 +217,8 @@ class Upstreams:
         """A worker is there no more; with the last one the record goes."""
         record.workers -= 1
         if not record.workers:
-            del self.by_endpoint[record.endpoint]
+            del self._by_endpoint[record.endpoint]
+            del self.loads[record.endpoint]
             self._suspects.discard(record)
             self._ejected.discard(record)
 
@@ -226,7 +229,7 @@ class Upstreams:
 
     def answered(self, endpoint: str, status: int, now: float) -> float | None:
         """Takes the status of an endpoint's response; returns what `Outlier.answered` does."""
-        record = self.by_endpoint.get(endpoint)
+        record = self._by_endpoint.get(endpoint)
         if record is None:
             return None
         changed = record.outlier.answered(status, now)
@@ -235,14 +238,14 @@ class Upstreams:
 
     def doubt(self, endpoint: str, *, is_doubted: bool) -> None:
         """Others answer in the place of an endpoint, or it was seen to answer itself."""
-        record = self.by_endpoint.get(endpoint)
+        record = self._by_endpoint.get(endpoint)
         if record is not None and record.is_doubted != is_doubted:
             record.is_doubted = is_doubted
             self._note_suspect(record)
 
     def is_suspect(self, endpoint: str) -> bool:
         """Whether the answers to requests speak against an endpoint."""
-        record = self.by_endpoint.get(endpoint)
+        record = self._by_endpoint.get(endpoint)
         return record is not None and record in self._suspects
 
     def fail(self, record: Upstream, judge: Judge, limit: int, reason: str) -> bool:
@@ -281,12 +284,12 @@ class Upstreams:
 
     def reason(self, endpoint: str, now: float) -> str:
         """Why an endpoint is ejected now, "" if it is not."""
-        record = self.by_endpoint.get(endpoint)
+        record = self._by_endpoint.get(endpoint)
         return "" if record is None else record.reason(now)
 
     def _has(self, record: Upstream) -> bool:
         """Whether a record counts still: its worker may be gone, or elsewhere."""
-        return self.by_endpoint.get(record.endpoint) is record
+        return self._by_endpoint.get(record.endpoint) is record
 
     def _note_suspect(self, record: Upstream) -> None:
         if record.outlier.failures or record.is_doubted:

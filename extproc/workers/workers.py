@@ -72,7 +72,7 @@ class Workers:
         self.records: Mapping[str, Worker] = table.by_name
         self.upstreams = table.upstreams
         rate = config.policy.cost.prefill_tokens_per_second
-        self.loads = Loads(self.upstreams.by_endpoint, rate)
+        self.loads = Loads(self.upstreams.loads, rate)
         self.checks = SelfCheck(fleet, self.records, monotonic)
 
         policy = config.policy

@@ -6,15 +6,15 @@ from extproc.picking.load import (
     REPORT_SECONDS,
     UTILIZATION_SECONDS,
     Booking,
+    EndpointLoad,
     Load,
     Loads,
     Report,
 )
-from extproc.picking.placing import Upstream
 
 
 def loads_of(rate: float = PREFILL_TOKENS_PER_SECOND) -> Loads:
-    return Loads({name: Upstream(name) for name in ("a", "b", "0", "1", "2")}, rate)
+    return Loads({name: EndpointLoad() for name in ("a", "b", "0", "1", "2")}, rate)
 
 
 def test_a_booking_is_in_flight_until_it_ends() -> None:
@@ -93,10 +93,10 @@ def test_a_request_that_is_over_is_booked_nowhere_else() -> None:
 
 
 def test_an_endpoint_that_is_gone_is_idle_when_it_comes_back() -> None:
-    endpoints = {"a": Upstream("a")}
+    endpoints = {"a": EndpointLoad()}
     loads = Loads(endpoints)
     booking = loads.begin("a", 100, 0.0)
-    endpoints["a"] = Upstream("a")
+    endpoints["a"] = EndpointLoad()
     assert (loads.load("a", 0.0), loads.in_flight("a")) == (Load(), 0)
     loads.end(booking)
     assert loads.load("a", 0.0) == Load()

@@ -32,7 +32,7 @@ class Fleet:
         for worker in WORKERS:
             self.upstreams.enter(worker.endpoint)
         rate = config.policy.cost.prefill_tokens_per_second
-        self.loads = Loads(self.upstreams.by_endpoint, rate)
+        self.loads = Loads(self.upstreams.loads, rate)
         self.names_ranks = names_ranks
         self.drained: set[str] = set()
         self._ranks = ranks

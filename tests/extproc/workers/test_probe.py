@@ -238,7 +238,7 @@ async def test_a_worker_that_refuses_connections_is_left_out_until_it_is_back() 
 async def test_a_host_gone_silent_with_a_request_is_left_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel alone accepts
         table = table_of(f"127.0.0.1:{listener.getsockname()[1]}")
-        loads = Loads(table.upstreams.by_endpoint)
+        loads = Loads(table.upstreams.loads)
         loads.begin(only(table).endpoint, 10, time.monotonic())
         async with doubting(table, Life()):
             await until(lambda: bool(dead(table)))

@@ -62,7 +62,7 @@ async def http() -> AsyncIterator[Client]:
 def reports(
     table: Table, feeds: list[tuple[EngineLoad, float]] | None = None, at: Pace | None = None
 ) -> LoadReports:
-    loads = Loads(table.upstreams.by_endpoint)
+    loads = Loads(table.upstreams.loads)
     return LoadReports(table, loads, lambda _: feeds or [], at or pace(), time.monotonic)
 
 
@@ -73,7 +73,7 @@ def workers(endpoint: str, policy: str) -> Workers:
 
 def others(table: Table) -> float:
     endpoint = only(table).endpoint
-    return Loads(table.upstreams.by_endpoint).load(endpoint, time.monotonic()).others
+    return Loads(table.upstreams.loads).load(endpoint, time.monotonic()).others
 
 
 async def test_a_workers_metrics_tell_what_others_sent_it(engine: Engine, http: Client) -> None:
