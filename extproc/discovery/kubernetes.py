@@ -1,8 +1,8 @@
 """Workers among the pods of a Kubernetes cluster: those of a label selector or an InferencePool.
 
-Needs the extra `kubernetes`. Its client knows kubeconfigs, service accounts and credential plugins.
-Its watches are not used, since they bound neither lines nor lists, ignore bookmarks and do not tell
-a watch that was accepted from one that is known to be current; `ListWatch` does all that.
+Needs the extra `kubernetes`, whose client knows kubeconfigs, service accounts and credential
+plugins. Its watch helper is not used: it does not say when a watch was accepted, so a quiet one
+could not be confirmed, it decodes whole objects, and lists would have to be bounded here anyway.
 
 A copy of the objects is kept by one list and then watches from its version, as the API conventions
 have it: a watch goes on from the last resourceVersion seen, in an event or a bookmark. 410 Gone, as
