@@ -1,12 +1,10 @@
 """The bridge: reads the feed of one engine, once, for any number of subscribers.
 
-Transports and subscribers are those of the router; in the index's place is `kvstate.bridge.rank`.
+Transports and feeds are those of the router; in the index's place is `kvstate.bridge.rank`.
 
-One subscriber of the bridge: what it gets next, and why its stream ends.
-
-It knows neither gRPC nor time: it is asked for the next message, and says None where there is none
-yet. A stream that began is a contiguous account of every rank, or it ends with a status
-(`kvstate.bridge.status`).
+A subscription knows neither gRPC nor time: it is asked for the next message, and has None where
+there is none yet. A stream that began is a contiguous account of every rank, or it ends with a
+status of the table in `kvstate.bridge.rank`.
 """
 
 import asyncio

@@ -1,12 +1,11 @@
 """One rank of the bridge: follows the engine's feed, keeps what newcomers and the late need.
 
-The numbered batches of one rank that can still be had, and from which number on.
+It keeps the numbered batches that can still be had. Numbers ascend by one and never depend on who
+listens. They begin at a number that no earlier run of the bridge has reached, so a cursor of an
+earlier run is never taken for one of this. A hole takes a number of its own, so no cursor from
+before it can be followed up.
 
-Numbers ascend by one and never depend on who listens. They begin at a number that no earlier run
-of the bridge has reached, so a cursor of an earlier run is never taken for one of this. A hole
-takes a number of its own, so no cursor from before it can be followed up.
-
-Why a stream of the bridge ends or cannot begin.
+A stream of the bridge ends, or cannot begin, with one of these:
 
     status              when                                         the subscriber
     OUT_OF_RANGE        it wants a number that cannot be had         begins again, from 0

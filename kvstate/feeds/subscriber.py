@@ -39,7 +39,7 @@ Listener = Callable[[Body], None]
 MAX_TURNS_AT_ONCE = 8
 
 # What the feeds of one worker may take of the loop, in seconds a second, and at once: a start
-# beside vLLM's full buffer takes 1.3. To parse messages comes on top, a third to a half as much.
+# beside vLLM's full buffer takes 1.3. To read messages, and to decode those of gRPC, comes on top.
 SHARE_OF_LOOP = 0.2
 BURST_SECONDS = 4.0
 # What it owes at the most: a process that was stopped for an hour is not to wait for five.

@@ -1,14 +1,11 @@
 """ZMQ feeds: a subscription that mends itself; replays are asked for apart from it.
 
-vLLM and SGLang publish on a PUB socket; messages are parsed by `kvstate.wire.zmq_wire`.
-
-A replay of a ZMQ publisher, asked for as a DEALER over connections of its own.
-
-vLLM and SGLang answer replays on a ROUTER socket; the request is [empty, first number (8 bytes
-big-endian)], the answer is every batch from there on and an end marker, and is parsed by
-`kvstate.wire.zmq_wire`. There is no flow control: of what exceeds the 1,000 messages that libzmq
-queues for a connection, the ROUTER drops batches and the end marker alike, and a whole buffer has
-10,000 batches.
+vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket, which each replay
+asks as a DEALER over connections of its own. The request is [empty, first number (8 bytes
+big-endian)], the answer is every batch from there on and an end marker; `kvstate.wire.zmq_wire`
+parses both. There is no flow control: of what exceeds the 1,000 messages that libzmq queues for a
+connection, the ROUTER drops batches and the end marker alike, and a whole buffer has 10,000
+batches.
 
 So an answer is read as fast as it comes, apart from whoever applies it, and what it lacks is asked
 for again, each time over a new connection, whose queue is empty. Of an answer's first messages
