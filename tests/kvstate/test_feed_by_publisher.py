@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvstate.events import Batch
-from kvstate.feeds import feed as held_module
+from kvstate.feeds import feed as feed_module
 from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Recovery, Replay
 
 BUFFER_BATCHES = 6
@@ -33,6 +33,9 @@ class PublisherMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        # so few that some do not fit while a replay runs
+        self.few_held = patch.object(feed_module, "MAX_HELD_BATCHES", 4)
+        self.few_held.start()
         self.clock = 0.0
         self.life = 0
         self.published: list[Batch] = []
@@ -45,8 +48,7 @@ class PublisherMachine(RuleBasedStateMachine):
     @initialize(recovery=st.sampled_from(Recovery))
     def start(self, *, recovery: Recovery) -> None:
         self.recovery = recovery
-        with patch.object(held_module, "MAX_HELD_BATCHES", 4):
-            self.feed = Feed(recovery)
+        self.feed = Feed(recovery)
 
     @rule(count=st.integers(1, 4))
     def publish(self, count: int) -> None:
@@ -149,6 +151,12 @@ class PublisherMachine(RuleBasedStateMachine):
             assert self.believed[-1].number == self.feed.last_sequence
 
     def teardown(self) -> None:
+        try:
+            self.settle()
+        finally:
+            self.few_held.stop()
+
+    def settle(self) -> None:
         """Without further losses, what is certain is all that the publisher still has to say."""
         self.disconnect()
         self.connect()
