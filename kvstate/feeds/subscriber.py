@@ -205,6 +205,12 @@ class FeedNews:
             return reason
         return f"{BEHIND}; {reason}" if reason else BEHIND
 
+    def note_behind(self, is_behind: bool) -> None:  # noqa: FBT001 - a fact, not a mode
+        """Notes whether more comes than is applied, and counts how often it began."""
+        if is_behind and not self.is_behind:
+            self.counts["behind"] += 1
+        self.is_behind = is_behind
+
     def tell_change(self) -> None:
         """Tells of another state, or of another reason for it, if it is one.
 
@@ -335,7 +341,7 @@ class Effects:
         if self._healed:
             self._healed = False
             self._feed.healed()
-        self._news.is_behind = self._spend(began_at)
+        self._news.note_behind(self._spend(began_at))
         self._sink.trust(self._feed.certain and not self._news.is_behind)
         self._news.tell_change()
 

@@ -22,13 +22,16 @@ const ADVICE = {
 const DOWN = "Nothing is sent there until it answers. Is its process alive, and what does its log say?";
 const LACKING = "Nothing is missing yet, but the next gap could not be filled. Is its replay port right, and does it answer?";
 
+const BEHIND = "More events come than are applied for this worker, so what it holds counts as uncertain. Does it store and remove without end?";
+
 const lacks = (worker) => worker.feeds.some((feed) => feed.reason);
+const isBehind = (worker) => worker.feeds.some((feed) => feed.reason.startsWith("behind"));
 const isWell = (worker) => worker.state === "live" && !worker.down && !lacks(worker);
 const shownState = (worker) => (worker.down ? "down" : worker.state);
 
 function advice(worker) {
   if (worker.down) return DOWN;
-  if (worker.state === "live") return lacks(worker) ? LACKING : null;
+  if (worker.state === "live") return isBehind(worker) ? BEHIND : lacks(worker) ? LACKING : null;
   return ADVICE[worker.state] ?? null;
 }
 
@@ -103,7 +106,7 @@ function row(worker, most, series) {
   const told = advice(worker);
   return [
     make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, worker.model), named),
-    cell("Feed", { wide: true }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", "no replay") : null,
+    cell("Feed", { wide: true }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
       make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
     cell("Blocks held", { wide: true }, ...tiers(worker, most).filter(Boolean)),
     cell("In flight", { number: true }, count(worker.in_flight)),

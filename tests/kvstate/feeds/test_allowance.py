@@ -100,6 +100,7 @@ async def test_a_flood_is_marked_and_takes_its_share_of_the_loop_only(
     async with flooded(monkeypatch) as (fleet, flood):
         status, sent = fleet.feeds("flood")[0], flood.sent
         assert (status.state, status.uncertain_blocks) == (State.LIVE, status.blocks)
+        assert status.counts["behind"] == 1
         cpu_seconds, began_at = time.thread_time(), time.monotonic()
         await asyncio.sleep(2.0)
         share = (time.thread_time() - cpu_seconds) / (time.monotonic() - began_at)
