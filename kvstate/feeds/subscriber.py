@@ -321,13 +321,16 @@ class Effects:
         while (seconds := self._allowance.wait_seconds(now())) > 0:  # noqa: ASYNC110 - no event
             await asyncio.sleep(seconds)
 
-    async def carry_out(self, effects: Sequence[Effect]) -> None:
+    async def carry_out(self, effects: Sequence[Effect], began_at: float | None = None) -> None:
         """Carries them out, then lets the sink know what counts.
+
+        began_at: since when the loop is busy with what they come of; None for now.
 
         Live stream and replay both come here; their effects are carried out in the order in which
         the feed gave them, whoever does it. What lowers the credit does so before its turn comes.
         """
-        began_at = asyncio.get_running_loop().time()
+        if began_at is None:
+            began_at = asyncio.get_running_loop().time()
         self._pending.extend(effects)
         if not self._feed.certain or not _LOWERING.isdisjoint(map(type, effects)):
             self._sink.trust(False)  # noqa: FBT003
@@ -497,7 +500,8 @@ class Subscriber:
         if self.feed.wants_everything and asyncio.get_running_loop().time() >= self._retry_at:
             await self._effects.carry_out(self.feed.ask_everything())
         while self._signals:
-            await self._effects.carry_out(self._take(self._signals.popleft()))
+            began_at = asyncio.get_running_loop().time()
+            await self._effects.carry_out(self._take(self._signals.popleft()), began_at)
 
     async def _go_on(self) -> None:
         """Some time after a failure: as if the connection was a new one."""

@@ -1,17 +1,15 @@
 from kvstate.errors import MAX_PEER_TEXT, ReplayError, WireError, printable
-from kvstate.feeds.transport import Disconnected, Refused
 
 
 def test_the_words_of_a_peer_cannot_begin_a_line_or_move_a_cursor() -> None:
     forged = "busy\n2026-11-22 ERROR kvsteer: all is lost\x1b[2J"
     shown = "busy 2026-11-22 ERROR kvsteer: all is lost?[2J"
     assert printable(forged) == str(WireError(forged)) == str(ReplayError(forged)) == shown
-    assert Disconnected(forged).reason == Refused(forged).reason == shown
 
 
 def test_the_words_of_a_peer_are_cut() -> None:
     long = "x" * 40_000_000
     assert len(printable(long)) == len(str(WireError(long))) == MAX_PEER_TEXT
-    assert Refused(long).reason.endswith("xxx...")
+    assert printable(long).endswith("xxx...")
     assert printable("x" * MAX_PEER_TEXT) == "x" * MAX_PEER_TEXT
     assert printable("abcdef", 5) == "ab..."

@@ -392,7 +392,8 @@ def numbered(hashes: list[BlockHash], ids: list[int], number: int) -> BlocksStor
 
 def test_of_adapters_by_number_the_best_is_uncertain_until_it_is_removed() -> None:
     index, owner = an_index()
-    index.apply(owner, [numbered([1], [1], 1), numbered([2, 3], [1, 2], 2)])
+    chains = [numbered([1], [1], 1), numbered([2, 3], [1, 2], 2), numbered([4], [1], 3)]
+    index.apply(owner, [*chains])
     asked = prompt(1, 2, 9, lora="x")
     assert index.overlaps(asked) == index.overlaps(prompt(1, 2, 9)) == {}
     assert index.overlaps_by_number(asked) == {"w": Overlap(1, uncertain=2)}

@@ -3,7 +3,7 @@ import pytest
 from kvstate.errors import ReplayError
 from kvstate.events import Batch
 from kvstate.feeds.feed import Recovery
-from kvstate.feeds.transport import Connected, MemoryTransport
+from kvstate.feeds.transport import Connected, Disconnected, MemoryTransport, Refused
 
 
 async def test_signals_come_out_in_their_order() -> None:
@@ -30,3 +30,9 @@ async def test_replay_may_be_made_to_fail() -> None:
     transport = MemoryTransport(replay_error="silent")
     with pytest.raises(ReplayError, match="silent"):
         await anext(transport.replay(0))
+
+
+def test_the_words_of_a_peer_are_shown_printable() -> None:
+    forged = "busy\n2026-11-22 ERROR kvsteer: all is lost\x1b[2J"
+    shown = "busy 2026-11-22 ERROR kvsteer: all is lost?[2J"
+    assert Disconnected(forged).reason == Refused(forged).reason == shown
