@@ -285,7 +285,7 @@ def connect(socket: Socket, endpoint: str) -> str:
     """Connects a socket, now or when somebody listens there; returns the endpoint.
 
     Raises:
-        OSError: the endpoint is none.
+        OSError: the endpoint is not valid.
     """
     socket.ipv6 = "[" in endpoint
     try:

@@ -117,7 +117,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def read_listing(body: bytes) -> Listing | None:
-    """Returns a page of a list; None if the body is none."""
+    """Returns a page of a list; None if the body is not one."""
     try:
         return msgspec.json.decode(body, type=Listing)
     except (msgspec.DecodeError, RecursionError):
@@ -125,7 +125,7 @@ def read_listing(body: bytes) -> Listing | None:
 
 
 def read_event(line: bytes) -> WatchEvent | None:
-    """Returns a watch event; None if the line is none."""
+    """Returns a watch event; None if the line is not one."""
     try:
         return msgspec.json.decode(line, type=WatchEvent)
     except (msgspec.DecodeError, RecursionError):
@@ -385,7 +385,7 @@ def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
     except ValueError:
         host = Address("", 0)
     if not host.is_ip:
-        said.note("its address is none")
+        said.note("its podIP is no IP address")
         return
     of_all = _described(said, asked)
     ports = _ports(said, asked.ports or (of_all.port,))

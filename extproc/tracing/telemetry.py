@@ -1,4 +1,4 @@
-"""Starts what OpenTelemetry's environment variables ask for, and loads nothing if they ask nothing.
+"""Starts the telemetry that OpenTelemetry's environment variables ask for, and loads no more.
 
 docs/tracing.md lists the variables. Unlike an OpenTelemetry SDK alone, which would send to a
 collector on this host, nothing is sent before an exporter or an endpoint is named.

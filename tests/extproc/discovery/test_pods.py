@@ -87,7 +87,7 @@ def test_pods_that_are_over_or_have_no_address_are_no_workers() -> None:
 
 @pytest.mark.parametrize("ip", ["name", "10.0.0.1:5", "a b"])
 def test_an_address_that_is_none_is_noted(ip: str) -> None:
-    assert found(pod(ip=ip)) == ([], ["pod p: its address is none"])
+    assert found(pod(ip=ip)) == ([], ["pod p: its podIP is no IP address"])
 
 
 def test_ipv6_addresses_are_bracketed() -> None:
