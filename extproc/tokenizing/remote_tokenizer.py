@@ -161,7 +161,7 @@ class _FailedError(Exception):
 class RemoteTokenizer:
     """Asks the workers of one model for the token ids of prompts.
 
-    endpoints: the workers that may be asked now. count: takes the outcome of every
+    endpoints: returns the workers that may be asked now. count: takes the outcome of every
     question; docs/metrics.md lists them. Belongs to the event loop that it was constructed in.
     """
 

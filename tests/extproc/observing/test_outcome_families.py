@@ -39,3 +39,13 @@ def test_a_worker_that_is_gone_takes_its_series_with_it() -> None:
     assert 'worker="there"' in text
     assert 'worker=""' in text
     assert 'worker="gone"' not in text
+
+
+def test_answers_from_elsewhere_are_shown_by_the_worker_that_was_picked() -> None:
+    workers = records("picked", "never")
+    for is_elsewhere in (True, True, False):
+        workers["picked"].outcomes.answers.note(is_elsewhere=is_elsewhere)
+    text = shown(OutcomeCollector(OutcomeCounts(workers)))
+    assert 'kvsteer_served_known_total{worker="picked"} 3.0' in text
+    assert 'kvsteer_served_elsewhere_total{worker="picked"} 2.0' in text
+    assert "never" not in text
