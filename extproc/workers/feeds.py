@@ -334,15 +334,17 @@ class Feeds:
         return self._wanted(worker) if self.enabled else None
 
     async def _follow_wanted(self) -> None:
+        # as of now: who comes meanwhile may have the name of one whose feed is still to be ended
+        workers = list(self._table)
         changed = [
             *self._gone,
-            *(one for one in self._table if one.following.wanted != self._target(one)),
+            *(one for one in workers if one.following.wanted != self._target(one)),
         ]
         self._gone.clear()
         for at in range(0, len(changed), AT_ONCE):
             await asyncio.gather(*(self._unfollow(one) for one in changed[at : at + AT_ONCE]))
         begun = 0
-        for worker in list(self._table):
+        for worker in workers:
             target = self._target(worker)
             if target is None or worker.following.wanted is not None:
                 continue

@@ -416,3 +416,18 @@ async def test_two_names_of_one_endpoint_share_its_record_until_both_are_gone(
     await one.replace({})
     assert list(one.upstreams) == []
     await one.close()
+
+
+async def test_another_engine_that_comes_while_feeds_are_switched_is_followed_too() -> None:
+    one = workers('{endpoint: "127.0.0.1:9", model: a}')
+    await one.start()
+    old = [following("127.0.0.1:1", 5557, identity="old"), following("127.0.0.1:2", 5558)]
+    await one.replace(members(*old))
+    first = members(old[0], following("127.0.0.1:2", 5558, identity="new"))
+    second = members(
+        following("127.0.0.1:1", 5557, identity="new"),
+        following("127.0.0.1:2", 5558, identity="new"),
+    )
+    await asyncio.gather(one.replace(first), one.replace(second))
+    assert [(status["reason"], len(status["feeds"])) for status in one.status()] == [("", 1)] * 2
+    await one.close()
