@@ -15,7 +15,7 @@ import uvloop
 # The benchmark's own name would hide the package of our messages.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from extproc.config import Config, ExtProc
+from extproc.config.schema import Config, ExtProc
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyResponse,

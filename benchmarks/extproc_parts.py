@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from measure import CannotRunError
 
-from extproc.config import ExtProc
 from extproc.config.reader import load
+from extproc.config.schema import ExtProc
 from extproc.envoy_config import render
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from measure import Figure, Goal, Row
 from routing_run import Contestant, Result
 
-from extproc.config import Cost, Policy
+from extproc.config.schema import Cost, Policy
 
 DEFAULT = "cost"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from routing_cells import UNFIT_SECONDS, Cell
 from routing_fleet import BLOCK_TOKENS, Fleet, Request
 
-from extproc.config import Policy
+from extproc.config.schema import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report

@@ -15,7 +15,7 @@ from peer_tokenizers import PEERS, Encode, ids_of
 from prose import KIB, Prose, body, rendered
 from workload import BLOCK_SIZE, Piece, message, stored
 
-from extproc.config import Model
+from extproc.config.schema import Model
 from extproc.requests.request import CHAT_PATH, Text, parse
 from extproc.tokenizing.tokens import Tokenizer
 

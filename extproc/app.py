@@ -19,10 +19,10 @@ from extproc import address, logs
 from extproc.admin.application import Sampling, admin_application, listen, metrics_application
 from extproc.admin.observed import Observed
 from extproc.admin.routes import discovery_routes
-from extproc.config import Config
-from extproc.config import RemoteTokenizer as RemoteTokenizerOptions
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
+from extproc.config.schema import Config
+from extproc.config.schema import RemoteTokenizer as RemoteTokenizerOptions
 from extproc.discovery.configured import sources_of
 from extproc.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.discovery.view import listed

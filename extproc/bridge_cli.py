@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from extproc import address, logs
-from extproc.config import WorkerEvents
+from extproc.config.schema import WorkerEvents
 from extproc.errors import ConfigError, StartError
 from extproc.workers.feeds import configured
 from kvstate.bridge.bridge import Bridge, BridgeLimits

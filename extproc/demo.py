@@ -22,8 +22,8 @@ import aiohttp
 import yaml
 
 from extproc import event_loop
-from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.reader import load
+from extproc.config.schema import Config, Worker, WorkerEvents
 from extproc.envoy_config import render
 from extproc.errors import StartError
 from kvstate.errors import ReplayError

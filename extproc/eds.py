@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from extproc.config import Config
+from extproc.config.schema import Config
 from extproc.discovery.discovery import Discovery
 from extproc.envoy_config import Lane, assignment, cluster_names, lanes_in, path_of
 from extproc.workers.workers import Workers

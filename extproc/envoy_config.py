@@ -49,7 +49,7 @@ from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
-from extproc.config import Config, RouterTls
+from extproc.config.schema import Config, RouterTls
 from extproc.errors import ConfigError
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL, SERVED, UPSTREAM
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from extproc.checking.self_check import Watched
-from extproc.config import Config, Model
+from extproc.config.schema import Config, Model
 from extproc.errors import RequestError
 from extproc.observing.course import Course, Traces
 from extproc.observing.elsewhere import WarningLimit
@@ -19,7 +19,8 @@ from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_TEXT_BYTES
 from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import DecisionLog, explanation
 from extproc.picking.load import Booking
-from extproc.picking.placing import FIRST_FAILURE, Placing
+from extproc.picking.placing import Placing
+from extproc.picking.upstreams import FIRST_FAILURE
 from extproc.requests.costly_json import is_light
 from extproc.requests.request import (
     ENGINES_REFUSE,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from extproc.config import Config
 from extproc.config.reader import parse
+from extproc.config.schema import Config
 from extproc.discovery.discovery import DiscoveryCollector
 from extproc.observing import outcomes
 from extproc.observing.fleet_families import ServerCollector, ServerFigures

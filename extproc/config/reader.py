@@ -16,9 +16,8 @@ from typing import Any
 
 import yaml
 
-from extproc.config import Config, Worker, WorkerEvents
 from extproc.config.rules import AT_LEAST_ONE, broken_rules, worker_faults
-from extproc.config.schema import most
+from extproc.config.schema import Config, Worker, WorkerEvents, most
 from extproc.errors import ConfigError
 from extproc.tokenizer_files import TokenizerFiles
 

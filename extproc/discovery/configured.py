@@ -11,8 +11,8 @@ import dns.resolver
 
 from extproc import address
 from extproc.address import Address
-from extproc.config import Config, DnsName, FoundWorker
 from extproc.config.reader import MAX_FILE_BYTES, parse_workers
+from extproc.config.schema import Config, DnsName, FoundWorker
 from extproc.discovery.kubernetes import KubernetesPods
 from extproc.discovery.view import Found, Report, Source, listed, worker_at
 from extproc.errors import ConfigError

@@ -33,7 +33,7 @@ import aiohttp
 import msgspec
 
 from extproc.address import MAX_PORT
-from extproc.config import Config, Kubernetes
+from extproc.config.schema import Config, Kubernetes
 from extproc.discovery.pods import (
     MAX_PORTS,
     Asked,

@@ -17,9 +17,8 @@ import msgspec
 
 from extproc import address
 from extproc.address import MAX_PORT, Address
-from extproc.config import AUTO, SERVICES, EventPorts, FoundWorker, Model
 from extproc.config.rules import event_ports_faults
-from extproc.config.schema import MAX_NAMED_RANKS
+from extproc.config.schema import AUTO, MAX_NAMED_RANKS, SERVICES, EventPorts, FoundWorker, Model
 from extproc.discovery.view import Found, worker_at
 
 Part = TypeVar("Part", bound="Thing")

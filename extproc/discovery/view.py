@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from extproc.address import Address
-from extproc.config import EventPorts, FoundWorker, Worker, WorkerEvents
+from extproc.config.schema import EventPorts, FoundWorker, Worker, WorkerEvents
 
 # More from one source is a mistake, such as a selector that takes in the whole cluster.
 MAX_FOUND = 10_000

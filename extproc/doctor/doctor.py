@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from extproc import address
-from extproc.config import Config, Tls, Worker
 from extproc.config.reader import load
 from extproc.config.rules import doubts
+from extproc.config.schema import Config, Tls, Worker
 from extproc.discovery.configured import sources_of
 from extproc.discovery.view import STATIC, Found, Report, Source, View, listed, merged
 from extproc.doctor import feed_visit, token_visit, worker_visit

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from extproc import address
-from extproc.config import Config, Tls
+from extproc.config.schema import Config, Tls
 from extproc.doctor.findings import About, Finding, shown
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.requests.request import PATHS

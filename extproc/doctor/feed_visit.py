@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from extproc import address
 from extproc.address import Address
-from extproc.config import AUTO, Worker, WorkerEvents
+from extproc.config.schema import AUTO, Worker, WorkerEvents
 from extproc.doctor import probe
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.probe import (

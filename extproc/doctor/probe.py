@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from extproc.config import Worker
+from extproc.config.schema import Worker
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.token_visit import engine_tokens
 from extproc.doctor.worker_visit import Means, Visited, judge_block_size, judge_clock

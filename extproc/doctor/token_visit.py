@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from extproc.config import RemoteTokenizer, Worker
+from extproc.config.schema import RemoteTokenizer, Worker
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.worker_visit import Means, Visited
 from extproc.errors import RequestError

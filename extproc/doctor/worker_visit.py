@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from extproc import address
-from extproc.config import Config, Model, Worker
+from extproc.config.schema import Config, Model, Worker
 from extproc.doctor.findings import About, Finding, shown
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers import learning

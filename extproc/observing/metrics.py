@@ -10,8 +10,9 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
-from extproc.observing.decision_counts import DecisionCollector, DecisionCounts, Seen
+from extproc.observing.decision_counts import DecisionCollector, DecisionCounts
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.outcomes import (
     Circumstances,

@@ -47,10 +47,10 @@ from typing import Any, NamedTuple, Protocol
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc.observing.decision_counts import Buckets, histogram_family
+from extproc.observing.buckets import Buckets, histogram_family
 from extproc.observing.elsewhere import Answers
 from extproc.picking.decision import Decision
-from extproc.picking.placing import FIRST_FAILURE
+from extproc.picking.upstreams import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
 
 

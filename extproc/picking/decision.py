@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from extproc.config import Policy
+from extproc.config.schema import Policy
 from extproc.picking.eligibility import ANY, Candidate, Demand, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.policies import (

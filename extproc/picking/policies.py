@@ -29,8 +29,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from extproc import config as configuration
-from extproc.config import AUTO, CacheAware, Cost, Policy, PrefixCache
+from extproc.config import schema
+from extproc.config.schema import AUTO, CacheAware, Cost, Policy, PrefixCache
 from kvstate.overlap import Overlap
 from kvstate.tiers import RESTORE_WEIGHT, Tier
 
@@ -182,12 +182,12 @@ def endpoints_named(policy: Policy, *, is_duplex: bool) -> int:
     return policy.endpoints or (EPP_ENDPOINTS if is_duplex else BUFFERED_ENDPOINTS)
 
 
-def policy_of(config: configuration.Config, model: str | None, asked: str | None) -> str:
+def policy_of(config: schema.Config, model: str | None, asked: str | None) -> str:
     """Returns the name of the policy for a request.
 
     asked: the value of its header `policy.header`, None without one. What is no policy is ignored.
     """
-    if config.policy.header is not None and asked in configuration.POLICIES:
+    if config.policy.header is not None and asked in schema.POLICIES:
         return asked
     own = next((one.policy for one in config.models if one.name == model), None)
     return own or config.policy.name

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from extproc.config import Cost
+from extproc.config.schema import Cost
 from extproc.picking.policies import worth_tokens
 from kvstate.events import Tokens
 from kvstate.overlap import Overlap, Prompt

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from extproc.config import Config
+from extproc.config.schema import Config
 from extproc.http2.limits import MIB, Budget
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from extproc import address
-from extproc.config import Config
-from extproc.config.schema import ExtProc
+from extproc.config.schema import Config, ExtProc
 from extproc.errors import StartError
 from extproc.serving.certificates import Certificates, ChangingContext
 

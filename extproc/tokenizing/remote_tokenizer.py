@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from extproc import config
+from extproc.config import schema
 from extproc.errors import RequestError
 from extproc.requests.prompt import Prompt, Text
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_answer_bytes, question
@@ -167,8 +167,8 @@ class RemoteTokenizer:
 
     def __init__(
         self,
-        model: config.Model,
-        options: config.RemoteTokenizer,
+        model: schema.Model,
+        options: schema.RemoteTokenizer,
         endpoints: Callable[[], Endpoints],
         count: Callable[[str], object] = lambda _: None,
     ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from extproc.config import Model
+from extproc.config.schema import Model
 from extproc.errors import RequestError, StartError
 from extproc.requests.prompt import Chat, Prompt, Text
 from extproc.templates import template_files

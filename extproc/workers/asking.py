@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import aiohttp
 
 from extproc.picking.load import MAX_METRICS_BYTES, Loads, report_of_feeds, report_of_metrics
-from extproc.picking.placing import Judge, Pulse, Upstream
+from extproc.picking.upstreams import Judge, Pulse, Upstream
 from extproc.workers.polling import Client, Look, Polling, Question
 from extproc.workers.record import Table, Worker
 from kvstate.events import EngineLoad
@@ -265,25 +265,3 @@ class LoadReports:
             worker.holdings.lose(self._monotonic())
             if Judge.PROBE not in upstream.against:
                 log.warning("worker %s %s: %s", worker.name, _UNFIT, type(error).__name__)
-
-
-TIMEOUT_SECONDS = 5.0
-MAX_ANSWER_BYTES = 1024 * 1024
-
-# Questions of one kind under way at once, over the fleet.
-MAX_QUESTIONS = 64
-
-
-async def told(client: Client, endpoint: str, path: str) -> bytes | str:
-    """The body of what a worker tells of itself, or why there is none.
-
-    endpoint: host:port of the worker's HTTP server.
-
-    Raises:
-        OSError, aiohttp.ClientError, TimeoutError: it does not answer.
-    """
-    limit = MAX_ANSWER_BYTES
-    status, body = await client.get(endpoint, path, TIMEOUT_SECONDS, limit + 1)
-    if status != _OK:
-        return f"status {status}"
-    return f"more than {limit} bytes" if len(body) > limit else body

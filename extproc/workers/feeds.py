@@ -23,10 +23,9 @@ import msgspec
 
 from extproc import address
 from extproc.address import Address
-from extproc.config import AUTO, Config, WorkerEvents
 from extproc.config.rules import same_place
-from extproc.workers.asking import MAX_QUESTIONS, told
-from extproc.workers.polling import Client, Polling, Question
+from extproc.config.schema import AUTO, Config, WorkerEvents
+from extproc.workers.polling import MAX_QUESTIONS, Client, Polling, Question, told
 from extproc.workers.record import Following, Place, Table, Wanted, Worker
 from kvstate.errors import printable
 from kvstate.feeds.feed import State

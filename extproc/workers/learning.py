@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 import aiohttp
 import msgspec
 
-from extproc.config import Model
-from extproc.workers.asking import MAX_QUESTIONS, told
-from extproc.workers.polling import Client, Question
+from extproc.config.schema import Model
+from extproc.workers.polling import MAX_QUESTIONS, Client, Question, told
 from extproc.workers.record import Learned, Worker
 from kvstate.feeds.backoff import Backoff
 

@@ -188,3 +188,28 @@ class Polling:
                 except Exception:  # one look must not end all
                     log.exception(look.fault)
             await asyncio.sleep(LOOK_SECONDS)
+
+
+TIMEOUT_SECONDS = 5.0
+
+
+MAX_ANSWER_BYTES = 1024 * 1024
+
+
+# Questions of one kind under way at once, over the fleet.
+MAX_QUESTIONS = 64
+
+
+async def told(client: Client, endpoint: str, path: str) -> bytes | str:
+    """The body of what a worker tells of itself, or why there is none.
+
+    endpoint: host:port of the worker's HTTP server.
+
+    Raises:
+        OSError, aiohttp.ClientError, TimeoutError: it does not answer.
+    """
+    limit = MAX_ANSWER_BYTES
+    status, body = await client.get(endpoint, path, TIMEOUT_SECONDS, limit + 1)
+    if status != _OK:
+        return f"status {status}"
+    return f"more than {limit} bytes" if len(body) > limit else body

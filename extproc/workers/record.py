@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from extproc import address
 from extproc.checking.self_check import WorkerCheck
-from extproc.config import WorkerEvents
+from extproc.config.schema import WorkerEvents
 from extproc.discovery.view import Fleet as Members
 from extproc.discovery.view import Found, Member
 from extproc.observing.outcomes import WorkerOutcomes
-from extproc.picking.placing import Upstream, Upstreams
 from extproc.picking.sent import Holdings
+from extproc.picking.upstreams import Upstream, Upstreams
 from extproc.tokenizing.remote_tokenizer import Failures
 from extproc.workers.polling import Poll
 from kvstate.feeds.backoff import Backoff

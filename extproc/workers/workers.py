@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from extproc.checking.watch import SelfCheck
-from extproc.config import AUTO, Config, WorkerEvents
+from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.discovery.view import STATIC, listed, merged
 from extproc.discovery.view import Fleet as Members
 from extproc.observing.outcomes import Circumstances, Outcome

@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from extproc.config import Config
 from extproc.config.reader import parse
+from extproc.config.schema import Config
 from extproc.envoy_config import render
 from extproc.headers import DESTINATION, MODEL
 from tests.deploy.manifests import (

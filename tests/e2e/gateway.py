@@ -12,8 +12,8 @@ import yaml
 from aiohttp import web
 
 from extproc.app import Server, server_for
-from extproc.config import Config
 from extproc.config.reader import parse
+from extproc.config.schema import Config
 from extproc.envoy_config import render
 from extproc.observing.metrics import Metrics
 from extproc.router import Router

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from extproc.config import Config
 from extproc.config.reader import load
+from extproc.config.schema import Config
 from extproc.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings

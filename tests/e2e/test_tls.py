@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config import Config
+from extproc.config.schema import Config
 from extproc.envoy_config import render
 from tests.e2e.system import System, chat, long_text, running, until
 from tests.extproc.serving.identities import NAME, Identities

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from extproc.config import Config
+from extproc.config.schema import Config
 from extproc.envoy_config import render
 from tests.e2e.system import System, chat, long_text, running, until
 from tests.extproc.tracing.otlp_sink import OtlpSink, running_sink

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.config import Accounting, Config, Envoy, ExtProc, Model, Worker
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, Worker
 from extproc.envoy_config import render
 from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, running_envoy
 from tests.ports import free_port

@@ -1,4 +1,4 @@
-from extproc.config import Model
+from extproc.config.schema import Model
 from extproc.router import Models, Served
 
 

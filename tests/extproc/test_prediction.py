@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from random import Random
 
-from extproc.config import Model
+from extproc.config.schema import Model
 from extproc.picking.decision import Candidate, Query, Snapshot, decide
 from extproc.picking.load import Load
 from extproc.requests.request import parse

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from extproc.config import ExtProc
+from extproc.config.schema import ExtProc
 from tests.e2e.envoy_process import ENVOY
 from tests.failures.parts import Part
 from tests.ports import free_port

@@ -25,8 +25,8 @@ from extproc.checking.self_check import (
     WorkerCheck,
 )
 from extproc.checking.watch import EVENTS_AT_ONCE, SelfCheck
-from extproc.config import Model
 from extproc.config.reader import parse
+from extproc.config.schema import Model
 from extproc.observing.metrics import Metrics
 from extproc.picking.load import Booking
 from extproc.requests import request

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config import Config, Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.config.reader import (
     MAX_FILE_BYTES,
     changed_keys,
@@ -12,6 +11,7 @@ from extproc.config.reader import (
     parse_workers,
     values_in,
 )
+from extproc.config.schema import Config, Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.errors import ConfigError
 from simulator.settings import TINY_MODEL
 

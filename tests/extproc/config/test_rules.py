@@ -2,7 +2,17 @@ from dataclasses import replace
 
 import pytest
 
-from extproc.config import (
+from extproc.config import rules
+from extproc.config.reader import parse
+from extproc.config.rules import (
+    event_ports_faults,
+    fleet_faults,
+    listener_faults,
+    shared_endpoints,
+    shared_feeds,
+    worker_faults,
+)
+from extproc.config.schema import (
     Admin,
     Config,
     Discovery,
@@ -18,16 +28,6 @@ from extproc.config import (
     Tls,
     Worker,
     WorkerEvents,
-    rules,
-)
-from extproc.config.reader import parse
-from extproc.config.rules import (
-    event_ports_faults,
-    fleet_faults,
-    listener_faults,
-    shared_endpoints,
-    shared_feeds,
-    worker_faults,
 )
 from extproc.errors import ConfigError
 

@@ -1,7 +1,6 @@
 from dataclasses import dataclass, fields
 
-from extproc.config import Config, Model, Worker
-from extproc.config.schema import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
+from extproc.config.schema import MAX_BYTES, MAX_MS, MAX_NUMBER, Config, Model, Worker, key, most
 
 
 @dataclass(frozen=True)

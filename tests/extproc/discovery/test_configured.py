@@ -6,8 +6,8 @@ import dns.rcode
 import dns.resolver
 import pytest
 
-from extproc.config import DnsName, FoundWorker
 from extproc.config.reader import parse
+from extproc.config.schema import DnsName, FoundWorker
 from extproc.discovery import configured
 from extproc.discovery.configured import DnsNames, WorkerFile
 from tests.extproc.discovery.dns_server import DnsServer, dns_server

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Worker
+from extproc.config.schema import Worker
 from extproc.discovery import discovery
 from extproc.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.discovery.view import Fleet, Report, Source, listed

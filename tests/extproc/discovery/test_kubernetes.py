@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Config
 from extproc.config.reader import parse
+from extproc.config.schema import Config
 from extproc.discovery import kubernetes
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.kubernetes import KubernetesPods

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.config import EventPorts, FoundWorker, Model, WorkerEvents
+from extproc.config.schema import EventPorts, FoundWorker, Model, WorkerEvents
 from extproc.discovery import pods
 from extproc.discovery.pods import (
     Asked,

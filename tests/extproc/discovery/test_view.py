@@ -1,4 +1,4 @@
-from extproc.config import EventPorts, FoundWorker, Worker, WorkerEvents
+from extproc.config.schema import EventPorts, FoundWorker, Worker, WorkerEvents
 from extproc.discovery.view import (
     Found,
     PartReports,

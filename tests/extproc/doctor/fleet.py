@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from extproc.config import Config, Envoy, Model, Worker, WorkerEvents
+from extproc.config.schema import Config, Envoy, Model, Worker, WorkerEvents
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Finding, Verdict
 from simulator import worker as simulated

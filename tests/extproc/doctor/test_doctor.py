@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc.config import Discovery, Events, Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.config.schema import Discovery, Events, Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.doctor.findings import Verdict, exit_status
 from simulator import publisher
 from simulator import worker as simulated

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Accounting, Config, Envoy, ExtProc, Tls
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Tls
 from extproc.doctor.envoy_dump import (
     Around,
     hosts_in,

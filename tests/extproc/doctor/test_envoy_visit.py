@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.config import Accounting, Config, Envoy, ExtProc, RouterTls, Worker
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, RouterTls, Worker
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Verdict
 from extproc.envoy_config import Lane, assignment, path_of, render

@@ -12,7 +12,7 @@ import zmq
 import zmq.asyncio
 
 from extproc.address import Address
-from extproc.config import Envoy, Worker, WorkerEvents
+from extproc.config.schema import Envoy, Worker, WorkerEvents
 from extproc.doctor import probe, worker_visit
 from extproc.doctor.feed_visit import greeted
 from extproc.doctor.findings import MAX_SAID, as_text

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.config import Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.config.schema import Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.doctor import feed_visit
 from extproc.doctor.findings import Verdict
 from kvstate.bridge.bridge import Bridge, BridgeLimits

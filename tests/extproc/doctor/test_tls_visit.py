@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config import Config, ExtProc, Tls
+from extproc.config.schema import Config, ExtProc, Tls
 from extproc.doctor.doctor import visit_tls
 from extproc.doctor.findings import Finding, Verdict
 from tests.extproc.serving.identities import Identities

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Config, Model, Worker
+from extproc.config.schema import Config, Model, Worker
 from extproc.doctor.findings import About, Finding, Verdict
 from extproc.doctor.worker_visit import (
     Served,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.observing.decision_counts import Buckets, Seen
+from extproc.observing.buckets import Buckets, Seen
 
 
 def test_a_bound_takes_in_its_own_value() -> None:

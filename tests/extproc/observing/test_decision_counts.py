@@ -3,8 +3,9 @@ from random import Random
 
 import pytest
 
+from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
-from extproc.observing.decision_counts import BATCH, DecisionCounts, Seen
+from extproc.observing.decision_counts import BATCH, DecisionCounts
 from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt

@@ -1,6 +1,6 @@
 from extproc.config.reader import parse
 from extproc.observing.metrics import Metrics
-from extproc.picking.placing import Judge
+from extproc.picking.upstreams import Judge
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from extproc.config import Cost
+from extproc.config.schema import Cost
 from extproc.picking.decision import one_token
 from extproc.picking.sent import Claims, Expected, claims_of
 from kvstate.overlap import Overlap

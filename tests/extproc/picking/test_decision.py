@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.config import Cost, Policy
+from extproc.config.schema import Cost, Policy
 from extproc.picking.decision import (
     FINDS_MODEL,
     MAX_TEXT_BYTES,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Cost, Policy
+from extproc.config.schema import Cost, Policy
 from extproc.picking.decision import (
     CALLS_NO_MODEL,
     FINDS_MODEL,

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.picking.placing import (
+from extproc.picking.upstreams import (
     ASKED_AGAIN_SECONDS,
     FAILING,
     FAILURES_UNTIL_LEFT_OUT,

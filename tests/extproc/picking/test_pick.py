@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.config import Cost
+from extproc.config.schema import Cost
 from extproc.picking.policies import affinity_of, worth_tokens
 from kvstate.overlap import Overlap
 

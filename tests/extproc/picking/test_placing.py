@@ -4,20 +4,19 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Config, Cost, Model, Policy
+from extproc.config.schema import Config, Cost, Model, Policy
 from extproc.picking.decision import Decision, Query
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Loads
-from extproc.picking.placing import (
+from extproc.picking.placing import REQUESTS_A_LOOK, Placing
+from extproc.picking.sent import Holdings
+from extproc.picking.upstreams import (
     FAILURES_UNTIL_LEFT_OUT,
     LEFT_OUT_SECONDS,
-    REQUESTS_A_LOOK,
     Judge,
-    Placing,
     Upstream,
     Upstreams,
 )
-from extproc.picking.sent import Holdings
 from kvstate.overlap import Overlap, Prompt
 
 WORKERS = [Candidate(name, f"{name}:1") for name in "abc"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import CacheAware, PrefixCache
+from extproc.config.schema import CacheAware, PrefixCache
 from extproc.picking.policies import POLICIES, Columns, best
 
 

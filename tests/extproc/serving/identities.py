@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import trustme
 
-from extproc.config import Tls
+from extproc.config.schema import Tls
 
 NAME = "router.test"
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from random import Random
 
-from extproc.config import Config
 from extproc.config.reader import parse
+from extproc.config.schema import Config
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.picking.load import Booking

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from extproc.config import Tls
+from extproc.config.schema import Tls
 from extproc.errors import StartError
 from extproc.serving.certificates import MAX_FILE_BYTES, Certificates
 from tests.extproc.serving.identities import Identities

@@ -10,7 +10,8 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, REQUESTS_A_LOOK
+from extproc.picking.placing import REQUESTS_A_LOOK
+from extproc.picking.upstreams import FAILURES_UNTIL_LEFT_OUT
 from extproc.requests.request import Ask
 from extproc.router import Routed
 from extproc.serving.exchange import Exchange, Service

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config import ExtProc
+from extproc.config.schema import ExtProc
 from extproc.errors import StartError
 from extproc.serving.listening import try_address
 from tests.extproc.serving.running import Running

@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from aiohttp import web
 
-from extproc import config
 from extproc.app import remote_tokenizers
+from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.discovery.view import listed, merged
 from extproc.errors import RequestError
@@ -28,7 +28,7 @@ from simulator.settings import TINY_MODEL, Settings
 from tests.kvstate.publishing import until
 
 CHAT = Chat([{"role": "user", "content": "hello there"}], {"add_generation_prompt": True})
-MODEL = config.Model("tiny")
+MODEL = schema.Model("tiny")
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,7 +51,7 @@ class Asked:
 
     def __init__(self, *workers: str, deadline_ms: int = 5_000, cache_bytes: int = 0) -> None:
         self.counts: Counter[str] = Counter()
-        options = config.RemoteTokenizer(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
+        options = schema.RemoteTokenizer(deadline_ms=deadline_ms, cache_bytes=cache_bytes)
         self.workers = {worker: Failures() for worker in workers}
         self.tokenizer = RemoteTokenizer(MODEL, options, lambda: self.workers, self._count)
 
@@ -107,7 +107,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 
 async def test_a_worker_tells_what_the_models_own_files_say() -> None:
-    local = Tokenizer.load(config.Model("tiny", tokenizer=str(TINY_MODEL)))
+    local = Tokenizer.load(schema.Model("tiny", tokenizer=str(TINY_MODEL)))
     assert local is not None
     async with running(Settings(model="tiny", loras=("ad",))) as worker:
         asked = Asked(worker.endpoint)
@@ -253,7 +253,7 @@ async def test_nothing_is_remembered_of_workers_that_are_gone() -> None:
     tokenizer = remote_tokenizers(parsed, workers, Metrics(workers))["tiny"]
     failing = []
     for network in range(3):
-        fleet = [config.Worker(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
+        fleet = [schema.Worker(f"127.0.{network + 1}.{host}:9") for host in range(1, 21)]
         await workers.replace(merged({"file": listed(fleet)}))
         for prompt in range(200):
             with contextlib.suppress(RequestError):

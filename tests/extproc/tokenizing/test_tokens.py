@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Tokenizers
 from tokenizers import processors
 
-from extproc.config import Model, RemoteTokenizer
+from extproc.config.schema import Model, RemoteTokenizer
 from extproc.errors import RequestError, StartError
 from extproc.requests.request import CHAT_PATH, COMPLETIONS_PATH, Chat, Text, parse
 from extproc.tokenizing.tokens import Tokenizer

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from extproc.config import Worker as Configured
+from extproc.config.schema import Worker as Configured
 from extproc.discovery.view import listed, merged
-from extproc.picking.placing import Judge
+from extproc.picking.upstreams import Judge
 from extproc.workers.asking import Pace
 from extproc.workers.polling import Client
 from extproc.workers.record import Table, Worker

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import WorkerEvents
+from extproc.config.schema import WorkerEvents
 from extproc.workers.feeds import PATHS, configured, discovered, places, strange_host
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 

@@ -16,17 +16,17 @@ from random import Random
 import aiohttp
 import pytest
 
-from extproc import config
 from extproc.admin.observed import Observed
 from extproc.app import remote_tokenizers
 from extproc.checking.evidence import Difference
+from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.view import Found, Report
 from extproc.errors import RequestError
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome, Usage
-from extproc.picking.placing import FAILURES_UNTIL_LEFT_OUT, Judge
+from extproc.picking.upstreams import FAILURES_UNTIL_LEFT_OUT, Judge
 from extproc.requests.prompt import Text
 from extproc.requests.request import Ask, Head
 from extproc.router import Router
@@ -52,7 +52,7 @@ models: [{name: a, tokenizer: {remote: true}}]
 discovery: {file: w.yaml}
 policy: {sent_bytes: 1024, scrape_interval_ms: 3600000, probe_interval_ms: 3600000}
 """
-FEED = config.WorkerEvents("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+FEED = schema.WorkerEvents("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
 
 
 class Source:
@@ -135,7 +135,7 @@ class System:
         names = [f"127.1.{n % 250}.{1 + n // 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
         feeds = [FEED if n % WITH_FEED == 0 else None for n in range(AT_ONCE)]
         self.source.see(
-            Found(config.Worker(name, learn=True, events=feed))
+            Found(schema.Worker(name, learn=True, events=feed))
             for name, feed in zip(names, feeds, strict=True)
         )
         await until(lambda: self.workers.names() == set(names))

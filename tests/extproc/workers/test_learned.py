@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Model
+from extproc.config.schema import Model
 from extproc.workers.learning import block_size_in, from_models
 from extproc.workers.record import Learned
 

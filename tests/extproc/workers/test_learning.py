@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from extproc.config import Worker
 from extproc.config.reader import parse
+from extproc.config.schema import Worker
 from extproc.discovery.view import Fleet, Found, merged
 from extproc.workers import learning, resolving
 from extproc.workers.record import Worker as Record

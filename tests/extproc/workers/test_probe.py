@@ -10,8 +10,8 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.picking.load import Loads
-from extproc.picking.placing import FAILURES_UNTIL_DEAD, Judge
 from extproc.picking.sent import Sent
+from extproc.picking.upstreams import FAILURES_UNTIL_DEAD, Judge
 from extproc.workers.asking import FAILURES_UNTIL_UNHEALTHY, Doubts, HealthProbe
 from extproc.workers.polling import Client, Polling
 from extproc.workers.record import Table

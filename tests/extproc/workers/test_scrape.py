@@ -7,8 +7,8 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.picking.load import Loads
-from extproc.picking.placing import Judge
 from extproc.picking.sent import Sent
+from extproc.picking.upstreams import Judge
 from extproc.workers.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
 from extproc.workers.polling import Client, Polling
 from extproc.workers.record import Table

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from extproc import config
+from extproc.config import schema
 from extproc.config.reader import parse
 from extproc.discovery.view import Found, Member
-from extproc.picking.placing import Judge
+from extproc.picking.upstreams import Judge
 from extproc.workers.record import Table
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed_sources import FeedSource
@@ -229,7 +229,7 @@ def members(*found: Found) -> dict[str, Member]:
 
 
 def following(endpoint: str, port: int = 5557, **more: Any) -> Found:
-    worker = config.Worker(endpoint, "a", events=config.WorkerEvents(f"tcp://127.0.0.1:{port}"))
+    worker = schema.Worker(endpoint, "a", events=schema.WorkerEvents(f"tcp://127.0.0.1:{port}"))
     return Found(worker, **more)
 
 
@@ -286,7 +286,7 @@ async def test_draining_is_by_source_and_by_hand() -> None:
 
 async def test_a_worker_that_is_not_ready_gets_no_requests() -> None:
     one = workers('{endpoint: "127.0.0.1:9", model: a}')
-    await one.replace(members(Found(config.Worker("127.0.0.1:1", "a"), "its pod is not ready")))
+    await one.replace(members(Found(schema.Worker("127.0.0.1:1", "a"), "its pod is not ready")))
     assert one.candidates("a")[0].excluded == "its pod is not ready"
     assert one.lanes() == {"a": [("127.0.0.1:1", False)]}
     await one.close()
@@ -336,7 +336,7 @@ async def test_what_an_engine_told_is_not_believed_of_the_next_one() -> None:
     async with worker(**answers) as endpoint:
         one = workers('{endpoint: "127.0.0.1:9", model: a}')
         await one.start()
-        asked = config.Worker(endpoint, learn=True)
+        asked = schema.Worker(endpoint, learn=True)
         await one.replace(members(Found(asked, identity="old")))
         await until_true(lambda: one.model_of(endpoint) == "b")
         answers["v1/models"]["data"] = [{"id": "a"}]
@@ -395,7 +395,7 @@ async def test_names_are_looked_up_again_whatever_fails_once(
 async def test_a_worker_has_no_place_before_its_address_and_its_model_are_known() -> None:
     one = workers('{endpoint: "h:1", learn: true}, {endpoint: "127.0.0.1:2", model: a}')
     assert one.unplaced() is None
-    await one.replace(members(Found(config.Worker("127.0.0.1:3")), following("127.0.0.1:2")))
+    await one.replace(members(Found(schema.Worker("127.0.0.1:3")), following("127.0.0.1:2")))
     assert one.unplaced() == {"127.0.0.1:3"}
     await one.close()
 

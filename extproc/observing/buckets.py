@@ -1,0 +1,86 @@
+"""Histograms of Prometheus: observations counted by bounds, and traces that exemplify them."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from prometheus_client.core import (
+    Exemplar,
+    HistogramMetricFamily,
+)
+
+
+class Seen(NamedTuple):
+    """One observation that a trace shows: trace_id, its value, and when, in seconds since 1970."""
+
+    trace_id: str
+    value: float
+    at: float
+
+
+class Buckets:
+    """Observations, counted by the least bound that they do not exceed.
+
+    bounds: upper ones, rising, each inclusive as Prometheus has it; what exceeds all is counted
+    too. counts: of each bound, and of what exceeds them, not cumulative. total: of the values.
+    seen: the last observation in each bucket that a trace shows.
+    """
+
+    __slots__ = ("bounds", "counts", "seen", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.total = 0.0
+        self.seen: dict[int, Seen] = {}
+
+    def observe(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def observe_all(self, values: list[float]) -> None:
+        """Counts many values, which are left in order."""
+        values.sort()
+        below = 0
+        for at, bound in enumerate(self.bounds):
+            within = bisect_right(values, bound, below)
+            self.counts[at] += within - below
+            below = within
+        self.counts[-1] += len(values) - below
+        self.total += sum(values)
+
+    def show(self, seen: Seen) -> None:
+        """Has the bucket of an observation show it."""
+        self.seen[bisect_left(self.bounds, seen.value)] = seen
+
+    def cumulative(self) -> list[tuple[str, int, Seen | None]]:
+        """Each bound as text, what does not exceed it, and the observation to show with it."""
+        shown: list[tuple[str, int, Seen | None]] = []
+        count = 0
+        names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
+        for at, (name, own) in enumerate(zip(names, self.counts, strict=True)):
+            count += own
+            shown.append((name, count, self.seen.get(at)))
+        return shown
+
+
+def histogram_family(
+    name: str, what: str, labels: list[str], series: Iterable[tuple[tuple[str, ...], Buckets]]
+) -> HistogramMetricFamily:
+    """A histogram of one or more series, each with the values of its labels."""
+    family = HistogramMetricFamily(name, what, labels=labels)
+    for values, buckets in series:
+        family.add_metric(
+            list(values),
+            [
+                (bound, count) if seen is None else (bound, count, _exemplar(seen))
+                for bound, count, seen in buckets.cumulative()
+            ],
+            buckets.total,
+        )
+    return family
+
+
+def _exemplar(seen: Seen) -> Exemplar:
+    return Exemplar({"trace_id": seen.trace_id}, seen.value, seen.at)
