@@ -40,13 +40,13 @@ from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.tracing.telemetry import telemetry
 from extproc.workers.workers import Workers
-from kvstate.core_choice import default_core_name, plain_core_warning
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
+from kvstate.index import default_core_name, plain_core_warning
 
 STOPPING = "stopping: streams under way are ended, no new ones are taken"
 

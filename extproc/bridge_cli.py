@@ -12,8 +12,7 @@ from extproc import address, logs
 from extproc.config.schema import WorkerEvents
 from extproc.errors import ConfigError, StartError
 from extproc.workers.feeds import configured
-from kvstate.bridge.bridge import Bridge, BridgeLimits
-from kvstate.bridge.server import BridgeServer
+from kvstate.bridge.bridge import Bridge, BridgeLimits, BridgeServer
 from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports

@@ -119,7 +119,7 @@ class _ShowVersion(argparse.Action):
     """Prints the version, and which of the two index cores runs."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from kvstate.core_choice import default_core_name, plain_core_warning  # noqa: PLC0415
+        from kvstate.index import default_core_name, plain_core_warning  # noqa: PLC0415
 
         print(f"kvsteer {version('kvsteer')} ({default_core_name()} index core)")
         if warning := plain_core_warning():
@@ -138,7 +138,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from extproc.config.reader import load  # noqa: PLC0415
     from extproc.config.rules import doubts  # noqa: PLC0415
-    from kvstate.core_choice import plain_core_warning  # noqa: PLC0415
+    from kvstate.index import plain_core_warning  # noqa: PLC0415
 
     config = load(arguments.config)
     for note in filter(None, (*doubts(config, os.path.exists), plain_core_warning())):

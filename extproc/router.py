@@ -35,8 +35,7 @@ from extproc.requests.request import (
 )
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
-from kvstate.events import Tokens
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 
 
 class Served(NamedTuple):

@@ -13,13 +13,13 @@ has keys of its own (kvstate/native/index.h).
 
 from collections.abc import Generator, Iterator, Sequence
 from enum import IntEnum
-from typing import Protocol, TypedDict, TypeVar
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
 
 import msgspec
 import xxhash
 
-from kvstate.events import BlockHash, Extra, Tokens
-from kvstate.overlap import Overlap
+from kvstate.events import BlockHash
+from kvstate.overlap import ORDER_OF_MEDIUM, Extra, Overlap, Tier, Tokens, tier_of
 
 BYTES_PER_TOKEN = 4
 
@@ -96,7 +96,7 @@ class OwnerStatus(TypedDict):
     """Counts of one owner.
 
     block_size: of its last store, 0 before the first. doubted: tiers on which nothing counts as
-    certain, a bit each; see `kvstate.tiers`.
+    certain, a bit each; see `kvstate.overlap`.
     """
 
     blocks: int
@@ -239,3 +239,29 @@ class Core(Protocol):
 
     def check(self) -> None:
         """Raises AssertionError where an invariant does not hold; slow."""
+
+
+class Pool(NamedTuple):
+    """Where copies of a block are counted together: engines remove by medium, group and hash."""
+
+    medium: str
+    group: int | None
+    block_size: int
+    tier: Tier
+
+    @classmethod
+    def of(cls, medium: str, group: int | None, block_size: int) -> "Pool":
+        """The pool of a stored event; its medium is one that `tier_of` knows."""
+        tier = tier_of(medium)
+        if tier is None:
+            raise ValueError("events of unknown media never reach the index")
+        return cls(medium, group, block_size, tier)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """In which order the pools of an owner are searched, the same in both cores."""
+        return (
+            ORDER_OF_MEDIUM[self.medium],
+            -1 if self.group is None else self.group,
+            self.block_size,
+        )

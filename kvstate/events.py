@@ -1,10 +1,10 @@
 """What a publisher says about its cache, independent of engine and encoding."""
 
 import math
-from array import array
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+
+from kvstate.overlap import Extra, Tokens
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
@@ -29,18 +29,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
     silence_ms: int | None = None
 
 
-# Token ids as one buffer of uint32.
-if TYPE_CHECKING:
-    Tokens: TypeAlias = array[int]
-else:
-    Tokens = array
-
 # An engine's own id of a block: opaque, unique within one rank's feed only. Signed 64-bit hashes
 # are folded to unsigned by the wire decoders.
 BlockHash = int | bytes
-
-# What makes a block differ from another with the same tokens, besides LoRA: salt, image hashes.
-Extra = tuple[Any, ...]
 
 
 class BlocksStored(msgspec.Struct, frozen=True):

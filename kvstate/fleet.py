@@ -17,7 +17,7 @@ from kvstate.owner import Owner
 
 log = logging.getLogger("kvsteer.feed")
 
-# How long a block on a doubted medium (`kvstate.tiers`) is believed after it was stored last: so
+# How long a block on a doubted medium (`kvstate.overlap`) is believed after it was stored last: so
 # long at least, and twice as long at most.
 DOUBTED_SECONDS = 300.0
 

@@ -8,11 +8,48 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
-from kvstate.core import encoded, finished
-from kvstate.core_choice import make_core
+from kvstate.core import Core, encoded, finished
 from kvstate.events import Body, Event, Taken
 from kvstate.overlap import Overlap, Prompt, of_any_rank
 from kvstate.owner import Limits, Owner, Stored
+from kvstate.plain_core import PlainCore
+
+try:
+    from kvstate._core import CompiledCore
+except ImportError:  # there was no C compiler at installation
+    IS_COMPILED = False
+else:
+    IS_COMPILED = True
+
+
+def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -> Core:
+    """A core; compiled None takes the compiled one where it was built.
+
+    Raises:
+        RuntimeError: the compiled one is wanted and was not built.
+    """
+    if compiled and not IS_COMPILED:
+        raise RuntimeError("the compiled core was not built: there was no C compiler")
+    if compiled or (compiled is None and IS_COMPILED):
+        return CompiledCore(secret, limit_blocks, Overlap)
+    return PlainCore(secret, limit_blocks, Overlap)
+
+
+def plain_core_warning() -> str:
+    """What to do about a compiled core that is missing, "" where it is there."""
+    if IS_COMPILED:
+        return ""
+    return (
+        "there was no C compiler when kvsteer was installed: the plain-Python index core runs,"
+        " which takes several times the CPU and memory; install gcc, then kvsteer again with"
+        " pip install --force-reinstall --no-cache-dir"
+    )
+
+
+def default_core_name() -> str:
+    """Which core runs where none is asked for: compiled or plain."""
+    return "compiled" if IS_COMPILED else "plain"
+
 
 # Between the name of a worker and a number that tells its further ranks apart, each of which the
 # core takes for a worker of its own; no address has it.

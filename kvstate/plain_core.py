@@ -13,42 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import NamedTuple
 
-from kvstate.core import BYTES_PER_TOKEN, OwnerStatus, StoreResult, chain, child, root_key
-from kvstate.events import BlockHash, Tokens
-from kvstate.overlap import Overlap
-from kvstate.tiers import ORDER_OF_MEDIUM, REMOVING_MEDIA, Tier, tier_of
+from kvstate.core import BYTES_PER_TOKEN, OwnerStatus, Pool, StoreResult, chain, child, root_key
+from kvstate.events import BlockHash
+from kvstate.overlap import REMOVING_MEDIA, Overlap, Tier, Tokens, tier_of
 from kvstate.wire.extras import Admission, Groups
 
 # Block key -> the bits of all segments that hold it.
 Table = dict[int, int]
-
-
-class Pool(NamedTuple):
-    """Where copies of a block are counted together: engines remove by medium, group and hash."""
-
-    medium: str
-    group: int | None
-    block_size: int
-    tier: Tier
-
-    @classmethod
-    def of(cls, medium: str, group: int | None, block_size: int) -> "Pool":
-        """The pool of a stored event; its medium is one that `tier_of` knows."""
-        tier = tier_of(medium)
-        if tier is None:
-            raise ValueError("events of unknown media never reach the index")
-        return cls(medium, group, block_size, tier)
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """In which order the pools of an owner are searched, the same in both cores."""
-        return (
-            ORDER_OF_MEDIUM[self.medium],
-            -1 if self.group is None else self.group,
-            self.block_size,
-        )
 
 
 class Segment:

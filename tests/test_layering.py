@@ -19,8 +19,8 @@ CORE = {
     *("extproc.serving.stream", "extproc.serving.stream_answers"),
     *("extproc.tokenizing.remote_tokenizer_wire", "extproc.tokenizing.tokenizer_layout"),
     *("kvstate.bridge.mirror", "kvstate.bridge.rank"),
-    *("kvstate.core", "kvstate.index", "kvstate.orphans", "kvstate.plain_core"),
-    *("kvstate.events", "kvstate.overlap", "kvstate.tiers"),
+    *("kvstate.core", "kvstate.index", "kvstate.owner", "kvstate.plain_core"),
+    *("kvstate.events", "kvstate.overlap", "kvstate.overlap"),
     *("kvstate.feeds.feed", "kvstate.owner"),
 }
 
@@ -55,7 +55,7 @@ def test_what_the_core_names_exists() -> None:
 def test_sockets_of_zmq_and_grpc_live_in_their_transports() -> None:
     ours = {name for name in importers_of("zmq") if not name.startswith("simulator")}
     assert not ours  # feeds speak ZMTP themselves: libzmq aborts the process
-    served = {"extproc.serving.grpc_server", "extproc.health", "kvstate.bridge.server"}
+    served = {"extproc.serving.grpc_server", "extproc.health", "kvstate.bridge.bridge"}
     feeds = {"kvstate.feeds.grpc_transport"}
     assert importers_of("grpc") == {*served, *feeds}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstate.core_choice import IS_COMPILED
+from kvstate.index import IS_COMPILED
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "extproc" / "admin" / "page"

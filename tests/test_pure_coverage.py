@@ -11,7 +11,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-from kvstate.core_choice import IS_COMPILED
+from kvstate.index import IS_COMPILED
 from tests.house import MEASURED, MODULES, ROOT, imports_in, pure_modules, tree_of
 
 # Modules of declarations only: there is nothing in them to run.

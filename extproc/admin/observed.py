@@ -20,8 +20,7 @@ import xxhash
 from extproc.picking.decision import Decision
 from extproc.picking.explain import why
 from extproc.picking.sent import NO_CLAIMS, root_key
-from kvstate.overlap import Overlap, Prompt
-from kvstate.tiers import Tier
+from kvstate.overlap import Overlap, Prompt, Tier
 
 if TYPE_CHECKING:
     _Ring: TypeAlias = array[float]

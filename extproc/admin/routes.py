@@ -20,7 +20,7 @@ from extproc.picking.explain import candidates, explanation_with
 from extproc.requests.request import Head, path_of
 from extproc.router import Router
 from extproc.workers.workers import Workers
-from kvstate.core_choice import default_core_name
+from kvstate.index import default_core_name
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 

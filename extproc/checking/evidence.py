@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvstate.events import BlockHash, BlocksStored, Extra, Tokens
-from kvstate.overlap import Prompt
-from kvstate.tiers import Tier, tier_of
+from kvstate.events import BlockHash, BlocksStored
+from kvstate.overlap import Extra, Prompt, Tier, Tokens, tier_of
 
 # What is remembered of one rank. SGLang's blocks may be of one token, so blocks count as well.
 MAX_TOKENS = 65_536

@@ -28,7 +28,8 @@ from extproc.checking.evidence import (
     is_stored,
     runs_of,
 )
-from kvstate.events import AllCleared, BlocksStored, Event, Tokens
+from kvstate.events import AllCleared, BlocksStored, Event
+from kvstate.overlap import Tokens
 
 # So many of the last checked requests must differ before a worker is distrusted, and so many must
 # match in a row before it is trusted again: more, since prompts of some forms only may differ.

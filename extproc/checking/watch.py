@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from extproc.checking.evidence import Asked, usable_tokens
 from extproc.checking.self_check import MAX_PROMPT_TOKENS, Placed, Result, Watched, WorkerCheck
-from kvstate.events import Body, Event, EventBatch, Tokens
+from kvstate.events import Body, Event, EventBatch
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap, Prompt, Tokens
 from kvstate.wire.zmq_wire import decoding
 
 log = logging.getLogger("kvsteer.tokens")

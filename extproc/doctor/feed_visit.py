@@ -27,8 +27,8 @@ from extproc.doctor.probe import (
 from extproc.doctor.worker_visit import Means, Told, Visited
 from extproc.workers.feeds import configured
 from kvstate.errors import WireError
-from kvstate.events import Tokens
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
+from kvstate.overlap import Tokens
 from kvstate.wire.zmtp import Session
 
 NULL = "NULL"

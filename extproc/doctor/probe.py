@@ -15,7 +15,7 @@ from extproc.doctor.worker_visit import Means, Visited, judge_block_size, judge_
 from extproc.errors import RequestError
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
-from kvstate.events import Batch, BlocksStored, EventBatch, Tokens
+from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.replays import MAX_REPLAY_SECONDS
@@ -30,6 +30,7 @@ from kvstate.feeds.transport import (
 )
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
+from kvstate.overlap import Tokens
 from kvstate.wire.zmq_wire import decode_batch
 
 PATH = "/v1/completions"

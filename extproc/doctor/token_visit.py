@@ -14,7 +14,7 @@ from extproc.requests.prompt import Chat, Text
 from extproc.requests.request import CHAT_PATH, parse
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, question
 from extproc.tokenizing.tokens import Tokenizer
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 Claim = tuple[str, Tokens, Tokens]  # of what; the engine's ids, ours
 

@@ -8,7 +8,7 @@ from typing import Any
 from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Verdict
 from extproc.picking.load import Load
 from extproc.picking.sent import NO_CLAIMS
-from kvstate.tiers import Tier
+from kvstate.overlap import Tier
 
 
 def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, Any]:

@@ -23,7 +23,6 @@ rank saves is more than what it has to do beyond the idlest one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import mul
 from statistics import fmean, pstdev
 from typing import NamedTuple, Protocol
 
@@ -31,13 +30,10 @@ import msgspec
 
 from extproc.config import schema
 from extproc.config.schema import AUTO, CacheAware, Cost, Policy, PrefixCache
-from kvstate.overlap import Overlap
-from kvstate.tiers import RESTORE_WEIGHT, Tier
+from kvstate.overlap import Overlap, worth_tokens
 
 # From this utilization on, the wait of those who come later counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
-
-_TIER_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
 
 
 class Chance(Protocol):
@@ -45,19 +41,6 @@ class Chance(Protocol):
 
     def random(self) -> float:
         """A number from 0 to below 1."""
-
-
-def worth_tokens(overlap: Overlap, uncertain_weight: float = 0.5) -> float:
-    """Returns how many prompt tokens an overlap saves; blocks of lower tiers count for less.
-
-    uncertain_weight: what an uncertain token saves, as a share of a certain one.
-    """
-    block_size, tiers, uncertain, _ = overlap
-    device, host, disk, remote = tiers
-    if not (host or disk or remote or uncertain):  # as nearly always
-        return block_size * device
-    certain: float = sum(map(mul, _TIER_WEIGHTS, tiers))
-    return block_size * (certain + uncertain_weight * uncertain)
 
 
 def affinity_of(cost: Cost, utilization: float) -> float:

@@ -31,9 +31,7 @@ import msgspec
 import xxhash
 
 from extproc.config.schema import Cost
-from extproc.picking.policies import worth_tokens
-from kvstate.events import Tokens
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Overlap, Prompt, Tokens, worth_tokens
 
 BYTES_PER_TOKEN = 4
 

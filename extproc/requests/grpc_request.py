@@ -19,7 +19,7 @@ from extproc.pb.kvsteer_generate_pb2 import (
     VllmRequest,
 )
 from extproc.requests.prompt import InferenceRequest
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 _PREFIX_BYTES = 5
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from extproc.errors import RequestError
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 # Conversations and lists beyond these are not keyed: every message costs template time, and every
 # prompt a walk through the index.

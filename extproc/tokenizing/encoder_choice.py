@@ -33,7 +33,7 @@ from extproc.tokenizing.tokenizer_layout import (
     read,
     tokenizes_piecewise,
 )
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 
 class PlainEncoder:

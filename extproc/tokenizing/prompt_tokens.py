@@ -10,7 +10,7 @@ from extproc.errors import RequestError
 from extproc.requests.prompt import Chat, InferenceRequest, Prompt
 from extproc.tokenizing.remote_tokenizer import RemoteTokenizer
 from extproc.tokenizing.tokens import Started, Tokenizer
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 AnyTokenizer = Tokenizer | RemoteTokenizer
 

@@ -15,8 +15,8 @@ from extproc.config import schema
 from extproc.errors import RequestError
 from extproc.requests.prompt import Prompt, Text
 from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_answer_bytes, question
-from kvstate.events import Tokens
 from kvstate.feeds.backoff import Backoff
+from kvstate.overlap import Tokens
 
 # A worker that fails so often in a row is left alone until a probe finds it well.
 MAX_FAILURES = 3

@@ -10,7 +10,7 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.requests.prompt import Chat, Text
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 PATH = "/tokenize"
 

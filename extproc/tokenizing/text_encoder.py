@@ -20,7 +20,7 @@ import msgspec
 
 from extproc.errors import RequestError
 from extproc.tokenizing.tokenizer_layout import Cutter
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 # No longer beginning has a key.
 _MAX_CHARACTERS = 8 * 1024 * 1024

@@ -25,8 +25,7 @@ from extproc.workers.resolving import Resolving
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
-from kvstate.overlap import Overlap, Prompt
-from kvstate.tiers import Tier
+from kvstate.overlap import Overlap, Prompt, Tier
 
 log = logging.getLogger("kvsteer.workers")
 

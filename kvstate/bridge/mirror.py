@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Tokens
+from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored
+from kvstate.overlap import Tokens
 from kvstate.wire.grpc_encoding import (
     EncodedStore,
     Namespace,

@@ -86,6 +86,7 @@ from enum import StrEnum
 import msgspec
 
 from kvstate.events import Batch
+from kvstate.feeds.feed_sources import Recovery
 
 # Stamps remembered to tell a duplicate from a restarted publisher. Duplicates come from a replay
 # that overtakes the live stream, so they are at most a replay's duration old.
@@ -112,21 +113,6 @@ class State(StrEnum):
     DEGRADED = "degraded"
     STALE = "stale"
     UNSUPPORTED = "unsupported"
-
-
-class Recovery(StrEnum):
-    """How a feed's transport can have what was missed.
-
-    none: not at all.
-    replay: asked for apart from the live stream (ZMQ publishers with a replay endpoint).
-    resume: a connection begins with it, as far as the publisher still has it (gRPC).
-    queued: what was not read yet waits at the publisher (an HTTP drain).
-    """
-
-    NONE = "none"
-    REPLAY = "replay"
-    RESUME = "resume"
-    QUEUED = "queued"
 
 
 class Forget(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Where the feed of one worker is: what a transport is opened from."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias
 
 
@@ -40,3 +41,18 @@ class DrainSource:
 
 # ZMQ has one source a rank, in the order of ranks.
 FeedSource: TypeAlias = tuple[ZmqSource, ...] | GrpcSource | DrainSource
+
+
+class Recovery(StrEnum):
+    """How a feed's transport can have what was missed.
+
+    none: not at all.
+    replay: asked for apart from the live stream (ZMQ publishers with a replay endpoint).
+    resume: a connection begins with it, as far as the publisher still has it (gRPC).
+    queued: what was not read yet waits at the publisher (an HTTP drain).
+    """
+
+    NONE = "none"
+    REPLAY = "replay"
+    RESUME = "resume"
+    QUEUED = "queued"

@@ -18,8 +18,7 @@ import grpc
 from kvstate.errors import WireError
 from kvstate.events import Batch, BlocksStored
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
-from kvstate.feeds.feed_sources import GrpcSource
+from kvstate.feeds.feed_sources import GrpcSource, Recovery
 from kvstate.feeds.shared_connection import Mark, RankTransport, SharedConnection
 from kvstate.feeds.transport import (
     SLICE_SECONDS,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch, EventBatch
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused, Signal
 
 log = logging.getLogger("kvsteer.feed")

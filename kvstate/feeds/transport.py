@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from kvstate.errors import ReplayError, printable
 from kvstate.events import Batch, Body, EngineLoad
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import Recovery
 
 # Events are decoded and applied in slices of this length, so that a pick never waits behind a feed.
 SLICE_SECONDS = 0.001

@@ -21,8 +21,7 @@ from msgspec import Raw
 from kvstate.errors import WireError
 from kvstate.events import Batch
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
-from kvstate.feeds.feed_sources import DrainSource
+from kvstate.feeds.feed_sources import DrainSource, Recovery
 from kvstate.feeds.shared_connection import RankTransport, SharedConnection
 from kvstate.feeds.transport import SLICE_SECONDS, Connected, Disconnected, Malformed, Refused
 from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_event

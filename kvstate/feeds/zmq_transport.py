@@ -31,8 +31,7 @@ from enum import Enum, auto
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch
 from kvstate.feeds.backoff import Backoff
-from kvstate.feeds.feed import Recovery
-from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.feed_sources import Recovery, ZmqSource
 from kvstate.feeds.transport import (
     UNREACHED_SECONDS,
     Connected,

@@ -17,8 +17,7 @@ holds the prefix, and nothing that was stored for either can be believed.
 from collections.abc import Collection, Mapping
 from enum import Enum, IntEnum
 
-from kvstate.events import Extra
-from kvstate.tiers import DEFAULT_MEDIUM, tier_of
+from kvstate.overlap import DEFAULT_MEDIUM, Extra, tier_of
 
 # More groups than any model has; what comes beyond is not indexed.
 MAX_GROUPS = 64

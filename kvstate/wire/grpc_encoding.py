@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from kvstate.events import BlockHash, BlocksRemoved, BlocksStored
+from kvstate.overlap import Tier, tier_of
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KV_CACHE_LOCALITY_LOCAL,
     KV_CACHE_TIER_DEVICE,
@@ -31,7 +32,6 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvMultimodalKey,
     KvSnapshotChunk,
 )
-from kvstate.tiers import Tier, tier_of
 
 _TIERS = {
     Tier.DEVICE: KV_CACHE_TIER_DEVICE,

@@ -24,9 +24,9 @@ from kvstate.events import (
     EngineLoad,
     Event,
     EventBatch,
-    Extra,
     OtherGroupStored,
 )
+from kvstate.overlap import Extra, tier_of
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvBlock,
     KvBlockExtraKey,
@@ -35,7 +35,6 @@ from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvCacheEvent,
     KvEventBatch,
 )
-from kvstate.tiers import tier_of
 from kvstate.wire.extras import Skipped, holds_prefix, reject_foreign, with_root
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 

@@ -18,17 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from kvstate.errors import WireError
-from kvstate.events import (
-    BlockHash,
-    BlocksCopied,
-    BlocksRemoved,
-    BlocksStored,
-    Event,
-    EventBatch,
-    Extra,
-    Tokens,
-)
-from kvstate.tiers import DEFAULT_MEDIUM
+from kvstate.events import BlockHash, BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
+from kvstate.overlap import DEFAULT_MEDIUM, Extra, Tokens
 from kvstate.wire.extras import HARMLESS, INTEGERS, MAX_GROUP, Skipped, extras_of, with_root
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 

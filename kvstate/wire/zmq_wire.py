@@ -30,9 +30,9 @@ from kvstate.events import (
     Event,
     EventBatch,
     OtherGroupStored,
-    Tokens,
     blocks_of,
 )
+from kvstate.overlap import Tokens
 from kvstate.wire.extras import (
     HARMLESS,
     INTEGERS,

@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kvstate.events import Tokens
 from kvstate.feeds import subscriber
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource, ZmqSource
@@ -19,7 +18,7 @@ from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from simulator.dialects import DIALECTS
 from simulator.server import Worker, running
 from simulator.settings import Settings

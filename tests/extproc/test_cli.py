@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from extproc.cli import main
-from kvstate import core_choice
-from kvstate.core_choice import default_core_name
+from kvstate import index
+from kvstate.index import default_core_name
 from simulator.settings import TINY_MODEL
 from tests.ports import free_port
 
@@ -33,13 +33,13 @@ def config(directory: Path, **sections: object) -> str:
 
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_choice, "IS_COMPILED", True)
+    monkeypatch.setattr(index, "IS_COMPILED", True)
 
 
 def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core_choice, "IS_COMPILED", False)
+    monkeypatch.setattr(index, "IS_COMPILED", False)
     file = config(tmp_path)
     assert main(["check", "--config", file]) == 0
     note, ok = capsys.readouterr().out.splitlines()

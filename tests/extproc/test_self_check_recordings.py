@@ -10,8 +10,7 @@ import pytest
 
 from extproc.checking.evidence import Asked
 from extproc.checking.self_check import GRACE_SECONDS, Result, WorkerCheck
-from kvstate.events import Tokens
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from kvstate.wire.zmq_wire import decode_batch
 
 WIRE = Path(__file__).parent.parent / "wire"

@@ -16,8 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from kvstate.events import Tokens
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 
 BLOCK_SIZE = 4
 MODEL = "m"

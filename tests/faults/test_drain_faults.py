@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from kvstate.events import Tokens
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import Fleet
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from simulator.server import Worker, running
 from simulator.settings import Settings
 from tests.faults.watch import Row

@@ -8,8 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstate.bridge.bridge import Bridge
-from kvstate.bridge.server import BridgeServer
+from kvstate.bridge.bridge import Bridge, BridgeServer
 from kvstate.events import Batch, EventBatch
 from kvstate.feeds import grpc_transport, subscriber
 from kvstate.feeds.feed import State

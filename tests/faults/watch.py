@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstate.events import Batch
-from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import Malformed, Signal, Transport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap

@@ -9,11 +9,10 @@ from functools import partial
 
 import grpc
 
-from kvstate.bridge.bridge import Bridge, BridgeLimits
+from kvstate.bridge.bridge import Bridge, BridgeLimits, BridgeServer
 from kvstate.bridge.rank import BridgedRank
-from kvstate.bridge.server import BridgeServer
 from kvstate.events import Batch
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.pb.kvsteer_kv_events_pb2 import (

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvstate import core_choice
+from kvstate import index
 from tests.kvstate.cores import needs_compiled_core
 
 
 @pytest.fixture(params=["plain", pytest.param("compiled", marks=needs_compiled_core)])
 def each_core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every index that a test makes has the one core, then the other."""
-    monkeypatch.setattr(core_choice, "IS_COMPILED", request.param == "compiled")
+    monkeypatch.setattr(index, "IS_COMPILED", request.param == "compiled")

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstate.core import Core
-from kvstate.core_choice import IS_COMPILED, make_core
+from kvstate.index import IS_COMPILED, make_core
 
 needs_compiled_core = pytest.mark.skipif(
     not IS_COMPILED, reason="the compiled core was not built: no C compiler at installation"

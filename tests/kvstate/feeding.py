@@ -1,7 +1,8 @@
 """Batches for a feed, what is to become of them, and a feed that took some."""
 
 from kvstate.events import Batch
-from kvstate.feeds.feed import Effect, Feed, Recovery, State
+from kvstate.feeds.feed import Effect, Feed, State
+from kvstate.feeds.feed_sources import Recovery
 
 Effects = list[Effect]
 

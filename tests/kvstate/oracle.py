@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from kvstate.events import BlockHash, Extra
-from kvstate.overlap import Overlap, Prompt
-from kvstate.tiers import REMOVING_MEDIA, Tier, tier_of
+from kvstate.events import BlockHash
+from kvstate.overlap import REMOVING_MEDIA, Extra, Overlap, Prompt, Tier, tier_of
 
 
 class Block(NamedTuple):

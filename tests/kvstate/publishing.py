@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvstate.events import Tokens
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 
 PATIENCE_SECONDS = 10.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 WIRE = Path(__file__).parents[1] / "wire"
 FEEDS = sorted(path.stem for path in WIRE.glob("*.jsonl"))

@@ -1,8 +1,8 @@
 """An index of one trusted rank of worker w and model m, and what tests put in and ask."""
 
-from kvstate.events import BlockHash, BlocksStored, Extra, Tokens
+from kvstate.events import BlockHash, BlocksStored
 from kvstate.index import Index
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import Limits, Owner
 
 

@@ -14,16 +14,10 @@ from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BridgedRank, Ended, History, Status
 from kvstate.core import finished
-from kvstate.events import (
-    AllCleared,
-    BlocksCopied,
-    BlocksRemoved,
-    BlocksStored,
-    Event,
-    EventBatch,
-    Tokens,
-)
-from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.events import AllCleared, BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
+from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed_sources import Recovery
+from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 from tests.kvstate.bridging import Account, Lying
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from kvstate.core import Core
 from kvstate.errors import WireError
-from kvstate.events import BlocksRemoved, BlocksStored, Extra, Tokens
+from kvstate.events import BlocksRemoved, BlocksStored
 from kvstate.index import Index
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import Owner
 from kvstate.wire.zmq_wire import decode_batch
 from tests.kvstate.cores import needs_compiled_core, new_core

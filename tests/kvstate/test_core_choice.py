@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from kvstate import core_choice
-from kvstate.core_choice import default_core_name, make_core, plain_core_warning
+from kvstate import index
+from kvstate.index import default_core_name, make_core, plain_core_warning
 from kvstate.plain_core import PlainCore
 from tests.kvstate.cores import needs_compiled_core
 
@@ -21,7 +21,7 @@ def test_compiled_core_is_taken_where_it_was_built() -> None:
 
 
 def test_plain_core_is_taken_where_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_choice, "IS_COMPILED", False)
+    monkeypatch.setattr(index, "IS_COMPILED", False)
     assert isinstance(make_core(1, 10), PlainCore)
     assert default_core_name() == "plain"
     assert "pip install --force-reinstall --no-cache-dir" in plain_core_warning()
@@ -33,6 +33,6 @@ def test_import_without_the_compiled_core_finds_the_plain_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "kvstate._core", None)
-    assert not importlib.reload(core_choice).IS_COMPILED
+    assert not importlib.reload(index).IS_COMPILED
     monkeypatch.undo()
-    importlib.reload(core_choice)
+    importlib.reload(index)

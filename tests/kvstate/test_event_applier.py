@@ -8,11 +8,9 @@ from kvstate.events import (
     BlocksRemoved,
     BlocksStored,
     OtherGroupStored,
-    Tokens,
 )
-from kvstate.orphans import ORPHAN_OVERHEAD_BYTES
-from kvstate.overlap import Overlap
-from kvstate.owner import BYTES_PER_BLOCK, Limits
+from kvstate.overlap import Overlap, Tokens
+from kvstate.owner import BYTES_PER_BLOCK, ORPHAN_OVERHEAD_BYTES, Limits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 
 pytestmark = pytest.mark.usefixtures("each_core")

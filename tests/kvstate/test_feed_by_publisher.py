@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvstate.events import Batch
 from kvstate.feeds import feed as feed_module
-from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Recovery, Replay
+from kvstate.feeds.feed import Demote, Effect, Feed, Forget, Replay
+from kvstate.feeds.feed_sources import Recovery
 
 BUFFER_BATCHES = 6
 

@@ -10,14 +10,14 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from kvstate.events import Batch, BlocksStored, EngineLoad, EventBatch, Tokens
+from kvstate.events import Batch, BlocksStored, EngineLoad, EventBatch
 from kvstate.feeds import grpc_transport, shared_connection
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import GrpcSource
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.transport import Connected, LoadReport, Refused
 from kvstate.fleet import Fleet
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import SubscribeKvEventsRequest
 from tests.kvstate.grpc_publisher import received
 from tests.kvstate.publishing import block, chain, frames, payload, until

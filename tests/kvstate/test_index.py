@@ -9,12 +9,10 @@ from kvstate.events import (
     BlocksStored,
     Event,
     EventBatch,
-    Extra,
     Taken,
-    Tokens,
 )
 from kvstate.index import Index
-from kvstate.overlap import Overlap, Prompt
+from kvstate.overlap import Extra, Overlap, Prompt, Tokens
 from kvstate.owner import BYTES_PER_BLOCK, MAX_NUMBERED_ADAPTERS, Limits
 from tests.kvstate.small_index import an_index, prompt, stored, tiers
 

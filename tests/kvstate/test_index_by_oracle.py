@@ -8,17 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstate.events import (
-    AllCleared,
-    BlockHash,
-    BlocksCopied,
-    BlocksRemoved,
-    BlocksStored,
-    Extra,
-    Tokens,
-)
+from kvstate.events import AllCleared, BlockHash, BlocksCopied, BlocksRemoved, BlocksStored
 from kvstate.index import Index
-from kvstate.overlap import Prompt
+from kvstate.overlap import Extra, Prompt, Tokens
 from kvstate.owner import Owner
 from tests.kvstate.cores import needs_compiled_core
 from tests.kvstate.oracle import Block, Place, Rank, best_overlaps

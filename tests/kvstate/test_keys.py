@@ -1,5 +1,5 @@
 from kvstate.core import chain, child, encoded, root_key
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 ROOT = root_key(1, b"m", None, 2)
 

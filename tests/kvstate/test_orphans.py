@@ -1,6 +1,7 @@
-from kvstate.events import BlockHash, BlocksStored, Tokens
-from kvstate.orphans import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
-from kvstate.plain_core import Pool
+from kvstate.core import Pool
+from kvstate.events import BlockHash, BlocksStored
+from kvstate.overlap import Tokens
+from kvstate.owner import ORPHAN_OVERHEAD_BYTES, Name, Orphan, Orphanage, orphans_of
 
 GPU = Pool.of("GPU", None, 1)
 

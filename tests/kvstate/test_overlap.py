@@ -1,5 +1,4 @@
-from kvstate.events import Tokens
-from kvstate.overlap import Overlap, Prompt, of_any_rank
+from kvstate.overlap import Overlap, Prompt, Tokens, of_any_rank
 
 
 def test_tokens_are_blocks_times_their_size() -> None:

@@ -1,8 +1,9 @@
 import msgspec
 import pytest
 
-from kvstate.events import BlocksStored, Tokens
+from kvstate.events import BlocksStored
 from kvstate.index import Index
+from kvstate.overlap import Tokens
 from kvstate.owner import Limits, Owner
 
 pytestmark = pytest.mark.usefixtures("each_core")

@@ -1,8 +1,8 @@
 import pytest
 
 from kvstate.core import Core, StoreResult
-from kvstate.events import BlockHash, Tokens
-from kvstate.overlap import Overlap
+from kvstate.events import BlockHash
+from kvstate.overlap import Overlap, Tokens
 from kvstate.plain_core import PlainCore
 from kvstate.wire.extras import Admission
 from tests.kvstate.cores import needs_compiled_core, new_core

@@ -2,8 +2,9 @@ from itertools import permutations
 
 import pytest
 
-from kvstate.plain_core import Pool, Segment, Table
-from kvstate.tiers import Tier
+from kvstate.core import Pool
+from kvstate.overlap import Tier
+from kvstate.plain_core import Segment, Table
 
 GPU, GPU_1, CPU = Pool.of("GPU", None, 16), Pool.of("GPU", 1, 16), Pool.of("CPU", None, 32)
 

@@ -8,11 +8,9 @@ import msgspec
 import pytest
 
 from kvstate.core import finished
-from kvstate.core_choice import IS_COMPILED
 from kvstate.errors import WireError
-from kvstate.events import Tokens
-from kvstate.index import Index
-from kvstate.overlap import Prompt
+from kvstate.index import IS_COMPILED, Index
+from kvstate.overlap import Prompt, Tokens
 from kvstate.owner import Owner
 from kvstate.wire.zmq_wire import (
     MAX_BLOCKS,

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstate.tiers import DEFAULT_MEDIUM, ORDER_OF_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
+from kvstate.overlap import DEFAULT_MEDIUM, ORDER_OF_MEDIUM, RESTORE_WEIGHT, Tier, tier_of
 
 
 @pytest.mark.parametrize(

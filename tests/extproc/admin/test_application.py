@@ -12,7 +12,7 @@ from extproc.admin.application import AT_ONCE, Fill, Sampling, listen, metrics_a
 from extproc.admin.observed import Observed
 from extproc.errors import StartError
 from extproc.observing.metrics import Metrics
-from kvstate.core_choice import default_core_name
+from kvstate.index import default_core_name
 from tests.extproc.admin.serving import Served
 from tests.extproc.nobody import Nobody
 from tests.ports import free_port

@@ -18,8 +18,8 @@ from extproc.checking.evidence import (
     runs_of,
     usable_tokens,
 )
-from kvstate.events import BlocksStored, Extra, Tokens
-from kvstate.overlap import Prompt
+from kvstate.events import BlocksStored
+from kvstate.overlap import Extra, Prompt, Tokens
 
 SIZE = 4
 

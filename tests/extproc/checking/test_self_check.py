@@ -23,8 +23,8 @@ from extproc.checking.self_check import (
     Watched,
     WorkerCheck,
 )
-from kvstate.events import AllCleared, BlocksRemoved, BlocksStored, Tokens
-from kvstate.overlap import Prompt
+from kvstate.events import AllCleared, BlocksRemoved, BlocksStored
+from kvstate.overlap import Prompt, Tokens
 from kvstate.wire.zmq_wire import decode_batch
 
 SIZE = 4

@@ -34,14 +34,14 @@ from extproc.requests.request import Ask, Head
 from extproc.router import Router
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
-from kvstate.events import Body, Taken, Tokens
+from kvstate.events import Body, Taken
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource
 from kvstate.feeds.subscriber import FeedNews
 from kvstate.feeds.transport import Connected, MemoryTransport, Transport
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from kvstate.owner import Owner
 from kvstate.wire.zmq_wire import decode_batch
 from simulator.server import Worker, running

@@ -16,8 +16,7 @@ from aiohttp import web
 from extproc.config.schema import Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.doctor import feed_visit
 from extproc.doctor.findings import Verdict
-from kvstate.bridge.bridge import Bridge, BridgeLimits
-from kvstate.bridge.server import BridgeServer
+from kvstate.bridge.bridge import Bridge, BridgeLimits, BridgeServer
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
 from simulator import worker as simulated

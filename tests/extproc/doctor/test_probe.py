@@ -4,7 +4,8 @@ import pytest
 from extproc.doctor import probe
 from extproc.doctor.findings import About
 from extproc.doctor.probe import Heard, judge_heard
-from kvstate.events import AllCleared, BlocksStored, EventBatch, Tokens
+from kvstate.events import AllCleared, BlocksStored, EventBatch
+from kvstate.overlap import Tokens
 
 NOW = 1000.0
 

@@ -1,6 +1,6 @@
 from extproc.doctor.findings import About
 from extproc.doctor.token_visit import judge_tokens
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 ABOUT = About("worker")
 

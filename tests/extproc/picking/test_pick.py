@@ -1,8 +1,8 @@
 import pytest
 
 from extproc.config.schema import Cost
-from extproc.picking.policies import affinity_of, worth_tokens
-from kvstate.overlap import Overlap
+from extproc.picking.policies import affinity_of
+from kvstate.overlap import Overlap, worth_tokens
 
 
 def test_what_is_on_the_device_saves_all_of_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from extproc.errors import RequestError
-from extproc.templates.template_files import ChatTemplates, load
+from extproc.tokenizing.tokens import ChatTemplates, load
 
 USER = {"role": "user", "content": "hi"}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}

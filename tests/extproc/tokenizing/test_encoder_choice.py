@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, processors
 
 from extproc.tokenizing.encoder_choice import Choice, choose, framed_ids, in_parts, probes
 from extproc.tokenizing.tokenizer_layout import Cutter, everywhere, read
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 from tests.extproc.tokenizer_kinds import CHAT, KINDS, PIECES, tokenizer_of
 
 WORDS = st.sampled_from(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.tokenizing.text_encoder import Cut, KnownTexts
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 
 def ids_of(text: str) -> Tokens:

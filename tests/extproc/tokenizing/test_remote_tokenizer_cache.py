@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.tokenizing.remote_tokenizer import TokenCache, key_of
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 
 def tokens(count: int) -> Tokens:

@@ -3,7 +3,7 @@ from array import array
 from extproc.errors import RequestError
 from extproc.tokenizing.encoder_choice import difference, in_parts
 from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter, everywhere
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 
 def letters(text: str) -> Tokens:

@@ -6,7 +6,7 @@ import pytest
 from extproc.errors import RequestError
 from extproc.tokenizing.text_encoder import MAX_ENDINGS, TextEncoder
 from extproc.tokenizing.tokenizer_layout import AddedToken, Cutter
-from kvstate.events import Tokens
+from kvstate.overlap import Tokens
 
 CUTTER = Cutter([AddedToken(0, "<s>", normalized=False)])
 

@@ -5,10 +5,11 @@ import asyncio
 import grpc
 import pytest
 
-from kvstate.bridge import server as bridge_server
+from kvstate.bridge import bridge
 from kvstate.bridge.bridge import BridgeLimits
 from kvstate.events import Batch
-from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.transport import Connected, Disconnected, Refused
 from tests.kvstate.bridging import FIRST, Engine, engine
@@ -258,7 +259,7 @@ async def test_stopping_ends_streams_with_unavailable() -> None:
 
 
 async def test_more_streams_than_are_served_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridge_server, "MAX_STREAMS", 1)
+    monkeypatch.setattr(bridge, "MAX_STREAMS", 1)
     async with engine() as running:
         await running.subscribe().read()
         assert (await running.subscribe().end())[0] == "RESOURCE_EXHAUSTED"

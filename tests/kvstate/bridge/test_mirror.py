@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from kvstate.bridge.mirror import Mirror
-from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored, Tokens
+from kvstate.events import BlocksCopied, BlocksRemoved, BlocksStored
+from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvBlocksStored, KvEventBatch
 from kvstate.wire.grpc_encoding import Namespace, encode_store
 

@@ -15,9 +15,10 @@ from kvstate.events import (
     EventBatch,
     OtherGroupStored,
     Taken,
-    Tokens,
 )
-from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed_sources import Recovery
+from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvCacheEvent, KvEventBatch
 from tests.kvstate.publishing import block, payload
 

@@ -4,8 +4,10 @@ from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank, Ended, History, Status
 from kvstate.core import finished
-from kvstate.events import BlocksStored, EventBatch, Tokens
-from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.events import BlocksStored, EventBatch
+from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed_sources import Recovery
+from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from kvstate.events import Batch
 from kvstate.feeds import subscriber
-from kvstate.feeds.feed import Recovery, State
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.subscriber import BEHIND, Allowance
 from kvstate.feeds.transport import Connected, Malformed, MemoryTransport, Signal
 from kvstate.fleet import Fleet

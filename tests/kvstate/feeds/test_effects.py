@@ -6,7 +6,8 @@ import pytest
 from kvstate.errors import WireError
 from kvstate.events import Batch, Body, Taken
 from kvstate.feeds import subscriber
-from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, Replay, State
+from kvstate.feeds.feed import Demote, Feed, Forget, Replay, State
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.subscriber import Effects, FeedNews, Turns
 from kvstate.feeds.transport import Place
 

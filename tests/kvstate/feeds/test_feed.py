@@ -3,7 +3,8 @@
 import pytest
 
 from kvstate.feeds import feed as feed_module
-from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, Replay, State
+from kvstate.feeds.feed import Demote, Feed, Forget, Replay, State
+from kvstate.feeds.feed_sources import Recovery
 from tests.kvstate.feeding import applied, batch, live, undecodable
 
 

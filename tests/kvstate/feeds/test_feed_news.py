@@ -4,7 +4,8 @@ import pytest
 
 from kvstate.errors import WireError
 from kvstate.events import AllCleared, Batch, Body, EventBatch, Taken
-from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.subscriber import FeedNews
 from kvstate.feeds.transport import Place
 

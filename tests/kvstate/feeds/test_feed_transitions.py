@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from kvstate.feeds import feed as module
-from kvstate.feeds.feed import Feed, Recovery, State
+from kvstate.feeds.feed import Feed, State
+from kvstate.feeds.feed_sources import Recovery
 from tests.kvstate.feeding import batch, undecodable
 
 LETTERS = {"C": State.CONNECTING, "R": State.REPLAYING, "L": State.LIVE}

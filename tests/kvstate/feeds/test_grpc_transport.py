@@ -12,8 +12,8 @@ from kvstate.errors import ReplayError
 from kvstate.events import Batch, EngineLoad, EventBatch
 from kvstate.feeds import grpc_transport, shared_connection
 from kvstate.feeds import grpc_transport as grpc_channel
-from kvstate.feeds.feed import Recovery, State
-from kvstate.feeds.feed_sources import GrpcSource
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import GrpcSource, Recovery
 from kvstate.feeds.grpc_transport import SERVICES, grpc_transports
 from kvstate.feeds.shared_connection import RankTransport
 from kvstate.feeds.transport import (

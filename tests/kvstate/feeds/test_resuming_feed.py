@@ -1,6 +1,7 @@
 """One test for each row of the feed's table where there are no replays, and where rows meet."""
 
-from kvstate.feeds.feed import Demote, Feed, Forget, Recovery, State
+from kvstate.feeds.feed import Demote, Feed, Forget, State
+from kvstate.feeds.feed_sources import Recovery
 from tests.kvstate.feeding import applied, batch, live
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvstate.events import Batch, EventBatch
 from kvstate.feeds import shared_connection
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.shared_connection import MAX_QUEUED_SIGNALS, MAX_SIGNALS, Mark, SharedConnection
 from kvstate.feeds.transport import Connected, Disconnected, Signal
 from tests.kvstate.feeds.test_grpc_transport import following

@@ -2,7 +2,7 @@ import pytest
 
 from kvstate.errors import ReplayError
 from kvstate.events import Batch
-from kvstate.feeds.feed import Recovery
+from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.transport import Connected, Disconnected, MemoryTransport, Refused
 
 

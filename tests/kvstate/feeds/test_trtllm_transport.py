@@ -8,8 +8,8 @@ from aiohttp import web
 
 from kvstate.events import Batch, EventBatch
 from kvstate.feeds import shared_connection, trtllm_transport
-from kvstate.feeds.feed import Recovery, State
-from kvstate.feeds.feed_sources import DrainSource
+from kvstate.feeds.feed import State
+from kvstate.feeds.feed_sources import DrainSource, Recovery
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused
 from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.fleet import Fleet

@@ -9,8 +9,7 @@ import zmq.asyncio
 
 from kvstate.events import Batch
 from kvstate.feeds import zmq_transport
-from kvstate.feeds.feed import Recovery
-from kvstate.feeds.feed_sources import ZmqSource
+from kvstate.feeds.feed_sources import Recovery, ZmqSource
 from kvstate.feeds.transport import Connected, Disconnected, Malformed, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from tests.kvstate.publishing import frames, payload

@@ -1,6 +1,6 @@
 import pytest
 
-from kvstate.events import Extra
+from kvstate.overlap import Extra
 from kvstate.wire.extras import Skipped, extras_of, with_root
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstate.events import BlocksRemoved, BlocksStored, Tokens
+from kvstate.events import BlocksRemoved, BlocksStored
+from kvstate.overlap import Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KvBlocksStored,
     KvCacheEvent,

@@ -9,10 +9,9 @@ from kvstate.events import (
     BlocksStored,
     Event,
     OtherGroupStored,
-    Tokens,
 )
 from kvstate.index import Index
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from kvstate.pb.kvsteer_kv_events_pb2 import (
     KV_CACHE_LOCALITY_REMOTE,
     KvBlock,

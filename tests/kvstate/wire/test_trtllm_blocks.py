@@ -3,7 +3,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvstate.events import BlocksStored, Tokens
+from kvstate.events import BlocksStored
+from kvstate.overlap import Tokens
 from kvstate.wire.extras import Skipped
 from kvstate.wire.trtllm_wire import Block, chains, fold, full, largest, medium_of
 from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE

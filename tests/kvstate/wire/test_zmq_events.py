@@ -3,14 +3,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvstate.events import (
-    AllCleared,
-    BlocksCopied,
-    BlocksRemoved,
-    BlocksStored,
-    OtherGroupStored,
-    Tokens,
-)
+from kvstate.events import AllCleared, BlocksCopied, BlocksRemoved, BlocksStored, OtherGroupStored
+from kvstate.overlap import Tokens
 from kvstate.wire.extras import Skipped
 from kvstate.wire.zmq_wire import decode_event, tag_of
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
-from kvstate.events import AllCleared, Batch, BlocksRemoved, EventBatch, Tokens
+from kvstate.events import AllCleared, Batch, BlocksRemoved, EventBatch
 from kvstate.index import Index
-from kvstate.overlap import Prompt
+from kvstate.overlap import Prompt, Tokens
 from kvstate.wire.zmq_wire import END_OF_REPLAY, decode_batch, parse_frames, stamp_of
 
 
