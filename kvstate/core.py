@@ -11,9 +11,9 @@ wrong answer, and nobody outside can aim for one. Keys are never shared or store
 has keys of its own (kvstate/native/index.h).
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol, TypedDict, TypeVar
+from typing import NamedTuple, Protocol, TypedDict
 
 import msgspec
 import xxhash
@@ -70,18 +70,6 @@ WORK = 2_048
 # Of a message that the core applied: events done, events, whether it cleared, and the names of what
 # was skipped of those done.
 Outcome = tuple[int, int, bool, tuple[str, ...]]
-
-Result = TypeVar("Result")
-
-
-def finished(steps: Generator[None, None, Result]) -> Result:
-    """Does in one go what may be done in steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
 
 
 class StoreResult(IntEnum):

@@ -1,6 +1,8 @@
 """What a publisher says about its cache, independent of engine and encoding."""
 
 import math
+from collections.abc import Generator
+from typing import TypeVar
 
 import msgspec
 
@@ -158,3 +160,16 @@ class Taken(msgspec.Struct, frozen=True):
 
 # As mostly: nothing is to be told of it.
 ALL_TAKEN = Taken()
+
+
+Result = TypeVar("Result")
+
+
+def finished(steps: Generator[None, None, Result]) -> Result:
+    """Does in one go what may be done in steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result

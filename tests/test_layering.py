@@ -20,8 +20,8 @@ CORE = {
     *("extproc.tokenizing.remote_tokenizer_wire", "extproc.tokenizing.tokenizer_layout"),
     *("kvstate.bridge.mirror", "kvstate.bridge.rank"),
     *("kvstate.core", "kvstate.index", "kvstate.owner", "kvstate.plain_core"),
-    *("kvstate.events", "kvstate.overlap", "kvstate.overlap"),
-    *("kvstate.feeds.feed", "kvstate.owner"),
+    *("kvstate.events", "kvstate.overlap"),
+    "kvstate.feeds.feed",
 }
 
 

@@ -26,7 +26,7 @@
 
 #define SEGMENTS 2 /* certain, and uncertain */
 
-/* Media whose every source announces removals, a bit each, in the order of kvstate/tiers.py: GPU,
+/* Media whose every source announces removals, a bit each, in the order of kvstate/overlap.py: GPU,
  * DEVICE, CPU_PINNED. Of another one, removals are only known to come once one came, or
  * once a block was copied there by its hash alone; until then it is doubted: what lies there is
  * never certain, and forgotten when it gets old. */

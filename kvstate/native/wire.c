@@ -36,7 +36,7 @@ uint64_t wire_lora(Index *index, const unsigned char *name, size_t length) {
     return index_hash_bytes(index, name, length);
 }
 
-/* In the order of kvstate/tiers.py. */
+/* In the order of kvstate/overlap.py. */
 static const struct {
     const char *name;
     uint32_t tier;

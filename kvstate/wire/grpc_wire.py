@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError, Message
 
-from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
@@ -25,6 +24,7 @@ from kvstate.events import (
     Event,
     EventBatch,
     OtherGroupStored,
+    finished,
 )
 from kvstate.overlap import Extra, tier_of
 from kvstate.pb.kvsteer_kv_events_pb2 import (

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
@@ -31,6 +30,7 @@ from kvstate.events import (
     EventBatch,
     OtherGroupStored,
     blocks_of,
+    finished,
 )
 from kvstate.overlap import Tokens
 from kvstate.wire.extras import (

@@ -13,8 +13,15 @@ from kvstate.bridge import rank as bridge_rank
 from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import BridgedRank, Ended, History, Status
-from kvstate.core import finished
-from kvstate.events import AllCleared, BlocksCopied, BlocksRemoved, BlocksStored, Event, EventBatch
+from kvstate.events import (
+    AllCleared,
+    BlocksCopied,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    EventBatch,
+    finished,
+)
 from kvstate.feeds.feed import Feed, State
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens

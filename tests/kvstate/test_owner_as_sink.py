@@ -2,9 +2,8 @@ import logging
 
 import pytest
 
-from kvstate.core import finished
 from kvstate.errors import WireError
-from kvstate.events import Taken
+from kvstate.events import Taken, finished
 from kvstate.index import Index
 from kvstate.owner import BYTES_PER_BLOCK, Limits, Owner
 from tests.kvstate.publishing import block, chain, payload

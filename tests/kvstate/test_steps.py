@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvstate.core import finished
 from kvstate.errors import WireError
+from kvstate.events import finished
 from kvstate.index import IS_COMPILED, Index
 from kvstate.overlap import Prompt, Tokens
 from kvstate.owner import Owner

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
-from extproc.workers import asking
 from extproc.workers import feeds as feed_discovery
+from extproc.workers import polling
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import FeedSource, ZmqSource
@@ -40,7 +40,7 @@ async def test_sglang_is_asked_for_its_server_info(path: str) -> None:
 
 
 async def test_why_there_is_no_feed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "MAX_ANSWER_BYTES", 50)
+    monkeypatch.setattr(polling, "MAX_ANSWER_BYTES", 50)
     async with worker(kv_event_sources={}, server_info={"long": "x" * 100}) as endpoint:
         assert await sources(endpoint) == (
             "/kv_event_sources: names no feed; /server_info: more than 50 bytes;"

@@ -4,7 +4,6 @@ import pytest
 
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, BridgedRank, History
-from kvstate.core import finished
 from kvstate.errors import WireError
 from kvstate.events import (
     AllCleared,
@@ -15,6 +14,7 @@ from kvstate.events import (
     EventBatch,
     OtherGroupStored,
     Taken,
+    finished,
 )
 from kvstate.feeds.feed import Feed, State
 from kvstate.feeds.feed_sources import Recovery

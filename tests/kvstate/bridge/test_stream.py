@@ -3,8 +3,7 @@ from collections.abc import Iterable
 from kvstate.bridge.bridge import Subscription, subscribe
 from kvstate.bridge.mirror import Mirror
 from kvstate.bridge.rank import MAX_BATCH_EVENTS, BridgedRank, Ended, History, Status
-from kvstate.core import finished
-from kvstate.events import BlocksStored, EventBatch
+from kvstate.events import BlocksStored, EventBatch, finished
 from kvstate.feeds.feed import Feed, State
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.overlap import Tokens
