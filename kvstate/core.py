@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from kvstate.events import BlockHash
-from kvstate.overlap import ORDER_OF_MEDIUM, Extra, Overlap, Tier, Tokens, tier_of
+from kvstate.overlap import ORDER_OF_MEDIUM, Overlap, Tier, Tokens, tier_of
 
 BYTES_PER_TOKEN = 4
 
@@ -32,11 +32,6 @@ def root_key(secret: int, seed: bytes, lora: str | int | None, block_size: int) 
     """
     namespace = msgspec.msgpack.encode((secret, seed, lora, block_size))
     return int(xxhash.xxh3_64_intdigest(namespace))
-
-
-def encoded(extra: Extra) -> bytes | None:
-    """What a block carries besides tokens, as cores take it; None where there is nothing."""
-    return msgspec.msgpack.encode(extra) if extra else None
 
 
 def child(parent: int, tokens: memoryview | bytes, extra: bytes | None) -> int:

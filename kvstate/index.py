@@ -8,9 +8,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
-from kvstate.core import Core, encoded
+from kvstate.core import Core
 from kvstate.events import Body, Event, Taken, finished
-from kvstate.overlap import Overlap, Prompt, of_any_rank
+from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
 from kvstate.owner import Limits, Owner, Stored
 from kvstate.plain_core import PlainCore
 

@@ -5,6 +5,8 @@ from enum import IntEnum
 from operator import mul
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
+
 
 class Tier(IntEnum):
     """A class of media that cost about the same to restore from, nearest first."""
@@ -66,6 +68,11 @@ else:
 
 # What makes a block differ from another with the same tokens, besides LoRA: salt, image hashes.
 Extra = tuple[Any, ...]
+
+
+def encoded(extra: Extra) -> bytes | None:
+    """What a block carries besides tokens, as cores take it; None where there is nothing."""
+    return msgspec.msgpack.encode(extra) if extra else None
 
 
 class Prompt(NamedTuple):

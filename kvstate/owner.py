@@ -16,16 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvstate.core import (
-    BYTES_PER_TOKEN,
-    WORK,
-    Core,
-    Outcome,
-    OwnerStatus,
-    Pool,
-    StoreResult,
-    encoded,
-)
+from kvstate.core import BYTES_PER_TOKEN, WORK, Core, Outcome, OwnerStatus, Pool, StoreResult
 from kvstate.events import (
     ALL_TAKEN,
     BlockHash,
@@ -37,6 +28,7 @@ from kvstate.events import (
     OtherGroupStored,
     Taken,
 )
+from kvstate.overlap import encoded
 from kvstate.wire.extras import ADMISSION_FAULTS, DOUBTFUL_GROUP, Admission, missed_of
 from kvstate.wire.zmq_wire import decoding
 

@@ -1,5 +1,5 @@
-from kvstate.core import chain, child, encoded, root_key
-from kvstate.overlap import Tokens
+from kvstate.core import chain, child, root_key
+from kvstate.overlap import Tokens, encoded
 
 ROOT = root_key(1, b"m", None, 2)
 
