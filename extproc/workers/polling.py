@@ -12,6 +12,13 @@ log = logging.getLogger("kvsteer.workers")
 # How often it is looked for what needs no answer: loads that feeds carry, and reasons for doubt.
 LOOK_SECONDS = 0.25
 
+# Of what workers tell of themselves: within which an answer is to be there, and how much is read.
+TIMEOUT_SECONDS = 5.0
+MAX_ANSWER_BYTES = 1024 * 1024
+
+# Questions of one kind under way at once, over the fleet.
+MAX_QUESTIONS = 64
+
 _OK = 200
 
 
@@ -188,16 +195,6 @@ class Polling:
                 except Exception:  # one look must not end all
                     log.exception(look.fault)
             await asyncio.sleep(LOOK_SECONDS)
-
-
-TIMEOUT_SECONDS = 5.0
-
-
-MAX_ANSWER_BYTES = 1024 * 1024
-
-
-# Questions of one kind under way at once, over the fleet.
-MAX_QUESTIONS = 64
 
 
 async def told(client: Client, endpoint: str, path: str) -> bytes | str:

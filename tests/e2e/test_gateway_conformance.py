@@ -103,7 +103,7 @@ async def test_a_request_that_calls_no_model_is_steered_only_where_the_protocol_
     for dialect in DIALECTS:
         async with pool(2) as endpoints, gateway(dialect, endpoints) as one:
             answered = set()
-            for _ in range(8):
+            for _ in range(8 if dialect == DUPLEX else 40):  # Envoy chooses by chance there
                 headers = {SUBSET: endpoints[0], "x-gateway-destination-endpoint": "10.9.9.9:9"}
                 async with one.session.get(f"{one.url}/v1/models", headers=headers) as response:
                     assert response.status == 200
