@@ -1,4 +1,4 @@
-"""What is asked of the index, and what it answers."""
+"""What is asked of the index, and what it answers: how much of a prompt is held, and where."""
 
 from array import array
 from enum import IntEnum

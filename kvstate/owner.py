@@ -2,7 +2,7 @@
 
 What the core cannot do in one call falls back to typed events, which are applied one by one and
 whose decoder names faults. A block whose parent is unknown has no key: it waits as an orphan
-(`kvstate.owner`) and counts for nothing until the parent turns up.
+and counts for nothing until the parent turns up.
 
 A rank's blocks are bounded: a store that would go beyond is refused, newest first, so that what is
 credited stays true.

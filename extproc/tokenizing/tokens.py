@@ -21,6 +21,11 @@ from extproc.tokenizing.text_encoder import Encoded
 from extproc.tokenizing.tokenizer_layout import Frame
 from kvstate.overlap import Tokens
 
+log = logging.getLogger("kvsteer.tokens")
+
+# What a model's texts and their ids may take: a thousand conversations of 32k tokens each.
+MAX_KNOWN_BYTES = 256 * 1024 * 1024
+
 _SPECIAL_TOKENS = tuple(
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
@@ -155,12 +160,6 @@ def _text(token: object) -> str | None:
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
-
-
-log = logging.getLogger("kvsteer.tokens")
-
-# What a model's texts and their ids may take: a thousand conversations of 32k tokens each.
-MAX_KNOWN_BYTES = 256 * 1024 * 1024
 
 
 class Started(msgspec.Struct, frozen=True, gc=False):

@@ -26,6 +26,18 @@ from kvstate.feeds.transport import Place, Transport
 from kvstate.pb.kvsteer_kv_events_pb2 import KvSnapshotChunk, SubscribeKvEventsRequest
 from kvstate.wire.grpc_encoding import encode_cleared, encode_head
 
+log = logging.getLogger("kvsteer.bridge")
+
+# More than any fleet of gateways; a newcomer's snapshot takes memory while it is sent.
+MAX_STREAMS = 1_024
+
+DRAIN_SECONDS = 5.0
+_HEALTH_SECONDS = 0.5
+
+# HealthCheckResponse of grpc.health.v1: field 1, the status, is 1 (SERVING) or 2 (NOT_SERVING).
+_SERVING = b"\x08\x01"
+_NOT_SERVING = b"\x08\x02"
+
 
 def subscribe(ranks: Sequence[BridgedRank], start: int) -> "Subscription | Ended":
     """Begins a stream.
@@ -226,19 +238,6 @@ class Bridge:
             rank.flush()
         self._bell.set()
         self._bell = asyncio.Event()
-
-
-log = logging.getLogger("kvsteer.bridge")
-
-# More than any fleet of gateways; a newcomer's snapshot takes memory while it is sent.
-MAX_STREAMS = 1_024
-
-DRAIN_SECONDS = 5.0
-_HEALTH_SECONDS = 0.5
-
-# HealthCheckResponse of grpc.health.v1: field 1, the status, is 1 (SERVING) or 2 (NOT_SERVING).
-_SERVING = b"\x08\x01"
-_NOT_SERVING = b"\x08\x02"
 
 
 class BridgeServer:
