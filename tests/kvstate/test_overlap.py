@@ -1,4 +1,4 @@
-from kvstate.overlap import Overlap, Prompt, Tokens, of_any_rank
+from kvstate.overlap import Overlap, Prompt, Tokens, of_any_rank, worth_tokens
 
 
 def test_tokens_are_blocks_times_their_size() -> None:
@@ -29,3 +29,17 @@ def test_of_any_rank_only_what_all_hold_is_certain() -> None:
     assert of_any_rank(best) == Overlap(16, uncertain=5, rank=2)
     assert of_any_rank(best, Overlap(16, (1, 1, 0, 0), 9)) == Overlap(16, (1, 1, 0, 0), 3, rank=2)
     assert of_any_rank(best, Overlap(32, (1, 0, 0, 0))) == Overlap(16, uncertain=5, rank=2)
+
+
+def test_what_is_on_the_device_saves_all_of_it() -> None:
+    assert worth_tokens(Overlap(16, (4, 0, 0, 0))) == 64
+
+
+def test_lower_tiers_save_less() -> None:
+    tiers = [(0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]
+    assert [worth_tokens(Overlap(10, one)) for one in tiers] == [8, 4, 2]
+
+
+def test_uncertain_blocks_save_half_or_what_is_told() -> None:
+    overlap = Overlap(10, (1, 0, 0, 0), uncertain=2)
+    assert (worth_tokens(overlap), worth_tokens(overlap, 0.25)) == (20, 15)

@@ -299,3 +299,12 @@ def test_a_prefix_is_told_with_its_holders_the_fullest_first() -> None:
 def test_a_prefix_that_may_go_on_says_so() -> None:
     (prefix,) = prefixes([prompt(range(LEADING_TOKENS))], 1, 1)
     assert spread(prefix, {}, workers=2)["cut"] is True
+
+
+def test_an_answer_is_noted_with_its_request() -> None:
+    observed = Observed(Clock())
+    decision = decided()
+    observed.decided(decision, [])
+    observed.served(decision, "9.9.9.9:1")
+    (kept,) = observed.recent.since(0)
+    assert kept.served == "9.9.9.9:1"

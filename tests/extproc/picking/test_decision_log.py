@@ -37,3 +37,10 @@ def test_by_default_nothing_is_written(caplog: pytest.LogCaptureFixture) -> None
 
 def test_a_sample_is_about_as_large_as_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     assert 10 <= len(written(20, 100, caplog)) <= 30
+
+
+def test_a_traced_request_is_named_by_its_trace(caplog: pytest.LogCaptureFixture) -> None:
+    one = DecisionLog(100, Random(0).random, lambda _: "live")
+    with caplog.at_level(logging.INFO, "kvsteer.decisions"):
+        one.tell(decision(), "0af7")
+    assert json.loads(caplog.messages[0])["trace_id"] == "0af7"

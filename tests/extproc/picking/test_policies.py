@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from extproc.config.schema import CacheAware, PrefixCache
-from extproc.picking.policies import POLICIES, Columns, best
+from extproc.config.schema import CacheAware, Cost, PrefixCache
+from extproc.picking.policies import POLICIES, Columns, affinity_of, best
 
 
 def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
@@ -84,3 +84,21 @@ def test_prefix_cache_looks_at_load_alone_when_the_fleet_is_unbalanced() -> None
     wide = PrefixCache(imbalance_requests=8, sigma_percent=900)
     assert order("prefix_cache", (0, 99, 9), (0, 0, 0), prefix_cache=wide) == [1, 0]
     assert order("prefix_cache", (0, 99, 8), (0, 0, 0), prefix_cache=wide) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("utilization", "affinity"),
+    [
+        (0.0, 1.5),
+        (0.2, 1.9),
+        (0.25, 2.0 / 3.0 + 1.5),
+        (0.4, 2.0 * 2 / 3 + 1.5),
+        (0.5, 3.5),
+        (7.0, 3.5),
+    ],
+)
+def test_an_uncached_token_costs_more_the_busier_the_fleet_is(
+    utilization: float, affinity: float
+) -> None:
+    cost = Cost(affinity_percent=150, busy_affinity_percent=200)
+    assert affinity_of(cost, utilization) == pytest.approx(affinity)

@@ -257,3 +257,8 @@ def test_pieces_make_the_same_message_as_the_whole(
                 assert raw != whole
                 continue
         assert parsed == KvEventBatch.FromString(raw)
+
+
+def test_a_number_without_end_is_refused() -> None:
+    with pytest.raises(WireError):
+        parse_message(b"\xff" * 2**20)
