@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 
 import pytest
@@ -15,7 +16,9 @@ PHASES = [phase for phase in Phase if phase is not Phase.explain]
 # A run that turns red says that the change did it, so the examples of a run are always the same;
 # `make explore` looks for others.
 settings.register_profile("steady", deadline=None, phases=PHASES, derandomize=True)
-settings.register_profile("explore", deadline=None, phases=PHASES, print_blob=True)
+settings.register_profile(
+    "explore", deadline=None, phases=PHASES, print_blob=True, max_examples=400
+)
 settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 
 
@@ -24,3 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if complaint := stale_core(installed_core()):
         raise pytest.UsageError(complaint)
     config.pluginmanager.register(Printer())
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the collector from walking thousands of tests again and again."""
+    gc.freeze()
+    gc.enable()

@@ -1,6 +1,7 @@
 """Templates of well-known shapes render as the transformers library renders them."""
 
 import contextlib
+import functools
 import warnings
 from typing import Any
 
@@ -11,13 +12,6 @@ from hypothesis import strategies as st
 from extproc.errors import RequestError
 from extproc.templates.chat_template import ChatTemplate
 from tests.extproc.template_shapes import GEMMA, SHAPES, SPECIAL_TOKENS
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    templates = pytest.importorskip(
-        "transformers.utils.chat_template_utils",
-        reason="needs transformers (dependency group `parity`), the library to compare with",
-    )
 
 TOOL = {
     "type": "function",
@@ -43,10 +37,22 @@ variables = st.fixed_dictionaries(
 COMPILED = {name: ChatTemplate(source, SPECIAL_TOKENS) for name, source in SHAPES.items()}
 
 
+@functools.cache
+def reference() -> Any:
+    """The library to compare with, whose import takes seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(
+            "transformers.utils.chat_template_utils",
+            reason="needs transformers (dependency group `parity`), the library to compare with",
+        )
+
+
 def theirs(source: str, messages: list[dict[str, Any]], given: dict[str, Any]) -> str | None:
     """What transformers makes of a conversation, None where it or the template refuses."""
+    library = reference()
     try:
-        rendered, _ = templates.render_jinja_template(
+        rendered, _ = library.render_jinja_template(
             [messages], chat_template=source, **SPECIAL_TOKENS, **given
         )
     except Exception:  # noqa: BLE001 - a template may fail in any way

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstate.bridge import rank as bridge_rank
@@ -178,7 +178,6 @@ def batch_events(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("batch_events")
-@settings(max_examples=300, deadline=None)
 @given(STEPS)
 @example(["store", "read", "lose_connection"])  # within the snapshot
 @example(["store", "come", "read", "read", "hole", "store", "read", "lose_connection", "store"])
@@ -196,7 +195,6 @@ def test_subscribers_always_know_what_the_engine_holds(steps: list[Any]) -> None
     assert scene.rank.mirror.copies == scene.truth.copies.total()
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=15))
 def test_newcomer_is_told_of_parents_before_their_children(batches: list[list[Event]]) -> None:
     rank = BridgedRank(

@@ -208,4 +208,4 @@ class PublisherMachine(RuleBasedStateMachine):
 
 
 TestFeedByPublisher = PublisherMachine.TestCase
-TestFeedByPublisher.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestFeedByPublisher.settings = settings(stateful_step_count=40)

@@ -234,7 +234,7 @@ class CompiledIndexMachine(IndexMachine):
 
 
 # More than ten thousand steps on each core.
-SETTINGS = settings(max_examples=260, stateful_step_count=40, deadline=None)
+SETTINGS = settings(stateful_step_count=40)
 TestPlainIndexByOracle = pytest.mark.slow(IndexMachine.TestCase)
 TestPlainIndexByOracle.settings = SETTINGS
 TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)

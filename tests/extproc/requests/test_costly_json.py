@@ -6,7 +6,7 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.errors import RequestError
@@ -91,6 +91,7 @@ def test_marks_in_a_text_are_not_counted(piece: str) -> None:
 TEXTS = st.lists(st.sampled_from(['"', "\\", "{", "[", ",", "a", "\n", "é", "x" * 70_000]))
 
 
+@settings(max_examples=25)  # of a megabyte each
 @given(TEXTS, st.booleans(), st.booleans())
 def test_texts_before_the_parts_hide_none_of_them(
     texts: list[str],

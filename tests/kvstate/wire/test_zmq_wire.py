@@ -2,7 +2,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate.errors import WireError
@@ -205,7 +205,6 @@ tagged = st.sampled_from(["BlockStored", "BlockRemoved"]).flatmap(
 )
 
 
-@settings(max_examples=300)
 @given(st.floats() | values, st.lists(plausible | tagged | values, max_size=4), values)
 def test_any_values_in_the_shape_of_a_batch_are_one_or_refused(
     timestamp: Any, events: list[Any], rank: Any
