@@ -287,7 +287,7 @@ class Router:
         self._traces = traces
         self.is_traced = traces is not None
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
-        self.placing = Placing(config, rng.getrandbits(64), workers)
+        self.placing = Placing(config, rng.getrandbits(64), workers, workers.telling)
         self._watched: dict[Booking, Watched] = {}
         self._compares = config.accounting.responses == "usage"
         self._compared: dict[Booking, Prompt] = {}

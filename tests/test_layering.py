@@ -17,6 +17,7 @@ CORE = {
     *("extproc.observing.course", "extproc.observing.decision_counts"),
     *("extproc.observing.elsewhere", "extproc.observing.outcomes"),
     *("extproc.serving.stream", "extproc.serving.stream_answers"),
+    *("extproc.sharing.messages", "extproc.sharing.picture", "extproc.sharing.telling"),
     *("extproc.tokenizing.remote_tokenizer_wire", "extproc.tokenizing.tokenizer_layout"),
     *("kvstate.bridge.mirror", "kvstate.bridge.rank"),
     *("kvstate.core", "kvstate.index", "kvstate.owner", "kvstate.plain_core"),

@@ -4,6 +4,10 @@ Our own picks tell at once and exactly how many requests are under way, but neit
 routers sent nor how fast the worker really is. A report tells both, late. So what a report says
 beyond our own counts is added, and fades with its age; our estimate of the queue is held within
 what the report allows, and goes on from there.
+
+Routers that share tell each other their own counts. What they tell is added up in the record of the
+endpoint when it arrives, so that a decision costs the same with any number of routers. Their tokens
+join ours in one queue, since the worker computes one after the other, whoever sent it.
 """
 
 import math
@@ -52,9 +56,9 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     """What an endpoint has to do.
 
     in_flight: our own requests under way. backlog_tokens: prompt tokens not computed yet. others:
-    requests that others sent, by the last report. utilization: the prompt tokens that we sent
-    lately, as a share of what it can compute. report: the last one, if it still counts; age_seconds
-    of it.
+    requests that others sent: those of routers that share with us, and what the last report shows
+    beyond. utilization: the prompt tokens that were sent lately, as a share of what it can compute.
+    report: the last one, if it still counts; age_seconds of it.
     """
 
     in_flight: int = 0
@@ -65,12 +69,33 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     age_seconds: float = 0.0
 
 
+class Gauges(NamedTuple):
+    """What one router's own requests are to an endpoint, as it tells the others.
+
+    booked_tokens: uncached tokens of its requests in flight. sent_tokens: all that it ever sent
+    there, so that a message that is lost is made good by the next one. For those that do not know
+    the figures before: backlog_tokens, its part of the queue; lately_tokens, of all routers.
+    """
+
+    in_flight: int
+    booked_tokens: int
+    sent_tokens: int
+    backlog_tokens: int
+    lately_tokens: int
+
+
+_NO_GAUGES = Gauges(0, 0, 0, 0, 0)
+
+
 @dataclass(eq=False, slots=True)
 class EndpointLoad:
     """The load record of one endpoint: its requests under way, and what its worker reported last.
 
     It goes with the endpoint. A request that is still under way then keeps the record until it is
     over, and whoever has the same address later begins with an idle one.
+
+    told: what each other router said last of its own requests; shared, shared_tokens: the requests
+    of all of these, and their uncached tokens.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
@@ -81,6 +106,10 @@ class EndpointLoad:
     others: float = 0.0
     excess_tokens: float = 0.0
     lately_tokens: float = 0.0
+    sent_tokens: float = 0.0
+    shared: int = 0
+    shared_tokens: int = 0
+    told: dict[str, Gauges] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -105,18 +134,20 @@ class Loads:
     """Reads and keeps the load of endpoints. Times are seconds of one monotonic clock.
 
     endpoints: their records, by ip:port; who owns them adds and removes them. An endpoint without a
-    record is idle.
+    record is idle. touched: is given the endpoints whose own requests changed, for who shares them.
     """
 
     def __init__(
         self,
         endpoints: Mapping[str, EndpointLoad],
         prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
+        touched: set[str] | None = None,
     ) -> None:
         self._endpoints = endpoints
         self._rate = prefill_tokens_per_second
         self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
         self._mean_uncached = 0.0
+        self._touched = touched
 
     def begin(
         self, endpoint: str, uncached_tokens: float, now: float, rank: int | None = None
@@ -139,6 +170,9 @@ class Loads:
         state.backlog_at = now
         state.bookings.add(booking)
         state.booked_tokens += booking.uncached_tokens
+        state.sent_tokens += booking.uncached_tokens
+        if self._touched is not None:
+            self._touched.add(booking.endpoint)
 
     def end(self, booking: Booking) -> None:
         """The request is over; ending it again changes nothing."""
@@ -148,7 +182,9 @@ class Loads:
         state.bookings.remove(booking)
         # kept, not summed up: thousands may be in flight; what sums lose ends with the last of them
         state.booked_tokens -= booking.uncached_tokens if state.bookings else state.booked_tokens
-        state.backlog_tokens = min(state.backlog_tokens, state.booked_tokens)
+        state.backlog_tokens = min(state.backlog_tokens, state.booked_tokens + state.shared_tokens)
+        if self._touched is not None:
+            self._touched.add(booking.endpoint)
 
     def move(self, booking: Booking, endpoint: str, now: float) -> bool:
         """The request is served by another endpoint than was picked; False if it is over."""
@@ -167,7 +203,7 @@ class Loads:
             return
         total = report.running + report.waiting
         state.report = report
-        state.others = max(0, total - len(state.bookings))
+        state.others = max(0, total - len(state.bookings) - state.shared)
         least, most, excess = self._pending(state, report, total)
         state.lately_tokens = _faded(state, now)
         state.backlog_tokens = min(max(self._backlog(state, now), least), most)
@@ -187,12 +223,79 @@ class Loads:
         arrived = [one.uncached_tokens for one in newest_first[len(on_the_way) :]]
         unseen = sum(one.uncached_tokens for one in on_the_way)
         if report.pending_tokens is not None:
-            own = min(report.pending_tokens, sum(arrived))
+            own = min(report.pending_tokens, sum(arrived) + state.shared_tokens)
             return own + unseen, own + unseen, report.pending_tokens - own
-        own_waiting = min(len(arrived), round(report.waiting * len(arrived) / max(1, total)))
-        least = sum(arrived[:own_waiting]) + unseen
+        requests = max(1, total)
+        own_waiting = min(len(arrived), round(report.waiting * len(arrived) / requests))
+        shared_waiting = min(state.shared, round(report.waiting * state.shared / requests))
+        each = state.shared_tokens / state.shared if state.shared else 0.0
+        least = sum(arrived[:own_waiting]) + unseen + each * shared_waiting
         most = sum(arrived[: own_waiting + 1]) + unseen
-        return least, most, (report.waiting - own_waiting) * self._mean_uncached
+        most += each * min(state.shared, shared_waiting + 1)
+        others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
+        return least, most, others_waiting * self._mean_uncached
+
+    def gauges(self, endpoint: str, now: float) -> Gauges | None:
+        """What our own requests are to an endpoint, to be told to other routers."""
+        state = self._endpoints.get(endpoint)
+        if state is None:
+            return None
+        booked = state.booked_tokens + state.shared_tokens
+        own_part = state.booked_tokens / booked if booked else 0.0
+        return Gauges(
+            len(state.bookings),
+            round(state.booked_tokens),
+            round(state.sent_tokens),
+            round(own_part * self._backlog(state, now)),
+            round(_faded(state, now)),
+        )
+
+    def used(self) -> list[str]:
+        """The endpoints that anything was sent to from here."""
+        return [name for name, state in self._endpoints.items() if state.sent_tokens]
+
+    def told(
+        self, router: str, endpoint: str, gauges: Gauges, now: float, *, is_known: bool
+    ) -> bool:
+        """Takes what another router says of its own requests; False if nobody is at the endpoint.
+
+        is_known: whether it told of all endpoints before, so that it had sent nothing to this one
+        if it did not tell of it.
+        """
+        state = self._endpoints.get(endpoint)
+        if state is None:
+            return False
+        before = state.told.get(router, _NO_GAUGES)
+        state.told[router] = gauges
+        state.shared += gauges.in_flight - before.in_flight
+        state.shared_tokens += gauges.booked_tokens - before.booked_tokens
+        if before is _NO_GAUGES and not is_known:
+            self._queue(state, gauges.backlog_tokens, now)
+            state.lately_tokens = max(state.lately_tokens, gauges.lately_tokens)
+        else:
+            did_restart = gauges.sent_tokens < before.sent_tokens
+            more = gauges.sent_tokens - (0 if did_restart else before.sent_tokens)
+            if more:
+                self._queue(state, more, now)
+                state.lately_tokens += more
+        state.backlog_tokens = min(state.backlog_tokens, state.booked_tokens + state.shared_tokens)
+        return True
+
+    def _queue(self, state: EndpointLoad, tokens: float, now: float) -> None:
+        """Adds tokens of another router's requests to the queue."""
+        state.backlog_tokens = self._backlog(state, now) + tokens
+        state.lately_tokens = _faded(state, now)
+        state.backlog_at = now
+
+    def forget(self, router: str) -> None:
+        """Nothing is known any more of another router's requests."""
+        for state in self._endpoints.values():
+            before = state.told.pop(router, None)
+            if before is not None:
+                state.shared -= before.in_flight
+                state.shared_tokens -= before.booked_tokens
+                most = state.booked_tokens + state.shared_tokens
+                state.backlog_tokens = min(state.backlog_tokens, most)
 
     def in_flight(self, endpoint: str) -> int:
         """Requests of ours on their way to, or being answered by, an endpoint."""
@@ -205,6 +308,7 @@ class Loads:
         if not state.bookings:
             return {}
         booked = sum([booking.uncached_tokens for booking in state.bookings])
+        booked += state.shared_tokens
         left = self._backlog(state, now) / booked if booked else 0.0
         work: defaultdict[int, float] = defaultdict(float)
         for booking in state.bookings:
@@ -226,16 +330,17 @@ class Loads:
         utilization = lately / self._capacity_tokens
         in_flight, report = len(state.bookings), state.report
         if report is None:
-            return Load(in_flight, backlog, 0.0, utilization)
+            return Load(in_flight, backlog, state.shared, utilization)
         age = max(0.0, now - report.asked_at)
         share = 1.0 - age / REPORT_SECONDS
         if share <= 0.0:
-            return Load(in_flight, backlog, 0.0, utilization)
+            return Load(in_flight, backlog, state.shared, utilization)
         backlog += share * state.excess_tokens
-        return Load(in_flight, backlog, share * state.others, utilization, report, age)
+        others = state.shared + share * state.others
+        return Load(in_flight, backlog, others, utilization, report, age)
 
     def _backlog(self, state: EndpointLoad, now: float) -> float:
-        """Uncached tokens of our own requests that the endpoint has probably not computed yet."""
+        """Uncached tokens of requests that we know of and that are probably not computed yet."""
         done = max(0.0, now - state.backlog_at) * self._rate
         return max(0.0, state.backlog_tokens - done)
 

@@ -55,19 +55,47 @@ class Fleet(Protocol):
         """How many ranks it has; 0 where that is not known."""
 
 
+class Telling(Protocol):
+    """Tells other routers which requests were sent where.
+
+    touched: takes the endpoints whose requests changed.
+    """
+
+    @property
+    def touched(self) -> set[str]:
+        """See above."""
+
+    @property
+    def secret(self) -> int:
+        """What the marks of all these routers are keyed with."""
+
+    def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+        """A request was sent to an endpoint, or is served by another one than was picked."""
+
+    def ended(self, claim: Claim) -> None:
+        """The request is over."""
+
+    def withdrawn(self, claim: Claim) -> None:
+        """The request never reached its worker."""
+
+
 class Placing:
     """One router's books. Times are seconds of one monotonic clock.
 
     fleet: the workers, whose records are kept current here. secret: 64 random bits of this process.
+    telling: where routers share, is told of every claim.
     """
 
-    def __init__(self, config: Config, secret: int, fleet: Fleet) -> None:
+    def __init__(
+        self, config: Config, secret: int, fleet: Fleet, telling: Telling | None = None
+    ) -> None:
         self._fleet = fleet
+        self._telling = telling
         self._upstreams = fleet.upstreams
         policy = config.policy
         self.loads = fleet.loads
         self.sent = Sent(
-            secret,
+            secret if telling is None else telling.secret,
             policy.sent_bytes,
             Lifetimes(
                 speculative=policy.speculative_ms / 1000,
@@ -129,7 +157,10 @@ class Placing:
         booking = self.loads.begin(decision.pick[0], uncached, now, decision.rank)
         if decision.marks:
             holdings, record = self._fleet.holdings(decision.worker), self.sent.record
-            self._claims[booking] = [record(holdings, marks, now) for marks in decision.marks]
+            claims = [record(holdings, marks, now) for marks in decision.marks]
+            self._claims[booking] = claims
+            if self._telling is not None:
+                self._telling.begun(claims, booking.endpoint, uncached)
         return booking
 
     def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
@@ -140,10 +171,11 @@ class Placing:
         if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now):
             return
         claims = self._claims.get(booking, [])
-        for claim in claims:
-            self.sent.withdraw(claim)
+        self._withdraw(claims)
         holdings = self._fleet.holdings(worker)
         claims[:] = [self.sent.record(holdings, claim.marks, now) for claim in claims]
+        if self._telling is not None:
+            self._telling.begun(claims, endpoint, booking.uncached_tokens)
 
     def answered(self, booking: Booking, status: int, served: str, now: float) -> float | None:
         """A response began; what that says of its endpoint, as `Outlier.answered` has it.
@@ -161,11 +193,18 @@ class Placing:
 
     def disclaim(self, booking: Booking) -> None:
         """No worker holds the prompt of the request on its account."""
-        for claim in self._claims.pop(booking, []):
+        self._withdraw(self._claims.pop(booking, []))
+
+    def _withdraw(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
             self.sent.withdraw(claim)
+            if self._telling is not None:
+                self._telling.withdrawn(claim)
 
     def release(self, booking: Booking, now: float) -> None:
         """The request is over; releasing it again changes nothing."""
         self.loads.end(booking)
         for claim in self._claims.pop(booking, []):
             self.sent.end(claim, now)
+            if self._telling is not None:
+                self._telling.ended(claim)

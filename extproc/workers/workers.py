@@ -14,6 +14,7 @@ from extproc.discovery.view import Fleet as Members
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Load, Loads
+from extproc.picking.placing import Telling
 from extproc.picking.sent import Holdings
 from extproc.tokenizing.remote_tokenizer import Failures
 from extproc.workers.asking import Doubts, HealthProbe, LoadReports, Pace
@@ -52,6 +53,7 @@ class Workers:
     jitter.
     monotonic: seconds; the clock that loads are kept in. checks: whether their tokens are ours.
     records: by name. upstreams: the records of their endpoints. loads: what these have to do.
+    telling: tells other routers of our requests, None where routers do not share.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class Workers:
         source_fault: Callable[[str], str] = _no_fault,
         chance: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
+        telling: Telling | None = None,
     ) -> None:
+        self.telling = telling
         self._config = config
         self._fleet = fleet
         self._source_fault = source_fault
@@ -71,7 +75,7 @@ class Workers:
         self.records: Mapping[str, Worker] = table.by_name
         self.upstreams = table.upstreams
         rate = config.policy.cost.prefill_tokens_per_second
-        self.loads = Loads(self.upstreams.loads, rate)
+        self.loads = Loads(self.upstreams.loads, rate, None if telling is None else telling.touched)
         self.checks = SelfCheck(fleet, self.records, monotonic)
 
         policy = config.policy

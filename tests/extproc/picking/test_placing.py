@@ -1,4 +1,5 @@
 from array import array
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ from extproc.picking.decision import Decision, Query
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Loads
 from extproc.picking.placing import REQUESTS_A_LOOK, Placing
-from extproc.picking.sent import Holdings
+from extproc.picking.sent import Claim, Holdings, Sent
 from extproc.picking.upstreams import (
     FAILURES_UNTIL_LEFT_OUT,
     LEFT_OUT_SECONDS,
@@ -58,11 +59,30 @@ class Fleet:
         self.upstreams.eject(self.upstream(endpoint), judge, reason)
 
 
+class Told:
+    """What other routers would be told."""
+
+    secret = 77
+
+    def __init__(self) -> None:
+        self.touched: set[str] = set()
+        self.lines: list[tuple[str, object]] = []
+
+    def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+        self.lines.append((f"begun at {endpoint} with {uncached_tokens:.0f}", list(claims)))
+
+    def ended(self, claim: Claim) -> None:
+        self.lines.append(("ended", claim))
+
+    def withdrawn(self, claim: Claim) -> None:
+        self.lines.append(("withdrawn", claim))
+
+
 class Books(Placing):
     """A router's books before these workers."""
 
-    def __init__(self, config: Config, fleet: Fleet) -> None:
-        super().__init__(config, 1, fleet)
+    def __init__(self, config: Config, fleet: Fleet, telling: "Told | None" = None) -> None:
+        super().__init__(config, 1, fleet, telling)
         self.fleet = fleet
 
 
@@ -286,3 +306,38 @@ def test_one_response_in_a_few_is_looked_at_and_each_while_one_fails() -> None:
     assert all(one.wants_status() for _ in range(REQUESTS_A_LOOK))
     one.fleet.upstreams.answered("a:1", 200, 0.0)
     assert not one.wants_status()
+
+
+def shared() -> tuple[Books, Told]:
+    config, told = Config(models=(Model("m"),)), Told()
+    return Books(config, Fleet(config), told), told
+
+
+def test_routers_that_share_mark_prompts_alike() -> None:
+    one, told = shared()
+    assert one.sent.marks(QUERY.prompts[0]) == Sent(told.secret).marks(QUERY.prompts[0])
+
+
+def test_other_routers_are_told_of_a_request_from_its_pick_to_its_end() -> None:
+    one, told = shared()
+    decision = decided(one)
+    booking = one.book(decision, 0.0)
+    assert booking is not None
+    ((words, claims),) = told.lines
+    assert words == f"begun at {decision.pick[0]} with 1000"
+    one.release(booking, 1.0)
+    one.release(booking, 1.0)
+    assert told.lines[1:] == [("ended", claim) for claim in claims]  # type: ignore[attr-defined]
+
+
+def test_other_routers_are_told_where_a_request_went_instead_and_that_it_failed() -> None:
+    one, told = shared()
+    decision = decided(one)
+    booking = one.book(decision, 0.0)
+    assert booking is not None
+    other = next(worker for worker in WORKERS if worker.name != decision.worker)
+    one.move(booking, other.name, other.endpoint, 0.0)
+    one.disclaim(booking)
+    assert [words for words, _ in told.lines][1:] == [
+        "withdrawn", f"begun at {other.endpoint} with 1000", "withdrawn",
+    ]  # fmt: skip

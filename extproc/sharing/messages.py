@@ -1,0 +1,216 @@
+"""What routers tell each other: one message, as bytes and parsed.
+
+A message begins with what is not sealed: a magic number with the version, the fleet, and who sends
+it. A seal follows, a keyed hash of all that comes behind it: who does not know the fleet's secret
+can neither make up nor change a message. What is sealed is MessagePack, an array of typed fields,
+each with bounds. A later version may append fields, which are skipped.
+
+Prompts are told as the fingerprints of their prefixes, workers as a keyed hash of their address.
+"""
+
+import hmac
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Annotated, NamedTuple
+
+import msgspec
+import xxhash
+
+from extproc.picking.load import Gauges
+from extproc.picking.sent import LENGTHS, Marks
+
+# Of the first version; what is not understood by older routers takes another one.
+MAGIC = b"KVS\x01"
+
+# Also fits into one datagram.
+MAX_BYTES = 64 * 1024
+
+# In one message; more are told in several.
+MAX_WORKERS = 256
+MAX_CLAIMS = 40
+MAX_OVER = 512
+
+_KEY_BYTES = 8
+_TAG_BYTES = 8
+_SEAL_BYTES = 16
+_HEAD_BYTES = len(MAGIC) + 2 * _TAG_BYTES
+_SEALED_FROM = _HEAD_BYTES + _SEAL_BYTES
+
+# A worker is told as 63 bits: what MessagePack's reader here can hold to bounds.
+_WORKER_BITS = 2**63 - 1
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[!-~]+$")]
+_Keys = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * len(LENGTHS))]
+
+
+class MessageError(ValueError):
+    """A message that is not taken.
+
+    reason: size, version, fleet, seal, or form.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Keys(NamedTuple):
+    """What a fleet's secret is good for.
+
+    fleet: says which fleet it is. seal: seals messages. marks: keys the fingerprints of prompts.
+    workers: keys the addresses of workers.
+    """
+
+    fleet: bytes
+    seal: bytes
+    marks: int
+    workers: int
+
+
+def keys_of(secret: bytes) -> Keys:
+    """The keys of a fleet whose routers share a secret."""
+
+    def derived(what: bytes, size: int) -> bytes:
+        root = blake2b(secret, digest_size=32, person=b"kvsteer-sharing")
+        return blake2b(what, key=root.digest(), digest_size=size).digest()
+
+    return Keys(
+        derived(b"fleet", _TAG_BYTES),
+        derived(b"seal", 32),
+        int.from_bytes(derived(b"marks", 8), "little"),
+        int.from_bytes(derived(b"workers", 8), "little"),
+    )
+
+
+def worker_id(keys: Keys, endpoint: str) -> int:
+    """How a worker at ip:port is called in messages."""
+    return int(xxhash.xxh3_64_intdigest(endpoint.encode(), keys.workers)) & _WORKER_BITS
+
+
+class WorkerNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A worker, and what the sender's own requests are to it; see `Gauges`."""
+
+    worker: _Number
+    in_flight: _Count
+    booked_tokens: _Tokens
+    sent_tokens: _Tokens
+    backlog_tokens: _Tokens
+    lately_tokens: _Tokens
+
+    @property
+    def gauges(self) -> Gauges:
+        """The figures."""
+        return Gauges(
+            self.in_flight,
+            self.booked_tokens,
+            self.sent_tokens,
+            self.backlog_tokens,
+            self.lately_tokens,
+        )
+
+
+class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A prompt that the sender sent to a worker.
+
+    number: of the claim, with which it is ended. keys: of the prompt's marks, shortest first.
+    """
+
+    number: _Number
+    worker: _Number
+    keys: _Keys
+
+    @property
+    def marks(self) -> Marks:
+        """The prompt's marks."""
+        words = array("Q")
+        words.frombytes(self.keys)
+        return Marks(LENGTHS[: len(words)], _ordered(words).tolist())
+
+
+def packed(keys: Sequence[int]) -> bytes:
+    """The keys of marks, as a claim has them."""
+    return _ordered(array("Q", keys)).tobytes()
+
+
+def _ordered(words: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":  # pragma: no cover - on no machine that this is tested on
+        words.byteswap()
+    return words
+
+
+class News(msgspec.Struct, frozen=True, array_like=True):
+    """One message.
+
+    origin: the sender's name. incarnation: higher whenever it starts anew. sequence: counts its
+    messages from 1. sent_us: when it was sent, by its wall clock, in microseconds. is_hello:
+    whether it asks for all that the others know. is_whole: whether with this message all workers
+    were told that the sender ever sent anything to. workers: whose figures changed. claims: that
+    are new. ended, withdrawn: the numbers of claims.
+    """
+
+    origin: _Name
+    incarnation: _Number
+    sequence: _Number
+    sent_us: _Number
+    is_hello: bool = False
+    is_whole: bool = False
+    workers: Annotated[tuple[WorkerNews, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
+    claims: Annotated[tuple[ClaimNews, ...], msgspec.Meta(max_length=MAX_CLAIMS)] = ()
+    ended: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
+    withdrawn: Annotated[tuple[_Number, ...], msgspec.Meta(max_length=MAX_OVER)] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(News)
+
+
+def sender_tag(origin: str, incarnation: int) -> bytes:
+    """By what a router knows its own messages, which come back to it."""
+    return blake2b(f"{incarnation} {origin}".encode(), digest_size=_TAG_BYTES).digest()
+
+
+def encoded(news: News, keys: Keys) -> bytes:
+    """A message as bytes."""
+    body = _encoder.encode(news)
+    head = MAGIC + keys.fleet + sender_tag(news.origin, news.incarnation)
+    return head + _seal(keys, head, body) + body
+
+
+def is_from(wire: bytes, tag: bytes) -> bool:
+    """Whether a message says that it comes from the sender with this tag."""
+    return wire[len(MAGIC) + _TAG_BYTES : _HEAD_BYTES] == tag
+
+
+def decoded(wire: bytes, keys: Keys) -> News:
+    """A message that was received; it may be anything.
+
+    Raises:
+        MessageError: it is none of this fleet's, or not as it must be.
+    """
+    if not _SEALED_FROM < len(wire) <= MAX_BYTES:
+        raise MessageError("size")
+    if not wire.startswith(MAGIC):
+        raise MessageError("version")
+    head, body = wire[:_HEAD_BYTES], wire[_SEALED_FROM:]
+    if head[len(MAGIC) : -_TAG_BYTES] != keys.fleet:
+        raise MessageError("fleet")
+    if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], _seal(keys, head, body)):
+        raise MessageError("seal")
+    try:
+        news = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        raise MessageError("form") from None
+    if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
+        raise MessageError("form")
+    return news
+
+
+def _seal(keys: Keys, head: bytes, body: bytes) -> bytes:
+    sealed = blake2b(head, key=keys.seal, digest_size=_SEAL_BYTES)
+    sealed.update(body)
+    return sealed.digest()

@@ -1,0 +1,183 @@
+"""What the other routers told: merged into the workers' records when it arrives.
+
+Each router's word on its own requests is absolute, so what was lost is made good by what follows.
+A router that is silent for too long is forgotten with all that it told. Who may tell is bounded,
+and so is how much: a message can at most make workers that we know look busier than they are, or
+as if they held prompts that they do not.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from extproc.picking.load import Loads
+from extproc.picking.sent import Claim, Holdings, Sent
+from extproc.sharing.messages import Keys, MessageError, News, decoded
+
+MAX_ROUTERS = 64
+
+# Open claims of one router; beyond them the oldest are left to their lifetime.
+MAX_CLAIMS = 8_192
+
+# Between two questions for what was missed, in seconds.
+ASK_SECONDS = 1.0
+
+
+class Place(NamedTuple):
+    """Where a worker is, and the record of what was sent to it."""
+
+    endpoint: str
+    holdings: Holdings
+
+
+class Places(Protocol):
+    """The workers that are known here."""
+
+    def __call__(self) -> Mapping[int, Place]:
+        """Each by its id in messages."""
+
+
+@dataclass(slots=True)
+class Other:
+    """Another router. heard_at, since: seconds of a monotonic clock, since when it is known.
+
+    delay_seconds: of its last message, by both wall clocks. lost: messages that never came.
+    is_known: whether all workers were heard of that it sent anything to.
+    """
+
+    origin: str
+    incarnation: int
+    since: float
+    heard_at: float
+    sequence: int = 0
+    lost: int = 0
+    delay_seconds: float = 0.0
+    is_known: bool = False
+    claims: dict[int, Claim] = field(default_factory=dict)
+
+
+class Picture:
+    """The other routers. Times are seconds of one monotonic clock.
+
+    loads, sent: where what they tell is merged. places: the workers. forget_seconds: for how long a
+    router may be silent. counts: messages by what became of them: taken, or why not.
+    unknown_workers: figures and claims for workers that are not known here.
+    """
+
+    def __init__(
+        self, keys: Keys, loads: Loads, sent: Sent, places: Places, forget_seconds: float
+    ) -> None:
+        self._keys = keys
+        self._loads = loads
+        self._sent = sent
+        self._places = places
+        self._forget_seconds = forget_seconds
+        self._has_gap = False
+        self._asked_at = -ASK_SECONDS
+        self.others: dict[str, Other] = {}
+        self.counts: Counter[str] = Counter()
+        self.unknown_workers = 0
+
+    def hear(self, wire: bytes, now: float, wall_us: int) -> News | None:
+        """Takes a message, whatever it is; None if it is not taken.
+
+        wall_us: microseconds since 1970.
+        """
+        try:
+            news = decoded(wire, self._keys)
+            other = self._sender(news, now)
+        except MessageError as error:
+            self.counts[error.reason] += 1
+            return None
+        self.counts["taken"] += 1
+        if other.sequence and news.sequence > other.sequence + 1:
+            other.lost += news.sequence - other.sequence - 1
+            self._has_gap = True
+        other.sequence, other.heard_at = news.sequence, now
+        other.delay_seconds = max(0.0, (wall_us - news.sent_us) / 1e6)
+        if news.sequence == 1:
+            other.is_known = True
+        self._merge(other, news, now)
+        other.is_known |= news.is_whole
+        return news
+
+    def asks(self, now: float) -> bool:
+        """Whether the others are to be asked now for all they know, since messages were lost."""
+        if not self._has_gap or now - self._asked_at < ASK_SECONDS:
+            return False
+        self._has_gap, self._asked_at = False, now
+        return True
+
+    def lost(self) -> int:
+        """Messages of the routers that are known now which never came."""
+        return sum(other.lost for other in self.others.values())
+
+    def forget(self, now: float) -> list[Other]:
+        """Forgets the routers that are silent for too long, and returns them."""
+        silent = [
+            other for other in self.others.values() if now - other.heard_at > self._forget_seconds
+        ]
+        for other in silent:
+            self._drop(other, now)
+        return silent
+
+    def forget_all(self, now: float) -> None:
+        """Forgets every other router."""
+        for other in list(self.others.values()):
+            self._drop(other, now)
+
+    def _sender(self, news: News, now: float) -> Other:
+        """The record of who sent a message.
+
+        Raises:
+            MessageError: it is older than one that was taken, or there are too many routers.
+        """
+        other = self.others.get(news.origin)
+        if other is not None and news.incarnation > other.incarnation:
+            self._drop(other, now)
+            other = None
+        if other is None:
+            if len(self.others) >= MAX_ROUTERS:
+                raise MessageError("routers")
+            other = Other(news.origin, news.incarnation, now, now)
+            self.others[news.origin] = other
+        elif news.incarnation < other.incarnation or news.sequence <= other.sequence:
+            raise MessageError("old")
+        return other
+
+    def _merge(self, other: Other, news: News, now: float) -> None:
+        if news.workers or news.claims:
+            places = self._places()
+            told = partial(self._loads.told, is_known=other.is_known)
+            for figures in news.workers:
+                place = places.get(figures.worker)
+                if place is None or not told(other.origin, place.endpoint, figures.gauges, now):
+                    self.unknown_workers += 1
+            self._claim(other, news, places, now)
+        claims = other.claims
+        for number in news.ended:
+            if (known := claims.pop(number, None)) is not None:
+                self._sent.end(known, now)
+        for number in news.withdrawn:
+            if (known := claims.pop(number, None)) is not None:
+                self._sent.withdraw(known)
+
+    def _claim(self, other: Other, news: News, places: Mapping[int, Place], now: float) -> None:
+        claims = other.claims
+        for claim in news.claims:
+            place = places.get(claim.worker)
+            if place is None:
+                self.unknown_workers += 1
+            elif claim.number not in claims:
+                if len(claims) >= MAX_CLAIMS:
+                    del claims[next(iter(claims))]
+                claims[claim.number] = self._sent.record(place.holdings, claim.marks, now)
+
+    def _drop(self, other: Other, now: float) -> None:
+        """A router is gone: its requests may be under way, but nobody says so any more."""
+        del self.others[other.origin]
+        self._loads.forget(other.origin)
+        for claim in other.claims.values():
+            self._sent.end(claim, now)

@@ -1,0 +1,268 @@
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.picking.load import EndpointLoad, Load, Loads, Report
+from extproc.picking.sent import Marks
+from extproc.sharing import picture as picture_module
+from extproc.sharing.messages import News, WorkerNews, encoded, worker_id
+from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
+from kvstate.overlap import Prompt
+from tests.extproc.sharing.routers import KEYS, WORKERS, Router, tell_all
+
+A, B = WORKERS
+PROMPT = Prompt("m", array("I", range(2_000)), None, None)
+
+# At a time, a router sends so many tokens to a worker, or its oldest request ends.
+STEPS = st.lists(
+    st.tuples(
+        st.floats(0, 0.5), st.integers(0, 2), st.sampled_from(WORKERS), st.integers(0, 4_000)
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_routers_that_hear_each_other_at_once_see_what_one_router_sees(
+    steps: list[tuple[float, int, str, int]],
+) -> None:
+    routers = [Router(name) for name in "abc"]
+    one = Loads({worker: EndpointLoad() for worker in WORKERS}, 1_000)
+    under_way = [[] for _ in routers]  # type: ignore[var-annotated]
+    now = 0.0
+    tell_all(routers, now)
+    for seconds, number, worker, tokens in steps:
+        now += seconds
+        if tokens:
+            both = [loads.begin(worker, tokens, now) for loads in (one, routers[number].loads)]
+            under_way[number].append(both)
+        elif under_way[number]:
+            alone, shared = under_way[number].pop(0)
+            one.end(alone)
+            routers[number].loads.end(shared)
+        tell_all(routers, now)
+        for router in routers:
+            for each in WORKERS:
+                seen, wanted = router.load(each, now), one.load(each, now)
+                assert seen.in_flight + seen.others == wanted.in_flight
+                assert seen.backlog_tokens == pytest.approx(wanted.backlog_tokens, abs=3)
+                assert seen.utilization == pytest.approx(wanted.utilization, abs=1e-3)
+
+
+def test_what_one_sends_is_the_others_load_until_it_ends() -> None:
+    one, other = Router("one"), Router("other")
+    booking = one.loads.begin(A, 500, 0.0)
+    other.hear(one.due(0.0), 0.0)
+    assert other.load(A, 0.0) == Load(0, 500.0, 1, 500 / 10_000)
+    one.loads.end(booking)
+    other.hear(one.due(0.01), 0.01)
+    seen = other.load(A, 0.01)
+    assert (seen.others, seen.backlog_tokens) == (0, 0.0)
+
+
+def test_a_message_that_is_lost_is_made_good_by_the_next() -> None:
+    one, other = Router("one"), Router("other")
+    other.hear(one.due(0.0), 0.0)
+    for _ in range(3):
+        one.loads.begin(A, 100, 0.1)
+        one.due(0.1)
+    one.loads.begin(A, 100, 0.1)
+    other.hear(one.due(0.1), 0.1)
+    seen = other.load(A, 0.1)
+    assert (seen.others, seen.backlog_tokens, other.picture.lost()) == (4, 400.0, 3)
+
+
+def test_after_a_loss_the_others_are_asked_for_all_but_not_again_and_again() -> None:
+    one, other = Router("one"), Router("other")
+    other.hear(one.due(0.0), 0.0)
+    assert not other.picture.asks(0.0)
+    for now in (0.1, 0.2):
+        one.due(now)  # is lost
+        one.loads.begin(A, 100, now)
+        other.hear(one.due(now + 0.05), now)
+    assert other.picture.asks(0.3)
+    assert not other.picture.asks(0.3)
+    one.due(0.4)
+    one.loads.begin(A, 100, 0.4)
+    other.hear(one.due(0.45), 0.45)
+    assert not other.picture.asks(0.5)
+    assert other.picture.asks(0.3 + ASK_SECONDS)
+
+
+def test_a_router_that_is_silent_is_forgotten_with_its_load() -> None:
+    one, other = Router("one"), Router("other")
+    one.loads.begin(A, 500, 0.0)
+    other.loads.begin(A, 100, 0.0)
+    other.hear(one.due(0.0), 0.0)
+    assert not other.picture.forget(0.2)
+    assert other.load(A, 0.0).backlog_tokens == 600
+    assert [each.origin for each in other.picture.forget(0.21)] == ["one"]
+    seen = other.load(A, 0.21)
+    assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 0, 0.0)
+    other.hear(one.due(1.0), 1.0)
+    assert other.load(A, 1.0).others == 1
+
+
+def test_a_router_that_starts_anew_begins_without_load() -> None:
+    one, other = Router("one", incarnation=1), Router("other")
+    one.loads.begin(A, 500, 0.0)
+    other.hear(one.due(0.0), 0.0)
+    again = Router("one", incarnation=2)
+    other.hear(again.due(0.1), 0.1)
+    assert other.load(A, 0.1).others == 0
+    other.hear(one.due(1.5), 1.5)
+    assert other.picture.counts["old"] == 1
+    assert other.load(A, 1.5).others == 0
+
+
+def test_a_message_counts_once() -> None:
+    one, other = Router("one"), Router("other")
+    one.loads.begin(A, 500, 0.0)
+    message = one.due(0.0)
+    other.hear([*message, *message], 0.0)
+    assert other.picture.counts == {"taken": 1, "old": 1}
+
+
+def test_a_newcomer_learns_the_whole_from_the_first_message_after_its_hello() -> None:
+    one, other = Router("one"), Router("other")
+    one.due(0.0)
+    booking = one.loads.begin(A, 500, 0.1)
+    claim = one.send(A, one.sent.marks(PROMPT), 0.1)
+    assert one.due(0.1)
+    assert claim.ended_at > 1e9
+    assert booking.load.bookings
+    one.hear(other.due(0.5), 0.5)
+    other.hear(one.due(0.5), 0.5)
+    seen = other.load(A, 0.5)
+    assert (seen.others, seen.backlog_tokens) == (1, 100.0)
+    expected = other.sent.expected(other.sent.marks(PROMPT), 0.5)
+    assert expected[f"name of {A}"][0] > 1_500
+
+
+def test_a_claim_of_another_router_counts_until_its_request_is_over() -> None:
+    one, other = Router("one"), Router("other")
+    claim = one.send(B, one.sent.marks(PROMPT), 0.0)
+    other.hear(one.due(0.0), 0.0)
+    marks = other.sent.marks(PROMPT)
+    speculative, approximate = other.sent.expected(marks, 10.0)[f"name of {B}"]
+    assert speculative == approximate > 1_500
+    one.telling.ended(claim)
+    other.hear(one.due(10.0), 10.0)
+    assert other.sent.expected(marks, 20.0)[f"name of {B}"] == (0, approximate)
+
+
+def test_a_claim_that_is_withdrawn_counts_for_nothing() -> None:
+    one, other = Router("one"), Router("other")
+    claim = one.send(B, one.sent.marks(PROMPT), 0.0)
+    other.hear(one.due(0.0), 0.0)
+    one.telling.withdrawn(claim)
+    other.hear(one.due(0.1), 0.1)
+    assert other.sent.expected(other.sent.marks(PROMPT), 0.1) == {}
+
+
+def test_the_claims_of_a_router_that_is_gone_are_taken_for_over() -> None:
+    one, other = Router("one"), Router("other")
+    one.send(B, one.sent.marks(PROMPT), 0.0)
+    other.hear(one.due(0.0), 0.0)
+    other.picture.forget_all(1.0)
+    speculative, approximate = other.sent.expected(other.sent.marks(PROMPT), 5.0)[f"name of {B}"]
+    assert (speculative, approximate > 1_500) == (0, True)
+
+
+def test_what_is_told_of_workers_that_are_not_known_changes_nothing() -> None:
+    one, other = Router("one"), Router("other", workers=[B])
+    one.loads.begin(A, 500, 0.0)
+    claim = one.send(A, one.sent.marks(PROMPT), 0.0)
+    one.telling.ended(claim)
+    other.hear(one.due(0.0), 0.0)
+    assert other.picture.unknown_workers == 2
+    assert other.sent.expected(other.sent.marks(PROMPT), 0.0) == {}
+    stranger = one.send(A, one.sent.marks(PROMPT), 0.0)
+    one.telling.withdrawn(stranger)
+    other.hear(one.due(0.1), 0.1)
+    assert len(other.sent) == 0
+
+
+def test_a_worker_that_went_while_it_was_told_of_is_not_known() -> None:
+    one, other = Router("one"), Router("other")
+    one.loads.begin(A, 500, 0.0)
+    del other.endpoints[A]
+    other.hear(one.due(0.0), 0.0)
+    assert other.picture.unknown_workers == 1
+
+
+def test_routers_beyond_the_bound_are_refused() -> None:
+    other = Router("other")
+    for number in range(MAX_ROUTERS + 1):
+        other.hear([encoded(News(f"r{number}", 1, 1, 0), KEYS)], 0.0)
+    assert (len(other.picture.others), other.picture.counts["routers"]) == (MAX_ROUTERS, 1)
+
+
+def test_claims_beyond_the_bound_are_left_to_their_lifetime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(picture_module, "MAX_CLAIMS", 2)
+    one, other = Router("one"), Router("other")
+    for key in range(5):
+        one.send(A, Marks((64,), (key,)), 0.0)
+    other.hear(one.due(0.0), 0.0)
+    assert len(other.picture.others["one"].claims) == 2
+    assert len(other.sent) == 5
+
+
+def test_the_age_of_news_is_told_by_both_clocks() -> None:
+    other = Router("other")
+    other.picture.hear(encoded(News("one", 1, 1, 1_000_000), KEYS), 0.0, 1_250_000)
+    assert other.picture.others["one"].delay_seconds == 0.25
+    other.picture.hear(encoded(News("one", 1, 2, 9_000_000), KEYS), 0.0, 1_250_000)
+    assert other.picture.others["one"].delay_seconds == 0.0
+
+
+def test_what_the_worker_reports_of_known_requests_counts_once() -> None:
+    one, other = Router("one"), Router("other")
+    for _ in range(3):
+        one.loads.begin(A, 100, 0.0)
+        other.loads.begin(A, 200, 0.0)
+    other.hear(one.due(0.0), 0.0)
+    other.loads.report(A, Report(running=2, waiting=4, asked_at=0.1), 0.1)
+    seen = other.load(A, 0.1)
+    assert (seen.in_flight, seen.others) == (3, 3)
+    assert 600 <= seen.backlog_tokens <= 900
+    other.loads.report(A, Report(6, 2, asked_at=0.2, pending_tokens=450), 0.2)
+    seen = other.load(A, 0.2)
+    assert (seen.in_flight, seen.others, seen.backlog_tokens) == (3, 5, 450)
+
+
+def test_work_of_ranks_is_a_share_of_the_whole_queue() -> None:
+    one, other = Router("one"), Router("other")
+    one.loads.begin(A, 300, 0.0)
+    other.loads.begin(A, 100, 0.0, rank=1)
+    other.hear(one.due(0.0), 0.0)
+    assert other.loads.work_by_rank(A, 0.2, 10.0) == {1: 60.0}
+
+
+def test_the_figures_before_a_newcomer_came_are_taken_from_who_knows_them() -> None:
+    other = Router("other")
+    gone = WorkerNews(worker_id(KEYS, A), 0, 900, 5_000, 700, 2_000)
+    other.hear([encoded(News("one", 1, 9, 0, workers=(gone,)), KEYS)], 0.0)
+    seen = other.load(A, 0.0)
+    assert (seen.backlog_tokens, seen.utilization) == (700, 2_000 / 10_000)
+
+
+def test_a_worker_that_came_back_at_the_sender_counts_from_nothing() -> None:
+    other = Router("other")
+    for sequence, sent in ((1, 5_000), (2, 100)):
+        figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, 0)
+        other.hear([encoded(News("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
+    assert other.load(A, 0.0).backlog_tokens == 5_100
+
+
+def test_who_told_all_had_sent_nothing_to_the_others() -> None:
+    figures = WorkerNews(worker_id(KEYS, A), 1, 900, 900, 30, 900)
+    for is_whole, backlog in ((True, 900), (False, 30)):
+        other = Router("other")
+        other.hear([encoded(News("one", 1, 5, 0, is_whole=is_whole), KEYS)], 0.0)
+        other.hear([encoded(News("one", 1, 6, 0, workers=(figures,)), KEYS)], 0.0)
+        assert other.load(A, 0.0).backlog_tokens == backlog
