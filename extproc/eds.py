@@ -10,7 +10,7 @@ from pathlib import Path
 
 from extproc.config.schema import Config
 from extproc.discovery.discovery import Discovery
-from extproc.envoy_config import Lane, assignment, cluster_names, lanes_in, path_of
+from extproc.endpoint_files import Lane, assignment, cluster_names, lanes_in, path_of
 from extproc.workers.workers import Workers
 
 log = logging.getLogger("kvsteer.discovery")

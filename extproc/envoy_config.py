@@ -1,21 +1,14 @@
-"""The envoy.yaml for a configuration, as `kvsteer envoy` prints it, and the files of its clusters.
+"""The envoy.yaml for a configuration, as `kvsteer envoy` prints it.
 
 It is built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy;
-envoy/envoy.yaml is the same for one example, with the reasons beside each setting. The files name
-the workers' addresses, one file a cluster (file-based EDS:
-envoy.service.discovery.v3.DiscoveryResponse with one
-envoy.config.endpoint.v3.ClusterLoadAssignment, as JSON). They are written without those classes,
-which take a second and a half for a thousand workers.
+envoy/envoy.yaml is the same for one example, with the reasons beside each setting. Those messages
+are in the extra `envoy`: nothing that serves imports this module.
 """
 
-import json
-import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import betterproto2
 import yaml
@@ -50,6 +43,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
 from extproc.config.schema import Config, RouterTls
+from extproc.endpoint_files import cluster_names, path_of
 from extproc.errors import ConfigError
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL, SERVED, UPSTREAM
 
@@ -259,8 +253,6 @@ def _retry_policy() -> route.RetryPolicy:
     )
 
 
-WORKERS = "workers"
-
 # The router, by the name that it has in every configuration of this project.
 ROUTER = "kvsteer"
 
@@ -275,25 +267,6 @@ DIALLED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 MAX_REQUESTS = 100_000
 MAX_CONNECTIONS = 10_000
 MAX_RETRIES = 1_000
-
-
-def cluster_names(models: Iterable[str]) -> dict[str, str]:
-    """Returns the cluster of each model: `workers` for a single one, else `workers-<model>`.
-
-    A dot or a slash would split Envoy's statistics names, so only letters, digits, `_` and `-` are
-    kept; models that differ in nothing else get a number.
-    """
-    models = list(models)
-    if len(models) == 1:
-        return {models[0]: WORKERS}
-    names: dict[str, str] = {}
-    for model in models:
-        safe = f"{WORKERS}-" + re.sub(r"[^A-Za-z0-9_-]+", "-", model)
-        taken, name, number = set(names.values()), safe, 2
-        while name in taken:
-            name, number = f"{safe}-{number}", number + 1
-        names[model] = name
-    return names
 
 
 def worker_clusters(config: Config) -> list[cluster.Cluster]:
@@ -482,58 +455,3 @@ def _outlier_detection() -> cluster.OutlierDetection:
         base_ejection_time=timedelta(seconds=2),
         max_ejection_percent=100,
     )
-
-
-_TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
-
-
-class Lane(NamedTuple):
-    """One endpoint of a cluster; is_open: whether Envoy itself may choose it.
-
-    Envoy still follows a pick to a closed one, and requests in flight there go on.
-    """
-
-    endpoint: str
-    is_open: bool
-
-
-def path_of(directory: str, cluster: str) -> str:
-    """Returns the name of a cluster's file in a directory."""
-    return str(Path(directory) / f"{cluster}.json")
-
-
-def assignment(cluster: str, lanes: Iterable[Lane]) -> str:
-    """Returns the text of a cluster's file, one line for each lane, always in the same order."""
-    members = ",\n".join([json.dumps(_member(lane)) for lane in sorted(set(lanes))])
-    kind, name = json.dumps(_TYPE), json.dumps(cluster)
-    return (
-        f'{{"resources": [{{"@type": {kind}, "cluster_name": {name},'
-        f' "endpoints": [{{"lb_endpoints": [\n{members}\n]}}]}}]}}\n'
-    )
-
-
-def lanes_in(text: bytes) -> list[Lane]:
-    """Returns the endpoints in a file that `assignment` wrote; none if it is no such file."""
-    try:
-        (load,) = json.loads(text)["resources"]
-        return [_lane_in(member) for member in load["endpoints"][0].get("lb_endpoints", [])]
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-        return []
-
-
-def _lane_in(member: typing.Any) -> Lane:  # noqa: ANN401 - decoded JSON
-    place = member["endpoint"]["address"]["socket_address"]
-    parsed = address.parse(str(address.Address(place["address"], int(place["port_value"]))))
-    if not parsed.is_ip:
-        raise ValueError("is no IP address")
-    return Lane(str(parsed), "health_status" not in member)
-
-
-def _member(lane: Lane) -> dict[str, typing.Any]:
-    host, port = address.parse(lane.endpoint)
-    place = {"socket_address": {"address": host, "port_value": port}}
-    member: dict[str, typing.Any] = {"endpoint": {"address": place}}
-    if not lane.is_open:
-        # left out of Envoy's own choice unless too few others are left (panic mode)
-        member["health_status"] = "DRAINING"
-    return member

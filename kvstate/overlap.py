@@ -66,6 +66,19 @@ if TYPE_CHECKING:
 else:
     Tokens = array
 
+
+def shared_tokens(one: Tokens, other: Tokens) -> int:
+    """Returns how many leading tokens two prompts have in common."""
+    equal, differ = 0, min(len(one), len(other)) + 1  # so many are equal, so many are not
+    while differ - equal > 1:
+        middle = (equal + differ) // 2
+        if one[equal:middle].tobytes() == other[equal:middle].tobytes():
+            equal = middle
+        else:
+            differ = middle
+    return equal
+
+
 # What makes a block differ from another with the same tokens, besides LoRA: salt, image hashes.
 Extra = tuple[Any, ...]
 

@@ -26,6 +26,7 @@ TESTED = (
     "test_index_by_oracle.py",
     "test_index_messages.py",
     "test_plain_core.py",
+    "test_scan.py",
 )
 
 

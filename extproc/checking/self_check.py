@@ -274,7 +274,7 @@ class WorkerCheck:
     def _is_nobodys(self, runs: list[int]) -> bool:
         """Whether none of these runs is a pending request's own: one look instead of one each."""
         if self._own_runs is None:
-            self._own_runs = frozenset().union(*(one.asked.own_runs for one in self.pending))
+            self._own_runs = frozenset().union(*(one.asked.own for one in self.pending))
         return self._own_runs.isdisjoint(runs)
 
     def _matched(self, watched: Watched) -> None:

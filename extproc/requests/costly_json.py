@@ -5,12 +5,8 @@ and commas costs next to nothing. Those in texts do not count; which these are, 
 where there are too many otherwise.
 """
 
-from collections.abc import Iterator
-
-import numpy as np
-from numpy.typing import NDArray
-
 from extproc.errors import RequestError
+from kvstate.scan import marks, marks_outside
 
 # What a body may hold, since the decoder stops every thread until it has made all of it. Objects
 # and lists: eight for each of as many messages as are keyed. Texts, names of fields among them: a
@@ -26,19 +22,12 @@ _SMALL_BYTES = 8_192
 INLINE_BYTES = 65_536
 _INLINE_PARTS = 1_024
 
-# A body is looked through in pieces that stay in the processor's cache, and between which another
-# thread gets its turn.
-_PIECE_BYTES = 131_072
-
-_BRACKET, _QUOTE, _COMMA = ord("{"), ord('"'), ord(",")
-_TO_BRACE = 0x20  # sets "[" to "{", and nothing else
-
 
 def is_light(body: bytes) -> bool:
     """Returns whether a body is parsed within a millisecond or two, whatever it holds."""
     if len(body) <= _SMALL_BYTES:
         return True
-    return len(body) <= INLINE_BYTES and _has_at_most(_INLINE_PARTS, body, _BRACKET, _TO_BRACE)
+    return len(body) <= INLINE_BYTES and marks(body).brackets <= _INLINE_PARTS
 
 
 def refuse_costly(body: bytes, max_commas: int = MAX_COMMAS) -> None:
@@ -50,43 +39,12 @@ def refuse_costly(body: bytes, max_commas: int = MAX_COMMAS) -> None:
     if len(body) <= MAX_PARTS:
         return
     most = (MAX_PARTS, 2 * MAX_TEXTS, max_commas)
-    marks = ((_BRACKET, _TO_BRACE), (_QUOTE, 0), (_COMMA, 0))
     # what stands in texts counts here, which are mostly the whole of a body; so it may be too much
-    if all(_has_at_most(limit, body, *mark) for mark, limit in zip(marks, most, strict=True)):
+    if _is_within(marks(body), most):
         return
-    found = [0, 0, 0]
-    for piece, inside in _pieces(body):
-        brackets, quotes, commas = ((piece | fill) == byte for byte, fill in marks)
-        found[0] += int(np.count_nonzero(brackets & ~inside))
-        found[1] += int(np.count_nonzero(quotes))
-        found[2] += int(np.count_nonzero(commas & ~inside))
-        if any(count > limit for count, limit in zip(found, most, strict=True)):
-            raise RequestError("too_many_parts")
+    if not _is_within(marks_outside(body, 2 * MAX_TEXTS), most):
+        raise RequestError("too_many_parts")
 
 
-def _has_at_most(limit: int, body: bytes, byte: int, fill: int) -> bool:
-    """Whether at most so many bytes are this one; fill: bits that are set in them before."""
-    if len(body) <= limit:
-        return True
-    whole, count = np.frombuffer(body, np.uint8), 0
-    for at in range(0, len(body), _PIECE_BYTES):
-        piece = whole[at : at + _PIECE_BYTES]
-        count += int(np.count_nonzero((piece | fill if fill else piece) == byte))
-    return count <= limit
-
-
-def _pieces(body: bytes) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.bool_]]]:
-    """A body in pieces without escapes, and which of their bytes stand in texts."""
-    at, is_inside = 0, False
-    while at < len(body):
-        text = body[at : at + _PIECE_BYTES]
-        at += len(text)
-        if b"\\" in text:
-            # a pair stands for itself; what is left escapes what follows, in the next piece as well
-            text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-            if text.endswith(b"\\") and at < len(body):
-                text, at = text[:-1], at - 1
-        piece = np.frombuffer(text, np.uint8)
-        inside = np.logical_xor.accumulate(piece == _QUOTE) ^ is_inside
-        is_inside = bool(inside[-1])
-        yield piece, inside
+def _is_within(found: tuple[int, int, int], most: tuple[int, int, int]) -> bool:
+    return all(count <= limit for count, limit in zip(found, most, strict=True))

@@ -6,6 +6,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "scan.h"
 #include "wire.h"
 
 /* Longer ones are refused before they come here. */
@@ -700,8 +701,52 @@ static PyType_Slot core_slots[] = {
 static PyType_Spec core_spec = {"kvstate._core.CompiledCore", sizeof(Core), 0, Py_TPFLAGS_DEFAULT,
                                 core_slots};
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_core", "The compiled index core.", -1,
-                                    NULL, NULL, NULL, NULL, NULL};
+/* Below this, letting other threads work meanwhile costs more than the pass. */
+#define BRIEF_BYTES 65536
+
+static PyObject *marks_in(PyObject *body, bool is_outside, size_t max_quotes) {
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(body, &bytes, &length)) return NULL;
+    const uint8_t *scanned = (const uint8_t *)bytes;
+    PyThreadState *left = length > BRIEF_BYTES ? PyEval_SaveThread() : NULL;
+    Marks found = is_outside ? scan_marks_outside(scanned, (size_t)length, max_quotes)
+                             : scan_marks(scanned, (size_t)length);
+    if (left) PyEval_RestoreThread(left);
+    return Py_BuildValue("(nnn)", (Py_ssize_t)found.brackets, (Py_ssize_t)found.quotes,
+                         (Py_ssize_t)found.commas);
+}
+
+static PyObject *module_marks(PyObject *Py_UNUSED(module), PyObject *body) {
+    return marks_in(body, false, 0);
+}
+
+static PyObject *module_marks_outside(PyObject *Py_UNUSED(module), PyObject *const *given,
+                                      Py_ssize_t count) {
+    if (!arguments_are(count, 2)) return NULL;
+    size_t max_quotes = PyLong_AsSize_t(given[1]);
+    return PyErr_Occurred() ? NULL : marks_in(given[0], true, max_quotes);
+}
+
+static PyObject *module_runs(PyObject *Py_UNUSED(module), PyObject *tokens) {
+    Py_buffer view;
+    if (!tokens_of(tokens, &view)) return NULL;
+    size_t count = (size_t)view.len / 4, runs = count < RUN_TOKENS ? 0 : count - RUN_TOKENS + 1;
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(runs * sizeof(uint64_t)));
+    if (made) scan_runs(view.buf, count, (uint64_t *)(void *)PyBytes_AsString(made));
+    PyBuffer_Release(&view);
+    return made;
+}
+
+static PyMethodDef module_functions[] = {
+    {"marks", module_marks, METH_O, NULL},
+    {"marks_outside", (PyCFunction)(void (*)(void))module_marks_outside, METH_FASTCALL, NULL},
+    {"runs", module_runs, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_core", "The compiled core.", -1,
+                                    module_functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__core(void) {
     PyObject *made = PyModule_Create(&module);

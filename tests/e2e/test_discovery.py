@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from extproc.config.reader import load
-from extproc.envoy_config import Lane, assignment, path_of, render
+from extproc.endpoint_files import Lane, assignment, path_of
+from extproc.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import Settings
 from simulator.worker import Worker

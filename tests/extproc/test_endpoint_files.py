@@ -7,7 +7,7 @@ import pytest
 
 from extproc import eds
 from extproc.eds import EndpointFiles
-from extproc.envoy_config import Lane, assignment, lanes_in, path_of
+from extproc.endpoint_files import Lane, assignment, lanes_in, path_of
 from tests.extproc.discovery.following import until
 
 ONE, TWO = Lane("10.0.0.1:8000", is_open=True), Lane("[fd00::2]:8000", is_open=False)

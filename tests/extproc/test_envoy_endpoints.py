@@ -5,7 +5,7 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.envoy_config import Lane, assignment, lanes_in, path_of
+from extproc.endpoint_files import Lane, assignment, lanes_in, path_of
 
 ONE, TWO = Lane("10.0.0.1:8000", is_open=True), Lane("[fd00::2]:8000", is_open=False)
 

@@ -11,7 +11,8 @@ import yaml
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, RouterTls, Worker
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Verdict
-from extproc.envoy_config import Lane, assignment, path_of, render
+from extproc.endpoint_files import Lane, assignment, path_of
+from extproc.envoy_config import render
 from tests.e2e.envoy_process import running_envoy
 from tests.extproc.doctor.fleet import MODEL, SECONDS
 from tests.extproc.serving.identities import Identities

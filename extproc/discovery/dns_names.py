@@ -1,0 +1,120 @@
+"""Workers by DNS: the addresses of a name, asked for again as its answers age."""
+
+import asyncio
+from collections.abc import Iterable
+
+import dns.asyncresolver
+import dns.exception
+import dns.rdatatype
+import dns.resolver
+
+from extproc import address
+from extproc.address import Address
+from extproc.config.schema import DnsName, FoundWorker
+from extproc.discovery.view import Found, Report, worker_at
+
+# One lookup, over all servers and tries.
+LOOKUP_SECONDS = 5.0
+
+# A zone that allows no caching is not asked more often.
+LEAST_SECONDS = 1.0
+
+_Answer = tuple[list[tuple[str, int]], float]  # hosts and ports, time to live in seconds
+
+
+class _NoAddressError(Exception):
+    """A name does not exist, or has no address."""
+
+
+class DnsNames:
+    """Looks one name up: its A records, its AAAA records where it has no A, or its SRV records.
+
+    It takes one family only, as Envoy's own clusters do: a worker with two addresses is one worker.
+    A name that vanishes is a fault, and its last addresses stay.
+    """
+
+    def __init__(self, options: DnsName) -> None:
+        self.name = f"dns:{options.name}"
+        self._options = options
+
+    async def run(self, report: Report) -> None:
+        """Looks the name up again and again until it is cancelled."""
+        try:
+            resolver = await asyncio.to_thread(_resolver, self._options.nameserver)
+        except (dns.exception.DNSException, OSError) as error:
+            report.fault(f"{self._options.name}: no name server is known: {_words(error)}")
+            return  # and is begun anew
+        interval = self._options.interval_ms / 1000
+        while True:
+            pause = interval
+            try:
+                places, lifetime = await self._places(resolver)
+                report.view(_found(places, self._options.worker), "")
+                pause = min(interval, max(LEAST_SECONDS, lifetime))
+            except _NoAddressError as error:
+                report.fault(f"{error} has no address now")
+            except (dns.exception.DNSException, OSError) as error:
+                report.fault(f"{self._options.name}: lookup failed: {_words(error)}")
+            await asyncio.sleep(pause)
+
+    async def _places(self, resolver: dns.asyncresolver.Resolver) -> _Answer:
+        if not self._options.srv:
+            hosts, lifetime = await _addresses(resolver, self._options.name)
+            return [(host, self._options.worker.port) for host in hosts], lifetime
+        answer = await _lookup(resolver, self._options.name, dns.rdatatype.SRV)
+        if answer is None:
+            raise _NoAddressError(self._options.name)
+        # a target of "." says that the service is not there (RFC 2782)
+        targets = [(one.target.to_text(), one.port) for one in answer if len(one.target.labels) > 1]
+        if not targets:
+            raise _NoAddressError(self._options.name)
+        asked = [_addresses(resolver, target) for target, _ in targets]
+        found = await asyncio.gather(*asked)
+        lifetimes = [float(answer.rrset.ttl if answer.rrset else 0), *(one[1] for one in found)]
+        places = [
+            (host, port)
+            for (_, port), (hosts, _) in zip(targets, found, strict=True)
+            for host in hosts
+        ]
+        return places, min(lifetimes)
+
+
+def _resolver(nameserver: str | None) -> dns.asyncresolver.Resolver:
+    if nameserver is None:
+        return dns.asyncresolver.Resolver()
+    place = address.parse(nameserver)
+    resolver = dns.asyncresolver.Resolver(configure=False)
+    resolver.nameservers = [place.host]
+    resolver.port = place.port
+    return resolver
+
+
+async def _addresses(resolver: dns.asyncresolver.Resolver, name: str) -> tuple[list[str], float]:
+    for kind in (dns.rdatatype.A, dns.rdatatype.AAAA):
+        answer = await _lookup(resolver, name, kind)
+        if answer is not None and answer.rrset:
+            return sorted(one.to_text() for one in answer), float(answer.rrset.ttl)
+    raise _NoAddressError(name)
+
+
+async def _lookup(
+    resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
+) -> dns.resolver.Answer | None:
+    """Returns the records of a kind, None where there are none; raises on other failures."""
+    try:
+        answer = await resolver.resolve(
+            name, kind, raise_on_no_answer=False, lifetime=LOOKUP_SECONDS, search=True
+        )
+    except dns.resolver.NXDOMAIN:
+        return None
+    return answer if answer.rrset else None
+
+
+def _found(places: Iterable[tuple[str, int]], worker: FoundWorker) -> tuple[Found, ...]:
+    canonical = sorted({str(address.parse(str(Address(host, port)))) for host, port in places})
+    parsed = [address.parse(one) for one in canonical]
+    return tuple(Found(worker_at(place.host, place.port, worker)) for place in parsed)
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,25 @@
+/* Passes over bytes of a request: marks of JSON, and runs of tokens. Nothing is kept between calls. */
+#ifndef KVSTEER_SCAN_H
+#define KVSTEER_SCAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define RUN_TOKENS 8u
+
+/* brackets: those that open an object or a list. */
+typedef struct {
+    size_t brackets, quotes, commas;
+} Marks;
+
+/* All marks, those within texts among them. */
+Marks scan_marks(const uint8_t *body, size_t length);
+
+/* The marks that the decoder will see: no escaped quotes, and nothing that stands in a text.
+ * max_quotes: where there are more, the rest is not looked at. */
+Marks scan_marks_outside(const uint8_t *body, size_t length, size_t max_quotes);
+
+/* Writes a number for each run of RUN_TOKENS tokens, count - RUN_TOKENS + 1 of them. */
+void scan_runs(const uint32_t *tokens, size_t count, uint64_t *runs);
+
+#endif

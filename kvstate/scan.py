@@ -1,0 +1,88 @@
+"""Passes over bytes of a request: the marks of JSON in a body, and the runs of tokens in a prompt.
+
+They are compiled where there was a C compiler (kvstate/native/scan.c); `plain` is the same in
+Python, and tests hold the two together.
+"""
+
+from array import array
+from itertools import repeat
+from typing import NamedTuple
+
+from kvstate.overlap import Tokens
+
+try:
+    from kvstate import _core
+except ImportError:  # there was no C compiler at installation
+    _is_compiled = False
+else:
+    _is_compiled = hasattr(_core, "marks")  # a core built from older sources has no such passes
+
+# Tokens in a run. Shorter ones are common to many texts, longer ones break at every difference.
+RUN_TOKENS = 8
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_POWERS = [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))]
+_LAST_64_BITS = (1 << 64) - 1
+
+# The plain pass makes an object of every text, in so many bytes at once.
+_PIECE_BYTES = 131_072
+
+
+class Marks(NamedTuple):
+    """How many marks a body has; brackets: those that open an object or a list."""
+
+    brackets: int
+    quotes: int
+    commas: int
+
+
+def marks(body: bytes) -> Marks:
+    """Returns how many marks a body has, those within texts among them."""
+    return Marks(*_core.marks(body)) if _is_compiled else plain_marks(body)
+
+
+def marks_outside(body: bytes, max_quotes: int) -> Marks:
+    """Returns how many marks a body has apart from escaped quotes and from what stands in texts.
+
+    max_quotes: where there are more, the rest of the body is not looked at.
+    """
+    if _is_compiled:
+        return Marks(*_core.marks_outside(body, max_quotes))
+    return plain_marks_outside(body, max_quotes)
+
+
+def runs(tokens: Tokens) -> "array[int]":
+    """Returns a number for each run of tokens, in order; equal runs have equal numbers."""
+    return array("Q", _core.runs(tokens)) if _is_compiled else plain_runs(tokens)
+
+
+def plain_marks(body: bytes) -> Marks:
+    """Does in Python what `marks` does."""
+    return Marks(body.count(b"{") + body.count(b"["), body.count(b'"'), body.count(b","))
+
+
+def plain_marks_outside(body: bytes, max_quotes: int) -> Marks:
+    """Does in Python what `marks_outside` does."""
+    if b"\\" in body:  # a pair stands for itself; what is left may escape a quote
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quotes = body.count(b'"')
+    if quotes > max_quotes:
+        return Marks(0, quotes, 0)
+    brackets = commas = is_inside = 0
+    for at in range(0, len(body), _PIECE_BYTES):
+        parts = body[at : at + _PIECE_BYTES].split(b'"')
+        outside = b"".join(parts[is_inside::2])
+        brackets += outside.count(b"{") + outside.count(b"[")
+        commas += outside.count(b",")
+        is_inside ^= (len(parts) - 1) & 1
+    return Marks(brackets, quotes, commas)
+
+
+def plain_runs(tokens: Tokens) -> "array[int]":
+    """Does in Python what `runs` does."""
+    count = max(0, len(tokens) - RUN_TOKENS + 1)
+    sums = [0] * count
+    for place, power in enumerate(_POWERS):
+        products = map(int.__mul__, tokens[place : place + count], repeat(power))
+        sums = list(map(int.__add__, sums, products))
+    return array("Q", map(int.__and__, sums, repeat(_LAST_64_BITS)))
