@@ -334,7 +334,7 @@ class Router:
             ask = Ask(head, None, unkeyed)
         course = Course(self._monotonic)
         decision, _ = self._decide(ask, await self._queries.of(ask, course), course)
-        return explanation(decision, self._workers.state)
+        return explanation(decision, self._workers.state, self._workers.load)
 
     def release(self, booking: Booking) -> None:
         """Ends a booking: the request is over."""

@@ -7,11 +7,12 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from extproc.config.schema import Policy
-from extproc.picking.eligibility import ANY, Candidate, Demand, why_excluded
+from extproc.picking.eligibility import ANY, Candidate, Demand, Roster, places_without, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.policies import (
     LOOK_AT_OVERLAP,
     POLICIES,
+    SAMPLED,
     Chance,
     Columns,
     Ranks,
@@ -19,6 +20,7 @@ from extproc.picking.policies import (
     best,
     endpoints_named,
     rank_of,
+    sample_of,
 )
 from extproc.picking.sent import NO_CLAIMS, Claims, Marks, Sent, claims_of
 from kvstate.overlap import Overlap, Prompt, of_any_rank
@@ -91,7 +93,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
     a worker's feeds, by name. unfit: endpoints that get no requests, and why. ejected: endpoints
     that fail, and why, to be picked only where no other one is left. ranks: what is known of ranks,
-    where requests may name one. block_size: of a worker's cache, in tokens, by name.
+    where requests may name one. block_size: of a worker's cache, in tokens, by name. sample: how
+    many workers are looked at by chance, besides those that hold something of the prompt; 0 for
+    all. roster: of the workers, None where there is none yet.
     """
 
     workers: Sequence[Candidate]
@@ -106,6 +110,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     ejected: Mapping[str, str] = {}
     ranks: Ranks | None = None
     block_size: Callable[[str], int] = one_token
+    sample: int = 0
+    roster: Roster | None = None
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -120,7 +126,8 @@ class Decision(msgspec.Struct, frozen=True):
     ("" if it can), its load and its cost (None where neither was looked at). held: the overlaps of
     each prompt. claims: what was made of them, by name. affinity, running: the
     weights of an uncached token and of a request in flight. rank: the data-parallel rank that the
-    request is to name, None for none.
+    request is to name, None for none. sampled: places of the workers that the pick looked at, None
+    if it looked at all.
     """
 
     model: str | None
@@ -144,6 +151,7 @@ class Decision(msgspec.Struct, frozen=True):
     affinity: float
     running: float
     rank: int | None = None
+    sampled: Sequence[int] | None = None
 
 
 __all__ = ["Candidate", "Decision", "Query", "Snapshot", "Verdict", "decide"]
@@ -175,14 +183,19 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     held = snapshot.held
     marks = _marks(query, snapshot.sent)
     claims = _claims(held, marks, snapshot, now) if query.reads_cache else {}
-    excluded = _excluded(query, snapshot)
-    survey = _survey(excluded, snapshot, claims, weighed, now)
+    roster = snapshot.roster or Roster(workers)
+    excluded, eligible = _eligible(query, snapshot, roster)
+    sampled = _sampled(eligible, excluded, claims, (snapshot, roster), rng)
+    survey = _survey(eligible, sampled, snapshot, claims, weighed, now)
+    if sampled is not None and _is_full(survey, rules.max_in_flight):
+        sampled = None
+        survey = _survey(eligible, None, snapshot, claims, weighed, now)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
     order = _order(candidates, survey, claims, weighed, (snapshot, rng))
     first = order[0].name if order else ""
     claimed = claims.get(first, NO_CLAIMS)
     overlaps = [each[first] for each in held if first in each]
-    rank = _rank(order, overlaps, survey, snapshot, now) if snapshot.ranks else None
+    rank = _rank(order, overlaps, eligible, snapshot, now) if snapshot.ranks else None
     if rank is None and snapshot.ranks and overlaps and snapshot.ranks.count(first) > 1:
         # the engine takes any of its ranks, and may not take the one that holds it
         overlaps = [of_any_rank(one) for one in overlaps]
@@ -215,24 +228,25 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         affinity=survey.affinity,
         running=rules.cost.running_tokens,
         rank=rank,
+        sampled=sampled,
     )
 
 
 class _Survey(msgspec.Struct, frozen=True, gc=False):
-    """What is known of the workers that may answer, in the order of all.
+    """What is known of the workers that were looked at.
 
     places: theirs among all workers.
     """
 
-    places: list[int]
+    places: Sequence[int]
     workers: Sequence[Candidate]
     loads: list[Load]
     costs: list[float]
     affinity: float
 
     def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
-        """Returns a column of all workers, with None for those that may not answer."""
-        if len(own) == count:
+        """Returns a column of all workers, with None for those that were not looked at."""
+        if isinstance(self.places, range):  # then it is of all
             return own
         column: list[Value | None] = [None] * count
         for place, value in zip(self.places, own, strict=True):
@@ -259,30 +273,62 @@ def _claims(
     return claims_of(held, expected, snapshot.state, snapshot.rules.cost, snapshot.block_size)
 
 
-def _excluded(query: Query, snapshot: Snapshot) -> list[str]:
+def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:
+    """Returns why each worker is excluded, and the places of those that may answer.
+
+    The places are a range if all workers may.
+    """
     demand, unfit = query.demand, snapshot.unfit
     if query.left_to_proxy:
-        return [query.left_to_proxy] * len(snapshot.workers)
+        return [query.left_to_proxy] * len(snapshot.workers), ()
     if demand == ANY and not unfit:
-        return [worker.excluded for worker in snapshot.workers]
-    return [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
+        return roster.excluded.copy(), roster.eligible
+    excluded = [why_excluded(worker, demand, unfit) for worker in snapshot.workers]
+    return excluded, places_without(excluded)
+
+
+def _sampled(
+    eligible: Sequence[int],
+    excluded: Sequence[str],
+    claims: Mapping[str, Claims],
+    around: tuple[Snapshot, Roster],
+    chance: Chance,
+) -> list[int] | None:
+    """Returns the places that the pick looks at, those drawn by chance first; None for all.
+
+    None that fails is drawn while others are left.
+    """
+    snapshot, roster = around
+    count, workers, ejected = snapshot.sample, snapshot.workers, snapshot.ejected
+    if not 0 < count < len(eligible) or snapshot.policy not in SAMPLED:
+        return None
+    if ejected:
+        sound = [place for place in eligible if workers[place].endpoint not in ejected]
+        eligible = sound or eligible
+    places = roster.places
+    holders = {
+        places[name]: one.saved
+        for name, one in claims.items()
+        if name in places and not excluded[places[name]]
+    }
+    return sample_of(eligible, holders, count, chance)
 
 
 def _survey(
-    excluded: Sequence[str],
+    eligible: Sequence[int],
+    sampled: Sequence[int] | None,
     snapshot: Snapshot,
     claims: Mapping[str, Claims],
     weighed: float,
     now: float,
 ) -> _Survey:
     cost, load, workers = snapshot.rules.cost, snapshot.load, snapshot.workers
-    if any(excluded):
-        places = [place for place, why in enumerate(excluded) if not why]
+    places = eligible if sampled is None else sampled
+    if not isinstance(places, range):
         workers = [workers[place] for place in places]
-    else:
-        places = list(range(len(workers)))
     loads = [load(worker.endpoint, now) for worker in workers]
-    mean = sum([one.utilization for one in loads]) / len(loads) if loads else 0.0
+    drawn = loads if sampled is None else loads[: snapshot.sample]
+    mean = sum([one.utilization for one in drawn]) / len(drawn) if drawn else 0.0
     affinity, running = affinity_of(cost, mean), cost.running_tokens
     uncached = affinity * weighed
     costs = [
@@ -293,6 +339,11 @@ def _survey(
             if worker.name in claims:
                 costs[at] -= affinity * claims[worker.name].saved
     return _Survey(places, workers, loads, costs, affinity)
+
+
+def _is_full(survey: _Survey, limit: int | None) -> bool:
+    """Whether all workers that were looked at have as many requests as they may have."""
+    return limit is not None and all(one.in_flight + one.others >= limit for one in survey.loads)
 
 
 def _candidates(
@@ -372,7 +423,7 @@ def _order(
 def _rank(
     order: Sequence[Candidate],
     overlaps: Sequence[Overlap],
-    survey: _Survey,
+    eligible: Sequence[int],
     snapshot: Snapshot,
     now: float,
 ) -> int | None:
@@ -385,7 +436,7 @@ def _rank(
     if ranks is None or not overlaps:
         return None
     first = order[0]
-    counts = [ranks.count(worker.name) for worker in survey.workers]
+    counts = [ranks.count(snapshot.workers[place].name) for place in eligible]
     work = ranks.work(first.endpoint, now, snapshot.rules.cost.running_tokens)
     return rank_of(overlaps, counts, ranks.count(first.name), work)
 

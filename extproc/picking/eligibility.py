@@ -1,6 +1,6 @@
 """Which workers a request may go to at all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +48,29 @@ def why_excluded(worker: Candidate, demand: Demand, unfit: Mapping[str, str]) ->
     if subset is not None and worker.endpoint not in subset:
         return "not in the subset that the proxy allows"
     return unfit.get(worker.endpoint, "") if unfit else ""
+
+
+def places_without(excluded: Sequence[str]) -> Sequence[int]:
+    """Returns the places of the workers that nothing excludes; a range if that is all of them."""
+    if any(excluded):
+        return [place for place, why in enumerate(excluded) if not why]
+    return range(len(excluded))
+
+
+class Roster:
+    """What is the same for all requests among the same workers.
+
+    places: of the workers, by name. excluded, eligible: what they have against them whatever the
+    request is, and the places of the others.
+    """
+
+    __slots__ = ("eligible", "excluded", "places", "workers")
+
+    def __init__(self, workers: Sequence[Candidate]) -> None:
+        self.workers = workers
+        self.places = {worker.name: place for place, worker in enumerate(workers)}
+        self.excluded = [worker.excluded for worker in workers]
+        self.eligible = places_without(self.excluded)
 
 
 def subset_of(hint: object) -> frozenset[str] | None:

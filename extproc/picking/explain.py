@@ -11,18 +11,38 @@ from extproc.picking.sent import NO_CLAIMS
 from kvstate.overlap import Tier
 
 
-def explanation(decision: Decision, state: Callable[[str], str]) -> dict[str, Any]:
+def _not_known(_: str) -> Load | None:
+    return None
+
+
+def explanation(
+    decision: Decision,
+    state: Callable[[str], str],
+    load: Callable[[str], Load | None] = _not_known,
+) -> dict[str, Any]:
     """Returns the answer of POST /explain, which is also a line of the decision log.
 
-    state: of a worker's feeds, by its name.
+    state: of a worker's feeds, by its name. load: of an endpoint at the time of the decision, for
+    those that the pick did not look at; None where it is not known.
     """
-    return explanation_with(decision, list(candidates(decision, state)))
+    return explanation_with(decision, list(candidates(decision, state, load)))
 
 
-def candidates(decision: Decision, state: Callable[[str], str]) -> Iterator[dict[str, Any]]:
+def candidates(
+    decision: Decision,
+    state: Callable[[str], str],
+    load: Callable[[str], Load | None] = _not_known,
+) -> Iterator[dict[str, Any]]:
     """Yields what is told of each candidate; a thousand take ten milliseconds."""
+    sampled = None if decision.sampled is None else frozenset(decision.sampled)
     for at, worker in enumerate(decision.workers):
-        yield _candidate(decision, at, state(worker.name))
+        is_sampled = sampled is None or at in sampled or bool(decision.excluded[at])
+        known = decision.loads[at] if is_sampled else load(worker.endpoint)
+        shown = _candidate(decision, at, state(worker.name), known or Load())
+        shown["sampled"] = is_sampled
+        if not is_sampled and known is None:
+            shown["in_flight"] = shown["cost"] = shown["cost_terms"] = None
+        yield shown
 
 
 def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
@@ -59,6 +79,8 @@ def why(decision: Decision) -> str:
     if decision.policy == "cost":
         words += f", cost {costs[first]:.0f}"
         words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
+    if decision.sampled is not None:
+        words += f"; {len(decision.sampled)} of {len(decision.workers)} workers were looked at"
     return words if decision.prompt_tokens else f"{words}; without tokens: {decision.reason}"
 
 
@@ -77,11 +99,10 @@ def _held(decision: Decision) -> str:
     return f"{' + '.join(parts) or 'none'} of {decision.weighed_tokens:.0f} prompt tokens"
 
 
-def _candidate(decision: Decision, at: int, state: str) -> dict[str, Any]:
+def _candidate(decision: Decision, at: int, state: str, load: Load) -> dict[str, Any]:
     worker = decision.workers[at]
     overlaps = [each[worker.name] for each in decision.held if worker.name in each]
     claimed = decision.claims.get(worker.name, NO_CLAIMS)
-    load = decision.loads[at] or Load()
     terms = _terms(decision, decision.weighed_tokens - claimed.saved, load)
     return {
         "endpoint": worker.endpoint,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from extproc.config.schema import Config
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.eligibility import Candidate
+from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import Booking, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of
 from extproc.picking.sent import Claim, Holdings, Lifetimes, Sent
@@ -110,6 +110,7 @@ class Placing:
         self._turns: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
         self._looks = 0
+        self._rosters: dict[str | None, Roster] = {}
 
     def decide(
         self,
@@ -140,8 +141,17 @@ class Placing:
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
             ejected=self._upstreams.ejected(now),
             ranks=self._ranks if self._fleet.names_ranks else None,
+            sample=self._rules.sample,
+            roster=self._roster_of(query.model, workers),
         )
         return decide(query, snapshot, now, rng)
+
+    def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
+        """The roster of a model's workers, which is kept as long as the same list is given."""
+        roster = self._rosters.get(model)
+        if roster is None or roster.workers is not workers:
+            roster = self._rosters[model] = Roster(workers)
+        return roster
 
     def wants_status(self) -> bool:
         """Whether the next request's response is worth a look: one in a few, or all in doubt."""

@@ -150,6 +150,44 @@ POLICIES: Mapping[str, Ranking] = {
 LOOK_AT_OVERLAP = frozenset({"cost", "cache_aware", "prefix_cache"})
 
 
+# The policies that may look at a sample: the others compare each worker with all.
+SAMPLED = frozenset({"cost"})
+
+
+def sample_of(
+    eligible: Sequence[int], holders: Mapping[int, float], count: int, chance: Chance
+) -> list[int]:
+    """Returns the places of the workers that a pick looks at: `count` drawn by chance come first.
+
+    After them come those that hold something of the prompt; of those that hold equally much again
+    `count` at most. Who picks the best of all by news that is a moment old picks what all others
+    pick at that moment; who picks the best of a few does not, and among equals a few are enough.
+
+    eligible: more than `count` places. holders: what each saves, by place; all are eligible.
+    """
+    chosen = dict.fromkeys(_drawn(eligible, count, chance))
+    if len(holders) <= count:
+        chosen.update(dict.fromkeys(holders))
+        return list(chosen)
+    equals: dict[float, list[int]] = {}
+    for place, saved in holders.items():
+        equals.setdefault(saved, []).append(place)
+    for places in equals.values():
+        chosen.update(dict.fromkeys(_drawn(places, count, chance)))
+    return list(chosen)
+
+
+def _drawn(places: Sequence[int], count: int, chance: Chance) -> Sequence[int]:
+    """Returns `count` different ones of these places, or all if there are no more."""
+    if len(places) <= count:
+        return places
+    random, number = chance.random, len(places)
+    drawn: dict[int, None] = {}
+    while len(drawn) < count:
+        drawn[places[int(random() * number)]] = None
+    return list(drawn)
+
+
 # Endpoints that are named where the configuration does not say how many: the best one and two to
 # retry on, to an Envoy that we know to walk a list; the best one alone by the Endpoint Picker
 # Protocol, since most gateways that speak it refuse a list.

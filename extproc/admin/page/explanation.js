@@ -37,6 +37,9 @@ const WITHOUT_PICK = {
   shed: "It is answered 429.",
 };
 
+// Whether the pick might have gone there: of many workers it looks at a sample only.
+const isPossible = (one) => !one.excluded && one.sampled;
+
 const strong = (text) => make("strong", {}, text);
 
 function because(told, first) {
@@ -60,7 +63,7 @@ function because(told, first) {
 }
 
 function others(told, first) {
-  const able = told.candidates.filter((one) => !one.excluded && one !== first);
+  const able = told.candidates.filter((one) => isPossible(one) && one !== first);
   const fuller = able.filter((one) => one.overlap_tokens > first.overlap_tokens);
   const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)}`;
   if (told.policy === "cost" && fuller.length) {
@@ -102,9 +105,10 @@ function row(told, one, most) {
   if (place === 0) name.append(pill("picked"));
   if (place > 0) name.append(make("small", {}, `if that fails: number ${place + 1}`));
   if (one.excluded) name.append(make("small", {}, `not possible: ${one.excluded}`));
-  const terms = one.cost_terms;
+  else if (!one.sampled) name.append(make("small", {}, "not looked at: chance left it out"));
+  const able = !one.excluded && one.cost !== null;
+  const terms = one.cost_terms ?? {};
   const parts = [["data-term", "compute", terms.uncached], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
-  const able = !one.excluded;
   return make(
     "tr", { role: "row" }, name,
     cell("Feed now", {}, pill(one.state)),
@@ -120,12 +124,12 @@ const HEADS = [["Worker"], ["Feed now"], ["Holds, tokens"], ["To compute", "numb
 
 // The candidates, the pick first, then by cost; so many of them at the most.
 export function candidates(told, shown = MAX_CANDIDATES) {
-  const rank = (one) => [one.excluded ? 1 : 0, told.pick.indexOf(one.endpoint) + 1 || 99, one.cost];
+  const rank = (one) => [one.excluded ? 2 : one.sampled ? 0 : 1, told.pick.indexOf(one.endpoint) + 1 || 99, one.cost ?? 0];
   const sorted = [...told.candidates].sort((a, b) => {
     const [x, y] = [rank(a), rank(b)];
     return x[0] - y[0] || x[1] - y[1] || x[2] - y[2];
   });
-  const most = Math.max(...sorted.map((one) => (one.excluded ? 0 : one.cost)), 1);
+  const most = Math.max(...sorted.map((one) => (one.excluded ? 0 : one.cost ?? 0)), 1);
   const body = make("tbody", { role: "rowgroup" }, ...sorted.slice(0, shown).map((one) => row(told, one, most)));
   const head = make("tr", { role: "row" }, ...HEADS.map(([words, kind]) => make("th", { role: "columnheader", scope: "col", class: kind }, words)));
   const hidden = sorted.length - shown;

@@ -45,8 +45,9 @@ def decision(
         unfit=fields.get("unfit", {}),
         ejected=fields.get("ejected", {}),
         ranks=fields.get("ranks"),
+        sample=fields.get("sample", 0),
     )
-    return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(0))
+    return decide(query, snapshot, now=fields.get("now", 0.0), rng=Random(fields.get("seed", 0)))
 
 
 def test_the_worker_that_holds_the_prefix_is_picked_first_of_three() -> None:
@@ -297,6 +298,90 @@ def test_a_small_burst_of_siblings_stays_together_on_a_busy_fleet() -> None:
 def test_a_large_burst_of_siblings_does_not_herd(utilization: float) -> None:
     picked = burst(64, "abcd", utilization)
     assert all(12 <= picked.count(worker) <= 20 for worker in "abcd")
+
+
+MANY = "abcdefghijklmnopqrstuvwxyz"
+
+
+def looked_at(made: Decision) -> set[str]:
+    assert made.sampled is not None
+    return {MANY[place] for place in made.sampled}
+
+
+def test_a_pick_looks_at_a_few_by_chance_and_at_all_that_hold_or_will_hold_the_prompt() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0)), "d": Overlap(16, uncertain=2)}
+    query = Query("m", [PROMPT])
+    sent = sent_to("e", query)
+    drawn = []
+    for seed in range(50):
+        made = decision(query, held, MANY, sent=sent, sample=3, seed=seed)
+        looked = looked_at(made)
+        assert {"c", "d", "e"} <= looked
+        assert len(looked) <= 6
+        assert [load is None for load in made.loads] == [name not in looked for name in MANY]
+        drawn += sorted(looked - {"c", "d", "e"})
+    assert set(drawn) == set(MANY) - {"c", "d", "e"}
+
+
+def test_of_many_that_hold_equally_much_a_few_are_looked_at() -> None:
+    held = dict.fromkeys(MANY[:20], Overlap(16, (1, 0, 0, 0))) | {"z": Overlap(16, (6, 0, 0, 0))}
+    made = decision(Query("m", [PROMPT]), held, MANY, sample=4)
+    assert made.pick[0] == "z:1"
+    assert len(looked_at(made)) <= 4 + 4 + 1
+
+
+def test_a_few_workers_are_all_looked_at() -> None:
+    for count in (0, 4, 9):
+        made = decision(Query("m", [PROMPT]), sample=count)
+        assert made.sampled is None
+        assert None not in made.costs
+
+
+@pytest.mark.parametrize("policy", ["least_request", "round_robin", "cache_aware", "random"])
+def test_other_policies_look_at_all(policy: str) -> None:
+    assert decision(Query("m", [PROMPT]), workers=MANY, policy=policy, sample=2).sampled is None
+
+
+def test_who_may_not_answer_or_fails_is_not_drawn() -> None:
+    held = {"a": Overlap(16, (6, 0, 0, 0)), "b": Overlap(16, (6, 0, 0, 0))}
+    for seed in range(20):
+        made = decision(
+            Query("m", [PROMPT]),
+            held | {"gone": Overlap(16, (6, 0, 0, 0))},
+            MANY,
+            excluded={"a": "serves n"},
+            ejected=dict.fromkeys([f"{name}:1" for name in "bcdefghijklmnopqrstuvw"], "down"),
+            sample=2,
+            seed=seed,
+        )
+        assert looked_at(made) - {"b"} < set("xyz")
+        assert set(made.pick) < {"x:1", "y:1", "z:1"}
+
+
+def test_where_all_fail_a_sample_of_them_is_picked_from() -> None:
+    ejected = dict.fromkeys([f"{name}:1" for name in MANY], "down")
+    made = decision(Query("m", [PROMPT]), {}, MANY, ejected=ejected, sample=2)
+    assert (len(made.pick), len(looked_at(made))) == (2, 2)
+
+
+@pytest.mark.parametrize("shed", [False, True])
+def test_a_sample_over_its_limit_is_no_reason_to_overload_or_to_refuse(
+    shed: bool,  # noqa: FBT001
+) -> None:
+    rules = Policy(max_in_flight=2, shed=shed)
+    loads = dict.fromkeys(MANY, Load(2)) | {"q": Load(1)}
+    for seed in range(10):
+        made = decision(
+            Query("m", [PROMPT]), None, MANY, loads=loads, rules=rules, sample=2, seed=seed
+        )
+        assert made.pick[0] == "q:1"
+
+
+def test_a_rank_is_not_named_where_a_worker_that_was_not_looked_at_lacks_it() -> None:
+    held = {"c": Overlap(16, (6, 0, 0, 0), rank=1)}
+    for seed in range(5):
+        made = decision(Query("m", [PROMPT]), held, MANY, ranks=ranks(z=1), sample=1, seed=seed)
+        assert made.rank is None
 
 
 def test_seed_policies_look_at_overlap_in_their_own_way() -> None:

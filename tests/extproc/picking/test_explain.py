@@ -77,6 +77,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
                     "age_seconds": 0.25,
                 },
                 "excluded": None,
+                "sampled": True,
             }
         ],
         "pick": ["a:1"],
@@ -86,6 +87,24 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
         " cost 270",
     }
+
+
+def test_who_was_left_out_by_chance_is_named_and_has_no_cost_that_nobody_knows() -> None:
+    made = decision(workers="abcdefghx", load=Load(1), sample=2)
+    shown = explanation(made, lambda _: "live")["candidates"]
+    chosen = {one["endpoint"] for one in shown if one["sampled"]}
+    assert {*made.pick, "a:1", "x:1"} <= chosen
+    assert len(chosen) <= 4
+    for one in shown:
+        assert (one["cost"] is None) is (one["endpoint"] not in chosen)
+    assert why(made).endswith(f"; {len(chosen) - 1} of 9 workers were looked at")
+
+
+def test_an_explanation_asks_for_the_load_of_those_that_were_left_out() -> None:
+    whole = decision(workers="abcdefgh", load=Load(1, 7.0))
+    made = decision(workers="abcdefgh", load=Load(1, 7.0), sample=2)
+    shown = explanation(made, lambda _: "live", lambda _: Load(1, 7.0))["candidates"]
+    assert [one["cost"] for one in shown] == whole.costs
 
 
 def test_what_excludes_a_candidate_is_named() -> None:
