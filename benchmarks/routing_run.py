@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from routing_cells import UNFIT_SECONDS, Cell
 from routing_fleet import BLOCK_TOKENS, Fleet, Request
+from routing_sharing import Exchange, Sharer
 
 from extproc.config.schema import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
-from extproc.picking.eligibility import Candidate
+from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
 from extproc.picking.sent import Claim, Holdings, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
@@ -23,7 +24,8 @@ class Contestant(NamedTuple):
 
     sees_events: whether the index is fed. expects: whether what was sent where is counted.
     prefill_rate: what the router takes the engines for. scrape_seconds: how often it reads their
-    metrics, 0 for never.
+    metrics, 0 for never. routers: how many decide, each request by one of them. tick_seconds: how
+    often they tell each other, 0 for never.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Contestant(NamedTuple):
     expects: bool = False
     prefill_rate: float = PREFILL_TOKENS_PER_SECOND
     scrape_seconds: float = 0.0
+    routers: int = 1
+    tick_seconds: float = 0.0
 
 
 class Result(NamedTuple):
@@ -142,17 +146,31 @@ _LOST = "0"
 
 
 class _Router:
-    def __init__(self, cell: Cell, contestant: Contestant, seed: int) -> None:
-        self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds)
+    """One router with its own picture of the fleet.
+
+    view: the blocks that the engines hold, as the events tell all routers. sharer: its part in the
+    sharing with others, if they share.
+    """
+
+    def __init__(
+        self, cell: Cell, contestant: Contestant, fleet: Fleet, view: View, number: int, seed: int
+    ) -> None:
+        self.fleet = fleet
         self._contestant = contestant
         self._lost_at = cell.lost_at
-        self._view = View(self.fleet)
+        self._view = view
         endpoints = {str(n): EndpointLoad() for n in range(cell.workers)}
-        self._loads = Loads(endpoints, contestant.prefill_rate)
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._sent = _Sent(1) if contestant.expects else None
+        self._loads = Loads(endpoints, contestant.prefill_rate)
+        self.sharer: Sharer | None = None
+        if contestant.tick_seconds and self._sent is not None:
+            rate, tick = contestant.prefill_rate, contestant.tick_seconds
+            self.sharer = Sharer(number, endpoints, rate, self._sent, self._holdings, tick)
+            self._loads = self.sharer.loads
         self._workers = [Candidate(str(n), str(n)) for n in range(cell.workers)]
-        self._rng = Random(seed + 77)  # noqa: S311
+        self._roster = Roster(self._workers)
+        self._rng = Random(seed + 77 + 1_000 * number)  # noqa: S311
         self._turn = 0
         self._scraped_at = 0.0
         self._open: dict[int, tuple[Booking, Claim | None]] = {}
@@ -178,6 +196,8 @@ class _Router:
         claim = None
         if self._sent is not None:
             claim = self._sent.record(self._holdings[served], decision.marks[0], now)
+            if self.sharer is not None:
+                self.sharer.telling.begun([claim], served, decision.uncached_tokens)
         self._open[id(request)] = (booking, claim)
         return int(served)
 
@@ -199,6 +219,8 @@ class _Router:
             self._sent,
             lambda _: state,
             {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {},
+            sample=self._contestant.rules.sample,
+            roster=self._roster,
         )
         return decide(Query("m", [prompt]), snapshot, now, self._rng)
 
@@ -207,15 +229,42 @@ class _Router:
         self._loads.end(booking)
         if claim is not None and self._sent is not None:
             self._sent.end(claim, now)
+            if self.sharer is not None:
+                self.sharer.telling.ended(claim)
+
+
+class _Routers:
+    """All routers before one fleet: each request comes to one of them by chance."""
+
+    def __init__(self, cell: Cell, contestant: Contestant, seed: int) -> None:
+        self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds)
+        view, numbers = View(self.fleet), range(contestant.routers)
+        self.all = [_Router(cell, contestant, self.fleet, view, n, seed) for n in numbers]
+        self._chance = Random(seed + 5)  # noqa: S311
+        sharers = [one.sharer for one in self.all if one.sharer is not None]
+        self._exchange = Exchange(sharers, contestant.tick_seconds, self._chance)
+        self._of: dict[int, _Router] = {}
+
+    def pick(self, request: Request, now: float) -> int:
+        self._exchange.until(now)
+        router = self.all[self._chance.randrange(len(self.all))]
+        self._of[id(request)] = router
+        return router.pick(request, now)
+
+    def over(self, request: Request, now: float) -> None:
+        self._exchange.until(now)
+        self._of.pop(id(request)).over(request, now)
 
 
 def run(cell: Cell, contestant: Contestant, given: Arrivals, seed: int) -> Result:
     """Serves the arrivals."""
-    router = _Router(cell, contestant, seed)
+    routers = _Routers(cell, contestant, seed)
     requests = given.fresh()
-    router.marks = {id(one): marks for one, marks in zip(requests, given.marks, strict=True)}
-    router.fleet.run(requests, router.pick, router.over)
-    return _result(requests, [engine.computed_tokens for engine in router.fleet.engines])
+    marks = {id(one): marks for one, marks in zip(requests, given.marks, strict=True)}
+    for router in routers.all:
+        router.marks = marks
+    routers.fleet.run(requests, routers.pick, routers.over)
+    return _result(requests, [engine.computed_tokens for engine in routers.fleet.engines])
 
 
 def _result(requests: Sequence[Request], computed: Sequence[int]) -> Result:
