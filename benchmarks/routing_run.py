@@ -15,6 +15,7 @@ from extproc.config.schema import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
+from extproc.picking.policies import sample_size
 from extproc.picking.sent import Claim, Holdings, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
 
@@ -219,7 +220,7 @@ class _Router:
             self._sent,
             lambda _: state,
             {_LOST: "does not answer"} if now >= self._lost_at + UNFIT_SECONDS else {},
-            sample=self._contestant.rules.sample,
+            sample=sample_size(self._contestant.rules, is_alone=not self._loads.routers),
             roster=self._roster,
         )
         return decide(Query("m", [prompt]), snapshot, now, self._rng)

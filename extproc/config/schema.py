@@ -490,10 +490,10 @@ class Policy:
     cost: Cost = key("the weights of cost", Cost)
     cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
     prefix_cache: PrefixCache = key("the settings of prefix_cache", PrefixCache)
-    sample: int = key(
-        "how many workers a pick of cost looks at by chance, besides those that hold something of"
-        " the prompt; 0 looks at all",
-        0,
+    sample: int | None = key(
+        "how many workers cost compares: so many drawn by chance, and those that hold something of"
+        " the prompt; 0 compares all. By default 32, and 8 while other routers are heard of",
+        None,
     )
     speculative_ms: int = key(
         "milliseconds for which the blocks of a request in flight are expected on its worker",

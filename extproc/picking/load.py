@@ -135,6 +135,7 @@ class Loads:
 
     endpoints: their records, by ip:port; who owns them adds and removes them. An endpoint without a
     record is idle. touched: is given the endpoints whose own requests changed, for who shares them.
+    routers: the other ones that told of theirs.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Loads:
         self._capacity_tokens = prefill_tokens_per_second * UTILIZATION_SECONDS
         self._mean_uncached = 0.0
         self._touched = touched
+        self.routers: set[str] = set()
 
     def begin(
         self, endpoint: str, uncached_tokens: float, now: float, rank: int | None = None
@@ -265,6 +267,7 @@ class Loads:
         state = self._endpoints.get(endpoint)
         if state is None:
             return False
+        self.routers.add(router)
         before = state.told.get(router, _NO_GAUGES)
         state.told[router] = gauges
         state.shared += gauges.in_flight - before.in_flight
@@ -289,6 +292,7 @@ class Loads:
 
     def forget(self, router: str) -> None:
         """Nothing is known any more of another router's requests."""
+        self.routers.discard(router)
         for state in self._endpoints.values():
             before = state.told.pop(router, None)
             if before is not None:

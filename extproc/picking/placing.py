@@ -12,7 +12,7 @@ from extproc.config.schema import Config
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import Booking, Loads
-from extproc.picking.policies import Chance, Ranks, policy_of
+from extproc.picking.policies import Chance, Ranks, policy_of, sample_size
 from extproc.picking.sent import Claim, Holdings, Lifetimes, Sent
 from extproc.picking.upstreams import FIRST_FAILURE, Upstreams
 from kvstate.overlap import Overlap
@@ -141,7 +141,7 @@ class Placing:
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
             ejected=self._upstreams.ejected(now),
             ranks=self._ranks if self._fleet.names_ranks else None,
-            sample=self._rules.sample,
+            sample=sample_size(self._rules, is_alone=not self.loads.routers),
             roster=self._roster_of(query.model, workers),
         )
         return decide(query, snapshot, now, rng)

@@ -154,6 +154,23 @@ LOOK_AT_OVERLAP = frozenset({"cost", "cache_aware", "prefix_cache"})
 SAMPLED = frozenset({"cost"})
 
 
+# How many workers are looked at by chance where the configuration does not say: alone a router
+# loses nothing by so many, and spares itself the others of a large fleet; among several, fewer keep
+# them from picking the same one.
+SAMPLE_ALONE = 32
+SAMPLE_AMONG_ROUTERS = 8
+
+
+def sample_size(policy: Policy, *, is_alone: bool) -> int:
+    """Returns how many workers a pick looks at by chance, 0 for all.
+
+    is_alone: whether nothing is heard of other routers.
+    """
+    if policy.sample is not None:
+        return policy.sample
+    return SAMPLE_ALONE if is_alone else SAMPLE_AMONG_ROUTERS
+
+
 def sample_of(
     eligible: Sequence[int], holders: Mapping[int, float], count: int, chance: Chance
 ) -> list[int]:
