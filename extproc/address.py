@@ -29,6 +29,30 @@ class Address(NamedTuple):
         return True
 
 
+# By how much the ports of a router's processes differ, so that its three servers keep apart.
+PORT_STEP = 10
+
+
+def nth(text: str, number: int) -> str:
+    """Returns the address of one of several processes that are configured with one address.
+
+    The first has that address itself, the others a port that is higher by `PORT_STEP` each, or
+    .1, .2 and so on behind the path of a Unix socket.
+
+    Raises:
+        ValueError: with what is wrong, in words.
+    """
+    if not number:
+        return text
+    if text.startswith(UNIX_PREFIX):
+        return f"{text}.{number}"
+    host, port = parse(text)
+    port += PORT_STEP * number
+    if port > MAX_PORT:
+        raise ValueError(f"has no port for process {number}: {port} is above {MAX_PORT}")
+    return str(Address(host, port))
+
+
 def is_loopback(host: str) -> bool:
     """Tells whether a host, without brackets, is localhost or a loopback address."""
     if host == "localhost":

@@ -30,6 +30,7 @@ from extproc.discovery.view import listed
 from extproc.errors import ConfigError
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
+from extproc.processes import Member
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -146,8 +147,10 @@ class Parts:
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Parts]:
+async def running(config: Config, member: Member | None = None) -> AsyncIterator[Parts]:
     """Runs a router in this event loop.
+
+    member: its part among several processes; it is ready once each of them was.
 
     Raises:
         StartError: a port is taken, or a file cannot be read.
@@ -174,11 +177,14 @@ async def running(config: Config) -> AsyncIterator[Parts]:
         router = Router(config, workers, known, metrics, rng, traces=traces, observer=observed)
         stack.callback(router.close)
         metrics.registry.register(DiscoveryCollector(discovery.status))
-        is_ready = Readiness(
-            lambda: _awaited(discovery, workers),
-            config.events.ready_deadline_ms / 1000,
-            time.monotonic,
+        ready_seconds = config.events.ready_deadline_ms / 1000
+        is_ready = own = Readiness(
+            lambda: _awaited(discovery, workers), ready_seconds, time.monotonic
         )
+        if member is not None:
+            is_ready = Readiness(
+                lambda: own.hindrance() or member.hindrance(), ready_seconds, time.monotonic
+            )
         metrics.show_readiness(is_ready)
         if certificates is not None:
             metrics.show_certificate(
@@ -207,6 +213,8 @@ async def running(config: Config) -> AsyncIterator[Parts]:
             metrics.registry.register(ServerCollector(server.figures))
         await server.start()
         stack.push_async_callback(server.stop)
+        if member is not None:
+            stack.callback(asyncio.create_task(member.announce(own)).cancel)
         yield Parts(workers, is_ready, certificates)
 
 
@@ -285,17 +293,22 @@ FEW_FILES = 4096
 STOP_SECONDS = 10.0
 
 
-async def serve(path: str) -> None:
+async def serve(path: str, config: Config, member: Member | None = None) -> None:
     """Runs a router until SIGTERM or SIGINT.
+
+    path: of the configuration that was read. member: its part, where several processes have this
+    configuration; it then also ends when their parent does.
 
     It then says that it is not ready, takes no new streams, gives those under way their time, and
     ends; a second signal ends it at once. SIGHUP reads the kill switch and the TLS files anew.
 
     Raises:
-        ConfigError, StartError: it cannot start.
+        StartError: it cannot start.
     """
-    config = load(path)
-    logs.configure(config.log.level, config.log.format)
+    read_again = functools.partial(_read, path, config.extproc.processes, member)
+    if member is not None:
+        config = member.part_of(config)
+    logs.configure(config.log.level, config.log.format, member and member.number)
     before, files = raise_file_limit()
     log.info("open files: %d at most (raised from %d)", files, before)
     if files < FEW_FILES:
@@ -315,13 +328,15 @@ async def serve(path: str) -> None:
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)
+    if member is not None:
+        _end_with_parent(loop, stop)
     # what it would reload has just been read; unhandled, it would end the process
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
-    async with running(config) as parts:
+    async with running(config, member) as parts:
         reloads: set[asyncio.Task[None]] = set()
 
         def reload() -> None:
-            task = loop.create_task(_reload(path, config, parts))
+            task = loop.create_task(_reload(read_again, config, parts))
             reloads.add(task)
             task.add_done_callback(reloads.discard)
 
@@ -360,11 +375,33 @@ def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-async def _reload(path: str, before: Config, parts: Parts) -> None:
+def _end_with_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Stops when the other end of standard input is closed: the parent holds it, and is gone."""
+    lifeline = sys.stdin.fileno()
+
+    def ended() -> None:
+        loop.remove_reader(lifeline)
+        log.warning("the parent process is gone")
+        stop()
+
+    loop.add_reader(lifeline, ended)
+
+
+def _read(path: str, processes: int, member: Member | None) -> Config:
+    """Reads the configuration anew, for the same part of it.
+
+    Raises:
+        ConfigError: it has faults.
+    """
+    config = load(path, processes)
+    return config if member is None else member.part_of(config)
+
+
+async def _reload(read_again: Callable[[], Config], before: Config, parts: Parts) -> None:
     if parts.certificates is not None:
         await parts.certificates.look(anyway=True)
     try:
-        read = await asyncio.to_thread(load, path)  # thousands of workers take a second
+        read = await asyncio.to_thread(read_again)  # thousands of workers take a second
     except ConfigError as error:
         for fault in error.faults:
             log.error("not reloaded: %s", fault)

@@ -9,11 +9,18 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from extproc.errors import ConfigError, StartError
 
+if TYPE_CHECKING:
+    from extproc.config.schema import Config
+
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
+
+# As `extproc.processes` may be.
+MAX_PROCESSES = 64
 
 # The status that a shell gives to a command that SIGPIPE ended.
 _BROKEN_PIPE = 141
@@ -57,6 +64,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     envoy.set_defaults(run=_envoy)
     for configured in (serve, check, envoy):
         configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+        configured.add_argument(
+            "--processes", type=_count, metavar="N", help="instead of its extproc.processes"
+        )
+    serve.add_argument("--member", help=argparse.SUPPRESS)  # as the parent of several starts each
 
     explain = commands.add_parser("explain", help="show where a request would go, and why")
     explain.add_argument(
@@ -127,12 +138,39 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
+def _count(text: str) -> int:
+    """Returns a number of processes.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_PROCESSES}, is {text!r}")
+    return int(text)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
+    from extproc.config.reader import load  # noqa: PLC0415
+
+    config = load(arguments.config, arguments.processes)
+    if config.extproc.processes > 1 and arguments.member is None:
+        return _serve_several(arguments.config, config)
     from extproc.app import serve  # noqa: PLC0415
     from extproc.event_loop import run  # noqa: PLC0415
+    from extproc.processes import Member  # noqa: PLC0415
 
-    run(serve(arguments.config))
+    member = None if arguments.member is None else Member.parse(arguments.member)
+    run(serve(arguments.config, config, member))
     return 0
+
+
+def _serve_several(path: str, config: "Config") -> int:
+    import asyncio  # noqa: PLC0415
+
+    from extproc import logs, processes  # noqa: PLC0415
+
+    logs.configure(config.log.level, config.log.format)
+    return asyncio.run(processes.serve(path, config.extproc.processes))
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -140,7 +178,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from extproc.config.rules import doubts  # noqa: PLC0415
     from kvstate.index import plain_core_warning  # noqa: PLC0415
 
-    config = load(arguments.config)
+    config = load(arguments.config, arguments.processes)
     for note in filter(None, (*doubts(config, os.path.exists), plain_core_warning())):
         print(f"{arguments.config}: note: {note}")
     print(f"{arguments.config}: ok")
@@ -156,7 +194,7 @@ def _envoy(arguments: argparse.Namespace) -> int:
         if (error.name or "").partition(".")[0] not in ("betterproto2", "envoy_data_plane"):
             raise
         raise StartError("envoy: needs the extra: pip install 'kvsteer[envoy]'") from None
-    print(render(load(arguments.config)), end="")
+    print(render(load(arguments.config, arguments.processes)), end="")
     return 0
 
 

@@ -289,14 +289,20 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
 
 
 def router_cluster(config: Config) -> cluster.Cluster:
-    """Returns the router's cluster, reached where it listens or where envoy.router says."""
-    envoy = config.envoy
+    """Returns the router's cluster, reached where it listens or where envoy.router says.
+
+    Each process is an endpoint of its own. Envoy opens one connection to an endpoint in each of its
+    threads, so that processes behind one port (SO_REUSEPORT) would get very different shares; over
+    endpoints it goes round.
+    """
+    envoy, processes = config.envoy, range(config.extproc.processes)
+    members = [address.nth(envoy.router or config.extproc.listen, number) for number in processes]
     http = upstream_http.HttpProtocolOptions(
         explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
             http2_protocol_options=core.Http2ProtocolOptions()
         )
     )
-    found = _cluster(ROUTER, [envoy.router or config.extproc.listen], DIALLED)
+    found = _cluster(ROUTER, members, DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)
     found.typed_extension_protocol_options = {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(http)

@@ -8,12 +8,17 @@ from datetime import UTC, datetime
 
 
 class _JsonFormatter(logging.Formatter):
+    def __init__(self, process: int | None) -> None:
+        super().__init__()
+        self._own = {} if process is None else {"process": process}
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._own,
         }
         trace_id = getattr(record, "trace_id", "")  # given as `extra` where a request is meant
         if trace_id:
@@ -67,24 +72,27 @@ class LessOften(logging.Filter):
         return lines.count <= MAX_LINES
 
 
-def configure(level: str, style: str) -> None:
+def configure(level: str, style: str, process: int | None = None) -> None:
     """Sets up KVSteer's loggers, and how warnings of libraries look.
 
-    level, style: log.level and log.format of the configuration.
+    level, style: log.level and log.format of the configuration. process: the number to write
+    beside each record, where there are several.
     """
     ours = logging.getLogger("kvsteer")
-    ours.handlers = [_handler(style)]
+    ours.handlers = [_handler(style, process)]
     ours.handlers[0].addFilter(LessOften())
     ours.setLevel(level.upper())
     # for loggers that have no handler: those of libraries, as OpenTelemetry's
-    logging.lastResort = _handler(style)
+    logging.lastResort = _handler(style, process)
     logging.lastResort.setLevel(logging.WARNING)
 
 
-def _handler(style: str) -> logging.Handler:
+def _handler(style: str, process: int | None) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     if style == "json":
-        handler.setFormatter(_JsonFormatter())
+        handler.setFormatter(_JsonFormatter(process))
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        number = "" if process is None else f"[{process}] "
+        line = f"%(asctime)s %(levelname)-7s {number}%(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(line))
     return handler

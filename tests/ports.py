@@ -1,9 +1,12 @@
 """Ports for servers that a test starts, and starts again."""
 
+import contextlib
 import itertools
 import os
 import socket
 from collections.abc import Iterator
+
+from extproc.address import PORT_STEP
 
 # Below those that the system gives to outgoing connections (from 32768 on): nothing takes one
 # while its server is away. Runs beside each other begin at different ones, and the processes of
@@ -19,15 +22,30 @@ def _numbers() -> Iterator[int]:
 
 
 _NUMBERS = _numbers()
+_KEPT: set[int] = set()  # given out out of turn
 
 
 def free_port() -> int:
     """A loopback TCP port that nobody listens on, and that was not given out before."""
     while True:
         port = _FIRST + next(_NUMBERS) % _COUNT
+        if port in _KEPT:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
+
+
+def free_ports_apart(count: int) -> int:
+    """The first of some ports that are free now, each `PORT_STEP` above the one before."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for number in range(1, count):
+                place = ("127.0.0.1", first + PORT_STEP * number)
+                held.enter_context(socket.create_server(place))
+            _KEPT.update(range(first, first + PORT_STEP * count, PORT_STEP))
+            return first

@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,10 @@ _PASTED: Mapping[type, Mapping[str, str]] = {
 _KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
 
-def load(path: str) -> Config:
+def load(path: str, processes: int | None = None) -> Config:
     """Reads and checks a configuration file.
+
+    processes: instead of its `extproc.processes`.
 
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong.
@@ -58,19 +60,21 @@ def load(path: str) -> Config:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
-    return parse(text, path)
+    return parse(text, path, processes)
 
 
-def parse(text: str | bytes, name: str) -> Config:
+def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:
     """Checks the text of a configuration.
 
-    name: the file's name, for the messages.
+    name: the file's name, for the messages. processes: instead of `extproc.processes`.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
     """
     raw, faults = _values(text, name)
     config = _section(Config, raw, "", faults)
+    if config is not None and processes is not None:
+        config = replace(config, extproc=replace(config.extproc, processes=processes))
     if config is not None:
         broken = [*broken_rules(config), *_missing_files(config)]
         faults += [rule for rule in broken if not _follows(rule, faults)]

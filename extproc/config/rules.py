@@ -5,6 +5,7 @@ must not share an endpoint or a feed, as a copied line makes them: a feed's mess
 which worker sent them, so its blocks would be credited to both.
 """
 
+import contextlib
 import ipaddress
 import re
 from collections import Counter, defaultdict
@@ -108,7 +109,47 @@ def listener_faults(config: Config) -> Iterator[str]:
     if not _MODE.fullmatch(mode):
         yield f'extproc.socket_mode: must be a mode such as "0660", is {mode!r}'
     yield from _tls(config)
+    yield from _processes(config)
     yield from _taken_twice(config)
+
+
+def _processes(config: Config) -> Iterator[str]:
+    """Yields what several processes cannot have in common: ports, and feeds for one reader."""
+    count = config.extproc.processes
+    if count == 1:
+        return
+    for key, text in (*_listeners(config), ("envoy.router", config.envoy.router or "")):
+        try:
+            last = address.nth(text, count - 1) if text else ""
+        except ValueError as error:
+            yield f"{key}: {error}"
+        else:
+            if last.startswith(address.UNIX_PREFIX):
+                yield from _socket_or_address(key, last)
+    for position, worker in enumerate(config.workers):
+        if isinstance(worker.events, WorkerEvents) and (worker.events.drain or worker.events.bind):
+            name = "drain" if worker.events.drain else "bind"
+            yield (
+                f"workers[{position}].events.{name}: cannot be shared by {count} processes"
+                " (extproc.processes): put `kvsteer bridge` in between"
+            )
+
+
+def _listeners(config: Config) -> list[tuple[str, str]]:
+    return [
+        ("extproc.listen", config.extproc.listen),
+        ("admin.listen", config.admin.listen),
+        ("metrics.listen", config.metrics.listen),
+    ]
+
+
+def _all_listeners(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the addresses of every process, as far as there are any."""
+    yield from _listeners(config)
+    for number in range(1, config.extproc.processes):
+        for key, text in _listeners(config):
+            with contextlib.suppress(ValueError):
+                yield f"{key} of process {number}", address.nth(text, number)
 
 
 def _socket_or_address(key: str, text: str) -> Iterator[str]:
@@ -152,11 +193,7 @@ def _taken_twice(config: Config) -> Iterator[str]:
     where they are not the defaults: Envoy may have another configuration than this one.
     """
     envoy, plain = config.envoy, Envoy()
-    ours = [
-        ("extproc.listen", config.extproc.listen),
-        ("admin.listen", config.admin.listen),
-        ("metrics.listen", config.metrics.listen),
-    ]
+    ours = [*_all_listeners(config)]
     theirs = [("envoy.listen", envoy.listen), ("envoy.admin", envoy.admin)]
     written = [
         one

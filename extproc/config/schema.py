@@ -333,6 +333,13 @@ class ExtProc:
         " 0660 its group too, 0666 everybody",
         "0660",
     )
+    processes: int = key(
+        "router processes, each with a core, an index and feeds of its own; process n listens on"
+        " the ports configured here, under admin and under metrics, plus 10 n, or on PATH.n",
+        1,
+        minimum=1,
+        maximum=64,
+    )
     drain_ms: int = key(
         "milliseconds that open streams are given to end when the router is stopped (draining)",
         5_000,

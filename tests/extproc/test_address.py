@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.address import Address, parse, parse_http, parse_tcp
+from extproc.address import Address, nth, parse, parse_http, parse_tcp
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,10 @@ def test_a_url_may_end_in_a_slash() -> None:
 def test_other_urls_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be h"):
         parse_http(text)
+
+
+def test_each_of_several_processes_has_an_address_of_its_own() -> None:
+    assert [nth("[::1]:80", number) for number in range(3)] == ["[::1]:80", "[::1]:90", "[::1]:100"]
+    assert [nth("unix:/a", number) for number in range(2)] == ["unix:/a", "unix:/a.1"]
+    with pytest.raises(ValueError, match="has no port for process 1: 65536 is above 65535"):
+        nth("a:65526", 1)

@@ -239,6 +239,14 @@ def test_envoy_dials_the_router_where_it_listens(listen: str, dialled: dict[str,
     assert cluster["type"] == "STATIC"
 
 
+def test_envoy_goes_round_over_the_processes_of_the_router() -> None:
+    cluster = clusters(parsed(configuration(extproc=ExtProc("127.0.0.1:7", processes=3))))[
+        "kvsteer"
+    ]
+    assert members(cluster) == [socket_address("127.0.0.1", port) for port in (7, 17, 27)]
+    assert not {"lb_policy", "load_balancing_policy"} & cluster.keys()  # round robin by default
+
+
 def test_the_router_is_resolved_where_its_host_is_a_name() -> None:
     cluster = clusters(parsed(configuration(extproc=ExtProc("router:7"))))["kvsteer"]
     assert (cluster["type"], cluster["dns_lookup_family"]) == ("STRICT_DNS", "V4_PREFERRED")

@@ -1,0 +1,208 @@
+"""Several router processes on one host: the part of each, and the parent that keeps them running.
+
+Each is a whole router, with a listener, an index and feeds of its own; Envoy spreads requests over
+their addresses. The parent starts them, starts one anew that ends, hands signals on, and does
+nothing else, so that there is little in it that could fail. A private directory is what they have
+in common.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import random
+from typing import NamedTuple, Self
+
+from extproc import address
+from extproc.config.schema import Config
+from extproc.errors import StartError
+from kvstate.feeds.backoff import Backoff
+
+log = logging.getLogger("kvsteer.processes")
+
+# The pause before a process that ended is started anew; one that ran for so long ended by chance.
+FIRST_PAUSE_SECONDS = 0.25
+LONGEST_PAUSE_SECONDS = 30.0
+STEADY_SECONDS = 60.0
+
+# A process looks so often whether the others are ready.
+LOOK_SECONDS = 0.1
+
+# Containers without a writable file system have this one.
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
+
+
+class Member(NamedTuple):
+    """The part of one process among several.
+
+    number: from 0. processes: how many there are. directory: what they have in common, and nobody
+    else has.
+    """
+
+    number: int
+    processes: int
+    directory: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads what `str` wrote.
+
+        Raises:
+            ValueError: it is nothing of that kind.
+        """
+        number, processes, directory = text.split(":", 2)
+        return cls(int(number), int(processes), directory)
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.processes}:{self.directory}"
+
+    def part_of(self, config: Config) -> Config:
+        """Returns the configuration of this process: its own addresses.
+
+        Envoy's files of endpoints are kept by the first process alone.
+        """
+        directory = config.envoy.eds_directory if self.number == 0 else None
+        return replace(
+            config,
+            extproc=replace(config.extproc, listen=self._own(config.extproc.listen)),
+            admin=replace(config.admin, listen=self._own(config.admin.listen)),
+            metrics=replace(config.metrics, listen=self._own(config.metrics.listen)),
+            envoy=replace(config.envoy, eds_directory=directory),
+        )
+
+    def _own(self, listen: str) -> str:
+        return address.nth(listen, self.number)
+
+    async def announce(self, is_ready: Callable[[], bool]) -> None:
+        """Tells the others once this process is ready for the first time."""
+        while not is_ready():  # noqa: ASYNC110 - nothing tells when
+            await asyncio.sleep(LOOK_SECONDS)
+        self._mark(self.number).touch()
+
+    def hindrance(self) -> str:
+        """Returns which process has never been ready yet, in words; "" if all were."""
+        for number in range(self.processes):
+            if not self._mark(number).exists():
+                return f"process {number} of {self.processes} is not ready yet"
+        return ""
+
+    def _mark(self, number: int) -> Path:
+        return Path(self.directory) / f"{number}.ready"
+
+
+class Processes:
+    """The parent of some processes, until it is told to stop.
+
+    command: that of a process, by its number. count: how many.
+    """
+
+    def __init__(self, command: Callable[[int], Sequence[str]], count: int) -> None:
+        self._command = command
+        self._count = count
+        self._running: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._status = 0
+
+    async def run(self) -> int:
+        """Runs them all until a signal ends them; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, self._forward, signal.SIGHUP)
+        await asyncio.gather(*(self._keep(number) for number in range(self._count)))
+        return self._status
+
+    def _stop(self) -> None:
+        """Has all of them drain and end; asked again, at once."""
+        self._stopping.set()
+        self._forward(signal.SIGTERM)
+
+    def _forward(self, number: signal.Signals) -> None:
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _keep(self, number: int) -> None:
+        """Starts one process, and anew whenever it ends."""
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, random)
+        is_first = True
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            status = await self._run(number)
+            if self._stopping.is_set():
+                self._status = self._status or (1 if status else 0)
+                return
+            if is_first and status > 0:  # it has said why, and would say so again
+                self._status = status
+                log.error("process %d does not start: all others are stopped", number)
+                self._stop()
+                return
+            is_first = False
+            if time.monotonic() - began >= STEADY_SECONDS:
+                backoff.reset()
+            pause = backoff.next_seconds()
+            log.error("process %d %s: it is started anew in %.1f s", number, _end(status), pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+
+    async def _run(self, number: int) -> int:
+        """Runs a process once; returns its status, below 0 where a signal ended it."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command(number),
+            stdin=asyncio.subprocess.PIPE,  # ends with this process, however it ends
+            start_new_session=True,  # a terminal's signals come from here alone
+        )
+        self._running[number] = process
+        log.info("process %d of %d runs with pid %d", number, self._count, process.pid)
+        if self._stopping.is_set():
+            self._forward(signal.SIGTERM)
+        try:
+            return await process.wait()
+        finally:
+            del self._running[number]
+
+
+def _end(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"was ended by signal {-status}"
+
+
+async def serve(path: str, count: int) -> int:
+    """Runs routers with one configuration file until a signal ends them; returns the exit status.
+
+    Raises:
+        StartError: there is no directory that they could have in common.
+    """
+    with _directory() as directory:
+
+        def command(number: int) -> list[str]:
+            member = str(Member(number, count, directory))
+            start = [sys.executable, "-m", "extproc", "serve", "--config", path]
+            return [*start, "--processes", str(count), "--member", member]
+
+        return await Processes(command, count).run()
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[str]:
+    """A directory that only this user may use."""
+    for place in (None, _SHARED_MEMORY):
+        try:
+            made = tempfile.TemporaryDirectory(
+                prefix="kvsteer-", dir=place, ignore_cleanup_errors=True
+            )
+        except OSError:
+            continue
+        with made as directory:
+            yield directory
+        return
+    raise StartError("extproc.processes: no temporary directory can be written to: set TMPDIR")

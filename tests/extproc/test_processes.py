@@ -1,0 +1,217 @@
+"""Several router processes with one configuration, and the parent that keeps them running."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from extproc import address
+from extproc.config.reader import parse
+from extproc.errors import ConfigError
+from extproc.processes import Member
+from tests.e2e.system import until
+from tests.ports import free_ports_apart
+
+MINIMAL = {"models": [{"name": "m"}], "workers": [{"endpoint": "127.0.0.1:1"}]}
+
+
+def configuration(folder: Path, **sections: Any) -> Path:
+    extproc, admin, metrics = (f"127.0.0.1:{free_ports_apart(2)}" for _ in range(3))
+    whole = {
+        **MINIMAL,
+        "extproc": {"listen": extproc, "processes": 2},
+        "admin": {"listen": admin},
+        "metrics": {"listen": metrics},
+        **sections,
+    }
+    file = folder / "kvsteer.yaml"
+    file.write_text(yaml.safe_dump(whole))
+    return file
+
+
+class Parent:
+    """A parent in a process of its own, and its processes."""
+
+    def __init__(self, process: Process, config: Path, log: Path) -> None:
+        self.process = process
+        metrics = yaml.safe_load(config.read_text())["metrics"]["listen"]
+        self.metrics = [address.nth(metrics, number) for number in range(2)]
+        self._log = log
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def pids(self, number: int) -> list[int]:
+        """Those that a process had, the last one last."""
+        return [int(pid) for pid in re.findall(rf"process {number} of 2 .* pid (\d+)", self.said())]
+
+    async def is_ready(self, number: int) -> bool:
+        assert self.process.returncode is None, self.said()
+        url = f"http://{self.metrics[number]}/readyz"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def all_ready(self) -> bool:
+        return await self.is_ready(0) and await self.is_ready(1)
+
+
+@contextlib.asynccontextmanager
+async def parent(config: Path, *options: str) -> AsyncIterator[Parent]:
+    log = config.with_name("log")
+    command = [sys.executable, "-m", "extproc", "serve", "--config", str(config), *options]
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=errors)
+    one = Parent(process, config, log)
+    try:
+        yield one
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await until(gone([*one.pids(0), *one.pids(1)]), "all processes are gone")
+
+
+def gone(pids: Sequence[int]) -> Callable[[], Awaitable[bool]]:
+    async def are_gone() -> bool:
+        return not [pid for pid in pids if runs(pid)]
+
+    return are_gone
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_each_process_has_its_own_addresses_and_all_end_with_the_parent(
+    tmp_path: Path,
+) -> None:
+    async with parent(configuration(tmp_path)) as one:
+        await until(one.all_ready, "both are ready")
+        one.process.send_signal(signal.SIGHUP)
+
+        async def both_read_again() -> bool:
+            return one.said().count("read again: nothing changed") == 2
+
+        await until(both_read_again, "SIGHUP reaches both")
+        one.process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(one.process.wait(), 60) == 0
+        assert one.said().count("stopping: ") == 2
+
+
+async def test_a_process_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: Path) -> None:
+    async with parent(configuration(tmp_path)) as one:
+        await until(one.all_ready, "both are ready")
+        os.kill(one.pids(1)[0], signal.SIGKILL)
+
+        async def is_new() -> bool:
+            assert await one.is_ready(0)
+            return len(one.pids(1)) == 2 and await one.is_ready(1)
+
+        await until(is_new, "the process is there again")
+        assert "process 1 was ended by SIGKILL: it is started anew in " in one.said()
+        assert len(one.pids(0)) == 1
+
+
+async def test_processes_do_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+    async with parent(configuration(tmp_path)) as one:
+        await until(one.all_ready, "both are ready")
+        one.process.kill()  # parent() then waits for the others
+
+
+async def test_a_process_that_cannot_start_ends_them_all(tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+    host, port = address.parse(
+        address.nth(yaml.safe_load(config.read_text())["extproc"]["listen"], 1)
+    )
+    with socket.create_server((host, port)):
+        async with parent(config) as one:
+            assert await asyncio.wait_for(one.process.wait(), 60) == 1
+    assert f"cannot listen on {host}:{port}" in one.said()
+    assert "process 1 does not start: all others are stopped" in one.said()
+
+
+async def test_sockets_of_killed_processes_are_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    config = configuration(tmp_path, extproc={"listen": f"unix:{path}"})
+    async with parent(config, "--processes", "2") as one:
+        await until(one.all_ready, "both are ready")
+        os.kill(one.pids(1)[0], signal.SIGKILL)
+
+        async def is_new() -> bool:
+            return len(one.pids(1)) == 2 and await one.is_ready(1)
+
+        await until(is_new, "the process is there again")
+        assert Path(f"{path}.1").is_socket()  # noqa: ASYNC240
+
+
+def test_no_process_is_ready_before_each_was_once(tmp_path: Path) -> None:
+    first, second = (Member(number, 2, str(tmp_path)) for number in range(2))
+    asyncio.run(first.announce(lambda: True))
+    assert first.hindrance() == second.hindrance() == "process 1 of 2 is not ready yet"
+    readiness = iter([False, True])
+    asyncio.run(second.announce(lambda: next(readiness)))
+    assert first.hindrance() == second.hindrance() == ""
+
+
+def test_only_the_first_process_writes_envoys_files() -> None:
+    config = parse(yaml.safe_dump({**MINIMAL, "envoy": {"eds_directory": "/"}}), "c")
+    parts = [Member.parse(str(Member(number, 3, "/a:b"))).part_of(config) for number in range(3)]
+    assert [part.envoy.eds_directory for part in parts] == ["/", None, None]
+    assert [part.extproc.listen for part in parts] == [f"127.0.0.1:90{n}2" for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "faults"),
+    [
+        ({"extproc": {"processes": 0}}, ["extproc.processes: must be at least 1, is 0"]),
+        (
+            {"extproc": {"processes": 2}, "admin": {"listen": "127.0.0.1:9012"}},
+            ["extproc.listen of process 1: 127.0.0.1:9012 is taken: admin.listen is"],
+        ),
+        (
+            {"extproc": {"processes": 3, "listen": "127.0.0.1:65530"}},
+            ["extproc.listen: has no port for process 2: 65550 is above 65535"],
+        ),
+        (
+            {"extproc": {"processes": 3, "listen": f"unix:/{'a' * 105}"}},
+            ["extproc.listen: the socket's path has 108 bytes; 107 are the most"],
+        ),
+        (
+            {
+                "extproc": {"processes": 2},
+                "workers": [
+                    {"endpoint": "127.0.0.1:1", "events": {"drain": "http://127.0.0.1:1"}},
+                    {"endpoint": "127.0.0.1:2", "events": {"zmq": "tcp://*:2", "bind": True}},
+                ],
+            },
+            [
+                "workers[0].events.drain: cannot be shared by 2 processes",
+                "workers[1].events.bind: cannot be shared by 2 processes",
+            ],
+        ),
+    ],
+)
+def test_what_processes_cannot_share_is_a_fault(
+    sections: dict[str, Any], faults: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(yaml.safe_dump({**MINIMAL, **sections}), "c")
+    for found, wanted in zip(raised.value.faults, faults, strict=True):
+        assert found.startswith(f"c: {wanted}")
