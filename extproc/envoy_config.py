@@ -43,9 +43,10 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
 from extproc.config.schema import Config, RouterTls
+from extproc.config.sections import PREFILL
 from extproc.endpoint_files import cluster_names, path_of
 from extproc.errors import ConfigError
-from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL, SERVED, UPSTREAM
+from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL, OF_LEGS, SERVED, UPSTREAM
 
 HEADING = """\
 # A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
@@ -127,7 +128,7 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
         stat_prefix="clients",
         # An engine may think for minutes before its first token; its own limits apply.
         stream_idle_timeout=NO_LIMIT,
-        early_header_mutation_extensions=[_client_headers_removed()],
+        early_header_mutation_extensions=[_client_headers_removed(config)],
         route_config=route.RouteConfiguration(
             name="clients", virtual_hosts=[_virtual_host(config)]
         ),
@@ -138,9 +139,10 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
     )
 
 
-def _client_headers_removed() -> core.TypedExtensionConfig:
-    """Removes the client's own header early, so that it steers nothing while the router is away."""
-    mutations = [mutation_rules.HeaderMutation(remove=name) for name in (DESTINATION, MODEL)]
+def _client_headers_removed(config: Config) -> core.TypedExtensionConfig:
+    """Removes the client's own headers early: they steer nothing while the router is away."""
+    names = (DESTINATION, MODEL, *OF_LEGS.get(config.disaggregation.mode or "", ()))
+    mutations = [mutation_rules.HeaderMutation(remove=name) for name in names]
     return core.TypedExtensionConfig(
         name="envoy.http.early_header_mutation.header_mutation",
         typed_config=Any.pack(early_header_mutation.HeaderMutation(mutations=mutations)),
@@ -276,7 +278,8 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
     """
     endpoints: dict[str, list[str]] = {model.name: [] for model in config.models}
     for worker in config.workers:
-        endpoints[config.model_of(worker)].append(worker.endpoint)
+        if worker.role != PREFILL:  # it answers nothing, so no request may go there by itself
+            endpoints[config.model_of(worker)].append(worker.endpoint)
     tells_served = config.accounting.responses != "none"
     found = [
         _worker_cluster(name, endpoints[model], tells_served=tells_served)

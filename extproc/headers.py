@@ -14,3 +14,14 @@ SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 # Ours: names the model of a request, so that a route can choose the cluster of that model.
 # Set only where more than one model is configured; never taken from a client.
 MODEL = "x-kvsteer-model"
+
+# llm-d's: ip:port of the worker that computes the prompt, for the sidecar beside the one that
+# answers, or for Envoy's own second request; never taken from a client.
+PREFILLER = "x-prefiller-host-port"
+
+# Ours, where Envoy sends the second request: the cluster it goes to, and how its body ends.
+PREFILL_CLUSTER = "x-kvsteer-prefill-cluster"
+PREFILL_TAIL = "x-kvsteer-prefill-tail"
+
+# What says where a prompt is computed, by `disaggregation.mode`.
+OF_LEGS = {"header": (PREFILLER,), "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL)}

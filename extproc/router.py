@@ -322,7 +322,8 @@ class Router:
         booking = self.placing.book(decision, now)
         if booking is not None and query.prompts:
             self._watch(decision, query, booking)
-        if booking is not None and self._compares and query.sole is not None:
+        is_whole = decision.prefill is None  # else its engine counts what it was handed as cached
+        if booking is not None and self._compares and is_whole and query.sole is not None:
             self._compared[booking] = query.sole
         return Routed(decision, booking)
 

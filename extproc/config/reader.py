@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from extproc.config.rules import AT_LEAST_ONE, broken_rules, worker_faults
-from extproc.config.schema import Config, Worker, WorkerEvents, most
+from extproc.config.schema import Config, Worker, WorkerEvents
+from extproc.config.sections import most
 from extproc.errors import ConfigError
 from extproc.tokenizer_files import TokenizerFiles
 

@@ -21,6 +21,7 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
+from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, PREFILL, SGLANG
 
 AT_LEAST_ONE = "at least one is needed"
 
@@ -42,6 +43,7 @@ def broken_rules(config: Config) -> list[str]:
         *_headers(config),
         *_models(config),
         *fleet_faults(config),
+        *_legs(config),
     ]
 
 
@@ -69,6 +71,18 @@ def _headers(config: Config) -> Iterator[str]:
         yield f"policy.rank_header: {policy.rank_header!r} is a reserved header"
     elif name and name == (policy.header or "").lower():
         yield f"policy.rank_header: {policy.rank_header!r} is already used as policy.header"
+
+
+def _legs(config: Config) -> Iterator[str]:
+    if config.disaggregation.mode != MIRROR:
+        return
+    if config.disaggregation.connector == NIXL:
+        yield (
+            "disaggregation.connector: nixl needs mode header: its second request says what the"
+            " first one answered"
+        )
+    if config.extproc.dialect == "epp":
+        yield "disaggregation.mode: mirror needs bodies that can be changed: dialect buffered"
 
 
 def _models(config: Config) -> Iterator[str]:
@@ -473,6 +487,7 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
         *_adapters(config),
         *_open_to_others(config),
         *_missing(config, is_there),
+        *_roles(config),
     ]
 
 
@@ -509,6 +524,26 @@ def _unserved(config: Config) -> Iterator[str]:
         for position, model in enumerate(config.models):
             if model.name not in served:
                 yield f"models[{position}]: no worker serves {model.name!r}"
+
+
+def _roles(config: Config) -> Iterator[str]:
+    """Yields what roles leave undone: who answers alone, and who computes for whom."""
+    found, mode = config.discovery, config.disaggregation.mode
+    roles = {worker.role for _, worker in _workers(config)}
+    if PREFILL in roles and mode is None:
+        yield "disaggregation.mode: missing: until it is set, prefill workers get no requests"
+    if found.file or found.dns or found.kubernetes:
+        return
+    if mode is not None:
+        for role in (PREFILL, DECODE):
+            if role not in roles:
+                yield f"disaggregation.mode: no worker has the role {role}: nothing is split"
+    can_answer = {BOTH} if config.disaggregation.connector == SGLANG else {BOTH, DECODE}
+    if roles and roles.isdisjoint(can_answer):
+        yield (
+            "workers: none takes whole requests: nobody answers while the router is away, or no"
+            " prefill worker is there"
+        )
 
 
 def _adapters(config: Config) -> Iterator[str]:

@@ -5,39 +5,10 @@ docs/configuration.md lists every key; a test compares it with the fields here.
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 """
 
-from dataclasses import MISSING, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-# Larger numbers are typing errors; timers and counters have room for these.
-MAX_NUMBER = 2**31 - 1
-MAX_MS = 366 * 24 * 3600 * 1000
-MAX_BYTES = 2**40
-
-
-def key(
-    doc: str,
-    default: Any = MISSING,
-    *,
-    choices: tuple[str, ...] = (),
-    minimum: int = 0,
-    maximum: int | None = None,
-) -> Any:
-    """Declares a configuration key: its meaning and unit, its default if any, and what is allowed.
-
-    maximum: where it is less than `most` of the key's name.
-    """
-    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "maximum": maximum}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def most(name: str) -> int:
-    """Returns the largest number that a key of this name accepts."""
-    if name.endswith("_ms"):
-        return MAX_MS
-    return MAX_BYTES if name.endswith("_bytes") else MAX_NUMBER
-
+from extproc.config.sections import ROLES, Disaggregation, key
 
 # Each includes the one before it.
 RESPONSES = ("none", "headers", "usage")
@@ -126,6 +97,19 @@ class Worker:
         default=False,
     )
     draining: bool = key("true: the worker gets no new requests", default=False)
+    role: str = key(
+        "which part of a request it takes: prefill computes prompts for other workers, decode"
+        " generates from prompts that others may have computed, both takes whole requests",
+        "both",
+        choices=ROLES,
+    )
+    transfer_port: int | None = key(
+        "the port on which a prefill worker hands over what it computed, instead of"
+        " disaggregation.transfer_port",
+        None,
+        minimum=1,
+        maximum=65_535,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +151,9 @@ class FoundWorker:
     )
     lora: tuple[str, ...] | None = key(
         "the adapters they serve, [] for none; by default those that the worker lists", None
+    )
+    role: str = key(
+        "which part of a request they take: prefill, decode or both", "both", choices=ROLES
     )
     learn: bool = key(
         "whether the workers are asked for what is not given here (/v1/models, /server_info)",
@@ -592,6 +579,9 @@ class Config:
     )
     discovery: Discovery = key("where workers are found that are not listed", Discovery)
     policy: Policy = key("how a worker is picked", Policy)
+    disaggregation: Disaggregation = key(
+        "how a prompt may be computed by one worker and continued by another", Disaggregation
+    )
     accounting: Accounting = key("which parts of responses are read", Accounting)
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 

@@ -19,6 +19,7 @@ from extproc import address
 from extproc.address import MAX_PORT, Address
 from extproc.config.rules import event_ports_faults
 from extproc.config.schema import AUTO, MAX_NAMED_RANKS, SERVICES, EventPorts, FoundWorker, Model
+from extproc.config.sections import BOTH, DECODE, PREFILL, ROLES
 from extproc.discovery.view import Found, worker_at
 
 Part = TypeVar("Part", bound="Thing")
@@ -164,6 +165,19 @@ AIBRIX = "model.aibrix.ai/"
 # Which of a pool's ports the pod serves; the second is what llm-d called it before.
 ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 
+# What llm-d's label says of a pod, and the role that is; AIBrix's knows fewer.
+LLMD_ROLE, AIBRIX_ROLE = "llm-d.ai/role", "role-name"
+LLMD_ROLES = {
+    "prefill": PREFILL,
+    "encode-prefill": PREFILL,
+    "decode": DECODE,
+    "prefill-decode": BOTH,
+    "encode-prefill-decode": BOTH,
+    "both": BOTH,
+}
+# Such a pod encodes images for others, and answers no request.
+ENCODE = "encode"
+
 # An InferencePool has at most this many target ports (its schema).
 MAX_PORTS = 8
 
@@ -200,6 +214,14 @@ class PodWords:
         said = (one.strip() for one in self._annotations[key].split(","))
         ports = (self._read({key: one}, key, port_in) for one in said if one)
         return frozenset(port for port in ports if port is not None)
+
+    def role(self) -> str | None:
+        """Returns the part of requests that the pod takes, by any label for it; None if none."""
+        return (
+            self.annotation("role", role_in)
+            or self._read(self._labels, LLMD_ROLE, llmd_role_in)
+            or self._read(self._labels, AIBRIX_ROLE, role_in)
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -289,6 +311,16 @@ def auto_or_none_in(text: str) -> str:
 def service_in(text: str) -> str:
     """Reads the name of a gRPC service of events."""
     return _word(text, SERVICES)
+
+
+def role_in(text: str) -> str:
+    """Reads which part of a request a worker takes."""
+    return _word(text, ROLES)
+
+
+def llmd_role_in(text: str) -> str:
+    """Reads the same in llm-d's words, one of which is none of ours: `ENCODE`."""
+    return LLMD_ROLES.get(text) or _word(text, (ENCODE,))
 
 
 def _word(text: str, words: Sequence[str]) -> str:
@@ -388,18 +420,29 @@ def _engines(pod: Pod, said: PodWords, asked: Asked) -> Iterator[Found]:
         return
     of_all = _described(said, asked)
     ports = _ports(said, asked.ports or (of_all.port,))
+    role = said.role()
+    encodes = role == ENCODE
+    transfer_port = said.annotation("transfer-port", port_in)
+    of_all = replace(of_all, role=BOTH if encodes else role or of_all.role)
     is_leaving = pod.metadata.deletion_timestamp is not None
     draining = is_leaving or bool(said.annotation("draining", flag_in))
     for offset, port in ports:
         if not _fits(of_all.events, offset):
             said.note(f"its event ports are above {MAX_PORT}")
             of_all = replace(of_all, events=None)
+        worker = worker_at(host.host, port, of_all, draining=draining, offset=offset)
         yield Found(
-            worker_at(host.host, port, of_all, draining=draining, offset=offset),
-            excluded="" if _is_ready(pod) else "its pod is not ready",
+            replace(worker, transfer_port=transfer_port and transfer_port + offset),
+            excluded=_excluded(pod, encodes=encodes),
             identity=pod.metadata.uid,
             adapters=_adapters(said, of_all, asked.models),
         )
+
+
+def _excluded(pod: Pod, *, encodes: bool) -> str:
+    if encodes:
+        return "it encodes media for others"
+    return "" if _is_ready(pod) else "its pod is not ready"
 
 
 def _ports(said: PodWords, of_pool: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -165,6 +165,7 @@ def worker_at(
         lora=of_all.lora,
         learn=of_all.learn,
         draining=draining,
+        role=of_all.role,
     )
 
 

@@ -50,7 +50,8 @@ class Query(msgspec.Struct, frozen=True):
     whole prompt, whatever it holds of it. left_to_proxy: why the proxy is to choose, "" if it is
     not to. demand: which workers it may go to. policy: what it asks for in its header, if that is
     configured. answers: how many are asked for, to each prompt. is_tokenized: whether a prompt was
-    tokenized here; clients may send token ids themselves.
+    tokenized here; clients may send token ids themselves. may_split: whether it can be sent so that
+    one worker computes the prompt and another one answers.
     """
 
     model: str | None
@@ -66,6 +67,7 @@ class Query(msgspec.Struct, frozen=True):
     policy: str | None = None
     answers: int = 1
     is_tokenized: bool = False
+    may_split: bool = True
 
     @property
     def sole(self) -> Prompt | None:
@@ -114,6 +116,20 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster: Roster | None = None
 
 
+class Split(msgspec.Struct, frozen=True):
+    """Whether another worker computes the prompt for the one that answers.
+
+    prefill: the decision among those that can, None where the prompt is computed by who answers.
+    why: in words. here, apart: what it costs to compute it in either place, in tokens, where that
+    was looked at.
+    """
+
+    prefill: "Decision | None"
+    why: str
+    here: float | None = None
+    apart: float | None = None
+
+
 class Decision(msgspec.Struct, frozen=True):
     """Where a request goes, and all that it was decided on.
 
@@ -127,7 +143,7 @@ class Decision(msgspec.Struct, frozen=True):
     each prompt. claims: what was made of them, by name. affinity, running: the
     weights of an uncached token and of a request in flight. rank: the data-parallel rank that the
     request is to name, None for none. sampled: places of the workers that the pick looked at, None
-    if it looked at all.
+    if it looked at all. split: None where every worker takes whole requests.
     """
 
     model: str | None
@@ -152,9 +168,15 @@ class Decision(msgspec.Struct, frozen=True):
     running: float
     rank: int | None = None
     sampled: Sequence[int] | None = None
+    split: Split | None = None
+
+    @property
+    def prefill(self) -> "Decision | None":
+        """Where the prompt is computed, if not by the worker that answers."""
+        return None if self.split is None else self.split.prefill
 
 
-__all__ = ["Candidate", "Decision", "Query", "Snapshot", "Verdict", "decide"]
+__all__ = ["Candidate", "Decision", "Query", "Snapshot", "Split", "Verdict", "decide"]
 
 # Of a text whose tokens are not known, so many bytes are taken for one.
 TEXT_BYTES_PER_TOKEN = 4

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from extproc.config.sections import BOTH
+
 # A subset hint with more endpoints than this is cut: no fleet behind one route has as many.
 MAX_SUBSET = 10_000
 
@@ -14,12 +16,16 @@ class Candidate(msgspec.Struct, frozen=True):
 
     endpoint: ip:port; its configured name where that could not be resolved yet. excluded: why it
     cannot be picked, "" if it can. loras: the adapters it serves; None for all of its model's.
+    role: which part of a request it takes. transfer_port: where it hands over what it computed,
+    None for the port that is configured for all.
     """
 
     name: str
     endpoint: str
     excluded: str = ""
     loras: frozenset[str] | None = None
+    role: str = BOTH
+    transfer_port: int | None = None
 
 
 class Demand(NamedTuple):

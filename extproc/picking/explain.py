@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Verdict
+from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, Decision, Split, Verdict
 from extproc.picking.load import Load
 from extproc.picking.sent import NO_CLAIMS
 from kvstate.overlap import Tier
@@ -57,7 +57,30 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "verdict": decision.verdict.value,
         "reason": decision.reason,
         "why": why(decision),
+        "prefill": _prefill(decision),
     }
+
+
+def _prefill(decision: Decision) -> dict[str, Any] | None:
+    """What is told of the worker that computes the prompt; None where all take whole requests."""
+    split = decision.split
+    if split is None:
+        return None
+    costs = {"here": split.here, "apart": split.apart}
+    prefill = split.prefill
+    shown: dict[str, Any] = {
+        "pick": None if prefill is None else prefill.pick[0],
+        "why": split.why,
+        "cost": {name: None if cost is None else round(cost, 3) for name, cost in costs.items()},
+    }
+    if prefill is not None:
+        shown["candidates"] = [
+            {"endpoint": worker.endpoint, "cost": cost, "excluded": excluded or None}
+            for worker, cost, excluded in zip(
+                prefill.workers, prefill.costs, prefill.excluded, strict=True
+            )
+        ]
+    return shown
 
 
 def why(decision: Decision) -> str:
@@ -81,7 +104,17 @@ def why(decision: Decision) -> str:
         words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
     if decision.sampled is not None:
         words += f"; {len(decision.sampled)} of {len(decision.workers)} workers were looked at"
+    if decision.split is not None:
+        words += f"; {_who_computes(decision.split)}"
     return words if decision.prompt_tokens else f"{words}; without tokens: {decision.reason}"
+
+
+def _who_computes(split: Split) -> str:
+    costs = ""
+    if split.here is not None and split.apart is not None:
+        costs = f" ({split.here:.0f} here, {split.apart:.0f} apart)"
+    who = "it" if split.prefill is None else split.prefill.pick[0]
+    return f"{who} computes the prompt: {split.why}{costs}"
 
 
 def _held(decision: Decision) -> str:

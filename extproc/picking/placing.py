@@ -4,6 +4,8 @@
 until `release`.
 """
 
+import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -11,6 +13,7 @@ from typing import Protocol
 from extproc.config.schema import Config
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate, Roster
+from extproc.picking.legs import decide_legs
 from extproc.picking.load import Booking, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of, sample_size
 from extproc.picking.sent import Claim, Holdings, Lifetimes, Sent
@@ -22,6 +25,9 @@ DRAINING = "draining"
 
 # As long as nothing fails, one request in so many has its response's status shown to us.
 REQUESTS_A_LOOK = 8
+
+# A prompt that a prefill worker computes is its load for so many times the time it should take.
+LEG_SLACK = 2.0
 
 
 class Fleet(Protocol):
@@ -41,6 +47,10 @@ class Fleet(Protocol):
     @property
     def names_ranks(self) -> bool:
         """Whether requests may name a rank now."""
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether any worker takes only a part of requests."""
 
     def draining(self) -> set[str]:
         """The endpoints that get no new requests."""
@@ -109,6 +119,9 @@ class Placing:
         self._ranks = Ranks(fleet.ranks, self.loads.work_by_rank)
         self._turns: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
+        self._legs: dict[Booking, Booking] = {}  # of prefill workers, by those who answer
+        self._leg_numbers = itertools.count()
+        self._legs_over: list[tuple[float, int, Booking]] = []
         self._looks = 0
         self._rosters: dict[str | None, Roster] = {}
 
@@ -144,6 +157,8 @@ class Placing:
             sample=sample_size(self._rules, is_alone=not self.loads.routers),
             roster=self._roster_of(query.model, workers),
         )
+        if self._fleet.has_roles:
+            return decide_legs(query, snapshot, self._config.disaggregation, now, rng)
         return decide(query, snapshot, now, rng)
 
     def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
@@ -154,16 +169,35 @@ class Placing:
         return roster
 
     def wants_status(self) -> bool:
-        """Whether the next request's response is worth a look: one in a few, or all in doubt."""
+        """Whether the next request's response is worth a look: one in a few, or all in doubt.
+
+        Where two workers share a request, either may fail it, so all are.
+        """
         self._looks += 1
-        return self._upstreams.has_suspects or self._looks % REQUESTS_A_LOOK == 0
+        is_doubtful = self._upstreams.has_suspects or self._fleet.has_roles
+        return is_doubtful or self._looks % REQUESTS_A_LOOK == 0
 
     def book(self, decision: Decision, now: float) -> Booking | None:
-        """Counts a request on its way to its first pick; None if there is none."""
+        """Counts a request on its way to its first pick; None if there is none.
+
+        A prefill worker that computes its prompt is counted besides, until `release` or twice as
+        long as that is expected to take: nobody tells when it is done.
+        """
         self._turns[decision.model] += 1
         if not decision.pick:
             return None
-        uncached = decision.uncached_tokens
+        if self._legs_over:
+            self._end_legs(now)
+        prefill = decision.prefill
+        booking = self._begin(decision, 0.0 if prefill else decision.uncached_tokens, now)
+        if prefill is not None:
+            leg = self._legs[booking] = self._begin(prefill, prefill.uncached_tokens, now)
+            rate = self._rules.cost.prefill_tokens_per_second
+            seconds = LEG_SLACK * self.loads.load(leg.endpoint, now).backlog_tokens / rate
+            heapq.heappush(self._legs_over, (now + seconds, next(self._leg_numbers), leg))
+        return booking
+
+    def _begin(self, decision: Decision, uncached: float, now: float) -> Booking:
         booking = self.loads.begin(decision.pick[0], uncached, now, decision.rank)
         if decision.marks:
             holdings, record = self._fleet.holdings(decision.worker), self.sent.record
@@ -172,6 +206,11 @@ class Placing:
             if self._telling is not None:
                 self._telling.begun(claims, booking.endpoint, uncached)
         return booking
+
+    def _end_legs(self, now: float) -> None:
+        """Ends the load of prompts that are taken to be computed."""
+        while self._legs_over and self._legs_over[0][0] <= now:
+            self.loads.end(heapq.heappop(self._legs_over)[2])
 
     def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
         """The request is served by another worker than the one that was picked.
@@ -193,8 +232,11 @@ class Placing:
         Who answers with an error stores nothing; the request is in flight until it is released.
         served: the endpoint that answered, "" where the proxy does not tell.
         """
+        leg = self._legs.get(booking)
         if status >= FIRST_FAILURE:
             self.disclaim(booking)
+        if leg is not None:  # whoever of both fails, fails with every other partner too
+            self._upstreams.answered(leg.endpoint, status, now)
         if served not in ("", booking.endpoint):
             return None  # none of ours, or it would have been moved there
         if served:
@@ -203,7 +245,8 @@ class Placing:
 
     def disclaim(self, booking: Booking) -> None:
         """No worker holds the prompt of the request on its account."""
-        self._withdraw(self._claims.pop(booking, []))
+        for one in (booking, self._legs.get(booking)):
+            self._withdraw(self._claims.pop(one, []) if one is not None else ())
 
     def _withdraw(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
@@ -213,6 +256,9 @@ class Placing:
 
     def release(self, booking: Booking, now: float) -> None:
         """The request is over; releasing it again changes nothing."""
+        leg = self._legs.pop(booking, None)
+        if leg is not None:
+            self.release(leg, now)
         self.loads.end(booking)
         for claim in self._claims.pop(booking, []):
             self.sent.end(claim, now)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from extproc import headers
 from extproc.config.schema import Config
 from extproc.http2.limits import MIB, Budget
 from extproc.observing.metrics import Metrics
@@ -54,6 +55,7 @@ class Service:
             policy_header=None if header is None else header.lower(),
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
+            owned=headers.OF_LEGS.get(config.disaggregation.mode or "", ()),
         )
 
     def open(self, traceparent: str = "") -> "Exchange":
@@ -131,7 +133,10 @@ class Exchange:
         rank = rank_header(self._service.config.policy.rank_header, decision.rank)
         named = endpoints_named(self._service.config.policy, is_duplex=self._stream.is_duplex)
         destination = ",".join(decision.pick[:named])
-        return self._stream.place(Placement(destination, decision.model or "", rank))
+        legs: tuple[tuple[str, str], ...] = ()
+        if decision.prefill is not None:
+            legs = ((headers.PREFILLER, decision.prefill.pick[0]),)
+        return self._stream.place(Placement(destination, decision.model or "", rank, legs))
 
     @property
     def _sees_responses(self) -> bool:

@@ -36,7 +36,8 @@ has its own mode: a response is echoed where `response_body_mode` is FULL_DUPLEX
 A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
 allow_mode_override); headers are held by Envoy until the body was answered, so a pick with the
 body still steers. So it does on trailers, by its metadata: Envoy takes no other headers there.
-No header is ever rebuilt and no body changed: duplicates and content-length stay as they are.
+No header is ever rebuilt: duplicates stay as they are. A body is changed only in dialect A, where
+it has to say which worker computes the prompt (disaggregation.mode: mirror).
 
 A response may begin at any time, even before the request has ended: its headers are read, and all
 of it goes on unchanged.
@@ -262,6 +263,7 @@ class Spoken(msgspec.Struct, frozen=True):
     dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" speaks it with a proxy that
     tells no mode.
     reads_usage: whether responses in dialect A are asked for where they may tell usage.
+    owned: headers that say where a prompt is computed, and that no client may set.
     """
 
     max_body_bytes: int
@@ -270,6 +272,7 @@ class Spoken(msgspec.Struct, frozen=True):
     policy_header: str | None = None
     dialect: str = "auto"
     reads_usage: bool = False
+    owned: tuple[str, ...] = ()
 
 
 class Stream:
@@ -315,13 +318,14 @@ class Stream:
 
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
-        common = say.pick_of(placement, names_model=self._spoken.names_model)
+        spoken = self._spoken
+        common = say.pick_of(placement, names_model=spoken.names_model, owned=spoken.owned)
         self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
         if self._asked_with == "request_headers" or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
             first = say.headers_placed(common, without_body=without_body)
         elif self._asked_with == "request_body":
-            first = say.body_placed(common)
+            first = say.body_placed(common, placement.body)
         else:
             first = say.request_trailers_go_on()
         answers = [say.with_metadata(first, placement)]

@@ -36,12 +36,15 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """Where a request goes, as Envoy is told; each part may be absent.
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
-    value of the header that names a data-parallel rank.
+    value of the header that names a data-parallel rank. legs: names and values of the headers that
+    say where the prompt is computed. body: instead of the request's own, if it came as a whole.
     """
 
     destination: str = ""
     model: str = ""
     rank: tuple[str, str] | None = None
+    legs: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
 
 
 # With these a whole body arrives in one message that may not say so: request trailers follow it.
@@ -71,10 +74,13 @@ _WITH_RESPONSE_BODY = ProcessingMode(
 )
 
 
-def pick_of(placement: Placement, *, names_model: bool) -> CommonResponse:
+def pick_of(
+    placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
+) -> CommonResponse:
     """Returns the header mutation of a pick; it always removes or overwrites a client's own.
 
-    names_model: whether routes choose by a model header of ours.
+    names_model: whether routes choose by a model header of ours. owned: headers that say where the
+    prompt is computed, and that no client may set.
     """
     mutation = HeaderMutation()
     names = [(headers.DESTINATION, placement.destination)]
@@ -85,6 +91,11 @@ def pick_of(placement: Placement, *, names_model: bool) -> CommonResponse:
             mutation.set_headers.append(_overwrite(name, value))
         else:
             mutation.remove_headers.append(name)
+    for name in owned:
+        if name not in dict(placement.legs):
+            mutation.remove_headers.append(name)
+    for name, value in placement.legs:
+        mutation.set_headers.append(_overwrite(name, value))
     if placement.rank is not None:
         mutation.set_headers.append(_overwrite(*placement.rank))
     return CommonResponse(header_mutation=mutation, clear_route_cache=names_model)
@@ -109,8 +120,15 @@ def headers_placed(common: CommonResponse, *, without_body: bool = False) -> Pro
     return answer
 
 
-def body_placed(common: CommonResponse) -> ProcessingResponse:
-    """Returns the answer to a buffered request body that carries the pick."""
+def body_placed(common: CommonResponse, body: bytes | None = None) -> ProcessingResponse:
+    """Returns the answer to a buffered request body that carries the pick.
+
+    body: what the worker gets instead of it; None leaves it as it is.
+    """
+    if body is not None:
+        length = _overwrite("content-length", str(len(body)))
+        common.header_mutation.set_headers.append(length)
+        common.body_mutation.body = body
     return ProcessingResponse(request_body=BodyResponse(response=common))
 
 

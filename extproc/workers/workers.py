@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from extproc.checking.watch import SelfCheck
 from extproc.config.schema import AUTO, Config, WorkerEvents
+from extproc.config.sections import BOTH, PREFILL
 from extproc.discovery.view import STATIC, listed, merged
 from extproc.discovery.view import Fleet as Members
 from extproc.observing.outcomes import Circumstances, Outcome
@@ -103,6 +104,7 @@ class Workers:
         self._changed = asyncio.Event()
         self._candidates: dict[str, list[Candidate]] = {}  # by model, until anything changes
         self._draining: set[str] | None = None  # until anything changes
+        self._has_roles: bool | None = None  # until anything changes
 
     async def start(self) -> None:
         """Resolves names once, then keeps them resolved; asks the workers; follows their feeds."""
@@ -223,7 +225,17 @@ class Workers:
         elif worker.upstream is None:
             excluded = "its host name could not be resolved"
         adapters = _adapters(worker, is_listed=is_listed)
-        return Candidate(worker.name, worker.endpoint, excluded, adapters)
+        given = worker.found.worker
+        return Candidate(
+            *(worker.name, worker.endpoint, excluded, adapters, given.role, given.transfer_port)
+        )
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether any worker takes only a part of requests."""
+        if self._has_roles is None:
+            self._has_roles = any(one.found.worker.role != BOTH for one in self._table)
+        return self._has_roles
 
     def endpoints(self, model: str) -> list[str]:
         """ip:port of the workers that serve a model now."""
@@ -261,10 +273,10 @@ class Workers:
         return self._draining
 
     def lanes(self) -> dict[str, list[tuple[str, bool]]]:
-        """By model, ip:port of each worker, and whether it takes new requests."""
+        """By model, ip:port of each worker that answers, and whether it takes new requests."""
         lanes: dict[str, list[tuple[str, bool]]] = {}
         for worker in self._table:
-            if worker.upstream is not None:
+            if worker.upstream is not None and worker.found.worker.role != PREFILL:
                 is_open = not (worker.is_draining or worker.found.excluded)
                 lane = (worker.endpoint, is_open)
                 lanes.setdefault(self._model_of(worker) or "", []).append(lane)
@@ -370,6 +382,7 @@ class Workers:
             "tokens": self.checks.status(name),
             "predictions": worker.outcomes.drift.shown(),
             "lora": None if adapters is None else sorted(adapters),
+            "role": worker.found.worker.role,
             "draining": worker.is_draining,
             "down": self.down(endpoint),
             "astray": self.astray(name),
@@ -437,7 +450,7 @@ class Workers:
 
     def _note_change(self) -> None:
         self._candidates.clear()
-        self._draining = None
+        self._draining = self._has_roles = None
         self._changed.set()
         self._changed = asyncio.Event()
 

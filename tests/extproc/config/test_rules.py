@@ -29,10 +29,12 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
+from extproc.config.sections import Disaggregation
 from extproc.errors import ConfigError
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
 MODEL = "models: [{name: m}]"
+MIRROR = "disaggregation: {mode: mirror, connector: sglang}"
 
 
 def told(*sections: str) -> list[str]:
@@ -94,6 +96,17 @@ def with_events(rest: str) -> str:
             [MODEL, with_events("drain: 'http://a:1', bind: true")],
             "workers[0].events.bind: needs zmq",
         ),
+        (
+            [MODEL, WORKER, "disaggregation: {mode: mirror}"],
+            (
+                "disaggregation.connector: nixl needs mode header: its second request says what the"
+                " first one answered"
+            ),
+        ),
+        (
+            [MODEL, WORKER, MIRROR, "extproc: {dialect: epp}"],
+            "disaggregation.mode: mirror needs bodies that can be changed: dialect buffered",
+        ),
     ],
 )
 def test_each_rule_is_told_of_a_text(sections: list[str], fault: str) -> None:
@@ -107,6 +120,7 @@ def test_what_breaks_no_rule_is_taken() -> None:
     workers = with_events("zmq: 'tcp://a:5557', replay: 'tcp://b:5557', ranks: 2")
     config = parse("\n".join([MODEL, workers, listen]), "c")
     assert config.envoy.router == "unix:/tmp/x"
+    assert parse("\n".join([MODEL, WORKER, MIRROR]), "c").disaggregation.mode == "mirror"
 
 
 ONE = Config(models=(Model("m"),))
@@ -461,3 +475,21 @@ def test_files_that_are_not_there_yet_are_doubted() -> None:
         "envoy.eds_directory",
     ]
     assert doubts(config, "/w", "/d") == []
+
+
+def of_roles(mode: str | None, connector: str, *roles: str) -> str:
+    """What is doubted of workers with these roles."""
+    workers = tuple(Worker(f"a:{port}", role=role) for port, role in enumerate(roles, 1))
+    return " ".join(
+        doubts(replace(ONE, workers=workers, disaggregation=Disaggregation(mode, connector)))
+    )
+
+
+def test_roles_that_leave_requests_unanswered_are_doubted() -> None:
+    assert of_roles(None, "nixl", "both", "prefill").startswith("disaggregation.mode: missing")
+    assert of_roles("header", "nixl", "decode").endswith("has the role prefill: nothing is split")
+    assert of_roles("header", "nixl", "decode", "prefill") == ""
+    assert "none takes whole requests" in of_roles("mirror", "sglang", "decode", "prefill")
+    assert of_roles("mirror", "sglang", "decode", "prefill", "both") == ""
+    found = replace(ONE, discovery=Discovery(dns=(DnsName("a"),)))
+    assert doubts(replace(found, disaggregation=Disaggregation("header"))) == []

@@ -1,6 +1,7 @@
 from dataclasses import dataclass, fields
 
-from extproc.config.schema import MAX_BYTES, MAX_MS, MAX_NUMBER, Config, Model, Worker, key, most
+from extproc.config.schema import Config, Model, Worker
+from extproc.config.sections import MAX_BYTES, MAX_MS, MAX_NUMBER, key, most
 
 
 @dataclass(frozen=True)

@@ -405,3 +405,37 @@ def test_an_object_without_an_identity_is_none() -> None:
 
 def test_a_refusal_says_why() -> None:
     assert read_refusal(b'{"code": 410, "reason": "Expired"}') == Refusal(410, "Expired", "")
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "role"),
+    [
+        ("llm-d.ai/role", "prefill", "prefill"),
+        ("llm-d.ai/role", "decode", "decode"),
+        ("llm-d.ai/role", "prefill-decode", "both"),
+        ("llm-d.ai/role", "encode-prefill", "prefill"),
+        ("role-name", "prefill", "prefill"),
+        ("role-name", "decode", "decode"),
+    ],
+)
+def test_a_pods_role_is_read_from_others_labels(label: str, value: str, role: str) -> None:
+    assert only(pod(labels={label: value})).worker.role == role
+
+
+def test_our_annotation_of_a_role_comes_first_and_the_configuration_last() -> None:
+    labels = {"llm-d.ai/role": "decode", "role-name": "prefill"}
+    said = {"kvsteer.io/role": "both", "kvsteer.io/transfer-port": "7777"}
+    worker = only(pod(labels=labels, annotations=said)).worker
+    assert (worker.role, worker.transfer_port) == ("both", 7777)
+    assert only(pod(labels=labels)).worker.role == "decode"
+    of_all = FoundWorker(model="a", role="prefill")
+    assert only(pod(), of_all=of_all).worker.role == "prefill"
+
+
+def test_a_pod_that_only_encodes_gets_no_requests() -> None:
+    assert only(pod(labels={"llm-d.ai/role": "encode"})).excluded == "it encodes media for others"
+
+
+def test_a_role_that_is_none_is_noted() -> None:
+    one, note = noted(pod(labels={"llm-d.ai/role": "dekode"}))
+    assert (one.worker.role, note) == ("both", "pod p: llm-d.ai/role: cannot be read: 'dekode'")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from extproc.config.schema import Config, Cost, Model, Policy
+from extproc.config.sections import Disaggregation
 from extproc.picking.decision import Decision, Query
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Loads
@@ -34,6 +35,7 @@ class Fleet:
         rate = config.policy.cost.prefill_tokens_per_second
         self.loads = Loads(self.upstreams.loads, rate)
         self.names_ranks = names_ranks
+        self.has_roles = False
         self.drained: set[str] = set()
         self._ranks = ranks
         self._holdings = {worker.name: Holdings(worker.name) for worker in WORKERS}
@@ -341,3 +343,80 @@ def test_other_routers_are_told_where_a_request_went_instead_and_that_it_failed(
     assert [words for words, _ in told.lines][1:] == [
         "withdrawn", f"begun at {other.endpoint} with 1000", "withdrawn",
     ]  # fmt: skip
+
+
+SPLITTING = Disaggregation("header", min_uncached_tokens=100)
+
+
+def of_legs(loads: int = 8, now: float = 0.0) -> tuple[Books, Decision]:
+    """Books and a decision whose prompt `c` computes and `a` answers, which answers others."""
+    config = Config(models=(Model("m"),), disaggregation=SPLITTING)
+    one = Books(config, Fleet(config))
+    one.fleet.has_roles = True
+    for _ in range(loads):
+        one.loads.begin("a:1", 0.0, 0.0)
+    return one, split(one, now)
+
+
+def split(one: Books, now: float = 0.0, first: int = 0) -> Decision:
+    """Decides on a prompt whose tokens count up from the first one."""
+    query = Query("m", [Prompt("m", array("I", range(first, first + 1000)))])
+    roles = {"a": "decode", "c": "prefill"}
+    workers = [Candidate(name, f"{name}:1", role=role) for name, role in roles.items()]
+    return one.decide(query, workers, [{}], lambda _: "live", now, Random(0))
+
+
+def test_two_legs_are_booked_where_their_work_is_and_released_together() -> None:
+    one, made = of_legs()
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (9, 1)
+    loads = [one.loads.load(f"{name}:1", 0.0).backlog_tokens for name in "ac"]
+    assert loads == [0.0, 1000.0]
+    assert set(decided(one).claims) == {"a", "c"}
+    one.release(booking, 0.0)
+    assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (8, 0)
+    one.release(booking, 0.0)
+    assert one.loads.in_flight("a:1") == 8
+
+
+def test_a_prompt_that_must_be_computed_by_now_is_no_load_while_it_is_answered() -> None:
+    one, made = of_legs()
+    first = one.book(made, 0.0)
+    # 1,000 tokens should take 125 ms, and are a load for twice as long
+    second = one.book(split(one, 0.2, 2000), 0.2)
+    assert first is not None
+    assert second is not None
+    assert one.loads.in_flight("c:1") == 2
+    third = one.book(split(one, 0.3, 4000), 0.3)
+    assert one.loads.in_flight("c:1") == 2
+    for booking in (first, second, third):
+        assert booking is not None
+        one.release(booking, 0.4)
+    assert (one.loads.in_flight("a:1"), one.loads.in_flight("c:1")) == (8, 0)
+
+
+def test_a_failed_request_leaves_no_claim_on_either_worker() -> None:
+    one, made = of_legs()
+    booking = one.book(made, 0.0)
+    assert booking is not None
+    one.answered(booking, 500, "a:1", 0.1)
+    assert not decided(one, now=0.1).claims
+
+
+def test_a_prefill_worker_that_fails_with_every_partner_is_left_out() -> None:
+    one, _ = of_legs()
+    for _ in range(FAILURES_UNTIL_LEFT_OUT):
+        booking = one.book(split(one), 0.0)
+        assert booking is not None
+        one.answered(booking, 500, "a:1", 0.0)
+        one.release(booking, 0.0)
+        other = one.loads.begin("a:1", 0.0, 0.0)
+        one.answered(other, 200, "a:1", 0.0)
+    assert set(one.fleet.upstreams.ejected(0.1)) == {"c:1"}
+    assert split(one, 0.1).prefill is None
+
+
+def test_where_workers_have_roles_every_response_is_looked_at() -> None:
+    one, _ = of_legs()
+    assert {one.wants_status() for _ in range(REQUESTS_A_LOOK)} == {True}

@@ -362,3 +362,44 @@ def test_a_fault_in_accounting_stops_no_response(
     assert answer.HasField("response_headers")
     exchange.close()
     assert in_flight(one) == 0
+
+
+SPLIT = """models: [{name: m}]
+workers:
+- {endpoint: "10.0.0.1:1", role: decode}
+- {endpoint: "10.0.0.2:1", role: prefill}
+disaggregation: {mode: %s, connector: %s, min_uncached_tokens: 100}
+"""
+PREFILLER = "x-prefiller-host-port"
+
+
+def asked_of(one: Service, content: bytes) -> tuple[Exchange, dict[str, str], ProcessingResponse]:
+    """A stream whose request was placed, the headers set for it, and the answer."""
+    exchange = one.open()
+    sent = {PREFILLER: "10.9.9.9:1"}
+    answers(exchange, head("/v1/completions", headers=sent))
+    answer = answers(exchange, body(content))[0]
+    mutation = answer.request_body.response.header_mutation
+    said = {each.header.key: each.header.raw_value.decode() for each in mutation.set_headers}
+    assert (PREFILLER in said) is (PREFILLER not in mutation.remove_headers)
+    return exchange, said, answer
+
+
+def test_a_sidecar_is_told_who_computes_the_prompt_and_never_by_the_client(
+    closing: list[Service],
+) -> None:
+    one = of(SPLIT % ("header", "nixl"))
+    closing.append(one)
+    first, said, answer = asked_of(one, PROMPT)
+    assert PREFILLER not in said  # the decode worker is idle
+    for _ in range(8):
+        fleet(one).loads.begin(FIRST, 0.0, fleet(one).monotonic())
+    other = json.dumps({"model": "m", "prompt": list(range(600, 1500))}).encode()
+    exchange, said, answer = asked_of(one, other)
+    assert said[PREFILLER] == SECOND
+    assert said["x-gateway-destination-endpoint"] == FIRST
+    assert not answer.request_body.response.HasField("body_mutation")
+    assert one.router.in_flight(SECOND) == 1
+    exchange.close()
+    first.close()
+    assert one.router.in_flight(SECOND) == 0

@@ -75,6 +75,7 @@ async def test_the_status_has_every_field_of_the_contract() -> None:
             "engine": None,
         },
         "lora": None,
+        "role": "both",
         "draining": False,
         "down": "",
         "astray": "",

@@ -1,0 +1,83 @@
+"""How the configuration is declared, key by key, and its sections that know no other one."""
+
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+# Larger numbers are typing errors; timers and counters have room for these.
+MAX_NUMBER = 2**31 - 1
+MAX_MS = 366 * 24 * 3600 * 1000
+MAX_BYTES = 2**40
+
+
+def key(
+    doc: str,
+    default: Any = MISSING,
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: int = 0,
+    maximum: int | None = None,
+) -> Any:
+    """Declares a configuration key: its meaning and unit, its default if any, and what is allowed.
+
+    maximum: where it is less than `most` of the key's name.
+    """
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "maximum": maximum}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def most(name: str) -> int:
+    """Returns the largest number that a key of this name accepts."""
+    if name.endswith("_ms"):
+        return MAX_MS
+    return MAX_BYTES if name.endswith("_bytes") else MAX_NUMBER
+
+
+# A worker of role both takes whole requests; only the others take part of one.
+PREFILL, DECODE, BOTH = ROLES = ("prefill", "decode", "both")
+
+HEADER, MIRROR = MODES = ("header", "mirror")
+NIXL, OFFLOADING, MOONCAKE, SGLANG = CONNECTORS = ("nixl", "offloading", "mooncake", "sglang")
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregation:
+    """How a prompt may be computed by one worker and continued by another."""
+
+    mode: str | None = key(
+        "who sends the second request: header, a sidecar beside the decode worker, which is told in"
+        " x-prefiller-host-port; mirror, Envoy itself. By default every request has one worker",
+        None,
+        choices=MODES,
+    )
+    connector: str = key(
+        "how the engines hand KV blocks over: nixl (vLLM's NixlConnector, header only), offloading"
+        " (vLLM's OffloadingConnector with a p2p tier), mooncake (vLLM's MooncakeConnector) or"
+        " sglang, whose decode workers cannot compute a prompt themselves",
+        NIXL,
+        choices=CONNECTORS,
+    )
+    min_uncached_tokens: int = key(
+        "fewest tokens of a prompt for which a prefill worker is used, counted without those that"
+        " the decode worker holds",
+        512,
+    )
+    transfer_tokens_per_second: int = key(
+        "tokens whose KV blocks are transferred from one worker to another in a second",
+        100_000,
+        minimum=1,
+    )
+    interference_percent: int = key(
+        "weight of the delay that computing a prompt on a decode worker means for each request that"
+        " it is answering, in percent of the same delay to the request itself",
+        25,
+    )
+    transfer_port: int = key(
+        "the port on which prefill workers hand over what they computed (mirror only): SGLang's"
+        " --disaggregation-bootstrap-port, vLLM's VLLM_MOONCAKE_BOOTSTRAP_PORT, or the port of the"
+        " p2p tier",
+        8_998,
+        minimum=1,
+        maximum=65_535,
+    )

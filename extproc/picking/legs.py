@@ -1,0 +1,133 @@
+"""Whether one worker computes a prompt and another one answers, and which ones: pure.
+
+A request has one leg, a worker that takes all of it, or two: a prefill worker computes the prompt,
+hands its KV blocks over, and a decode worker generates. Who answers is decided first, by its own
+cost. A second leg is worth it if computing the prompt there costs more than elsewhere:
+
+    here  = uncached prompt tokens x affinity + prompt tokens still queued there
+            + uncached prompt tokens x requests that it is answering x interference
+    apart = cost of the cheapest prefill worker, by overlap and load as of any other worker
+            + tokens to be transferred, at the speed of a transfer
+
+All in tokens of prefill work. A worker of role both takes whole requests only: whether its engine
+could do half of one is not known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+
+from extproc.config.sections import BOTH, DECODE, MIRROR, PREFILL, SGLANG, Disaggregation
+from extproc.picking.decision import Decision, Query, Snapshot, Split, decide
+from extproc.picking.eligibility import Candidate, why_excluded
+from extproc.picking.load import Load
+from extproc.picking.policies import Chance
+
+Value = TypeVar("Value")
+
+COMPUTES_FOR_OTHERS = "computes prompts for other workers only"
+
+
+def decide_legs(
+    query: Query, snapshot: Snapshot, rules: Disaggregation, now: float, rng: Chance
+) -> Decision:
+    """Decides where a query goes among workers of which some take only part of a request.
+
+    now: seconds of the clock that the load is kept in.
+    """
+    workers = snapshot.workers
+    computes = bool(query.prompts or query.text or query.unread_bytes)
+    helpers = [
+        worker
+        for worker in workers
+        if worker.role == PREFILL
+        and worker.endpoint not in snapshot.ejected
+        and not why_excluded(worker, query.demand, snapshot.unfit)
+    ]
+    whole = _why_whole(query, rules, helpers) if computes else "there is no prompt to compute"
+    # SGLang's decode workers cannot compute a prompt
+    needs_helper = computes and rules.connector == SGLANG
+    closed = {PREFILL: COMPUTES_FOR_OTHERS}
+    if needs_helper and whole:
+        closed[DECODE] = f"cannot compute a prompt itself: {whole}"
+    answering = msgspec.structs.replace(
+        snapshot, workers=[_closed(worker, closed) for worker in workers], roster=None
+    )
+    answer = decide(query, answering, now, rng)
+    if not answer.pick:
+        return answer
+    roles = {worker.endpoint: worker.role for worker in workers}
+    if not whole and roles[answer.pick[0]] == BOTH:
+        whole = "the cheapest worker takes whole requests"
+    split = Split(None, whole)
+    if not whole:
+        among = msgspec.structs.replace(
+            snapshot,
+            workers=helpers,
+            roster=None,
+            ranks=None,
+            rules=replace(snapshot.rules, shed=False),
+        )
+        split = _split(query, among, answer, rules, (now, rng), must=needs_helper)
+    pick = answer.pick
+    if split.prefill is not None or needs_helper:  # a retry must fit the request as it is sent
+        fitting = DECODE if split.prefill is not None else BOTH
+        pick = tuple([endpoint for endpoint in pick if roles[endpoint] == fitting])
+    return msgspec.structs.replace(answer, pick=pick, split=split)
+
+
+def _why_whole(query: Query, rules: Disaggregation, helpers: Sequence[Candidate]) -> str:
+    """Why the request cannot have two legs, whatever they cost; "" if it can."""
+    if rules.mode is None:
+        return "disaggregation.mode is not set"
+    if not query.may_split:
+        return "its body cannot say where the prompt is computed"
+    if query.answers > 1:
+        return "it asks for several answers"
+    if len(query.prompts) > 1 and not (rules.mode == MIRROR and rules.connector == SGLANG):
+        return "it has several prompts"
+    return "" if helpers else "no prefill worker can take it"
+
+
+def _closed(worker: Candidate, closed: dict[str, str]) -> Candidate:
+    why = closed.get(worker.role, "")
+    if not why or worker.excluded:
+        return worker
+    return msgspec.structs.replace(worker, excluded=why)
+
+
+def _split(
+    query: Query,
+    among: Snapshot,
+    answer: Decision,
+    rules: Disaggregation,
+    around: tuple[float, Chance],
+    *,
+    must: bool,
+) -> Split:
+    """Weighs a second leg against none; must: the first worker cannot do without it."""
+    uncached = answer.uncached_tokens
+    if not must and uncached < rules.min_uncached_tokens:
+        few = f"{uncached:.0f} uncached tokens are fewer than {rules.min_uncached_tokens}"
+        return Split(None, few)
+    prefill = decide(query, among, *around)
+    load = _of_pick(answer, answer.loads) or Load()
+    others = load.in_flight + load.others
+    weight = answer.affinity + rules.interference_percent / 100 * others
+    here = load.backlog_tokens + weight * uncached
+    rate = among.rules.cost.prefill_tokens_per_second
+    transfer = uncached * rate / rules.transfer_tokens_per_second
+    apart = (_of_pick(prefill, prefill.costs) or 0.0) + transfer
+    if must:
+        return Split(prefill, "the decode worker cannot compute a prompt itself", here, apart)
+    if here > apart:
+        return Split(prefill, "computing the prompt elsewhere costs less", here, apart)
+    return Split(None, "computing the prompt where it is answered costs no more", here, apart)
+
+
+def _of_pick(decision: Decision, column: Sequence[Value]) -> Value:
+    """Returns the entry of the first pick in a column of all workers."""
+    places = [worker.name for worker in decision.workers]
+    return column[places.index(decision.worker)]

@@ -1,0 +1,176 @@
+from array import array
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from extproc.config.schema import Policy
+from extproc.config.sections import Disaggregation
+from extproc.picking.decision import Decision, Query, Snapshot, Verdict
+from extproc.picking.eligibility import Candidate, Demand
+from extproc.picking.explain import explanation, why
+from extproc.picking.legs import COMPUTES_FOR_OTHERS, decide_legs
+from extproc.picking.load import Load
+from kvstate.overlap import Overlap, Prompt
+
+ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode", "b": "both"}
+QUERY = Query("m", [Prompt("m", array("I", range(4000)))])
+POLICY = Policy()
+BUSY = Load(in_flight=8)
+HEADER = Disaggregation("header", "offloading")
+SGLANG = Disaggregation("mirror", "sglang")
+
+
+def decided(
+    workers: str = "pqd",
+    loads: Mapping[str, Load] | None = None,
+    held: Mapping[str, int] | None = None,
+    query: Query = QUERY,
+    rules: Disaggregation = HEADER,
+    policy_rules: Policy = POLICY,
+    **more: Any,
+) -> Decision:
+    """Decides; held: blocks of 16 tokens, by worker."""
+    known = loads or {}
+    overlaps = {name: Overlap(16, (blocks, 0, 0, 0)) for name, blocks in (held or {}).items()}
+    snapshot = Snapshot(
+        workers=[Candidate(name, f"{name}:1", role=ROLES[name]) for name in workers],
+        held=[overlaps for _ in query.prompts],
+        load=lambda endpoint, _: known.get(endpoint[0], Load()),
+        policy="cost",
+        turn=0,
+        rules=policy_rules,
+        **more,
+    )
+    return decide_legs(query, snapshot, rules, 0.0, Random(0))
+
+
+def legs(made: Decision) -> tuple[str, str]:
+    """Returns who answers and who computes for it, "" for nobody."""
+    prefill = made.prefill
+    return made.worker, "" if prefill is None else prefill.worker
+
+
+def test_a_decode_worker_that_answers_others_leaves_a_long_prompt_to_a_prefill_worker() -> None:
+    made = decided(loads={"d": BUSY})
+    assert legs(made) in {("d", "p"), ("d", "q")}
+    assert made.pick == ("d:1",)
+
+
+def test_an_idle_decode_worker_computes_the_prompt_itself() -> None:
+    assert legs(decided()) == ("d", "")
+
+
+def test_a_queue_on_the_prefill_workers_keeps_the_prompt_where_it_is_answered() -> None:
+    queued = Load(1, 100_000.0)
+    assert legs(decided(loads={"d": BUSY, "p": queued, "q": queued})) == ("d", "")
+    assert legs(decided(loads={"d": BUSY, "p": queued})) == ("d", "q")
+
+
+def test_a_prefill_worker_is_picked_by_what_it_holds() -> None:
+    for name in "pq":
+        assert legs(decided(loads={"d": BUSY}, held={name: 200})) == ("d", name)
+
+
+def test_what_the_decode_worker_holds_need_not_be_computed_elsewhere() -> None:
+    made = decided(loads={"d": BUSY}, held={"d": 230})
+    assert legs(made) == ("d", "")
+    assert made.split is not None
+    assert "fewer than 512" in made.split.why
+
+
+def test_a_slow_transfer_is_not_worth_it() -> None:
+    rules = Disaggregation("header", transfer_tokens_per_second=1_000)
+    assert legs(decided(loads={"d": Load(4)}, rules=rules)) == ("d", "")
+    assert legs(decided(loads={"d": Load(4)}))[1] != ""
+
+
+def test_a_worker_of_both_roles_takes_whole_requests_only() -> None:
+    made = decided("pqb", loads={"b": BUSY})
+    assert legs(made) == ("b", "")
+    assert legs(decided("pqdb", loads={"d": BUSY})) == ("b", "")
+
+
+def test_prefill_workers_answer_nothing() -> None:
+    made = decided("pq")
+    assert (made.pick, made.verdict) == ((), Verdict.NO_OVERRIDE)
+    assert set(made.excluded) == {COMPUTES_FOR_OTHERS}
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        (msgspec.structs.replace(QUERY, may_split=False), "its body cannot say"),
+        (msgspec.structs.replace(QUERY, answers=2), "several answers"),
+        (msgspec.structs.replace(QUERY, prompts=list(QUERY.prompts) * 2), "several prompts"),
+        (Query("m"), "no prompt to compute"),
+    ],
+)
+def test_some_requests_have_one_leg(query: Query, reason: str) -> None:
+    made = decided(loads={"d": BUSY}, query=query)
+    assert legs(made) == ("d", "")
+    assert made.split is not None
+    assert reason in made.split.why
+
+
+def test_without_a_mode_nothing_is_split() -> None:
+    assert legs(decided(loads={"d": BUSY}, rules=Disaggregation())) == ("d", "")
+
+
+def test_prefill_workers_that_cannot_take_it_are_left_out() -> None:
+    busy = {"d": BUSY}
+    assert legs(decided(loads=busy, ejected={"p:1": "dead"})) == ("d", "q")
+    assert legs(decided(loads=busy, unfit={"q:1": "draining"})) == ("d", "p")
+    assert legs(decided(loads=busy, unfit={"q:1": "draining"}, ejected={"p:1": "x"})) == ("d", "")
+    subset = msgspec.structs.replace(QUERY, demand=Demand(subset=frozenset({"d:1", "q:1"})))
+    assert legs(decided(loads=busy, query=subset)) == ("d", "q")
+
+
+def test_a_retry_of_two_legs_finds_decode_workers_only() -> None:
+    made = decided("pdeb", loads={"d": BUSY, "e": BUSY, "b": Load(9, 50_000.0)})
+    assert legs(made)[1] == "p"
+    assert set(made.pick) == {"d:1", "e:1"}
+
+
+def test_sglang_never_computes_on_a_decode_worker() -> None:
+    assert legs(decided("pd", rules=SGLANG)) == ("d", "p")
+    assert legs(decided("pd", rules=SGLANG, held={"d": 249})) == ("d", "p")
+    made = decided("pdb", rules=SGLANG, ejected={"p:1": "dead"})
+    assert (legs(made), made.pick) == (("b", ""), ("b:1",))
+    assert "cannot compute" in made.excluded[1]
+
+
+def test_sglang_retries_a_whole_request_on_workers_of_both_roles_only() -> None:
+    made = decided("pdb", rules=SGLANG, loads={"d": BUSY})
+    assert (legs(made), made.pick) == (("b", ""), ("b:1",))
+
+
+def test_sglang_takes_a_batch_of_prompts_and_what_has_no_prompt() -> None:
+    batch = msgspec.structs.replace(QUERY, prompts=list(QUERY.prompts) * 2)
+    assert legs(decided("pd", rules=SGLANG, query=batch)) == ("d", "p")
+    assert legs(decided("pd", rules=SGLANG, query=Query("m"))) == ("d", "")
+
+
+def test_sglang_without_a_prefill_worker_is_left_to_the_proxy() -> None:
+    made = decided("d", rules=SGLANG)
+    assert (made.pick, made.verdict) == ((), Verdict.NO_OVERRIDE)
+
+
+def test_every_prefill_worker_over_its_limit_is_used_all_the_same() -> None:
+    full = {"p": Load(9), "q": Load(9), "d": Load(1)}
+    policy = Policy(max_in_flight=4, shed=True)
+    assert legs(decided(loads=full, rules=SGLANG, policy_rules=policy))[1] in {"p", "q"}
+
+
+def test_an_explanation_shows_both_legs_and_why() -> None:
+    made = decided(loads={"d": BUSY})
+    shown = explanation(made, lambda _: "live")["prefill"]
+    assert shown["pick"] in {"p:1", "q:1"}
+    assert shown["cost"]["here"] > shown["cost"]["apart"] > 0
+    assert [one["endpoint"] for one in shown["candidates"]] == ["p:1", "q:1"]
+    assert "computes the prompt: computing the prompt elsewhere costs less" in why(made)
+    whole = explanation(decided(), lambda _: "live")["prefill"]
+    assert (whole["pick"], "candidates" in whole) == (None, False)
+    assert "it computes the prompt" in why(decided())
