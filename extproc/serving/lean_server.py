@@ -306,8 +306,8 @@ class LeanServer:
         if self._tls is not None:
             await self._tls.close()
         if self._server is not None:
+            self._remove_socket()  # while it listens: later it may be another router's
             self._server.close()
-            self._remove_socket()
         for connection in list(self._connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import resource
@@ -105,16 +106,32 @@ def place_for(path: Path, options: ExtProc) -> Iterator[None]:
     Raises:
         StartError: the path is taken.
     """
-    remove_stale_socket(path)
-    before = os.umask(_ALL_RIGHTS & ~int(options.socket_mode, 8))
-    try:
+    with _alone_in(path.parent):
+        remove_stale_socket(path)
+        before = os.umask(_ALL_RIGHTS & ~int(options.socket_mode, 8))
+        try:
+            yield
+        finally:
+            os.umask(before)
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Has other routers wait that begin to listen in a directory, as far as it can be locked.
+
+    Between binding and listening a socket looks like one that a killed router has left behind, and
+    another router would take its place.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.umask(before)
 
 
 def bound_socket(path: Path, options: ExtProc) -> socket.socket:
-    """Returns a Unix socket bound to a path.
+    """Returns a Unix socket that listens at a path.
 
     Raises:
         StartError: the path is taken.
@@ -124,6 +141,7 @@ def bound_socket(path: Path, options: ExtProc) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
         try:
             made.bind(str(path))
+            made.listen(BACKLOG)
         except OSError:
             made.close()
             raise

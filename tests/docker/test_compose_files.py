@@ -47,6 +47,24 @@ def test_the_committed_envoy_yaml_is_what_is_rendered(monkeypatch: pytest.Monkey
     assert (ROOT / "deploy/compose/envoy.yaml").read_text() == rendered
 
 
+@pytest.mark.parametrize("file", ["compose", "compose/gpu"])
+def test_envoy_and_router_have_the_sockets_volume_and_one_user(
+    file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model").symlink_to(ROOT / "simulator/tiny_model")
+    (tmp_path / "simulator").symlink_to(ROOT / "simulator")
+    monkeypatch.chdir(tmp_path)
+    listen = load(str(ROOT / f"deploy/{file}/kvsteer.yaml")).extproc.listen
+    for name in ("envoy", "kvsteer"):
+        assert "sockets:/run/kvsteer" in volumes_of(services()[name])
+    assert listen == "unix:/run/kvsteer/extproc.sock"
+    assert listen in services()["kvsteer"]["healthcheck"]["test"]
+    user, _, _ = services()["envoy"]["user"].partition(":")
+    assert f"USER {user}:" in (ROOT / "deploy/Dockerfile").read_text()
+    tree = yaml.load((ROOT / "docker-compose.yml").read_text(), Compose)  # noqa: S506
+    assert f"uid={user},gid={user},mode=0700" in tree["volumes"]["sockets"]["driver_opts"]["o"]
+
+
 @pytest.mark.parametrize("name", services())
 def test_a_container_may_write_nothing_and_has_no_privileges(name: str) -> None:
     service = services()[name]

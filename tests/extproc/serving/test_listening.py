@@ -1,13 +1,15 @@
 """Where servers listen, and what they replace there."""
 
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from extproc.config.schema import ExtProc
 from extproc.errors import StartError
-from extproc.serving.listening import try_address
+from extproc.serving.listening import bound_socket, try_address
 from tests.extproc.serving.running import Running
 from tests.ports import free_port
 
@@ -67,3 +69,26 @@ async def test_a_socket_left_behind_is_replaced_but_nothing_else(tmp_path: Path,
         await third.server.start()
     await third.stop()
     assert file.read_text() == "precious"
+
+
+def test_of_routers_that_start_at_once_on_one_path_one_listens(tmp_path: Path) -> None:
+    options = ExtProc(listen=f"unix:{tmp_path}/socket")
+    start = threading.Barrier(8)
+
+    def listen(_: int) -> socket.socket | str:
+        start.wait()
+        try:
+            return bound_socket(tmp_path / "socket", options)
+        except StartError as error:
+            return str(error)
+
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as left_behind:
+            left_behind.bind(str(tmp_path / "socket"))
+        with ThreadPoolExecutor(8) as starting:
+            results = [*starting.map(listen, range(8))]
+        (listener,) = (one for one in results if isinstance(one, socket.socket))
+        refused = f"extproc.listen: another server listens on {tmp_path}/socket"
+        assert results.count(refused) == 7
+        listener.close()
+        (tmp_path / "socket").unlink()
