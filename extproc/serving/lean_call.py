@@ -245,6 +245,7 @@ class ExtProcCall(Call):
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         super().__init__(wire, stream_id)
         self._metrics = service.metrics
+        self._encoded = service.spoken.phrases.encoded
         self._exchange = service.open(traceparent)
 
     def take(self, message: Piece) -> None:
@@ -277,7 +278,7 @@ class ExtProcCall(Call):
 
     def _send(self, answers: Answers) -> None:
         for answer in answers:
-            self.answer(answer.SerializeToString())
+            self.answer(self._encoded(answer))
 
     def _answered(self, awaited: asyncio.Task[Answers]) -> None:
         if awaited.cancelled():

@@ -62,7 +62,7 @@ from extproc.picking.decision import Refusal
 from extproc.picking.eligibility import subset_of
 from extproc.requests.request import Ask, Head, path_of, why_unkeyed
 from extproc.serving import stream_answers as say
-from extproc.serving.stream_answers import Answers, Placement
+from extproc.serving.stream_answers import Answers, Phrases, Placement
 
 # Decimal digits of the largest content-length and status that are read: 64 bits, and three.
 _LENGTH_DIGITS = 19
@@ -264,6 +264,7 @@ class Spoken(msgspec.Struct, frozen=True):
     tells no mode.
     reads_usage: whether responses in dialect A are asked for where they may tell usage.
     owned: headers that say where a prompt is computed, and that no client may set.
+    phrases: the answers that most streams are given.
     """
 
     max_body_bytes: int
@@ -273,6 +274,7 @@ class Spoken(msgspec.Struct, frozen=True):
     dialect: str = "auto"
     reads_usage: bool = False
     owned: tuple[str, ...] = ()
+    phrases: Phrases = msgspec.field(default_factory=Phrases)
 
 
 class Stream:
@@ -319,13 +321,15 @@ class Stream:
     def place(self, placement: Placement) -> Answers:
         """Returns the answers that carry the pick for the last `Ask`."""
         spoken = self._spoken
-        common = say.pick_of(placement, names_model=spoken.names_model, owned=spoken.owned)
+        names_model, owned = spoken.names_model, spoken.owned
         self.state = State.ENDED if self.is_duplex and self._is_last else State.PLACED
+        if self._asked_with == "request_body" and not self.is_duplex:
+            phrases = spoken.phrases
+            return [phrases.body_placed(placement, names_model=names_model, owned=owned)]
+        common = say.pick_of(placement, names_model=names_model, owned=owned)
         if self._asked_with == "request_headers" or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
             first = say.headers_placed(common, without_body=without_body)
-        elif self._asked_with == "request_body":
-            first = say.body_placed(common, placement.body)
         else:
             first = say.request_trailers_go_on()
         answers = [say.with_metadata(first, placement)]
@@ -374,7 +378,7 @@ class Stream:
         self.state = State.BODY
         if self.is_duplex:
             return []
-        return [say.request_headers_go_on(self._told_mode if self._wants_status else None)]
+        return [self._spoken.phrases.go_on(self._told_mode if self._wants_status else None)]
 
     def _reason_without_body(self, head: Head) -> str:
         """Why a request is placed on its headers, "" if its body is wanted."""

@@ -47,6 +47,53 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     body: bytes | None = None
 
 
+class Phrases:
+    """Answers that are said to request after request: each is made, and encoded, once.
+
+    They are shared by all that say them, so nobody may change them. Bounded: when it is full, it
+    begins anew.
+    """
+
+    def __init__(self, most: int = 1024) -> None:
+        self._most = most
+        self._known: dict[Placement | int | None, ProcessingResponse] = {}
+        self._encoded: dict[int, bytes] = {}  # by the identity of a message that is known
+
+    def go_on(self, body_mode: int | None) -> ProcessingResponse:
+        """Returns the answer of `request_headers_go_on`."""
+        known = self._known.get(body_mode)
+        return self._keep(body_mode, request_headers_go_on(body_mode)) if known is None else known
+
+    def body_placed(
+        self, placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
+    ) -> ProcessingResponse:
+        """Returns the answer to a buffered request body that carries a pick.
+
+        names_model, owned: as in `pick_of`, and the same in every call.
+        """
+        known = self._known.get(placement)
+        if known is not None:
+            return known
+        common = pick_of(placement, names_model=names_model, owned=owned)
+        answer = with_metadata(body_placed(common, placement.body), placement)
+        # what is said of one request alone will not be said again
+        is_its_own = placement.body is not None or placement.legs
+        return answer if is_its_own else self._keep(placement, answer)
+
+    def encoded(self, answer: ProcessingResponse) -> bytes:
+        """Returns the bytes of any answer, these or others."""
+        known = self._encoded.get(id(answer))
+        return answer.SerializeToString() if known is None else known
+
+    def _keep(self, key: Placement | int | None, answer: ProcessingResponse) -> ProcessingResponse:
+        if len(self._known) >= self._most:
+            self._encoded.clear()
+            self._known.clear()
+        self._known[key] = answer
+        self._encoded[id(answer)] = answer.SerializeToString()
+        return answer
+
+
 # With these a whole body arrives in one message that may not say so: request trailers follow it.
 WHOLE_BODY_MODES = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
 
