@@ -127,7 +127,8 @@ _WHOLE_HEADS = (_END_HEADERS, _END_HEADERS | _END_STREAM)
 class Connection:
     """One peer.
 
-    After `receive`, and after anything was sent, `data_to_send` is to be written until it is empty.
+    After `receive`, and after anything was sent, `data_to_send` is to be written while there is
+    anything `unsent` or any stream `ready` for more; if it `is_due`, at once.
     """
 
     def __init__(self, limits: Limits, cache: BlockCache, budget: Budget) -> None:
@@ -137,6 +138,7 @@ class Connection:
         self._joiner = HeadJoiner(limits)
         self._floods = Floods(limits)
         self._outbox = Outbox(budget)
+        self.unsent, self.ready = self._outbox.chunks, self._outbox.ready
         self._blocks = HeaderBlocks(cache, limits.max_header_list_bytes)
         self._streams = Streams(limits, self._outbox, self._floods)
         self._control = Control(
@@ -150,6 +152,11 @@ class Connection:
     def __repr__(self) -> str:
         state = "failed" if self.fault else "draining" if self._streams.is_draining else "open"
         return f"<Connection {state}, {len(self._streams.open)} streams>"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the peer waits for any of what is to be sent."""
+        return self._outbox.is_due or bool(self.ready)
 
     @property
     def stream_count(self) -> int:
@@ -187,10 +194,11 @@ class Connection:
         return events
 
     def data_to_send(self) -> bytes:
-        """Returns the bytes to be written now; call it again until it returns none."""
-        data = self._outbox.take()
-        if self._outbox.done:
-            for stream in self._outbox.finished():
+        """Returns the bytes to be written now; none if there are none."""
+        outbox = self._outbox
+        data = outbox.take()
+        if outbox.done:
+            for stream in outbox.finished():
                 self._streams.finish(stream)
         return data
 
@@ -220,10 +228,13 @@ class Connection:
         self._streams.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)
         return None
 
-    def end(self, stream_id: int, block: bytes) -> None:
-        """Sends the last headers of an answer; does nothing if the stream is gone."""
+    def end(self, stream_id: int, block: bytes, *, is_due: bool = True) -> None:
+        """Sends the last headers of an answer; does nothing if the stream is gone.
+
+        is_due: whether the peer waits for them.
+        """
         stream = self._streams.open.get(stream_id)
-        if stream is not None and self._outbox.end(stream, block):
+        if stream is not None and self._outbox.end(stream, block, is_due=is_due):
             self._streams.finish(stream)
 
     def reset(self, stream_id: int, code: int) -> None:

@@ -16,13 +16,16 @@ from extproc.http2.frames import (
 from extproc.http2.limits import Budget
 
 
+_Queue = deque[bytes | bytearray | memoryview]
+
+
 class Stream:
     """A stream that is open or half closed.
 
     window: bytes that the peer may still send. unreturned: bytes that were used, of which the peer
     was not told yet. credit: what WINDOW_UPDATEs allowed us less what we sent; with the peer's
-    initial window it is what we may send. queue: DATA that waits, of `queued` bytes; only what is
-    in a bytearray there may still grow. trailers: the block that ends the answer. is_received,
+    initial window it is what we may send. queue: DATA that waits, of `queued` bytes, None while none
+    ever did; only what is in a bytearray there may still grow. trailers: the block that ends the answer. is_received,
     is_answered: the sides that have ended.
     """
 
@@ -49,7 +52,7 @@ class Stream:
         self.credit = 0
         self.expected = expected
         self.received = 0
-        self.queue: deque[bytes | bytearray | memoryview] = deque()
+        self.queue: _Queue | None = None
         self.queued = 0
         self.stalled_ticks = 0
         self.trailers: bytes | None = None
@@ -72,34 +75,39 @@ class Outbox:
     """What one connection is to send. Streams whose DATA waits are served oldest first.
 
     done: streams whose trailers went out after they had waited, until `finished` tells them.
+    is_due: whether the peer waits for any of what is to be sent: it does for all but the ends of
+    streams that went well. chunks, ready: what is to be sent, and the streams whose DATA may be.
     """
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._chunks: list[bytes | memoryview] = []
+        self.is_due = False
+        self.chunks: list[bytes | memoryview] = []
         self._window = DEFAULT_WINDOW
         self._initial_window = DEFAULT_WINDOW
         self._waiting: dict[int, Stream] = {}
         # those of them that wait for nothing of their own
-        self._ready: dict[int, Stream] = {}
+        self.ready: dict[int, Stream] = {}
         self.done: list[Stream] = []
         self._pumped = 0
         self._is_paused = False
 
     def take(self) -> bytes:
         """Returns the bytes to be sent now; call it again until it returns none."""
-        if self._ready:
+        if self.ready:
             self._pump()
-        if not self._chunks:
+        if not self.chunks:
             return b""
         self._pumped = 0
-        data = b"".join(self._chunks)
-        self._chunks.clear()
+        self.is_due = False
+        data = b"".join(self.chunks)
+        self.chunks.clear()
         return data
 
     def write(self, data: bytes) -> None:
         """Queues whole frames that no window holds back."""
-        self._chunks.append(data)
+        self.is_due = True
+        self.chunks.append(data)
 
     def pause(self) -> None:
         """Holds DATA back, since the transport is full."""
@@ -121,8 +129,9 @@ class Outbox:
         ):
             self._window -= size
             stream.credit -= size
-            self._chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
-            self._chunks.append(data)
+            self.is_due = True
+            self.chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
+            self.chunks.append(data)
             return True
         if not self._budget.take(size):
             return False
@@ -130,12 +139,14 @@ class Outbox:
         stream.queued += size
         self._waiting[stream.id] = stream
         if self._initial_window + stream.credit > 0:
-            self._ready[stream.id] = stream
+            self.ready[stream.id] = stream
         return True
 
-    def end(self, stream: Stream, block: bytes) -> bool:
+    def end(self, stream: Stream, block: bytes, *, is_due: bool = True) -> bool:
         """Sends trailers after the DATA that waits; returns whether they went out."""
         stream.trailers = block
+        if is_due or not stream.is_received:
+            self.is_due = True
         return self._ended(stream)
 
     def forget(self, stream: Stream) -> None:
@@ -143,9 +154,9 @@ class Outbox:
         if stream.queued:
             self._budget.give_back(stream.queued)
             stream.queued = 0
-            stream.queue.clear()
+            stream.queue = None
             del self._waiting[stream.id]
-            self._ready.pop(stream.id, None)
+            self.ready.pop(stream.id, None)
 
     def grant(self, increment: int) -> bool:
         """Takes the connection's WINDOW_UPDATE; returns False if the window gets too large."""
@@ -158,7 +169,7 @@ class Outbox:
         if self._initial_window + stream.credit > MAX_WINDOW:
             return False
         if stream.queued and self._initial_window + stream.credit > 0:
-            self._ready[stream.id] = stream
+            self.ready[stream.id] = stream
         return True
 
     def set_initial_window(self, size: int) -> None:
@@ -166,7 +177,7 @@ class Outbox:
         self._initial_window = size
         for stream in self._waiting.values():
             if size + stream.credit > 0:
-                self._ready[stream.id] = stream
+                self.ready[stream.id] = stream
 
     def finished(self) -> list[Stream]:
         """Returns the streams whose trailers went out after a wait, since the last call."""
@@ -183,28 +194,30 @@ class Outbox:
 
     def _pump(self) -> None:
         while (
-            self._ready
+            self.ready
             and self._window > 0
             and self._pumped < _MAX_PUMPED_BYTES
             and not self._is_paused
         ):
-            stream = next(iter(self._ready.values()))
+            stream = next(iter(self.ready.values()))
             self._send_queued(stream)
             if not stream.queued:
-                del self._ready[stream.id], self._waiting[stream.id]
+                del self.ready[stream.id], self._waiting[stream.id]
                 if self._ended(stream):
                     self.done.append(stream)
             elif self._initial_window + stream.credit <= 0:
-                del self._ready[stream.id]
+                del self.ready[stream.id]
 
     def _send_queued(self, stream: Stream) -> None:
         """One frame of what waits."""
-        piece = memoryview(stream.queue[0])
+        queue = stream.queue
+        assert queue is not None  # there is something queued
+        piece = memoryview(queue[0])
         room = min(self._window, self._initial_window + stream.credit, MAX_FRAME_BYTES)
         part = piece[:room]
         size = len(part)
-        self._chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
-        self._chunks.append(part)
+        self.chunks.append(HEADER.pack(size << 8 | _DATA, 0, stream.id))
+        self.chunks.append(part)
         self._pumped += size
         self._window -= size
         stream.credit -= size
@@ -212,23 +225,25 @@ class Outbox:
         stream.stalled_ticks = 0
         self._budget.give_back(size)
         if size == len(piece):
-            stream.queue.popleft()
+            queue.popleft()
         else:
-            stream.queue[0] = piece[size:]
+            queue[0] = piece[size:]
 
     def _ended(self, stream: Stream) -> bool:
         if stream.queued or stream.trailers is None:
             return False
-        self._chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
+        self.chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
         if not stream.is_received:
             # RFC 9113, section 8.1: the rest of the request is not wanted
-            self._chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
+            self.chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
         stream.is_answered = True
         return True
 
 
 def _keep(stream: Stream, data: bytes) -> None:
     queue = stream.queue
+    if queue is None:
+        queue = stream.queue = deque()
     if len(data) >= _JOINED_BYTES:
         queue.append(data)
     elif queue and isinstance(queue[-1], bytearray) and len(queue[-1]) < _JOINED_BYTES:

@@ -11,7 +11,7 @@ from typing import cast
 from extproc import address
 from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
-from extproc.http2.grpc_messages import Status, refusal_of, trailers_only
+from extproc.http2.grpc_messages import OK_TRAILERS, Status, refusal_of, trailers_only
 from extproc.http2.header_blocks import BlockCache, RequestHead
 from extproc.http2.limits import MIB, Budget, Limits
 from extproc.http2.streams import Opened, Received
@@ -57,6 +57,11 @@ class Host:
     left: Callable[["LeanConnection"], None]
 
 
+# The ends of streams that went well wait so long for an answer to be written with: nobody waits for
+# them, and each would be a write of its own. An Envoy waits a second for them.
+END_SECONDS = 0.005
+
+
 class LeanConnection(asyncio.Protocol):
     """One connection of a proxy; writes once for all that one read brought.
 
@@ -72,6 +77,7 @@ class LeanConnection(asyncio.Protocol):
         self._held_back: dict[int, Call] = {}
         self._paused_ticks: int | None = None
         self._is_closing = False
+        self._ending: asyncio.TimerHandle | None = None  # of the ends that wait
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,6 +111,8 @@ class LeanConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by asyncio when the connection is gone; ends all its calls."""
         self._is_closing = True
+        if self._ending is not None:
+            self._ending.cancel()
         if exc is not None:
             log.debug("connection lost: %s", exc)
         for stream_id in list(self._calls):
@@ -169,7 +177,7 @@ class LeanConnection(asyncio.Protocol):
     def finish(self, stream_id: int, block: bytes) -> None:
         """Ends a call's answer with its last header block, and forgets the call."""
         self._held_back.pop(stream_id, None)
-        self.http2.end(stream_id, block)
+        self.http2.end(stream_id, block, is_due=block is not OK_TRAILERS)
         if self._calls.pop(stream_id, None) is not None and not self._calls:
             self._host.rested(self)
 
@@ -177,19 +185,32 @@ class LeanConnection(asyncio.Protocol):
         """Writes what is to be sent, and lets calls go on that waited for it."""
         if self._is_closing:
             return
+        http2 = self.http2
+        is_over = not self._calls and http2.is_over
+        if not (http2.is_due or self._held_back or is_over):
+            if http2.unsent and self._ending is None:
+                loop = asyncio.get_running_loop()
+                self._ending = loop.call_later(END_SECONDS, self._write_ends)
+            return
         self._write()
         while self._held_back and self._release():
             self._write()
-        if self.http2.fault is not None:
-            log.warning("connection ended: %s", self.http2.fault)
+        if http2.fault is not None:
+            log.warning("connection ended: %s", http2.fault)
             self._linger()
-        elif self.http2.is_over:
+        elif not self._calls and http2.is_over:
             self._is_closing = True
             self._transport.close()
 
     def _write(self) -> None:
-        while data := self.http2.data_to_send():
+        http2 = self.http2
+        while (http2.unsent or http2.ready) and (data := http2.data_to_send()):
             self._transport.write(data)
+
+    def _write_ends(self) -> None:
+        self._ending = None
+        if not self._is_closing:
+            self._write()
 
     def _release(self) -> bool:
         """Lets calls go on that could not; whether there were any."""

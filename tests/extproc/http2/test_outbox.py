@@ -33,6 +33,18 @@ def test_what_fits_the_windows_goes_out_at_once() -> None:
     assert outbox.finished() == []
 
 
+def test_the_peer_waits_for_all_but_the_end_of_a_stream_that_went_well() -> None:
+    outbox, one, other = Outbox(Budget(0)), stream(), stream(is_received=False)
+    outbox.end(one, b"end", is_due=False)
+    assert not outbox.is_due
+    outbox.end(other, b"end", is_due=False)
+    assert outbox.is_due
+    outbox.take()
+    assert not outbox.is_due
+    outbox.write(b"frame")
+    assert outbox.is_due
+
+
 def test_an_answer_before_the_request_ended_refuses_the_rest() -> None:
     outbox, one = Outbox(Budget(0)), stream(is_received=False)
     outbox.end(one, b"end")
@@ -142,6 +154,7 @@ def test_small_pieces_that_wait_are_joined() -> None:
     long = bytes(20_000)
     for piece in [b"ab"] * 10_000 + [long] + [b"c", b"d"]:
         outbox.send(one, piece)
+    assert one.queue is not None
     assert len(one.queue) == 4
     outbox.grant_stream(one, 5)
     assert data_of(taken(outbox)) == b"ababa"

@@ -131,6 +131,34 @@ async def test_one_read_is_answered_by_one_write(running: Running, connect: Conn
     assert running.in_flight == 0
 
 
+async def answered(peer: Peer) -> None:
+    """Sends a request's messages, and waits for both answers."""
+    peer.send(GREETING, request(1), data(1, HEAD), data(1, BODY))
+    await peer.frames_until(lambda frames: [one.kind for one in frames].count(FrameType.DATA) == 2)
+
+
+async def test_the_end_of_a_stream_goes_out_with_the_next_answer(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_server, "END_SECONDS", 3_600.0)
+    peer = await connect()
+    await answered(peer)
+    peer.send(data(1, b"", flags=END_STREAM))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await peer.frames_until(lambda frames: statuses(frames) != [])
+    frames = await peer.answer_to_ping()
+    assert [one.kind for one in frames[-2:]] == [FrameType.HEADERS, FrameType.PING]
+
+
+async def test_the_end_of_a_stream_goes_out_alone_where_nothing_follows(connect: Connect) -> None:
+    peer = await connect()
+    await answered(peer)
+    peer.send(data(1, b"", flags=END_STREAM))
+    frames = await peer.frames_until(lambda frames: statuses(frames) != [])
+    assert b"grpc-status\x010" in statuses(frames)[0]
+
+
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
