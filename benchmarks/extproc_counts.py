@@ -23,7 +23,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from types import FrameType
+from types import FrameType as Call
 from typing import Any
 
 import measure  # noqa: F401 - before the packages that it measures
@@ -103,11 +103,11 @@ class Sink(asyncio.Transport):
 
     writes = 0
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:  # type: ignore[override]
+    def write(self, _: object) -> None:
         """Takes bytes, and forgets them."""
         self.writes += 1
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
+    def get_extra_info(self, _: str, default: object = None) -> object:
         """There is no socket."""
         return default
 
@@ -180,11 +180,16 @@ class Bench:
         fleet = Fleet(1, lambda: 0.0)
         workers = Workers(config, fleet, open_transports)
         await workers.start()
-        while {workers.state(name) for name in workers.names()} != {"live"}:
+        while {workers.state(name) for name in workers.names()} != {"live"}:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         observed = Observed(lambda: 0.0, kept_at_once=1)
         router = Router(
-            config, workers, {"tiny": tokenizer}, Metrics(workers), Random(1), observer=observed  # noqa: S311
+            config,
+            workers,
+            {"tiny": tokenizer},
+            Metrics(workers),
+            Random(1),  # noqa: S311 - ties
+            observer=observed,
         )
         service = Service(config, router, Metrics(workers))
         server = LeanServer(service, lambda: True)
@@ -220,10 +225,10 @@ def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
     found: Counter[str] = Counter()
     names: list[str] = []
 
-    def note(frame: FrameType, event: str, _: object) -> None:
+    def note(call: Call, event: str, _: object) -> None:
         found[event] += 1
         if event == "call":
-            code, depth, above = frame.f_code, 0, frame.f_back
+            code, depth, above = call.f_code, 0, call.f_back
             while above is not None:
                 depth, above = depth + 1, above.f_back
             file = "/".join(code.co_filename.split("/")[-2:])

@@ -98,7 +98,7 @@ async def _measured(rounds: int) -> Row:
         with timed() as cost:
             for ask in requests:
                 metrics.open_streams += 1
-                booking = _at_once(router.route(ask)).booking
+                _, booking = _at_once(router.route(ask))
                 if booking is not None:
                     router.release(booking)
                 metrics.open_streams -= 1

@@ -238,14 +238,9 @@ def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Q
 LOGGED_BODY_BYTES = 4_096
 
 
-class Routed(NamedTuple):
-    """Where a request goes.
-
-    booking: if a worker was picked for a call of a model, to be released when it is over.
-    """
-
-    decision: Decision
-    booking: Booking | None
+# Where a request goes; and its booking, if a worker was picked for a call of a model, which is to
+# be released when it is over. A plain pair: one is made for every request.
+Routed = tuple[Decision, Booking | None]
 
 
 class Observer(Protocol):
@@ -311,7 +306,7 @@ class Router:
         now = course.picked()
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, course)
-            return Routed(decision, None)
+            return decision, None
         if self._traces is not None:
             course.trace = self._traces.record(decision, course)
         self._metrics.observe_decision(decision, course)
@@ -325,7 +320,7 @@ class Router:
         is_whole = decision.prefill is None  # else its engine counts what it was handed as cached
         if booking is not None and self._compares and is_whole and query.sole is not None:
             self._compared[booking] = query.sole
-        return Routed(decision, booking)
+        return decision, booking
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
         """Returns the answer of POST /explain: the decision for a request, without any effect."""

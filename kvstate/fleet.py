@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from kvstate.events import Body, EngineLoad
 from kvstate.feeds.feed import Feed, State
 from kvstate.feeds.replays import ReplaySlots
@@ -209,7 +211,7 @@ class Fleet:
         found = self._index.overlaps(prompt, names_ranks=self.names_ranks)
         if isinstance(prompt.lora, str):
             for number, workers in self._adapters.get(prompt.lora, {}).items():
-                numbered = prompt._replace(lora=number)
+                numbered = replace(prompt, lora=number)
                 by_number = self._index.overlaps(numbered, names_ranks=self.names_ranks)
                 found |= {name: by_number[name] for name in workers & by_number.keys()}
             unsure = self._index.overlaps_by_number(prompt)

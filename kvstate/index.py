@@ -8,6 +8,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from kvstate.core import Core
 from kvstate.events import Body, Event, Taken, finished
 from kvstate.overlap import Overlap, Prompt, encoded, of_any_rank
@@ -152,7 +154,7 @@ class Index:
         ranks = [owner for owner in self._stored.numbered if owner.model == prompt.model]
         best: dict[str, Overlap] = {}
         for number in set().union(*(self._stored.numbered[owner] for owner in ranks)):
-            for worker, overlap in self.overlaps(prompt._replace(lora=number)).items():
+            for worker, overlap in self.overlaps(replace(prompt, lora=number)).items():
                 unsure = of_any_rank(overlap)
                 if worker not in best or unsure.rank_order > best[worker].rank_order:
                     best[worker] = unsure

@@ -88,7 +88,7 @@ def encoded(extra: Extra) -> bytes | None:
     return msgspec.msgpack.encode(extra) if extra else None
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One prompt in its namespace.
 
     tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any;

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import xxhash
+from msgspec.structs import replace
 
 from extproc.picking.decision import Decision
 from extproc.picking.explain import why
@@ -269,7 +270,7 @@ class Prompts:
     def add(self, prompt: Prompt) -> None:
         """Keeps the beginning of a prompt, and drops the oldest ones beyond the bounds."""
         if len(prompt.tokens) > LEADING_TOKENS:
-            prompt = prompt._replace(tokens=prompt.tokens[:LEADING_TOKENS])
+            prompt = replace(prompt, tokens=prompt.tokens[:LEADING_TOKENS])
         prompts, tokens = self._limits
         self._kept.append(prompt)
         self._tokens += len(prompt.tokens)
@@ -339,7 +340,7 @@ def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
 
 
 def _cut(prompt: Prompt, tokens: int) -> Prompt:
-    return prompt._replace(tokens=prompt.tokens[:tokens])
+    return replace(prompt, tokens=prompt.tokens[:tokens])
 
 
 def _key(secret: int, prompt: Prompt, tokens: int) -> str:

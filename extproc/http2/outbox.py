@@ -15,8 +15,10 @@ from extproc.http2.frames import (
 )
 from extproc.http2.limits import Budget
 
-
 _Queue = deque[bytes | bytearray | memoryview]
+
+# The queue of the many streams whose DATA never waits: one each would be most of their memory.
+_NO_QUEUE: _Queue = deque(maxlen=0)
 
 
 class Stream:
@@ -24,8 +26,8 @@ class Stream:
 
     window: bytes that the peer may still send. unreturned: bytes that were used, of which the peer
     was not told yet. credit: what WINDOW_UPDATEs allowed us less what we sent; with the peer's
-    initial window it is what we may send. queue: DATA that waits, of `queued` bytes, None while none
-    ever did; only what is in a bytearray there may still grow. trailers: the block that ends the answer. is_received,
+    initial window it is what we may send. queue: DATA that waits, of `queued` bytes; only what is
+    in a bytearray there may still grow. trailers: the block that ends the answer. is_received,
     is_answered: the sides that have ended.
     """
 
@@ -52,7 +54,7 @@ class Stream:
         self.credit = 0
         self.expected = expected
         self.received = 0
-        self.queue: _Queue | None = None
+        self.queue = _NO_QUEUE
         self.queued = 0
         self.stalled_ticks = 0
         self.trailers: bytes | None = None
@@ -154,7 +156,7 @@ class Outbox:
         if stream.queued:
             self._budget.give_back(stream.queued)
             stream.queued = 0
-            stream.queue = None
+            stream.queue = _NO_QUEUE
             del self._waiting[stream.id]
             self.ready.pop(stream.id, None)
 
@@ -211,7 +213,6 @@ class Outbox:
     def _send_queued(self, stream: Stream) -> None:
         """One frame of what waits."""
         queue = stream.queue
-        assert queue is not None  # there is something queued
         piece = memoryview(queue[0])
         room = min(self._window, self._initial_window + stream.credit, MAX_FRAME_BYTES)
         part = piece[:room]
@@ -242,7 +243,7 @@ class Outbox:
 
 def _keep(stream: Stream, data: bytes) -> None:
     queue = stream.queue
-    if queue is None:
+    if queue is _NO_QUEUE:
         queue = stream.queue = deque()
     if len(data) >= _JOINED_BYTES:
         queue.append(data)

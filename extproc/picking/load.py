@@ -112,8 +112,7 @@ class EndpointLoad:
     told: dict[str, Gauges] = field(default_factory=dict)
 
 
-@dataclass(eq=False, slots=True)
-class Booking:
+class Booking(msgspec.Struct, eq=False):
     """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
 
     load: the record that it is booked in. rank: the one that it names, None if none.

@@ -59,11 +59,11 @@ _ENDS = tuple(length * BYTES_PER_TOKEN for length in LENGTHS)
 _key = xxhash.xxh3_64_intdigest
 
 
-class Marks(NamedTuple):
+class Marks(msgspec.Struct, frozen=True, gc=False):
     """The marks of one prompt: how many tokens lie before each, and its key, shortest first."""
 
-    lengths: Sequence[int]
-    keys: Sequence[int]
+    lengths: tuple[int, ...]
+    keys: tuple[int, ...]
 
 
 NO_MARKS = Marks((), ())
@@ -91,7 +91,7 @@ def marks_of(root: int, prompt: Tokens | bytes) -> Marks:
         key = _key(view[start:end], key)
         keys.append(key)
         start = end
-    return Marks(LENGTHS[:count], keys)
+    return Marks(LENGTHS[:count], tuple(keys))
 
 
 # What a mark takes: its key, its slot in a dict that is at worst a third full, its share of the
@@ -139,16 +139,16 @@ class Holdings:
         self.lost_at = now
 
 
-class Claim:
-    """One request that was sent to a worker; its times are seconds of one monotonic clock."""
+class Claim(msgspec.Struct, eq=False, gc=False):
+    """One request that was sent to a worker; its times are seconds of one monotonic clock.
 
-    __slots__ = ("ended_at", "holdings", "marks", "sent_at")
+    Hundreds of thousands are kept: like its marks, it is of no interest to the garbage collector.
+    """
 
-    def __init__(self, holdings: Holdings, marks: Marks, sent_at: float) -> None:
-        self.holdings = holdings
-        self.marks = marks
-        self.sent_at = sent_at
-        self.ended_at = inf
+    holdings: Holdings
+    marks: Marks
+    sent_at: float
+    ended_at: float = inf
 
 
 _Claims = tuple[Claim, ...]
@@ -178,15 +178,15 @@ class Sent:
 
     def marks(self, prompt: Prompt) -> Marks:
         """The marks of a prompt in its namespace."""
-        model, tokens, lora, salt = prompt
+        model, lora, salt = prompt.model, prompt.lora, prompt.salt
         if salt is not None:
             root = root_key(self._secret, "tokens", model, lora, salt)
-            return marks_of(root, tokens)
+            return marks_of(root, prompt.tokens)
         root = self._roots.get((model, lora), 0)
         if not root:
             root = root_key(self._secret, "tokens", model, lora, None)
             self._roots[model, lora] = root
-        return marks_of(root, tokens)
+        return marks_of(root, prompt.tokens)
 
     def text_marks(
         self, model: str | None, text: bytes, lora: str | None = None, salt: str | None = None

@@ -129,7 +129,7 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The prompt's marks."""
         words = array("Q")
         words.frombytes(self.keys)
-        return Marks(LENGTHS[: len(words)], _ordered(words).tolist())
+        return Marks(LENGTHS[: len(words)], tuple(_ordered(words)))
 
 
 def packed(keys: Sequence[int]) -> bytes:

@@ -2,6 +2,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
+from msgspec.structs import replace
 
 from kvstate.events import Batch
 from kvstate.feeds.feed import State
@@ -174,12 +175,12 @@ async def test_an_adapter_that_its_events_number_is_found_by_its_name(fleet: Fle
     await until(lambda: fleet.state("w") is fleet.state("v") is State.LIVE)
     prompt, certain, unsure = chain(3), Overlap(1, (1, 0, 0, 0)), Overlap(1, uncertain=1)
     assert fleet.overlaps(prompt) == {}
-    assert fleet.overlaps(prompt._replace(lora="y")) == {"v": unsure}
-    assert fleet.overlaps(prompt._replace(lora="x")) == {"w": certain, "v": unsure}
+    assert fleet.overlaps(replace(prompt, lora="y")) == {"v": unsure}
+    assert fleet.overlaps(replace(prompt, lora="x")) == {"w": certain, "v": unsure}
     await fleet.remove("w")
-    assert fleet.overlaps(prompt._replace(lora="x")) == {"v": unsure}
+    assert fleet.overlaps(replace(prompt, lora="x")) == {"v": unsure}
     await fleet.remove("v")
-    assert fleet.overlaps(prompt._replace(lora="x")) == {}
+    assert fleet.overlaps(replace(prompt, lora="x")) == {}
 
 
 async def test_a_feed_that_cannot_be_closed_is_forgotten_with_the_others(fleet: Fleet) -> None:

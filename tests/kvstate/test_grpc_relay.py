@@ -9,6 +9,7 @@ import grpc
 import pytest
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 
 from kvstate.events import Batch, BlocksStored, EngineLoad, EventBatch
 from kvstate.feeds import grpc_transport, shared_connection
@@ -157,7 +158,7 @@ async def test_namespaces_and_media_survive_the_relay() -> None:
         prompt = Prompt("m", Tokens("I", [5, 6, 7]), lora="ad", salt="s")
         await until(lambda: held(fleet, prompt) == (2, 0))
         assert fleet.overlaps(prompt)["w"].tiers == (0, 2, 0, 0)
-        assert held(fleet, prompt._replace(salt=None)) == (0, 0)
+        assert held(fleet, replace(prompt, salt=None)) == (0, 0)
 
 
 async def test_gap_that_the_relay_replays_is_not_seen() -> None:

@@ -1,5 +1,6 @@
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from kvstate.events import (
     AllCleared,
@@ -397,7 +398,7 @@ def test_of_adapters_by_number_the_best_is_uncertain_until_it_is_removed() -> No
     assert index.overlaps_by_number(asked) == {"w": Overlap(1, uncertain=2)}
     index.apply(owner, [BlocksRemoved([2, 3])])
     assert index.overlaps_by_number(asked) == {"w": Overlap(1, uncertain=1)}
-    assert index.overlaps_by_number(asked._replace(model="other")) == {}
+    assert index.overlaps_by_number(replace(asked, model="other")) == {}
     index.clear(owner)
     assert index.overlaps_by_number(asked) == {}
 

@@ -1,3 +1,6 @@
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,16 +36,28 @@ def test_what_fits_the_windows_goes_out_at_once() -> None:
     assert outbox.finished() == []
 
 
-def test_the_peer_waits_for_all_but_the_end_of_a_stream_that_went_well() -> None:
-    outbox, one, other = Outbox(Budget(0)), stream(), stream(is_received=False)
-    outbox.end(one, b"end", is_due=False)
+@pytest.mark.parametrize("is_received", [True, False])
+def test_nobody_waits_for_the_end_of_a_stream_that_went_well(*, is_received: bool) -> None:
+    outbox = Outbox(Budget(0))
+    outbox.end(stream(is_received=is_received), b"end", is_due=False)
+    assert outbox.is_due == (not is_received)
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda outbox: outbox.write(b"frame"),
+        lambda outbox: outbox.send(stream(), b"data"),
+        lambda outbox: outbox.end(stream(), b"end"),
+    ],
+)
+def test_the_peer_waits_for_every_other_frame(send: Callable[[Outbox], object]) -> None:
+    outbox = Outbox(Budget(0))
     assert not outbox.is_due
-    outbox.end(other, b"end", is_due=False)
-    assert outbox.is_due
+    send(outbox)
+    is_due = outbox.is_due
     outbox.take()
-    assert not outbox.is_due
-    outbox.write(b"frame")
-    assert outbox.is_due
+    assert (is_due, outbox.is_due) == (True, False)
 
 
 def test_an_answer_before_the_request_ended_refuses_the_rest() -> None:
@@ -154,7 +169,6 @@ def test_small_pieces_that_wait_are_joined() -> None:
     long = bytes(20_000)
     for piece in [b"ab"] * 10_000 + [long] + [b"c", b"d"]:
         outbox.send(one, piece)
-    assert one.queue is not None
     assert len(one.queue) == 4
     outbox.grant_stream(one, 5)
     assert data_of(taken(outbox)) == b"ababa"

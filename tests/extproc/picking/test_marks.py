@@ -21,8 +21,8 @@ def test_marks_lie_a_ninth_apart_at_most() -> None:
 
 
 def test_a_short_prompt_has_no_mark() -> None:
-    assert marks_of(1, array("I", range(64))).keys == []
-    assert marks_of(1, b"").keys == []
+    assert marks_of(1, array("I", range(64))).keys == ()
+    assert marks_of(1, b"").keys == ()
 
 
 def test_the_last_token_is_left_out() -> None:

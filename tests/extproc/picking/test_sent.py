@@ -4,6 +4,7 @@ from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.picking.sent import BYTES_PER_MARK, Holdings, Lifetimes, Sent, marks_of
 from kvstate.overlap import Prompt
@@ -45,7 +46,7 @@ def test_namespaces_are_apart() -> None:
     a = Holdings("a")
     sent = table()
     sent.record(a, sent.marks(PROMPT), 0.0)
-    for other in (PROMPT._replace(lora="x"), PROMPT._replace(salt="x"), PROMPT._replace(model="n")):
+    for other in (replace(PROMPT, lora="x"), replace(PROMPT, salt="x"), replace(PROMPT, model="n")):
         assert sent.expected(sent.marks(other), 0.0) == {}
 
 

@@ -178,4 +178,4 @@ def test_marks_and_workers_are_keyed_by_the_secret() -> None:
     assert worker_id(KEYS, "a:1") != worker_id(other, "a:1")
     assert len({KEYS.marks, other.marks, KEYS.workers, other.workers}) == 4
     claim = ClaimNews(1, 1, packed([3, 2**64 - 1]))
-    assert claim.marks == Marks(LENGTHS[:2], [3, 2**64 - 1])
+    assert claim.marks == Marks(LENGTHS[:2], (3, 2**64 - 1))
