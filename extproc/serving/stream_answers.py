@@ -71,13 +71,13 @@ class Phrases:
 
         names_model, owned: as in `pick_of`, and the same in every call.
         """
-        known = self._known.get(placement)
+        # what is said of one request alone will not be said again
+        is_its_own = placement.body is not None or bool(placement.legs)
+        known = None if is_its_own else self._known.get(placement)
         if known is not None:
             return known
         common = pick_of(placement, names_model=names_model, owned=owned)
         answer = with_metadata(body_placed(common, placement.body), placement)
-        # what is said of one request alone will not be said again
-        is_its_own = placement.body is not None or placement.legs
         return answer if is_its_own else self._keep(placement, answer)
 
     def encoded(self, answer: ProcessingResponse) -> bytes:

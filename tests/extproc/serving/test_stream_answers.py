@@ -1,3 +1,6 @@
+from typing import Any
+
+import msgspec
 import pytest
 from google.protobuf.json_format import MessageToDict
 from hypothesis import given
@@ -6,7 +9,7 @@ from hypothesis import strategies as st
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingMode, ProcessingResponse
 from extproc.picking.decision import Refusal
 from extproc.serving import stream_answers as say
-from extproc.serving.stream_answers import MAX_ECHO_BYTES, Placement
+from extproc.serving.stream_answers import MAX_ECHO_BYTES, Phrases, Placement
 
 PICK = Placement("10.0.0.1:1,10.0.0.2:1", "tiny")
 LENGTHS = st.integers(0, 3) | st.integers(MAX_ECHO_BYTES - 2, 2 * MAX_ECHO_BYTES + 2)
@@ -97,3 +100,33 @@ def test_a_refusal_is_an_answer_of_ours(status: int) -> None:
     assert (answer.status.code, answer.body, answer.details) == (status, b"{}", "kvsteer")
     (header,) = answer.headers.set_headers
     assert (header.header.key, header.header.raw_value) == ("retry-after", b"1")
+
+
+def test_what_is_said_again_is_made_and_encoded_once() -> None:
+    phrases = Phrases()
+    placed = phrases.body_placed(PICK, names_model=True)
+    assert placed is phrases.body_placed(PICK, names_model=True)
+    assert phrases.encoded(placed) is phrases.encoded(placed)
+    made = say.with_metadata(say.body_placed(say.pick_of(PICK, names_model=True)), PICK)
+    assert phrases.encoded(placed) == phrases.encoded(made) == made.SerializeToString()
+    for mode in (None, *say.WHOLE_BODY_MODES):
+        assert phrases.go_on(mode) is phrases.go_on(mode)
+        assert phrases.go_on(mode) == say.request_headers_go_on(mode)
+
+
+def test_only_so_much_of_what_is_said_is_kept() -> None:
+    phrases = Phrases(most=2)
+    picks = [Placement(f"10.0.0.{number}:1") for number in range(5)]
+    said = [phrases.body_placed(pick, names_model=False) for pick in picks]
+    assert said[-1] is phrases.body_placed(picks[-1], names_model=False)
+    assert said[0] is not phrases.body_placed(picks[0], names_model=False)
+    assert [phrases.encoded(one) for one in said] == [one.SerializeToString() for one in said]
+
+
+@pytest.mark.parametrize("more", [{"body": b"{}"}, {"legs": (("x-leg", "1"),)}])
+def test_what_is_said_of_one_request_alone_is_not_kept(more: dict[str, Any]) -> None:
+    phrases, pick = Phrases(), msgspec.structs.replace(PICK, **more)
+    placed = phrases.body_placed(pick, names_model=False, owned=("x-leg",))
+    assert placed is not phrases.body_placed(pick, names_model=False, owned=("x-leg",))
+    made = say.body_placed(say.pick_of(pick, names_model=False, owned=("x-leg",)), pick.body)
+    assert placed == say.with_metadata(made, pick)
