@@ -3,9 +3,21 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc.config.schema import CacheAware, Cost, PrefixCache
-from extproc.picking.policies import POLICIES, Columns, affinity_of, best
+from extproc.config.schema import CacheAware, Cost, Policy, PrefixCache
+from extproc.picking.load import EndpointLoad, Gauges, Loads
+from extproc.picking.policies import (
+    POLICIES,
+    SAMPLE_ALONE,
+    SAMPLE_AMONG_ROUTERS,
+    Columns,
+    affinity_of,
+    best,
+    sample_of,
+    sample_size,
+)
 
 
 def columns(*workers: tuple[float, float, float], **fields: Any) -> Columns:
@@ -102,3 +114,36 @@ def test_an_uncached_token_costs_more_the_busier_the_fleet_is(
 ) -> None:
     cost = Cost(affinity_percent=150, busy_affinity_percent=200)
     assert affinity_of(cost, utilization) == pytest.approx(affinity)
+
+
+@given(
+    eligible=st.lists(st.integers(0, 300), min_size=1, unique=True),
+    saved=st.lists(st.sampled_from([0.0, 16.0, 512.0])),
+    count=st.integers(1, 40),
+    seed=st.integers(0, 9),
+)
+def test_a_sample_has_no_stranger_and_somebody_of_all_that_hold_equally_much(
+    eligible: list[int], saved: list[float], count: int, seed: int
+) -> None:
+    holders = dict(zip(eligible, saved, strict=False))
+    sample = sample_of(eligible, holders, count, Random(seed))
+    assert len(sample) == len(set(sample))
+    assert set(sample) <= set(eligible)
+    assert len(sample) >= min(count, len(eligible))
+    for one in set(holders.values()):
+        equals = {place for place, tokens in holders.items() if tokens == one}
+        assert len(equals & set(sample)) >= min(count, len(equals))
+    assert len(sample) <= count * (1 + len(set(holders.values())))
+
+
+def test_a_sample_is_smaller_while_other_routers_are_heard_of() -> None:
+    loads = Loads({"w:1": EndpointLoad()})
+
+    def size(**fields: Any) -> int:
+        return sample_size(Policy(**fields), is_alone=not loads.routers)
+
+    assert size() == SAMPLE_ALONE
+    loads.told("other", "w:1", Gauges(1, 1, 1, 1, 1), 0.0, is_known=True)
+    assert (size(), size(sample=0), size(sample=3)) == (SAMPLE_AMONG_ROUTERS, 0, 3)
+    loads.forget("other")
+    assert size() == SAMPLE_ALONE
