@@ -1,6 +1,7 @@
 """Benchmark of routing: policies on a simulated fleet, on the same arrivals.
 
 python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace FILE] [--tuning]
+python benchmarks/routing.py --routers [--quick] [--json FILE]
 """
 
 import argparse
@@ -13,11 +14,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import routing_routers
 from measure import Row, table
 from routing_cells import CELLS, SEEDS, TUNING_SEEDS, Cell
 from routing_compare import CONTESTANTS, PARTS, Results, rows, summary
 from routing_plot import svg
-from routing_run import Result, arrivals, run
+from routing_run import Contestant, Result, arrivals, run
 from routing_workloads import trace
 
 METHOD = """\
@@ -29,6 +31,14 @@ flight. An engine computes 12,000 prompt tokens a second at most, which the rout
 takes it for 8,000. Every contestant gets the same arrivals. p50, p90, p99: time to first token.
 Spread: of computed prompt tokens over the engines, standard deviation / mean. Ratios are paired by
 seed; intervals are of 95 %. * marks the lowest p90.
+"""
+
+ROUTERS_METHOD = """\
+How: the fleet, the arrivals and the decision of the benchmark of policies. Each request comes to
+one of the routers by chance. All of them see the events of all engines; each books its own
+requests, and is told of the others' by the messages of extproc/sharing, a millisecond on the way.
+Alone: nothing is told. All compared: `policy.sample: 0`; otherwise its default, 32 for one router
+and 8 while others are heard of. Ratios are paired by seed; intervals are of 95 %.
 """
 
 QUICK_SEEDS = 3
@@ -44,8 +54,12 @@ def main() -> None:
     parser.add_argument("--speedup", type=float, default=1.0, help="play the trace so much faster")
     parser.add_argument("--workers", type=int, default=8, help="engines that serve the trace")
     parser.add_argument("--tuning", action="store_true", help="the seeds that weights are tuned on")
+    parser.add_argument("--routers", action="store_true", help="one router against several")
     wanted = parser.parse_args()
     started = time.monotonic()
+    if wanted.routers:
+        _compare_routers(wanted, started)
+        return
     cells: Sequence[Cell] = CELLS
     seeds = TUNING_SEEDS if wanted.tuning else SEEDS
     if wanted.trace:
@@ -56,44 +70,59 @@ def main() -> None:
     found: list[Row] = []
     p90s: dict[str, dict[str, float]] = {}
     for cell in cells:
-        results = _results(cell, seeds)
+        results = _results(cell, seeds, (*CONTESTANTS, *PARTS))
         print(summary(cell.name, results), flush=True)
         found += rows(cell.name, results)
         p90s[cell.name] = {
             name: statistics.geometric_mean([one.p90 for one in each])
             for name, each in results.items()
         }
-    print(f"\n{table(found)}\n\n{_how(seeds)}\ntook {time.monotonic() - started:.0f} s")
+    print(f"\n{table(found)}\n\n{_how(METHOD, seeds)}\ntook {time.monotonic() - started:.0f} s")
     if wanted.json:
         wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
     if wanted.plot:
         wanted.plot.write_text(svg(p90s, [one.name for one in CONTESTANTS]))
 
 
-def _results(cell: Cell, seeds: Sequence[int]) -> Results:
+def _compare_routers(wanted: argparse.Namespace, started: float) -> None:
+    found: list[Row] = []
+    seeds = routing_routers.SEEDS[:QUICK_SEEDS] if wanted.quick else routing_routers.SEEDS
+    for cell in routing_routers.CELLS:
+        results = _results(cell, seeds, routing_routers.CONTESTANTS)
+        print(routing_routers.summary(cell.name, results), flush=True)
+        found += routing_routers.rows(cell.name, results)
+    how = _how(ROUTERS_METHOD, seeds)
+    print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
+
+
+def _results(cell: Cell, seeds: Sequence[int], contestants: Sequence[Contestant]) -> Results:
     """Every contestant on every seed, on all cores."""
-    by_name: dict[str, list[Result]] = {one.name: [] for one in (*CONTESTANTS, *PARTS)}
+    by_name: dict[str, list[Result]] = {one.name: [] for one in contestants}
     # a workload is a closure, which cannot be sent to a process, only inherited by it
     start = multiprocessing.get_context("fork")
-    with start.Pool(os.cpu_count(), initializer=_inherited.append, initargs=(cell,)) as pool:
+    with start.Pool(
+        os.cpu_count(), initializer=_inherited.append, initargs=((cell, contestants),)
+    ) as pool:
         for each in pool.map(_of_seed, seeds, chunksize=1):
             for name, result in each.items():
                 by_name[name].append(result)
     return by_name
 
 
-_inherited: list[Cell] = []
+_inherited: list[tuple[Cell, Sequence[Contestant]]] = []
 
 
 def _of_seed(seed: int) -> dict[str, Result]:
-    cell = _inherited[-1]
+    cell, contestants = _inherited[-1]
     given = arrivals(cell, seed)
-    return {one.name: run(cell, one, given, seed) for one in (*CONTESTANTS, *PARTS)}
+    return {one.name: run(cell, one, given, seed) for one in contestants}
 
 
-def _how(seeds: Sequence[int]) -> str:
+def _how(method: str, seeds: Sequence[int]) -> str:
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
-    return f"{METHOD}Seeds: {len(seeds)}, from {seeds[0]}. {machine}"
+    return f"{method}Seeds: {len(seeds)}, from {seeds[0]}. {machine}"
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from routing_workloads import (
     trace,
 )
 
+from extproc.config.schema import Policy
+
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")
 SEED = 5
@@ -73,6 +75,19 @@ def test_a_straggler_that_is_not_known_as_slow_is_found_by_its_metrics() -> None
     blind = Contestant("blind", "cost", expects=True, prefill_rate=4_000)
     unscraped, scraped = results(cell, blind, blind._replace(scrape_seconds=1.0))
     assert scraped.p90 < unscraped.p90 / 2
+
+
+def test_routers_that_share_and_sample_are_nearly_as_good_as_one() -> None:
+    four = DEFAULT._replace(routers=4)
+    sharing = four._replace(tick_seconds=0.01)
+    all_compared = sharing._replace(rules=Policy(sample=0))
+    for workload in (single_shot(100, 8), shared_prefix(75, 8, groups=300)):
+        cell = Cell("routers", workload, workers=32)
+        one, alone, shared, herd = results(cell, DEFAULT, four, sharing, all_compared)
+        assert shared.p90 < 1.2 * one.p90
+        assert shared.p90 < 0.9 * alone.p90
+        assert shared.p99 < herd.p99
+        assert shared.hit_rate > one.hit_rate - 0.02
 
 
 def test_a_herd_is_served_as_soon_as_by_least_request() -> None:
