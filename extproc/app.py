@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import os
 import random
@@ -28,6 +27,7 @@ from extproc.discovery.configured import sources_of
 from extproc.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.discovery.view import listed
 from extproc.errors import ConfigError
+from extproc.event_loop import Sweeper
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.processes import Member
@@ -341,7 +341,8 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
             task.add_done_callback(reloads.discard)
 
         loop.add_signal_handler(signal.SIGHUP, reload)
-        gc.freeze()
+        sweeper = Sweeper()
+        sweeper.start()
         sys.setswitchinterval(SWITCH_SECONDS)
         if warning := plain_core_warning():
             log.warning("%s", warning)
@@ -356,6 +357,7 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
             "started with %.2f s of CPU; %d MiB are resident", time.process_time(), _resident_mib()
         )
         await stopped.wait()
+        sweeper.close()
         log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
         parts.readiness.is_stopping = True
 
