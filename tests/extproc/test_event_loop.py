@@ -119,7 +119,7 @@ async def test_old_cycles_are_collected_by_nobody_else(monkeypatch: pytest.Monke
     gc.collect(1)
     assert kept() is not None
     async with asyncio.timeout(30):
-        while kept() is not None:
+        while kept() is not None:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
     assert gone() is not None  # frozen, with all that there was at the start
     sweeper.close()
