@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 UNIX_PREFIX = "unix:"
 
+# sun_path of unix(7) has 108 bytes, the last of which is 0.
+MAX_PATH_BYTES = 107
+
 # Every address of this host: to listen on, and nothing that could be connected to.
 WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 MAX_PORT = 65_535
@@ -124,3 +127,53 @@ def _is_ipv6(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# Of the engine through which routers share; whether it is reached with TLS.
+ENGINE_SCHEMES = {"valkey": False, "redis": False, "valkeys": True, "rediss": True}
+ENGINE_PORT = 6379
+DIRECTORY_PREFIX = "directory:"
+
+
+class Meeting(NamedTuple):
+    """Where routers that share meet: an engine at an address, its socket, or a directory."""
+
+    engine: Address | None = None
+    is_tls: bool = False
+    socket: str = ""
+    directory: str = ""
+
+    def __str__(self) -> str:
+        return str(self.engine or self.socket or self.directory)
+
+
+def parse_meeting(text: str) -> Meeting:
+    """Splits valkey://host:port and its like, unix:///path, or directory:/path.
+
+    Raises:
+        ValueError: with what is wrong, in words.
+    """
+    if text.startswith(DIRECTORY_PREFIX):
+        return Meeting(directory=_absolute(text, text.removeprefix(DIRECTORY_PREFIX)))
+    scheme, _, rest = text.partition("://")
+    if scheme == "unix":
+        return Meeting(socket=_absolute(text, rest))
+    if scheme not in ENGINE_SCHEMES:
+        raise ValueError(
+            "must be valkey://host:port, valkeys://, redis://, rediss://, unix:///path, or"
+            f" directory:/path, is {text!r}"
+        )
+    if "@" in rest:
+        raise ValueError("must not hold a user or password: use username and password_file")
+    place, _, database = rest.partition("/")
+    if database not in ("", "0"):
+        raise ValueError(f"names a database, but messages belong to none: {text!r}")
+    has_port = place.rpartition(":")[2].isdigit() and not place.endswith("]")
+    found = parse(place if has_port else f"{place}:{ENGINE_PORT}")
+    return Meeting(found, ENGINE_SCHEMES[scheme])
+
+
+def _absolute(text: str, path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"needs an absolute path, is {text!r}")
+    return path

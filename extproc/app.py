@@ -18,7 +18,7 @@ from typing import Protocol
 from extproc import address, logs
 from extproc.admin.application import Sampling, admin_application, listen, metrics_application
 from extproc.admin.observed import Observed
-from extproc.admin.routes import discovery_routes
+from extproc.admin.routes import discovery_routes, sharing_routes
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config
@@ -36,6 +36,7 @@ from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.listening import raise_file_limit
+from extproc.sharing.sharing import SharingCollector, note_of, shared, telling_of
 from extproc.tokenizing.prompt_tokens import AnyTokenizer
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left_alone
 from extproc.tokenizing.tokens import Tokenizer
@@ -164,7 +165,8 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
 
         fleet = Fleet(secrets.randbits(64), time.time, random.random, emptied)
         discovery = Discovery(listed(config.workers), sources_of(config))
-        workers = Workers(config, fleet, _open, discovery.fault)
+        telling = None if config.sharing is None else telling_of(config.sharing)
+        workers = Workers(config, fleet, _open, discovery.fault, telling=telling)
         metrics = Metrics(workers)
         metrics.expect_models(model.name for model in config.models)
         remote = remote_tokenizers(config, workers, metrics)
@@ -176,7 +178,11 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         observed = Observed(time.time)
         router = Router(config, workers, known, metrics, rng, traces=traces, observer=observed)
         stack.callback(router.close)
-        metrics.registry.register(DiscoveryCollector(discovery.status))
+        sharing = await stack.enter_async_context(
+            shared(config.sharing, telling, workers, router.placing.sent)
+        )
+        for collector in (SharingCollector(sharing), DiscoveryCollector(discovery.status)):
+            metrics.registry.register(collector)
         ready_seconds = config.events.ready_deadline_ms / 1000
         is_ready = own = Readiness(
             lambda: _awaited(discovery, workers), ready_seconds, time.monotonic
@@ -192,14 +198,14 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
             )
 
         admin_at = address.parse(config.admin.listen)
-        limit = config.extproc.max_body_bytes
         admin = admin_application(
-            router, workers, observed, limit, admin_at.host, config.policy.header
+            *(router, workers, observed, config.extproc.max_body_bytes),
+            *(admin_at.host, config.policy.header),
         )
-        admin.add_routes(discovery_routes(workers, discovery))
+        admin.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
-        scraped = metrics_application(metrics, is_ready.hindrance)
+        scraped = metrics_application(metrics, is_ready.hindrance, note_of(sharing))
         stack.push_async_callback((await listen(scraped, metrics_at, "metrics")).cleanup)
 
         stack.push_async_callback(workers.close)

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 
 from extproc import address
 from extproc.config.schema import Config
+from extproc.config.sections import Sharing
 from extproc.errors import StartError
 from kvstate.feeds.backoff import Backoff
 
@@ -65,8 +66,11 @@ class Member(NamedTuple):
     def part_of(self, config: Config) -> Config:
         """Returns the configuration of this process: its own addresses.
 
-        Envoy's files of endpoints are kept by the first process alone.
+        Envoy's files of endpoints are kept by the first process alone. All share their requests: as
+        it is configured, else in the directory that they have in common.
         """
+        sharing = config.sharing or Sharing(f"{address.DIRECTORY_PREFIX}{self.directory}")
+        name = sharing.name and f"{sharing.name}-{self.number}"
         directory = config.envoy.eds_directory if self.number == 0 else None
         return replace(
             config,
@@ -74,6 +78,7 @@ class Member(NamedTuple):
             admin=replace(config.admin, listen=self._own(config.admin.listen)),
             metrics=replace(config.metrics, listen=self._own(config.metrics.listen)),
             envoy=replace(config.envoy, eds_directory=directory),
+            sharing=replace(sharing, name=name),
         )
 
     def _own(self, listen: str) -> str:

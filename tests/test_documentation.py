@@ -15,6 +15,7 @@ from extproc.discovery.discovery import DiscoveryCollector
 from extproc.observing import outcomes
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
+from extproc.sharing.sharing import SharingCollector
 from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,6 +71,7 @@ def test_the_example_configuration_is_accepted() -> None:
 def test_every_metric_is_documented_with_its_type() -> None:
     metrics = Metrics(Nobody())
     metrics.registry.register(DiscoveryCollector(list))
+    metrics.registry.register(SharingCollector(None))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = metrics.exposition().decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))

@@ -49,10 +49,13 @@ def admin_application(
     return application
 
 
-def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.Application:
+def metrics_application(
+    metrics: Metrics, hindrance: Callable[[], str], note: Callable[[], str] = str
+) -> web.Application:
     """Returns GET /metrics, /healthz and /readyz.
 
-    hindrance: says why the router is not ready, "" if it is.
+    hindrance: says why the router is not ready, "" if it is. note: says what is wrong with a router
+    that is ready all the same, "" if nothing is.
     """
 
     async def get_metrics(request: web.Request) -> web.Response:
@@ -64,7 +67,9 @@ def metrics_application(metrics: Metrics, hindrance: Callable[[], str]) -> web.A
 
     async def get_readyz(_: web.Request) -> web.Response:
         reason = hindrance()
-        return web.Response(text=f"{reason or 'ready'}\n", status=503 if reason else 200)
+        lines = [reason or "ready", *filter(None, [note()])]
+        text = "".join(f"{line}\n" for line in lines)
+        return web.Response(text=text, status=503 if reason else 200)
 
     application = web.Application()
     application.add_routes(

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -37,7 +37,7 @@ _HEADERS = {
 }
 INDEX = "index.html"
 _PATHS = (
-    *("/workers", "/explain", "/events", "/decisions", "/prefixes", "/history"),
+    *("/workers", "/explain", "/events", "/decisions", "/prefixes", "/history", "/routers"),
     *("/discovery", "/draining"),
 )
 
@@ -314,6 +314,22 @@ def discovery_routes(workers: Workers, discovery: Discovery) -> list[web.RouteDe
         web.get("/draining", get_draining),
         web.post("/draining", post_draining),
     ]
+
+
+class Shared(Protocol):
+    """The sharing with other routers."""
+
+    def status(self) -> dict[str, Any]:
+        """How it stands."""
+
+
+def sharing_routes(sharing: Shared | None) -> list[web.RouteDef]:
+    """Returns GET /routers, which is null where nothing is shared."""
+
+    async def get_routers(_: web.Request) -> web.Response:
+        return answered(None if sharing is None else sharing.status())
+
+    return [web.get("/routers", get_routers)]
 
 
 # Numbers of more digits are no number of ours, and slow to read.

@@ -21,7 +21,16 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, PREFILL, SGLANG
+from extproc.config.sections import (
+    BOTH,
+    DECODE,
+    MIRROR,
+    NIXL,
+    PREFILL,
+    SGLANG,
+    sharing_doubts,
+    sharing_faults,
+)
 
 AT_LEAST_ONE = "at least one is needed"
 
@@ -44,6 +53,7 @@ def broken_rules(config: Config) -> list[str]:
         *_models(config),
         *fleet_faults(config),
         *_legs(config),
+        *sharing_faults(config.sharing),
     ]
 
 
@@ -102,9 +112,6 @@ def _models(config: Config) -> Iterator[str]:
 
 
 _MODE = re.compile("0?[0-7]{3}")
-
-# sun_path of unix(7) has 108 bytes, the last of which is 0.
-_MAX_PATH_BYTES = 107
 
 _LOOPBACK = "127.0.0.1"
 _WILDCARDS = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - compared with, not bound
@@ -178,8 +185,8 @@ def _socket_or_address(key: str, text: str) -> Iterator[str]:
     size = len(path.encode())
     if not path:
         yield f"{key}: unix: needs a path"
-    elif size > _MAX_PATH_BYTES:
-        yield f"{key}: the socket's path has {size} bytes; {_MAX_PATH_BYTES} are the most"
+    elif size > address.MAX_PATH_BYTES:
+        yield f"{key}: the socket's path has {size} bytes; {address.MAX_PATH_BYTES} are the most"
 
 
 def _parse_listener(text: str) -> None:
@@ -488,6 +495,7 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
         *_open_to_others(config),
         *_missing(config, is_there),
         *_roles(config),
+        *sharing_doubts(config.sharing),
     ]
 
 

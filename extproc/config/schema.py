@@ -8,7 +8,7 @@ Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 from dataclasses import dataclass
 from typing import Literal
 
-from extproc.config.sections import ROLES, Disaggregation, key
+from extproc.config.sections import ROLES, Disaggregation, Sharing, key
 
 # Each includes the one before it.
 RESPONSES = ("none", "headers", "usage")
@@ -582,6 +582,7 @@ class Config:
     disaggregation: Disaggregation = key(
         "how a prompt may be computed by one worker and continued by another", Disaggregation
     )
+    sharing: Sharing | None = key("several routers that decide as one", None)
     accounting: Accounting = key("which parts of responses are read", Accounting)
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 

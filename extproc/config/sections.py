@@ -81,3 +81,39 @@ class Disaggregation:
         minimum=1,
         maximum=65_535,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Several routers that decide as one: where they meet, and by what they know each other."""
+
+    url: str = key(
+        "where the routers meet: an engine at valkey://host:port, redis://host:port, or with TLS"
+        " valkeys:// or rediss://; its socket as unix:///path; for routers on one host without any"
+        " engine directory:/path"
+    )
+    channel: str = key("the engine's channel; routers of one fleet use the same", "kvsteer")
+    tick_ms: int = key(
+        "milliseconds between two messages of a router in which something changed",
+        10,
+        minimum=1,
+        maximum=1_000,
+    )
+    name: str | None = key(
+        "this router's name for the others and on the page; by default its host's name and its"
+        " process id",
+        None,
+    )
+    username: str | None = key("the engine's user (ACL); by default its default user", None)
+    password_file: str | None = key("a file with the engine's password", None)
+    ca: str | None = key(
+        "a PEM file: the engine's certificate must come from one of these authorities; by default"
+        " one of the system's",
+        None,
+    )
+    secret_file: str | None = key(
+        "a file with a secret of 16 bytes or more, the same for all routers: it seals messages and"
+        " keys fingerprints of prompts. By default the engine's password serves, and without one"
+        " the channel's name, which is no secret",
+        None,
+    )

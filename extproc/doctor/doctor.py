@@ -29,6 +29,7 @@ from extproc.doctor.findings import About, Finding, as_json, as_text, exit_statu
 from extproc.doctor.worker_visit import Means, WebClient
 from extproc.errors import RequestError, StartError
 from extproc.serving.certificates import Certificates
+from extproc.sharing.sharing import overhear
 from extproc.tokenizing.tokens import Tokenizer
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
                 visit_envoy(means, fleet),
                 seconds,
             ),
+            _bounded(About("sharing"), visit_sharing(config, seconds), seconds),
             *(_in_turn(means, one, turns, tellings) for one in fleet),
         )
     about = About("configuration")
@@ -284,6 +286,35 @@ def _expiry(about: About, expires_at: float, now: float) -> Finding:
     if days < SOON_DAYS:
         return about.note("tls", f"the certificate ends on {day}, in {days} days: renew it")
     return about.right("tls", f"the certificate and its key go together until {day}")
+
+
+# A router that shares says that it is there twenty times a second and more.
+HEAR_SECONDS = 1.5
+
+
+async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
+    """Listens to the routers that share; returns the findings."""
+    options = config.sharing
+    if options is None:
+        return []
+    about = About(f"sharing {options.url}")
+    try:
+        heard = await overhear(options, min(seconds, HEAR_SECONDS))
+    except StartError as error:
+        return [about.wrong("sharing-unreachable", str(error))]
+    if heard.fault:
+        return [about.wrong("sharing-unreachable", heard.fault)]
+    found = [
+        about.right("sharing", f"router {name} was heard {age * 1000:.0f} ms ago")
+        for name, age in heard.heard_seconds.items()
+    ]
+    strange = {name: count for name, count in heard.counts.items() if name not in ("taken", "old")}
+    if strange:
+        words = ", ".join(f"{count} by {name}" for name, count in strange.items())
+        found.append(about.wrong("sharing-unsealed", f"messages are refused: {words}"))
+    if not heard.heard_seconds:
+        found.append(about.note("sharing", "no router is heard"))
+    return found
 
 
 async def visit_envoy(means: Means, fleet: Sequence[Found]) -> list[Finding]:

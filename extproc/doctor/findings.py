@@ -121,6 +121,13 @@ FAULTS = {
     ),
     "tls-expired": Fault("tls", "renew the certificate: new files are taken without a restart"),
     "tls-client-ca": Fault("tls", "correct `extproc.tls.client_ca`: PEM with certificates in it"),
+    # sharing with other routers
+    "sharing-unreachable": Fault(
+        "sharing", "start the engine, or correct `sharing.url`, user, password_file or ca"
+    ),
+    "sharing-unsealed": Fault(
+        "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
+    ),
     # Envoy
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
     "envoy-no-ext-proc": Fault("envoy", "add the filter: docs/ingress.md, or `kvsteer envoy`"),

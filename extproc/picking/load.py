@@ -289,6 +289,11 @@ class Loads:
         state.lately_tokens = _faded(state, now)
         state.backlog_at = now
 
+    def in_flight_of(self, router: str) -> int:
+        """Requests under way of another router, as it told."""
+        states = self._endpoints.values()
+        return sum(told.in_flight for one in states if (told := one.told.get(router)))
+
     def forget(self, router: str) -> None:
         """Nothing is known any more of another router's requests."""
         self.routers.discard(router)

@@ -1,6 +1,6 @@
 import pytest
 
-from extproc.address import Address, nth, parse, parse_http, parse_tcp
+from extproc.address import Address, Meeting, nth, parse, parse_http, parse_meeting, parse_tcp
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,36 @@ def test_each_of_several_processes_has_an_address_of_its_own() -> None:
     assert [nth("unix:/a", number) for number in range(2)] == ["unix:/a", "unix:/a.1"]
     with pytest.raises(ValueError, match="has no port for process 1: 65536 is above 65535"):
         nth("a:65526", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "meeting"),
+    [
+        ("valkey://engine", Meeting(Address("engine", 6379))),
+        ("redis://10.0.0.1:7000/0", Meeting(Address("10.0.0.1", 7000))),
+        ("rediss://[::1]:7000", Meeting(Address("::1", 7000), is_tls=True)),
+        ("valkeys://[::1]", Meeting(Address("::1", 6379), is_tls=True)),
+        ("unix:///run/engine.sock", Meeting(socket="/run/engine.sock")),
+        ("directory:/run/kvsteer", Meeting(directory="/run/kvsteer")),
+    ],
+)
+def test_where_routers_meet_is_taken_apart(text: str, meeting: Meeting) -> None:
+    assert parse_meeting(text) == meeting
+    assert str(meeting) in str(meeting.engine or text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("http://a:1", "must be valkey://"),
+        ("a:1", "must be valkey://"),
+        ("redis://user:secret@a:1", "must not hold a user or password"),
+        ("redis://a:1/3", "names a database"),
+        ("redis://a:65536", "host:port"),
+        ("unix://relative", "an absolute path"),
+        ("directory:relative", "an absolute path"),
+    ],
+)
+def test_where_nobody_can_meet_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_meeting(text)

@@ -9,6 +9,7 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 
 from extproc import address
 from extproc.config.reader import parse
+from extproc.config.sections import Sharing
 from extproc.errors import ConfigError
 from extproc.processes import Member
 from tests.e2e.system import until
@@ -175,6 +177,10 @@ def test_only_the_first_process_writes_envoys_files() -> None:
     parts = [Member.parse(str(Member(number, 3, "/a:b"))).part_of(config) for number in range(3)]
     assert [part.envoy.eds_directory for part in parts] == ["/", None, None]
     assert [part.extproc.listen for part in parts] == [f"127.0.0.1:90{n}2" for n in range(3)]
+    assert {part.sharing for part in parts} == {Sharing("directory:/a:b")}
+    named = replace(config, sharing=Sharing("redis://a", name="r"))
+    sharing = Member(2, 3, "/a").part_of(named).sharing
+    assert sharing == Sharing("redis://a", name="r-2")
 
 
 @pytest.mark.parametrize(

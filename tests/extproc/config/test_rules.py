@@ -493,3 +493,34 @@ def test_roles_that_leave_requests_unanswered_are_doubted() -> None:
     assert of_roles("mirror", "sglang", "decode", "prefill", "both") == ""
     found = replace(ONE, discovery=Discovery(dns=(DnsName("a"),)))
     assert doubts(replace(found, disaggregation=Disaggregation("header"))) == []
+
+
+@pytest.mark.parametrize(
+    ("sharing", "fault"),
+    [
+        ("url: here", "sharing.url: must be valkey://host:port, "),
+        (f"url: directory:/{'x' * 80}", "sharing.url: the path has 81 bytes; 75 are the most"),
+        (f"url: unix:///{'x' * 110}", "sharing.url: the path has 111 bytes; 107 are the most"),
+        ("url: redis://a, name: a b", "sharing.name: must be 1 to 64 printable"),
+        ('url: redis://a, channel: ""', "sharing.channel: must not be empty"),
+        ("url: redis://a, ca: f", "sharing.ca: needs a url of valkeys:// or rediss://"),
+        ("url: redis://a, username: u", "sharing.username: needs password_file"),
+        ("url: directory:/a, password_file: f", "sharing: username and password_file are for an"),
+        ("url: redis://a, tick_ms: 0", "sharing.tick_ms: must be at least 1"),
+    ],
+)
+def test_what_cannot_be_shared_is_a_fault(sharing: str, fault: str) -> None:
+    (found,) = told(MODEL, WORKER, f"sharing: {{{sharing}}}")
+    assert found.startswith(fault)
+
+
+def test_a_fleet_that_anybody_could_tell_anything_is_doubted() -> None:
+    def doubts(sharing: str) -> list[str]:
+        config = parse(f"{MODEL}\n{WORKER}\nsharing: {{{sharing}}}", "c")
+        return [one for one in rules.doubts(config, lambda _: True) if "sharing" in one]
+
+    (doubt,) = doubts("url: redis://a")
+    assert doubt.startswith("sharing.secret_file: without it")
+    assert not doubts("url: redis://a, secret_file: f")
+    assert not doubts("url: redis://a, password_file: f")
+    assert not doubts("url: directory:/a")

@@ -1,0 +1,51 @@
+"""Rules about the section `sharing`: what cannot be meant, and what leaves a fleet open."""
+
+import re
+from collections.abc import Iterator
+
+from extproc import address
+from extproc.config.sections import Sharing
+
+# What a router may be called; as messages between routers have it.
+_ROUTER_NAME = re.compile(r"[!-~]{1,64}")
+
+# Of a datagram socket in a directory: its own name, at most.
+_SOCKET_NAME_BYTES = 32
+
+
+def sharing_faults(sharing: Sharing | None) -> Iterator[str]:
+    """Yields what is wrong with the section sharing."""
+    if sharing is None:
+        return
+    try:
+        meeting = address.parse_meeting(sharing.url)
+    except ValueError as error:
+        yield f"sharing.url: {error}"
+        return
+    path, room = meeting.socket, address.MAX_PATH_BYTES
+    if meeting.directory:
+        path, room = meeting.directory, address.MAX_PATH_BYTES - _SOCKET_NAME_BYTES
+    size = len(path.encode())
+    if size > room:
+        yield f"sharing.url: the path has {size} bytes; {room} are the most"
+    if sharing.name is not None and not _ROUTER_NAME.fullmatch(sharing.name):
+        yield "sharing.name: must be 1 to 64 printable ASCII characters without spaces"
+    if not sharing.channel:
+        yield "sharing.channel: must not be empty"
+    if sharing.ca is not None and not meeting.is_tls:
+        yield "sharing.ca: needs a url of valkeys:// or rediss://"
+    if meeting.directory and (sharing.username or sharing.password_file):
+        yield "sharing: username and password_file are for an engine, not for a directory"
+    if sharing.username is not None and sharing.password_file is None:
+        yield "sharing.username: needs password_file"
+
+
+def sharing_doubts(sharing: Sharing | None) -> Iterator[str]:
+    """Yields a fleet whose messages anybody who reaches the engine can make up."""
+    if sharing is None or sharing.secret_file is not None or sharing.password_file is not None:
+        return
+    if not sharing.url.startswith(address.DIRECTORY_PREFIX):
+        yield (
+            "sharing.secret_file: without it or a password_file, whoever reaches the engine can"
+            " tell the routers anything"
+        )

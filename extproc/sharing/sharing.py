@@ -1,0 +1,382 @@
+"""Several routers as one: tells the others at each tick, hears them, and says how it stands.
+
+Nothing here is waited for by a request. Whatever fails, the others are forgotten after a few ticks,
+and this router decides by its own requests until they are heard again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc import address
+from extproc.config.sections import Sharing as Options
+from extproc.errors import StartError
+from extproc.picking.load import Loads
+from extproc.picking.sent import Holdings, Sent
+from extproc.sharing.datagrams import Datagrams
+from extproc.sharing.engine import CONNECT_SECONDS, CONNECTING, Access, Engine
+from extproc.sharing.messages import is_from, keys_of, worker_id
+from extproc.sharing.picture import Picture, Place
+from extproc.sharing.telling import Telling
+
+log = logging.getLogger("kvsteer.sharing")
+
+# A router is forgotten after so many ticks without a word, and so many seconds besides.
+FORGET_TICKS = 10
+FORGET_SECONDS = 0.1
+
+# After so many ticks without news it says that it is there.
+ALIVE_TICKS = 4
+
+# Hearing takes at most this share of the time, whatever arrives: of each window, so much.
+WINDOW_SECONDS = 0.1
+MOST_SECONDS = 0.02
+
+LEAST_SECRET_BYTES = 16
+MAX_SECRET_BYTES = 4_096
+
+
+class Transport(Protocol):
+    """Carries messages between routers.
+
+    fault: why nothing can be told now, "" if it can.
+    """
+
+    fault: str
+
+    async def run(self) -> None:
+        """Keeps connected until it is cancelled."""
+
+    async def tell(self, messages: Sequence[bytes]) -> bool:
+        """Sends messages; whether they went off."""
+
+
+class Fleet(Protocol):
+    """The workers, as far as others' requests are merged into their records."""
+
+    @property
+    def loads(self) -> Loads:
+        """What their endpoints have to do."""
+
+    def places(self) -> list[tuple[str, str]]:
+        """Name and ip:port of every worker that has one now."""
+
+    def holdings(self, name: str) -> Holdings:
+        """What was sent to a worker."""
+
+    def next_change(self) -> asyncio.Event:
+        """Another object whenever anything about the workers changed."""
+
+
+def telling_of(options: Options) -> Telling:
+    """What tells the others of this router's requests.
+
+    Raises:
+        StartError: a file with a secret cannot be read.
+    """
+    if options.secret_file is not None:
+        secret = b"file " + _secret("sharing.secret_file", options.secret_file, LEAST_SECRET_BYTES)
+    else:
+        secret = b"channel " + options.channel.encode() + b" " + _password(options).encode()
+    name = options.name or f"{socket.gethostname()[:48]}-{os.getpid()}"
+    silent_seconds = ALIVE_TICKS * options.tick_ms / 1000
+    return Telling(keys_of(secret), name, time.time_ns(), silent_seconds)
+
+
+def _password(options: Options) -> str:
+    if options.password_file is None:
+        return ""
+    return _secret("sharing.password_file", options.password_file, 1).decode(errors="replace")
+
+
+def _secret(key: str, path: str, least: int) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            secret = file.read(MAX_SECRET_BYTES).strip()
+    except OSError as error:
+        raise StartError(f"{key}: {path}: {error.strerror}") from None
+    if len(secret) < least:
+        raise StartError(f"{key}: {path}: has {len(secret)} bytes; {least} are the least")
+    return secret
+
+
+def transport_of(
+    options: Options,
+    hear: Callable[[bytes], float],
+    opened: Callable[[], None],
+    answer_seconds: float,
+) -> Transport:
+    """What carries messages, as it is configured; see `Engine`.
+
+    Raises:
+        StartError: the client library is missing, or the file with the password cannot be read.
+    """
+    meeting = address.parse_meeting(options.url)
+    if meeting.directory:
+        return Datagrams(meeting.directory, hear, opened)
+    password = _password(options)
+    access = Access(meeting, options.channel, options.username or "", password, options.ca or "")
+    return Engine(access, hear, opened, answer_seconds)
+
+
+class Sharing:
+    """One router's part in it.
+
+    telling: of its own requests. sent: what was sent where, from here and from the others.
+    """
+
+    def __init__(self, options: Options, telling: Telling, fleet: Fleet, sent: Sent) -> None:
+        self._options = options
+        self._telling = telling
+        self._fleet = fleet
+        self._seconds = options.tick_ms / 1000
+        self._forget_seconds = FORGET_TICKS * self._seconds + FORGET_SECONDS
+        self.picture = Picture(telling.keys, fleet.loads, sent, self._places, self._forget_seconds)
+        self._transport = transport_of(options, self._hear, telling.hello, self._forget_seconds)
+        self._known_change: asyncio.Event | None = None
+        self._known: dict[int, Place] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._window_ends = self._worked = 0.0
+        self._said = ""
+        self._patient_until = time.monotonic() + 2 * CONNECT_SECONDS
+        self.told = self.told_bytes = self.untold = self.heard_bytes = 0
+
+    def start(self) -> None:
+        """Begins to tell and to hear."""
+        self._tasks = [
+            asyncio.create_task(self._transport.run()),
+            asyncio.create_task(self._tick()),
+        ]
+
+    async def close(self) -> None:
+        """Ends it; the others forget this router by its silence."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def hindrance(self) -> str:
+        """Why this router decides alone, in words; "" while it shares."""
+        fault = self._transport.fault
+        return f"{self._options.url}: {fault}" if fault else ""
+
+    def note(self) -> str:
+        """What GET /readyz says besides: a router that decides alone is ready all the same."""
+        hindrance = self.hindrance()
+        return f"not shared with other routers: {hindrance}" if hindrance else ""
+
+    def status(self) -> dict[str, Any]:
+        """The answer of GET /routers."""
+        now = time.monotonic()
+        return {
+            "name": self._telling.origin,
+            "url": self._options.url,
+            "tick_ms": self._options.tick_ms,
+            "alone": self.hindrance(),
+            "routers": [
+                {
+                    "name": other.origin,
+                    "age_ms": round(1000 * (now - other.heard_at), 1),
+                    "delay_ms": round(1000 * other.delay_seconds, 3),
+                    "known_seconds": round(now - other.since, 1),
+                    "messages": other.sequence,
+                    "lost": other.lost,
+                    "in_flight": self._fleet.loads.in_flight_of(other.origin),
+                    "claims": len(other.claims),
+                }
+                for other in self.picture.others.values()
+            ],
+        }
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await self._tell(time.monotonic())
+            except Exception:  # what fails once must not end it
+                log.exception("a tick of sharing failed")
+                await asyncio.sleep(FORGET_SECONDS)
+
+    async def _tell(self, now: float) -> None:
+        for other in self.picture.forget(now):
+            log.info("router %s is silent and not counted any more", other.origin)
+        if self.picture.asks(now):
+            self._telling.hello()
+        messages = self._telling.due(self._fleet.loads, now, time.time_ns() // 1000)
+        if messages:
+            if await self._transport.tell(messages):
+                self.told += len(messages)
+                self.told_bytes += sum(map(len, messages))
+            else:
+                self.untold += len(messages)
+                self._telling.hello()
+        self._say()
+
+    def _say(self) -> None:
+        """Logs once that it decides alone, and once that it does not any more."""
+        fault = self._transport.fault
+        is_beginning = fault == CONNECTING and time.monotonic() < self._patient_until
+        if bool(fault) is bool(self._said) or is_beginning:
+            return
+        self._said = fault
+        if fault:
+            log.warning("not shared with other routers: %s: %s", self._options.url, fault)
+        else:
+            log.info("shared with other routers over %s", self._options.url)
+
+    def _hear(self, message: bytes) -> float:
+        """Takes a message; returns for how many seconds no more of them are wanted."""
+        if is_from(message, self._telling.tag):
+            return 0.0
+        now = time.monotonic()
+        if now >= self._window_ends:
+            self._window_ends, self._worked = now + WINDOW_SECONDS, 0.0
+        self.heard_bytes += len(message)
+        routers = len(self.picture.others)
+        news = self.picture.hear(message, now, time.time_ns() // 1000)
+        if news is not None and news.is_hello:
+            self._telling.asked()
+        if len(self.picture.others) > routers and news is not None:
+            log.info("router %s is heard", news.origin)
+        after = time.monotonic()
+        self._worked += after - now
+        return max(0.0, self._window_ends - after) if self._worked > MOST_SECONDS else 0.0
+
+    def _places(self) -> Mapping[int, Place]:
+        change = self._fleet.next_change()
+        if change is not self._known_change:
+            self._known_change, keys = change, self._telling.keys
+            self._known = {
+                worker_id(keys, endpoint): Place(endpoint, self._fleet.holdings(name))
+                for name, endpoint in self._fleet.places()
+            }
+        return self._known
+
+
+@contextlib.asynccontextmanager
+async def shared(
+    options: Options | None, telling: Telling | None, fleet: Fleet, sent: Sent
+) -> AsyncIterator[Sharing | None]:
+    """Shares as it is configured; yields None where it is not.
+
+    Raises:
+        StartError: the client library is missing, or a file with a secret cannot be read.
+    """
+    if options is None or telling is None:
+        yield None
+        return
+    sharing = Sharing(options, telling, fleet, sent)
+    sharing.start()
+    try:
+        yield sharing
+    finally:
+        await sharing.close()
+
+
+class Overheard(NamedTuple):
+    """What was heard of the routers that share, from outside.
+
+    fault: why nothing could be heard, "" if it could. heard_seconds: how long ago each was heard
+    last, by its name. counts: messages by what became of them.
+    """
+
+    fault: str
+    heard_seconds: Mapping[str, float]
+    counts: Mapping[str, int]
+
+
+async def overhear(options: Options, seconds: float) -> Overheard:
+    """Listens for so long, as a router with this configuration hears the others; tells nothing.
+
+    Raises:
+        StartError: the client library is missing, or a file with a secret cannot be read.
+    """
+    keys = telling_of(options).keys
+    picture = Picture(keys, Loads({}), Sent(keys.marks), dict, seconds)
+    opened = asyncio.Event()
+
+    def hear(message: bytes) -> float:
+        picture.hear(message, time.monotonic(), time.time_ns() // 1000)
+        return 0.0
+
+    carrier = transport_of(options, hear, opened.set, seconds)
+    running = asyncio.create_task(carrier.run())
+    await asyncio.sleep(seconds)
+    fault = "" if opened.is_set() else carrier.fault
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    now = time.monotonic()
+    ages = {other.origin: now - other.heard_at for other in picture.others.values()}
+    return Overheard(fault, ages, picture.counts)
+
+
+def note_of(sharing: Sharing | None) -> Callable[[], str]:
+    """What GET /readyz says besides; "" is nothing."""
+    return str if sharing is None else sharing.note
+
+
+class SharingCollector(Collector):
+    """Shows it at every scrape."""
+
+    def __init__(self, sharing: Sharing | None) -> None:
+        self._sharing = sharing
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of sharing."""
+        sharing = self._sharing
+        alone = GaugeMetricFamily(
+            "kvsteer_sharing_alone",
+            "1 while this router decides alone although it is to share with others",
+        )
+        routers = GaugeMetricFamily(
+            "kvsteer_sharing_routers", "Other routers whose requests are counted now"
+        )
+        age = GaugeMetricFamily(
+            "kvsteer_sharing_age_seconds",
+            "How long ago another router was heard last",
+            labels=["router"],
+        )
+        messages = CounterMetricFamily(
+            "kvsteer_sharing_messages",
+            "Messages between routers: told, untold, taken, or why they were not taken",
+            labels=["outcome"],
+        )
+        sizes = CounterMetricFamily(
+            "kvsteer_sharing_bytes",
+            "Bytes of messages between routers, by direction",
+            labels=["direction"],
+        )
+        lost = CounterMetricFamily(
+            "kvsteer_sharing_unknown_workers",
+            "Figures and claims of other routers for workers that are not known here",
+        )
+        if sharing is not None:
+            _fill(sharing, (alone, routers, age), (messages, sizes, lost))
+        yield from (alone, routers, age, messages, sizes, lost)
+
+
+def _fill(
+    sharing: Sharing,
+    gauges: Sequence[GaugeMetricFamily],
+    counters: Sequence[CounterMetricFamily],
+) -> None:
+    (alone, routers, age), (messages, sizes, lost) = gauges, counters
+    status, picture = sharing.status(), sharing.picture
+    alone.add_metric([], int(bool(status["alone"])))
+    routers.add_metric([], len(status["routers"]))
+    for router in status["routers"]:
+        age.add_metric([router["name"]], router["age_ms"] / 1000)
+    outcomes = {"told": sharing.told, "untold": sharing.untold, **picture.counts}
+    for outcome, count in outcomes.items():
+        messages.add_metric([outcome], count)
+    sizes.add_metric(["told"], sharing.told_bytes)
+    sizes.add_metric(["heard"], sharing.heard_bytes)
+    lost.add_metric([], picture.unknown_workers)

@@ -1,0 +1,139 @@
+"""Two router processes before the same workers, which share through a real engine."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from asyncio.subprocess import DEVNULL
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.e2e.system import CHAT, System, chat, long_text, running, until
+from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
+from tests.ports import free_port
+
+
+class Second:
+    """The other router, which gets no requests but is asked what it would do."""
+
+    def __init__(self, session: aiohttp.ClientSession, config: dict[str, Any]) -> None:
+        self._session = session
+        self._admin = f"http://{config['admin']['listen']}"
+        self._metrics = f"http://{config['metrics']['listen']}"
+
+    async def routers(self) -> list[dict[str, Any]]:
+        try:
+            async with self._session.get(f"{self._admin}/routers") as response:
+                told = await response.json()
+        except aiohttp.ClientError:
+            return []
+        return list(told["routers"])
+
+    async def hears(self) -> bool:
+        return bool(await self.routers())
+
+    async def readiness(self) -> tuple[int, str]:
+        async with self._session.get(f"{self._metrics}/readyz") as response:
+            return response.status, await response.text()
+
+    async def explain(self, text: str) -> dict[str, Any]:
+        envelope = {"path": CHAT, "headers": {}, "body": chat(text)}
+        async with self._session.post(f"{self._admin}/explain", json=envelope) as response:
+            decision: dict[str, Any] = await response.json()
+        return decision
+
+    async def running(self, text: str) -> float:
+        """The cost of requests under way, of all candidates."""
+        decision = await self.explain(text)
+        return float(sum(one["cost_terms"]["running"] for one in decision["candidates"]))
+
+
+@contextlib.asynccontextmanager
+async def two(engine: EngineProcess, **settings: Any) -> AsyncIterator[tuple[System, Second]]:
+    """A system, and a second router with the same configuration at other ports."""
+    sharing = {"url": engine.url}
+    async with running(changes={"sharing": sharing}, **settings) as system:
+        config = yaml.safe_load(system.config_file.read_text())
+        for name in ("extproc", "admin", "metrics"):
+            config[name] = {"listen": f"127.0.0.1:{free_port()}"}
+        file = system.config_file.with_name("second.yaml")
+        file.write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
+        with file.with_suffix(".log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=log)
+        second = Second(system.session, config)
+        try:
+            await until(second.hears, "the routers hear each other")
+            yield system, second
+        finally:
+            process.kill()
+            await process.wait()
+
+
+@needs_engine
+async def test_a_request_of_one_router_is_load_and_a_claim_for_the_other(tmp_path: Path) -> None:
+    text = " ".join(long_text(word) for word in ("shared", "long", "prompt"))
+    # none of what is computed is published before the other router is asked
+    slow = {"prefill_tokens_per_second": 200.0}
+    async with running_engine(tmp_path) as engine, two(engine, **slow) as (system, second):
+        assert await second.running(text) == 0
+        request = asyncio.create_task(system.send(chat(text)))
+
+        async def is_seen() -> bool:
+            return await second.running(text) > 0
+
+        await until(is_seen, "the other router counts the request")
+        decision = await second.explain(text)
+        (picked,) = {one["endpoint"] for one in decision["candidates"] if one["speculative_tokens"]}
+        assert decision["pick"][0] == picked
+        assert decision["reason"] == "speculative_overlap"
+        status, worker, _ = await request
+        assert (status, worker) == (200, picked)
+
+        async def is_over() -> bool:
+            return await second.running(text) == 0
+
+        await until(is_over, "the other router knows that it is over")
+
+
+@needs_engine
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+async def test_no_request_is_lost_while_the_engine_is_away(fault: str, tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, two(engine) as (system, second):
+
+        async def send(count: int) -> None:
+            for number in range(count):
+                status, worker, _ = await system.send(chat(long_text(f"{fault} {number}")))
+                assert status == 200
+                assert worker
+
+        async def is_alone() -> bool:
+            return "not shared with other routers" in (await second.readiness())[1]
+
+        async def is_shared() -> bool:
+            return (await second.readiness())[1] == "ready\n" and await second.hears()
+
+        await send(5)
+        if fault == "stopped":
+            engine.process.send_signal(signal.SIGSTOP)
+        else:
+            await engine.end()
+        await send(20)
+        await until(is_alone, "it says that it decides alone")
+        assert (await second.readiness())[0] == 200
+        assert not await second.hears()
+        steered = 'kvsteer_decisions_total{model="tiny",reason="overlap"}'
+        before = await system.metric(steered)
+        await send(5)
+        assert await system.metric(steered) == before + 5
+        if fault == "stopped":
+            engine.process.send_signal(signal.SIGCONT)
+        else:
+            await engine.start()
+        await until(is_shared, "they share again")
+        await send(5)

@@ -1,0 +1,44 @@
+"""What the doctor says of routers that share."""
+
+from pathlib import Path
+
+from extproc.config.schema import Config
+from extproc.config.sections import Sharing
+from extproc.doctor.doctor import visit_sharing
+from extproc.doctor.findings import Verdict
+from tests.extproc.sharing.engine_process import needs_engine, running_engine
+from tests.extproc.sharing.test_sharing import part
+from tests.ports import free_port
+
+
+async def test_nothing_is_said_where_nothing_is_shared() -> None:
+    assert await visit_sharing(Config(), 1.0) == []
+
+
+@needs_engine
+async def test_each_router_is_named_with_the_age_of_its_last_word(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, part(url=engine.url, name="one"):
+        (found,) = await visit_sharing(Config(sharing=Sharing(engine.url)), 1.0)
+    assert found.verdict is Verdict.RIGHT
+    assert found.says.startswith("router one was heard ")
+
+
+@needs_engine
+async def test_a_fleet_with_another_secret_is_found(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("the secret of a fleet")
+    async with (
+        running_engine(tmp_path) as engine,
+        part(url=engine.url, name="one", secret_file=str(tmp_path / "secret")),
+    ):
+        found = await visit_sharing(Config(sharing=Sharing(engine.url)), 1.0)
+    assert [one.code for one in found] == ["sharing-unsealed", ""]
+    assert found[1].says == "no router is heard"
+
+
+async def test_an_engine_that_is_not_there_is_found(tmp_path: Path) -> None:
+    sharing = Sharing(f"redis://127.0.0.1:{free_port()}")
+    (found,) = await visit_sharing(Config(sharing=sharing), 0.5)
+    assert found.code == "sharing-unreachable"
+    missing = Sharing(sharing.url, secret_file=str(tmp_path / "none"))
+    (found,) = await visit_sharing(Config(sharing=missing), 0.5)
+    assert "No such file" in found.says

@@ -1,0 +1,79 @@
+"""A real engine for one test: Debian's redis-server, which keeps nothing."""
+
+import asyncio
+import contextlib
+import shutil
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_port
+
+SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
+
+needs_engine = pytest.mark.skipif(
+    SERVER is None, reason="neither redis-server nor valkey-server is installed"
+)
+
+_PLAIN = ("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning")
+
+
+class EngineProcess:
+    """An engine that can be ended, and started again at the same place."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._options = ("--bind", "127.0.0.1", "--dir", str(folder), *_PLAIN, *options)
+        self._process: Process | None = None
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+    async def start(self) -> None:
+        """Starts it; it accepts connections when this returns."""
+        assert SERVER is not None
+        ports = () if "--tls-port" in self._options else ("--port", str(self.port))
+        self._process = await asyncio.create_subprocess_exec(
+            SERVER, *ports, *self._options, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
+        )
+        while True:
+            assert self._process.returncode is None, "the engine ended"
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            return
+
+    async def end(self) -> None:
+        """Kills it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def ask(self, *words: str) -> str:
+        """What its command line client says to a command."""
+        client = shutil.which("redis-cli") or shutil.which("valkey-cli")
+        assert client is not None
+        process = await asyncio.create_subprocess_exec(
+            client, "-p", str(self.port), *words, stdin=DEVNULL, stdout=PIPE
+        )
+        said, _ = await process.communicate()
+        return said.decode()
+
+
+@contextlib.asynccontextmanager
+async def running_engine(folder: Path, *options: str) -> AsyncIterator[EngineProcess]:
+    """An engine that runs, with options of its command line."""
+    engine = EngineProcess(folder, *options)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.end()

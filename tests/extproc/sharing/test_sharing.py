@@ -1,0 +1,362 @@
+"""Routers' parts in sharing over what really carries their messages."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from extproc.config.sections import Sharing as Options
+from extproc.errors import StartError
+from extproc.picking.load import EndpointLoad, Loads
+from extproc.picking.sent import Holdings, Sent
+from extproc.sharing.sharing import Sharing, SharingCollector, overhear, shared, telling_of
+from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
+from tests.extproc.sharing.routers import WORKERS
+
+A, B = WORKERS
+WAIT_SECONDS = 30.0
+
+
+class Fleet:
+    """Two workers, as one router has them."""
+
+    def __init__(self, touched: set[str]) -> None:
+        self.endpoints = {worker: EndpointLoad() for worker in WORKERS}
+        self.loads = Loads(self.endpoints, 1, touched)
+        self.changed = asyncio.Event()
+        self.by_name = {worker: Holdings(worker) for worker in WORKERS}
+
+    def places(self) -> list[tuple[str, str]]:
+        return [(worker, worker) for worker in self.endpoints]
+
+    def holdings(self, name: str) -> Holdings:
+        return self.by_name[name]
+
+    def next_change(self) -> asyncio.Event:
+        return self.changed
+
+
+class Part:
+    """One router's part."""
+
+    def __init__(self, sharing: Sharing, fleet: Fleet) -> None:
+        self.sharing = sharing
+        self.fleet = fleet
+
+    def others(self, worker: str = A) -> float:
+        return self.fleet.loads.load(worker, time.monotonic()).others
+
+    def send(self, worker: str = A) -> None:
+        self.fleet.loads.begin(worker, 500, time.monotonic())
+
+    def is_alone(self) -> bool:
+        return bool(self.sharing.hindrance())
+
+    def hears(self) -> bool:
+        return bool(self.sharing.picture.others)
+
+
+@asynccontextmanager
+async def part(**options: Any) -> AsyncIterator[Part]:
+    chosen = Options(**options)
+    telling = telling_of(chosen)
+    fleet = Fleet(telling.touched)
+    async with shared(chosen, telling, fleet, Sent(telling.secret)) as sharing:
+        assert sharing is not None
+        yield Part(sharing, fleet)
+
+
+@asynccontextmanager
+async def two(**options: Any) -> AsyncIterator[tuple[Part, Part]]:
+    async with part(name="one", **options) as one, part(name="other", **options) as other:
+        await until(lambda: one.hears() and other.hears(), "they hear each other")
+        yield one, other
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def ways(kind: str, folder: Path) -> AsyncIterator[dict[str, Any]]:
+    """The configuration of each way in which routers meet."""
+    async with AsyncExitStack() as stack:
+        if kind == "directory":
+            yield {"url": f"directory:{folder / 'routers'}"}
+        elif kind == "tcp":
+            yield {"url": (await stack.enter_async_context(running_engine(folder))).url}
+        elif kind == "socket":
+            path = folder / "engine.sock"
+            await stack.enter_async_context(running_engine(folder, "--unixsocket", str(path)))
+            yield {"url": f"unix://{path}"}
+        else:
+            yield await _with_tls(folder, stack)
+
+
+async def _with_tls(folder: Path, stack: AsyncExitStack) -> dict[str, Any]:
+    """With TLS, a user and a password."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    files = {name: folder / name for name in ("ca.pem", "tls.crt", "tls.key", "password")}
+    files["ca.pem"].write_bytes(authority.cert_pem.bytes())
+    files["tls.crt"].write_bytes(issued.cert_chain_pems[0].bytes())
+    files["tls.key"].write_bytes(issued.private_key_pem.bytes())
+    engine = EngineProcess(
+        folder, "--port", "0", "--tls-auth-clients", "no", "--tls-ca-cert-file",
+        str(files["ca.pem"]), "--tls-cert-file", str(files["tls.crt"]), "--tls-key-file",
+        str(files["tls.key"]), "--user", "default", "off", "--user", "router", "on",
+        ">open-sesame-twice", "&kvsteer", "+@all",
+    )  # fmt: skip
+    files["password"].write_text("open-sesame-twice\n")
+    engine._options += ("--tls-port", str(engine.port))
+    stack.push_async_callback(engine.end)
+    await engine.start()
+    return {
+        "url": f"rediss://127.0.0.1:{engine.port}",
+        "ca": str(files["ca.pem"]),
+        "username": "router",
+        "password_file": str(files["password"]),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "directory",
+        *(pytest.param(kind, marks=needs_engine) for kind in ("tcp", "socket", "tls")),
+    ],
+)
+async def test_what_one_router_sends_is_load_for_the_other(kind: str, tmp_path: Path) -> None:
+    async with ways(kind, tmp_path) as options, two(**options) as (one, other):
+        one.send()
+        await until(lambda: other.others() == 1, "the other counts the request")
+        assert not any(each.is_alone() for each in (one, other))
+        (seen,) = other.sharing.status()["routers"]
+        assert (seen["name"], seen["in_flight"], seen["lost"]) == ("one", 1, 0)
+        assert one.others() == 0
+
+
+@needs_engine
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+async def test_without_the_engine_each_is_alone_and_with_it_they_share_again(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.sharing")
+    async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
+        one.send()
+        await until(lambda: other.others() == 1, "shared")
+        if fault == "killed":
+            await engine.end()
+        else:
+            engine.process.send_signal(signal.SIGSTOP)
+        await until(lambda: one.is_alone() and other.is_alone(), "alone")
+        await until(lambda: other.others() == 0 and not other.hears(), "forgotten")
+        assert engine.url in other.sharing.note()
+        one.send()
+        if fault == "killed":
+            await engine.start()
+        else:
+            engine.process.send_signal(signal.SIGCONT)
+        await until(lambda: other.others() == 2, "shared again")
+        await until(lambda: not (one.is_alone() or other.is_alone()), "not alone")
+        assert other.sharing.note() == ""
+    warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warnings) == 2, [one.getMessage() for one in warnings]
+
+
+@needs_engine
+async def test_while_the_engine_is_stopped_nothing_queues_up(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
+        engine.process.send_signal(signal.SIGSTOP)
+        before = one.sharing.told
+        await until(one.is_alone, "alone")
+        told, untold = one.sharing.told, one.sharing.untold
+        one.send()
+        await until(lambda: one.sharing.untold > untold + 10, "ticks go by")
+        assert one.sharing.told - told <= 2
+        assert told - before < 100
+        engine.process.send_signal(signal.SIGCONT)
+        await until(lambda: other.others() == 1, "shared again")
+
+
+@needs_engine
+async def test_who_may_not_enter_is_alone_and_tells_no_password(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("not-this-one")
+    options = {"password_file": str(tmp_path / "password")}
+    async with (
+        running_engine(tmp_path, "--requirepass", "another") as engine,
+        part(url=engine.url, **options) as one,
+    ):
+        await until(lambda: "invalid username-password" in one.sharing.note(), "refused")
+        assert "not-this-one" not in one.sharing.note()
+
+
+@needs_engine
+async def test_who_may_not_publish_is_alone(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("word")
+    user = ("--user", "listener", "on", ">word", "&*", "+@all", "-publish")
+    async with (
+        running_engine(tmp_path, *user) as engine,
+        part(url=engine.url, username="listener", password_file=str(tmp_path / "password")) as one,
+    ):
+        await until(lambda: "permission" in one.sharing.note().lower(), "refused")
+
+
+@needs_engine
+async def test_a_certificate_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.pem").write_bytes(trustme.CA().cert_pem.bytes())
+    async with (
+        ways("tls", tmp_path) as options,
+        part(**{**options, "ca": str(tmp_path / "other.pem")}) as one,
+    ):
+        await until(lambda: "certificate verify failed" in one.sharing.note(), "refused")
+
+
+@needs_engine
+async def test_routers_with_another_secret_or_channel_share_nothing(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(f"a secret of the {name} fleet")
+    async with (
+        running_engine(tmp_path) as engine,
+        part(url=engine.url, secret_file=str(tmp_path / "first")) as one,
+        part(url=engine.url, secret_file=str(tmp_path / "second")) as other,
+        part(url=engine.url, channel="elsewhere") as third,
+    ):
+        await until(lambda: other.sharing.picture.counts["fleet"] > 3, "told apart")
+        assert not any(each.hears() for each in (one, other, third))
+
+
+@needs_engine
+async def test_rubbish_on_the_channel_is_counted_and_changes_nothing(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
+        for _ in range(3):
+            await engine.ask("PUBLISH", "kvsteer", "x" * 100)
+        await engine.ask("PUBLISH", "kvsteer", "")
+        await until(lambda: one.sharing.picture.counts["version"] == 3, "counted")
+        await until(lambda: one.sharing.picture.counts["size"] == 1, "counted")
+        other.send()
+        await until(lambda: one.others() == 1, "shared")
+
+
+@needs_engine
+async def test_a_flood_takes_no_more_than_a_part_of_the_time(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
+        command = b"*3\r\n$7\r\nPUBLISH\r\n$7\r\nkvsteer\r\n$60000\r\n" + bytes(60_000) + b"\r\n"
+        writer.write(400 * command)
+        await writer.drain()
+        await until(lambda: one.sharing.picture.counts["version"] >= 50, "heard")
+        writer.close()
+        assert reader
+        assert one.sharing._worked < 0.1
+
+
+async def test_a_socket_that_nobody_reads_any_more_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "1-dead.router"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(left))
+    async with part(url=f"directory:{tmp_path}"):
+        await until(lambda: not left.exists(), "removed")
+
+
+async def test_a_directory_is_its_owners_alone_and_left_empty(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "routers"
+    async with part(url=f"directory:{directory}"):
+        await until(lambda: any(directory.glob("*.router")), "there")
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        (own,) = directory.glob("*.router")
+        assert stat.S_IMODE(own.stat().st_mode) == 0o600
+    assert not any(directory.iterdir())
+
+
+async def test_a_directory_that_cannot_be_used_is_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "taken"
+    file.write_text("")
+    async with part(url=f"directory:{file}") as one:
+        await until(lambda: "exists" in one.sharing.note(), "said")
+        file.unlink()
+        await until(lambda: not one.is_alone(), "used")
+        (own,) = file.glob("*.router")
+        own.unlink()
+        await until(lambda: any(file.glob("*.router")), "made anew")
+
+
+async def test_a_router_that_does_not_read_hinders_nobody(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(str(tmp_path / "1-deaf.router"))
+        async with two(url=f"directory:{tmp_path}") as (one, other):
+            transport = one.sharing._transport
+            await until(lambda: transport.lost > 0, "it is full")  # type: ignore[attr-defined]
+            one.send()
+            await until(lambda: other.others() == 1, "shared")
+
+
+async def test_workers_that_come_are_known_from_then_on(tmp_path: Path) -> None:
+    async with two(url=f"directory:{tmp_path}") as (one, other):
+        record = other.fleet.endpoints.pop(A)
+        other.fleet.changed = asyncio.Event()
+        one.send()
+        await until(lambda: other.sharing.picture.unknown_workers > 0, "not known")
+        other.fleet.endpoints[A] = record
+        other.fleet.changed = asyncio.Event()
+        await until(lambda: other.others() == 1, "known by the next whole picture")
+
+
+async def test_what_is_told_is_counted(tmp_path: Path) -> None:
+    async with two(url=f"directory:{tmp_path}") as (one, other):
+        await until(lambda: one.sharing.picture.counts["taken"] > 3, "heard")
+        shown = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in SharingCollector(one.sharing).collect()
+            for sample in family.samples
+        }
+        assert shown["kvsteer_sharing_alone",] == 0
+        assert shown["kvsteer_sharing_routers",] == 1
+        assert shown["kvsteer_sharing_messages_total", "taken"] > 3
+        assert shown["kvsteer_sharing_bytes_total", "told"] > 100
+        assert 0 <= shown["kvsteer_sharing_age_seconds", "other"] < 10
+        assert other.sharing.told_bytes > 100
+
+
+def test_a_secret_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"sharing.secret_file: .*: No such file"):
+        telling_of(Options("directory:/x", secret_file=str(tmp_path / "none")))
+    (tmp_path / "short").write_text("short\n")
+    with pytest.raises(StartError, match="has 5 bytes; 16 are the least"):
+        telling_of(Options("directory:/x", secret_file=str(tmp_path / "short")))
+
+
+def test_a_router_has_a_name_of_its_own() -> None:
+    assert str(os.getpid()) in telling_of(Options("directory:/x")).origin
+
+
+async def test_without_the_client_library_the_start_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "valkey.asyncio", None)
+    with pytest.raises(StartError, match=r"pip install 'kvsteer\[sharing\]'"):
+        async with part(url="redis://127.0.0.1:1"):
+            pass
+
+
+async def test_who_only_listens_knows_who_shares_and_is_not_seen(tmp_path: Path) -> None:
+    options = Options(f"directory:{tmp_path}")
+    async with two(url=options.url) as (one, other):
+        heard = await overhear(options, 1.5)
+        assert set(heard.heard_seconds) == {"one", "other"}
+        assert max(heard.heard_seconds.values()) < 1.5
+        assert not heard.fault
+        assert len(one.sharing.picture.others) == len(other.sharing.picture.others) == 1
