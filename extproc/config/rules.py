@@ -21,16 +21,8 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import (
-    BOTH,
-    DECODE,
-    MIRROR,
-    NIXL,
-    PREFILL,
-    SGLANG,
-    sharing_doubts,
-    sharing_faults,
-)
+from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, PREFILL, SGLANG
+from extproc.config.sharing_rules import sharing_doubts, sharing_faults
 
 AT_LEAST_ONE = "at least one is needed"
 
