@@ -4,7 +4,7 @@ import json
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ LEARN_SECONDS = 120.0
 
 PLAIN, GRPC_AIO, GRPCLIB = "no ext_proc", "grpc.aio, idle", "grpclib, idle"
 LEAN_IDLE, OURS_GRPCIO, OURS_LEAN = "lean, idle", "KVSteer, grpcio", "KVSteer, lean"
+OURS_UNIX = "KVSteer, Unix socket"
 SMG = "SMG, cache_aware"
 NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_GRPCIO, OURS_LEAN, SMG)
 
@@ -47,10 +48,20 @@ class Contestant:
 
 
 class Arena:
-    """Starts everybody; what cannot run is in `missing`, with the reason."""
+    """Starts everybody; what cannot run is in `missing`, with the reason.
 
-    def __init__(self, stack: ExitStack, directory: Path) -> None:
+    names: of those that take part. prefix: what comes before a command, by the process's name.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        directory: Path,
+        names: Sequence[str] = NAMES,
+        prefix: Callable[[str], Sequence[str]] = lambda _: (),
+    ) -> None:
         self._stack = stack
+        self._prefix = prefix
         self._directory = directory
         self._envoy = envoy_binary()
         self._fleet = self._started_fleet()
@@ -63,8 +74,11 @@ class Arena:
             LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
             OURS_GRPCIO: lambda: self._ours(OURS_GRPCIO, "grpcio"),
             OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
+            OURS_UNIX: lambda: self._ours(OURS_UNIX, "lean", f"unix:{directory}/router.sock"),
             SMG: self._smg,
         }.items():
+            if name not in names:
+                continue
             try:
                 self.contestants[name] = start()
             except CannotRunError as error:
@@ -102,6 +116,7 @@ class Arena:
 
     def _run(self, name: str, command: Sequence[str], reached_at: str) -> Process:
         log = self._directory / f"{name}.log"
+        command = [*self._prefix(name), *command]
         return self._stack.enter_context(running(command, log, reached_at))
 
     def _run_envoy(self, name: str, config_file: Path, reached_at: str) -> Process:
@@ -134,14 +149,16 @@ class Arena:
         decides = self._run(f"idle-{server}", command, listen)
         return self._behind_envoy(name, decides, configuration)
 
-    def _ours(self, name: str, server: str) -> Contestant:
+    def _ours(self, name: str, server: str, listen: str | None = None) -> Contestant:
         if server == "lean" and not accepts_lean():
             raise CannotRunError("did not run: extproc.server has no lean")
         configuration = self._fleet.configuration(server if accepts_lean() else None)
+        if listen is not None:
+            configuration["extproc"]["listen"] = listen
         config_file = self._write(name, configuration)
         command = [sys.executable, "-m", "extproc", "serve", "--config", str(config_file)]
         ready = f"http://{configuration['metrics']['listen']}/readyz"
-        decides = self._run(f"router-{server}", command, ready)
+        decides = self._run(f"router-{config_file.stem}", command, ready)
         behind = self._behind_envoy(name, decides, configuration)
         admin = f"http://{configuration['admin']['listen']}"
         return Contestant(behind.url, decides, behind.proxies, admin)
