@@ -16,6 +16,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from extproc.config.schema import Config, ExtProc
+from extproc.http2.limits import Budget
 from extproc.observing.metrics import Metrics
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyResponse,
@@ -24,6 +25,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
     TrailersResponse,
 )
+from extproc.serving.stream import Spoken
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet
 
@@ -109,6 +111,7 @@ class IdleService:
 
     def __init__(self, listen: str) -> None:
         self.config = Config(extproc=ExtProc(listen=listen))
+        self.spoken = Spoken(MAX_BYTES, Budget(MAX_BYTES), names_model=False)
         self.metrics = Metrics(Workers(self.config, Fleet(1, lambda: 0.0), lambda _: []))
 
     def open(self, _: str = "") -> IdleExchange:
