@@ -76,6 +76,7 @@ class Engine:
         self._answer_seconds = answer_seconds
         self._connection: AbstractConnection | None = None
         self._unanswered: deque[float] = deque()
+        self._told_at = 0.0
         self.fault = CONNECTING
 
     async def run(self) -> None:
@@ -96,7 +97,9 @@ class Engine:
         if connection is None:
             return False
         now = time.monotonic()
-        if self._unanswered and now - self._unanswered[0] > self._answer_seconds:
+        was_here, self._told_at = now - self._told_at < self._answer_seconds / 2, now
+        # after a pause of our own, its reply may have come and is still to be read
+        if was_here and self._unanswered and now - self._unanswered[0] > self._answer_seconds:
             self.fault = "the engine does not answer"
             if now - self._unanswered[0] > DEAD_SECONDS:
                 await self._close()

@@ -145,7 +145,7 @@ class Sharing:
         self._known_change: asyncio.Event | None = None
         self._known: dict[int, Place] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._window_ends = self._worked = 0.0
+        self._window_ends = self._worked = self._ticked_at = 0.0
         self._said = ""
         self._patient_until = time.monotonic() + 2 * CONNECT_SECONDS
         self.told = self.told_bytes = self.untold = self.heard_bytes = 0
@@ -206,7 +206,9 @@ class Sharing:
                 await asyncio.sleep(FORGET_SECONDS)
 
     async def _tell(self, now: float) -> None:
-        for other in self.picture.forget(now):
+        was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
+        # after a pause of our own, what the others said meanwhile is still to be read
+        for other in self.picture.forget(now) if was_here else ():
             log.info("router %s is silent and not counted any more", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
@@ -236,7 +238,7 @@ class Sharing:
         """Takes a message; returns for how many seconds no more of them are wanted."""
         if is_from(message, self._telling.tag):
             return 0.0
-        now = time.monotonic()
+        now, began = time.monotonic(), time.thread_time()
         if now >= self._window_ends:
             self._window_ends, self._worked = now + WINDOW_SECONDS, 0.0
         self.heard_bytes += len(message)
@@ -246,9 +248,8 @@ class Sharing:
             self._telling.asked()
         if len(self.picture.others) > routers and news is not None:
             log.info("router %s is heard", news.origin)
-        after = time.monotonic()
-        self._worked += after - now
-        return max(0.0, self._window_ends - after) if self._worked > MOST_SECONDS else 0.0
+        self._worked += time.thread_time() - began
+        return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS else 0.0
 
     def _places(self) -> Mapping[int, Place]:
         change = self._fleet.next_change()

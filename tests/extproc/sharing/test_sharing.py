@@ -360,3 +360,23 @@ async def test_who_only_listens_knows_who_shares_and_is_not_seen(tmp_path: Path)
         assert max(heard.heard_seconds.values()) < 1.5
         assert not heard.fault
         assert len(one.sharing.picture.others) == len(other.sharing.picture.others) == 1
+
+
+async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvsteer.sharing")
+    async with two(url=f"directory:{tmp_path}", tick_ms=50) as (one, other):
+        one.send()
+        await until(lambda: other.others() == 1, "shared")
+        time.sleep(1.5)  # noqa: ASYNC251 - as a machine that is busy with something else
+        heard = [part.sharing.picture.counts["taken"] for part in (one, other)]
+        await until(
+            lambda: all(
+                part.sharing.picture.counts["taken"] > before
+                for part, before in zip((one, other), heard, strict=True)
+            ),
+            "they hear each other again",
+        )
+        assert other.others() == 1
+    assert not [record for record in caplog.records if "is silent" in record.getMessage()]
