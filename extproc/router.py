@@ -223,6 +223,9 @@ def _unread(ask: Ask) -> Query:
     )
 
 
+_IDS = frozenset((array,))
+
+
 def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in tokens]
@@ -230,7 +233,7 @@ def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Q
     if not request.reads_cache:
         # the prompt is known and weighed, though nothing of it will be read from what a worker has
         return Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False)
-    is_tokenized = not all(isinstance(prompt, array) for prompt in request.prompts)
+    is_tokenized = not _IDS.issuperset(map(type, request.prompts))
     return Query(model, prompts, demand=demand, answers=request.answers, is_tokenized=is_tokenized)
 
 

@@ -210,19 +210,17 @@ class Connection:
         """Sends DATA again, since the transport takes more."""
         self._outbox.resume()
 
-    def send_head(self, stream_id: int, block: bytes) -> None:
-        """Sends the head of an answer; does nothing if the stream is gone."""
-        if stream_id in self._streams.open:
-            self._outbox.write(frame(_HEADERS, _END_HEADERS, stream_id, block))
-
-    def send_data(self, stream_id: int, data: bytes) -> int | None:
+    def send_data(self, stream_id: int, data: bytes, head: bytes = b"") -> int | None:
         """Sends more of an answer and returns how many bytes of it wait for the peer.
 
-        None if the stream is gone, or is from now on, as there is no room for so much.
+        None if the stream is gone, or is from now on, as there is no room for so much. head: the
+        block that begins the answer.
         """
         stream = self._streams.open.get(stream_id)
         if stream is None:
             return None
+        if head:
+            self._outbox.write(frame(_HEADERS, _END_HEADERS, stream_id, head))
         if self._outbox.send(stream, data):
             return stream.queued
         self._streams.reset(stream, ErrorCode.ENHANCE_YOUR_CALM)

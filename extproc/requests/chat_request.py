@@ -347,7 +347,7 @@ def _variables(options: Options) -> dict[str, Any]:
     given = options.template_kwargs or {}
     if not _RESERVED_VARIABLES.isdisjoint(given):
         raise RequestError("unsupported_template_kwargs")
-    if any(value is None or value == "auto" for value in given.values()):
+    if given and any(value is None or value == "auto" for value in given.values()):
         raise RequestError("unsupported_template_kwargs")  # newer releases leave these out
     variables: dict[str, Any] = {
         **given,

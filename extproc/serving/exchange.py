@@ -120,28 +120,25 @@ class Exchange:
         if self._is_closed and self._booking is not None:
             self._service.router.release(self._booking)
         verdict = decision.verdict
-        if verdict is Verdict.NO_OVERRIDE and self._stream.is_duplex:
+        service, is_duplex = self._service, self._stream.is_duplex
+        if verdict is Verdict.NO_OVERRIDE and is_duplex:
             verdict = Verdict.UNAVAILABLE  # Endpoint Picker Protocol 1.0.0, Destination Endpoint
-        refusal = refusal_of(verdict)
+        refusal = None if verdict is Verdict.STEER else refusal_of(verdict)
         if refusal is not None:
             return self._stream.refuse(refusal)
-        if self._booking is not None and (self._sees_responses or self._wants_status):
+        sees_responses = is_duplex or service.accounts  # in dialect B always
+        if self._booking is not None and (sees_responses or self._wants_status):
             self._decision = decision
-        if self._booking is not None and self._sees_responses and not self._is_closed:
-            sole = self._service.router.compared(self._booking)
+        if self._booking is not None and sees_responses and not self._is_closed:
+            sole = service.router.compared(self._booking)
             self._account = Account(decision, sole, self._began_at)
-        rank = rank_header(self._service.config.policy.rank_header, decision.rank)
-        named = endpoints_named(self._service.config.policy, is_duplex=self._stream.is_duplex)
+        rank = rank_header(service.config.policy.rank_header, decision.rank)
+        named = endpoints_named(service.config.policy, is_duplex=is_duplex)
         destination = ",".join(decision.pick[:named])
         legs: tuple[tuple[str, str], ...] = ()
         if decision.prefill is not None:
             legs = ((headers.PREFILLER, decision.prefill.pick[0]),)
         return self._stream.place(Placement(destination, decision.model or "", rank, legs))
-
-    @property
-    def _sees_responses(self) -> bool:
-        """Whether responses are shown to us: in dialect B always."""
-        return self._stream.is_duplex or self._service.accounts
 
     def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
         """Accounts for what a response says, if this is one."""

@@ -51,10 +51,10 @@ class Wire(Protocol):
     max_message_bytes: int
     budget: Budget
 
-    def send(self, stream_id: int, data: bytes) -> int:
+    def send(self, stream_id: int, data: bytes, head: bytes = b"") -> int:
         """Sends more of the answer and returns how many bytes of it now wait for the peer.
 
-        Aborts the call if there is no room for them.
+        Aborts the call if there is no room for them. head: the block that begins the answer.
         """
 
     def finish(self, stream_id: int, block: bytes) -> None:
@@ -62,6 +62,17 @@ class Wire(Protocol):
 
     def flush(self) -> None:
         """Writes what was sent; needed only outside of `Call.receive`."""
+
+
+_NOTHING: deque[bytes] = deque(maxlen=0)
+
+
+def _with(kept: deque[bytes], data: bytes) -> deque[bytes]:
+    """What is kept, with one more piece."""
+    if kept is _NOTHING:
+        return deque((data,))
+    kept.append(data)
+    return kept
 
 
 class Call(ABC):
@@ -76,8 +87,8 @@ class Call(ABC):
         self._wire = wire
         self._id = stream_id
         self._reader = MessageReader(wire.max_message_bytes)
-        self._messages: deque[bytes] = deque()
-        self._unread: deque[bytes] = deque()
+        # mostly nothing is kept, and two queues would be most of what a call takes
+        self._messages = self._unread = _NOTHING
         self._kept_bytes = 0
         self._queued = 0
         self._used_bytes = 0
@@ -113,11 +124,10 @@ class Call(ABC):
     @property
     def is_busy(self) -> bool:
         """Whether no message can be taken now."""
-        if self._awaited is not None:
-            return True
-        if self._queued > _MAX_QUEUED_BYTES:
-            self._queued = self._wire.http2.queued(self._id)
-        return self._queued > _MAX_QUEUED_BYTES
+        if self._queued <= _MAX_QUEUED_BYTES:
+            return self._awaited is not None
+        self._queued = self._wire.http2.queued(self._id)
+        return self._awaited is not None or self._queued > _MAX_QUEUED_BYTES
 
     @property
     def is_held_back(self) -> bool:
@@ -126,13 +136,16 @@ class Call(ABC):
             self._messages or self._unread or (self._is_whole and not self._is_ended)
         )
 
-    def receive(self, data: Piece, *, is_last: bool) -> None:
-        """Takes more bytes of the request; is_last: nothing follows them."""
+    def receive(self, data: Piece, *, is_last: bool) -> bool:
+        """Takes more bytes of the request; returns whether the call is held back then.
+
+        is_last: nothing follows them.
+        """
         self._is_whole = is_last
         if not data:
             self.go_on()
         elif self._messages or self._unread or self.is_busy:
-            self._unread.append(bytes(data))
+            self._unread = _with(self._unread, bytes(data))
             self._kept_bytes += len(data) + _PIECE_BYTES
             self._charge()
         else:
@@ -141,6 +154,9 @@ class Call(ABC):
                 self.go_on()
             elif self._reader.held or self._charged > CALL_BYTES:
                 self._charge()
+            else:
+                return False
+        return self.is_held_back
 
     def go_on(self) -> None:
         """Takes what was kept while the call was busy, until it is busy again."""
@@ -163,10 +179,9 @@ class Call(ABC):
         """Sends one message of the answer; does nothing if the call is over."""
         if self._is_over:
             return
-        if not self._is_begun:
-            self._is_begun = True
-            self._wire.http2.send_head(self._id, ANSWER_HEAD)
-        self._queued = self._wire.send(self._id, framed(message))
+        head = b"" if self._is_begun else ANSWER_HEAD
+        self._is_begun = True
+        self._queued = self._wire.send(self._id, framed(message), head)
 
     def finish(self, status: int = Status.OK, text: str = "") -> None:
         """Ends the call with a gRPC status; does nothing if it is over."""
@@ -209,7 +224,7 @@ class Call(ABC):
             self._has_come = True
             self._owed_ticks = 0
             for later in messages[1:]:
-                self._messages.append(bytes(later))
+                self._messages = _with(self._messages, bytes(later))
                 self._kept_bytes += len(later) + _PIECE_BYTES
             self.take(messages[0])
 
@@ -233,8 +248,7 @@ class Call(ABC):
 
     def _over(self) -> None:
         self._is_over = True
-        self._messages.clear()
-        self._unread.clear()
+        self._messages = self._unread = _NOTHING
         self._wire.budget.give_back(self._charged)
         self.close()
 

@@ -94,10 +94,8 @@ class LeanConnection(asyncio.Protocol):
         for event in self.http2.receive(data):
             if isinstance(event, Received):
                 call = self._calls.get(event.stream_id)
-                if call is not None:
-                    call.receive(event.data, is_last=event.is_last)
-                    if call.is_held_back:
-                        self._held_back[event.stream_id] = call
+                if call is not None and call.receive(event.data, is_last=event.is_last):
+                    self._held_back[event.stream_id] = call
             elif isinstance(event, Opened):
                 self._open(event)
             else:
@@ -166,9 +164,12 @@ class LeanConnection(asyncio.Protocol):
         """Closes at once, whatever is under way."""
         self._transport.abort()
 
-    def send(self, stream_id: int, data: bytes) -> int:
-        """Sends more of a call's answer; returns how many bytes of it wait for the peer."""
-        queued = self.http2.send_data(stream_id, data)
+    def send(self, stream_id: int, data: bytes, head: bytes = b"") -> int:
+        """Sends more of a call's answer; returns how many bytes of it wait for the peer.
+
+        head: the block that begins the answer.
+        """
+        queued = self.http2.send_data(stream_id, data, head)
         if queued is None:
             self._abort(stream_id)
             return 0

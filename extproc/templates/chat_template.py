@@ -22,6 +22,7 @@ so every turn of a loop and every call of a macro asks whether there is time lef
 """
 
 import json
+import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
@@ -227,7 +228,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
         self.filters["tojson"] = _tojson
-        self.filters[_TICK] = lambda tick: tick()
+        self.filters[_TICK] = operator.call
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
 

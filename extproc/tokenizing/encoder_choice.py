@@ -94,10 +94,9 @@ class FastEncoder:
         """Returns the ids of each text, as `Encoder.ids`."""
         encode = self._tokenizer.encode_batch_flat
         with _FailuresNamed(texts):
-            # one by one: its batches start threads, which cost more than they save
-            buffers = [encode([text], add_special_tokens=False)[0] for text in texts]
-        # little-endian, as documented; elsewhere the probes differ
-        return [array("I", buffer) for buffer in buffers]
+            # one by one: its batches start threads, which cost more than they save; little-endian,
+            # as documented: elsewhere the probes differ
+            return [array("I", encode([text], add_special_tokens=False)[0]) for text in texts]
 
 
 class _FailuresNamed:

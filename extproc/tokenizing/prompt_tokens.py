@@ -29,6 +29,8 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 
 Result = TypeVar("Result")
 
+_IDS = frozenset((array,))
+
 
 class PromptTokens:
     """Tokenizes the prompts of requests.
@@ -66,7 +68,7 @@ class PromptTokens:
                 whole = await self._asked(tokenizer, request)
             else:
                 whole = await self._local(tokenizer, request.prompts, body_bytes)
-        return [request.kept(tokens) for tokens in whole]
+        return whole if request.keep_last_tokens is None else list(map(request.kept, whole))
 
     def here(self, request: InferenceRequest, model: str) -> list[Tokens] | None:
         """Returns the same as `of`, without waiting, however long it takes.
@@ -84,7 +86,7 @@ class PromptTokens:
             if tokenizer is None:
                 raise RequestError("no_tokenizer")
             whole = [tokenizer.encode(prompt) for prompt in request.prompts]
-        return [request.kept(tokens) for tokens in whole]
+        return whole if request.keep_last_tokens is None else list(map(request.kept, whole))
 
     async def apart(self, work: Callable[[], Result], body_bytes: int) -> Result:
         """Runs work that takes a millisecond or more in a thread, and returns its result.
@@ -144,8 +146,9 @@ async def _in_a_task() -> None:
 
 def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
     """Returns the prompts if all of them are token ids already, else None."""
-    ids = [prompt for prompt in request.prompts if isinstance(prompt, array)]
-    return ids if len(ids) == len(request.prompts) else None
+    if not _IDS.issuperset(map(type, request.prompts)):  # as nearly always
+        return None
+    return [prompt for prompt in request.prompts if isinstance(prompt, array)]
 
 
 def _is_short(prompt: Prompt) -> bool:

@@ -234,15 +234,16 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """A text that was looked up, to be finished."""
+    """A text that was looked up, to be finished.
+
+    new_from: the character at which the part that is not known begins. new_characters: how many
+    have to be tokenized.
+    """
 
     text: str
     known: Known
-
-    @property
-    def new_characters(self) -> int:
-        """The number of characters that have to be tokenized."""
-        return 0 if self.known.is_whole else len(self.text) - self.known.new_from
+    new_from: int
+    new_characters: int
 
 
 # The last parts of texts, mostly what a chat template puts before the answer: few, and short.
@@ -271,7 +272,9 @@ class TextEncoder:
     def begin(self, text: str) -> Work:
         """Looks a text up, which takes about a third of a microsecond a kilobyte."""
         with self._lock:
-            return Work(text, self._known.find(text))
+            known = self._known.find(text)
+        new_from = known.new_from
+        return Work(text, known, new_from, 0 if known.is_whole else len(text) - new_from)
 
     def finish(self, work: Work) -> Encoded:
         """Tokenizes what is new in a text, remembers the whole, and returns its ids.
@@ -280,13 +283,13 @@ class TextEncoder:
             RequestError: there is more new text than is tokenized at once
                 (too_many_new_characters), or it cannot be tokenized.
         """
-        text, known = work.text, work.known
+        text, known, new_from = work.text, work.known, work.new_from
         if known.is_whole:
             return _encoded(known.ids, known.cuts)
         if work.new_characters > self._encoder.max_characters:
             raise RequestError("too_many_new_characters")
-        spans = self._cutter.find(text, known.new_from) if self._cutter else []
-        edges = (known.new_from, *(start for start, _ in spans), len(text))
+        spans = self._cutter.find(text, new_from) if self._cutter else []
+        edges = [new_from, *[start for start, _ in spans], len(text)]
         parts = self._ids([text[start:end] for start, end in pairwise(edges)])
         cuts = list(known.cuts)
         ids = known.ids[: cuts[-1].tokens] if cuts else array("I")

@@ -60,8 +60,7 @@ def test_another_implementation_gets_its_answer() -> None:
         client.send_data(number, b"asked", end_stream=True)
         events = server.receive(client.data_to_send())
         assert [type(one) for one in events] == [Opened, Received]
-        server.send_head(number, HEAD)
-        server.send_data(number, b"answered")
+        server.send_data(number, b"answered", HEAD)
         server.end(number, END)
         got = client.receive_data(b"".join(iter(server.data_to_send, b"")))
         kinds = [type(one) for one in got]
@@ -148,8 +147,7 @@ def test_counts_start_anew_with_each_tick() -> None:
 def test_streams_that_are_over_are_sent_nothing() -> None:
     connection = connected()
     connection.receive(headers(1) + rst(1))
-    connection.send_head(1, HEAD)
-    assert connection.send_data(1, b"x") is None
+    assert connection.send_data(1, b"x", HEAD) is None
     connection.end(1, END)
     connection.reset(1, ErrorCode.CANCEL)
     connection.consume(1, 5)
