@@ -32,7 +32,7 @@ LEARN_SECONDS = 120.0
 
 PLAIN, GRPC_AIO, GRPCLIB = "no ext_proc", "grpc.aio, idle", "grpclib, idle"
 LEAN_IDLE, OURS_GRPCIO, OURS_LEAN = "lean, idle", "KVSteer, grpcio", "KVSteer, lean"
-OURS_UNIX = "KVSteer, Unix socket"
+OURS_UNIX, OURS_TWO = "KVSteer, Unix socket", "KVSteer, 2 processes"
 SMG = "SMG, cache_aware"
 NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_GRPCIO, OURS_LEAN, SMG)
 
@@ -75,6 +75,7 @@ class Arena:
             OURS_GRPCIO: lambda: self._ours(OURS_GRPCIO, "grpcio"),
             OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
             OURS_UNIX: lambda: self._ours(OURS_UNIX, "lean", f"unix:{directory}/router.sock"),
+            OURS_TWO: lambda: self._ours(OURS_TWO, "lean", processes=2),
             SMG: self._smg,
         }.items():
             if name not in names:
@@ -149,12 +150,16 @@ class Arena:
         decides = self._run(f"idle-{server}", command, listen)
         return self._behind_envoy(name, decides, configuration)
 
-    def _ours(self, name: str, server: str, listen: str | None = None) -> Contestant:
+    def _ours(
+        self, name: str, server: str, listen: str | None = None, processes: int = 1
+    ) -> Contestant:
         if server == "lean" and not accepts_lean():
             raise CannotRunError("did not run: extproc.server has no lean")
         configuration = self._fleet.configuration(server if accepts_lean() else None)
         if listen is not None:
             configuration["extproc"]["listen"] = listen
+        if processes > 1:
+            configuration["extproc"]["processes"] = processes
         config_file = self._write(name, configuration)
         command = [sys.executable, "-m", "extproc", "serve", "--config", str(config_file)]
         ready = f"http://{configuration['metrics']['listen']}/readyz"

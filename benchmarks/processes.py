@@ -1,0 +1,78 @@
+"""Requests a second with two router processes, over those with one.
+
+    python benchmarks/processes.py [--quick] [--json FILE]
+
+wrk with one thread, one Envoy with one worker thread for each, as `kvsteer envoy` prints it; chats
+of 2 KB as in benchmarks/extproc.py. The goal is for a machine with cores to spare: Envoy, wrk, the
+upstreams and both processes want one each.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from extproc_contestants import OURS_LEAN, OURS_TWO, Arena
+from extproc_load import Sample, conversations, found_wrk, run, write
+from measure import CannotRunError, Figure, Goal, Row, table
+
+CONNECTIONS = (16, 64)
+SIZE_KIB = 2
+WANTED_CORES = 6
+GOAL = Goal(1.7, ">= 1.7x, 6 cores", at_least=True)
+
+
+def measured(rounds: int, seconds: int) -> list[Row]:
+    """One row for each number of connections; the two in turns."""
+    wrk = found_wrk()
+    with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
+        directory = Path(name)
+        arena = Arena(stack, directory, (OURS_LEAN, OURS_TWO))
+        if arena.missing:
+            raise CannotRunError("; ".join(arena.missing.values()))
+        requests = conversations(SIZE_KIB)
+        write(requests, directory / "bodies")
+        arena.learn(requests)
+        samples: dict[tuple[int, str], list[Sample]] = {}
+        for connections in CONNECTIONS:
+            for turn in range(rounds + 1):
+                for who in sorted(arena.contestants, reverse=bool(turn % 2)):
+                    url = arena.contestants[who].url
+                    one = run(wrk, url, directory / "bodies", connections, seconds)
+                    if turn:
+                        samples.setdefault((connections, who), []).append(one)
+    return [_row(samples, connections) for connections in CONNECTIONS]
+
+
+def _row(samples: dict[tuple[int, str], list[Sample]], connections: int) -> Row:
+    one, two = (
+        Figure([sample.per_second for sample in samples[connections, who]])
+        for who in (OURS_LEAN, OURS_TWO)
+    )
+    what = f"requests/s, {SIZE_KIB} KB x {connections}, two processes / one"
+    return Row(what, two, one, GOAL)
+
+
+def main() -> None:
+    """Measures, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    wanted = parser.parse_args()
+    try:
+        rows = measured(*((3, 1) if wanted.quick else (9, 2)))
+    except CannotRunError as error:
+        raise SystemExit(str(error)) from None
+    print(table(rows))
+    cores = os.cpu_count() or 1
+    print(f"{cores} cores, load {os.getloadavg()[0]:.1f}")
+    if cores < WANTED_CORES:
+        print(f"fewer than {WANTED_CORES} cores: the processes take turns with Envoy and with wrk")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
