@@ -64,12 +64,12 @@ def _draw(admin: str, out: TextIO) -> None:
 
 
 def _asked(admin: str, size: tuple[int, int]) -> list[str]:
-    decisions, events, workers = (
-        ask("top", admin, path) for path in ("/decisions", "/events", "/workers")
+    decisions, events, workers, routers = (
+        ask("top", admin, path) for path in ("/decisions", "/events", "/workers", "/routers")
     )
     try:
         shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
-        return screen(workers, shown, size, events_enabled=events["enabled"])
+        return screen(workers, shown, size, events_enabled=events["enabled"], routers=routers)
     except (KeyError, TypeError, AttributeError) as error:
         raise StartError(f"top: {admin}: answers otherwise than this version does") from error
 
@@ -80,14 +80,16 @@ def screen(
     size: tuple[int, int],
     *,
     events_enabled: bool,
+    routers: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Returns the lines to show.
 
     workers, decisions: as GET /workers and GET /decisions give them, the oldest decision first.
-    size: columns and lines of the terminal; 0 lines for no limit.
+    size: columns and lines of the terminal; 0 lines for no limit. routers: as GET /routers gives
+    them, None where nothing is shared.
     """
     columns, lines = max(size[0], LEAST), size[1]
-    head = [_summary(workers, events_enabled=events_enabled), ""]
+    head = [_summary(workers, events_enabled=events_enabled), *_routers(routers), ""]
     fleet = _workers(workers, columns)
     room = max(len(decisions), 1)
     if lines:
@@ -108,6 +110,19 @@ def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> s
     switched = "" if events_enabled else "; EVENTS OFF"
     count = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
     return f"{count}: {told or 'none'}; {in_flight} in flight{switched}"
+
+
+def _routers(told: Mapping[str, Any] | None) -> list[str]:
+    """Returns a line on the other routers; none where nothing is shared."""
+    if told is None:
+        return []
+    if told["alone"]:
+        return [f"ROUTERS NOT HEARD, decides alone: {_plain(told['alone'])}"]
+    others = [
+        f"{_plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
+        for one in told["routers"]
+    ]
+    return [f"shared with {', '.join(others) or 'no other router yet'}"]
 
 
 def _workers(workers: Sequence[Mapping[str, Any]], columns: int) -> list[str]:

@@ -200,3 +200,17 @@ def test_a_large_fleet_leaves_room_for_decisions() -> None:
 def test_names_cannot_steer_the_terminal() -> None:
     shown = shown_of([worker("\x1b[2Jevil")], [decision(1, "\x07b\n")], WIDE)
     assert all(line.isprintable() for line in shown)
+
+
+def test_the_routers_that_share_are_told_with_their_age() -> None:
+    def line(**told: Any) -> str:
+        routers = {"alone": "", "routers": [], **told}
+        return screen([], [], (200, 0), events_enabled=True, routers=routers)[1]
+
+    assert screen([], [], (200, 0), events_enabled=True)[1] == ""
+    assert line() == "shared with no other router yet"
+    other = {"name": "b\x1b[2J", "age_ms": 12.4, "in_flight": 3}
+    assert line(routers=[other]).startswith("shared with b")
+    assert line(routers=[other]).endswith(" (12 ms ago, 3 in flight)")
+    assert "\x1b" not in line(routers=[other])
+    assert line(alone="redis://a: gone").endswith("decides alone: redis://a: gone")

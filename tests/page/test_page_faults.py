@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,28 @@ pytestmark = pytest.mark.slow
 WORKER = "127.0.0.1:1"
 FOUND_NONE = "models: [{name: m}]\nworkers: []\ndiscovery: {file: /nowhere.yaml}"
 EVIL = "<img src=x onerror=document.title='taken'>"
+
+
+class Routers:
+    """What GET /routers tells."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {"alone": "", "routers": []}
+
+    def status(self) -> dict[str, Any]:
+        return self.told
+
+
+def test_the_other_routers_are_named_and_so_is_that_they_are_not_heard(browser: Browser) -> None:
+    routers = Routers()
+    with in_background(serving(sharing=routers)) as served:
+        browser.open(f"{served.it.url}/")
+        browser.until(lambda: "No other router" in browser.texts("#routers")[0], "none yet")
+        routers.told["routers"] = [{"name": EVIL, "age_ms": 12.4, "in_flight": 3}]
+        said = f"Shared with 1 other router: {EVIL} (12 ms ago, 3 in flight)."
+        browser.until(lambda: browser.texts("#routers") == [said], "one is heard")
+        routers.told["alone"] = "redis://a: gone"
+        browser.until(lambda: browser.texts("#routers.notice")[0].endswith("gone"), "alone")
 
 
 def test_a_dead_worker_and_a_router_that_is_away_are_shown_under_their_names(

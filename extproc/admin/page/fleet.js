@@ -197,6 +197,23 @@ export async function drawSources() {
   place.replaceChildren(...lines);
 }
 
+function routersSaid({ alone, routers }) {
+  if (alone) return `Other routers are not heard, and this one decides alone: ${alone}`;
+  if (!routers.length) return "No other router is heard yet.";
+  const others = routers.map((one) => `${one.name} (${Math.round(one.age_ms)} ms ago, ${one.in_flight} in flight)`);
+  return `Shared with ${plural(routers.length, "other router")}: ${others.join(", ")}.`;
+}
+
+// The routers that this one shares with; nothing where it shares with none.
+export async function drawRouters() {
+  const told = await ask("/routers");
+  const place = find("routers");
+  place.hidden = !told;
+  if (!told) return;
+  place.className = told.alone ? "notice" : "quiet";
+  show(place, routersSaid(told));
+}
+
 export async function drawEvents() {
   const { enabled } = await ask("/events");
   const place = find("events");

@@ -9,7 +9,7 @@ from random import Random
 from extproc.address import Address
 from extproc.admin.application import admin_application, listen
 from extproc.admin.observed import Observed
-from extproc.admin.routes import discovery_routes
+from extproc.admin.routes import Shared, discovery_routes, sharing_routes
 from extproc.config.reader import parse
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.view import Source, listed
@@ -40,7 +40,10 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: str = CONFIG, max_body_bytes: int = 1000, sources: Sequence[Source] = ()
+    config: str = CONFIG,
+    max_body_bytes: int = 1000,
+    sources: Sequence[Source] = (),
+    sharing: Shared | None = None,
 ) -> AsyncIterator[Served]:
     """Runs it until the block ends."""
     parsed = parse(config, "c")
@@ -54,7 +57,7 @@ async def serving(
     application = admin_application(
         router, workers, observed, max_body_bytes, "127.0.0.1", parsed.policy.header
     )
-    application.add_routes(discovery_routes(workers, discovery))
+    application.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
     await discovery.start(workers.replace)
     runner = await listen(application, place, "admin")
     try:
