@@ -9,8 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from extproc.config.schema import Config
+from extproc.config.sections import MIRROR
 from extproc.discovery.discovery import Discovery
-from extproc.endpoint_files import Lane, assignment, cluster_names, lanes_in, path_of
+from extproc.endpoint_files import (
+    Lane,
+    assignment,
+    cluster_names,
+    lanes_in,
+    path_of,
+    prefill_cluster,
+)
 from extproc.workers.workers import Workers
 
 log = logging.getLogger("kvsteer.discovery")
@@ -138,6 +146,10 @@ def _replace(path: str, text: str) -> None:
         raise
 
 
+def _lanes(told: Iterable[tuple[str, bool]]) -> list[Lane]:
+    return [Lane(endpoint, is_open) for endpoint, is_open in told]
+
+
 async def envoy_follows(
     config: Config, directory: str, workers: Workers, discovery: Discovery
 ) -> EndpointFiles:
@@ -146,10 +158,12 @@ async def envoy_follows(
 
     def lanes() -> Mapping[str, Sequence[Lane]]:
         now = workers.lanes()
-        return {
-            name: [Lane(endpoint, is_open) for endpoint, is_open in now.get(model, [])]
-            for model, name in clusters.items()
-        }
+        found = {name: _lanes(now.get(model, [])) for model, name in clusters.items()}
+        if config.disaggregation.mode == MIRROR:
+            now = workers.prefill_lanes()
+            for model, name in clusters.items():
+                found[prefill_cluster(name)] = _lanes(now.get(model, []))
+        return found
 
     def unplaced() -> Collection[str] | None:
         return workers.unplaced() if discovery.is_complete else None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from extproc import address
+from extproc.config.sections import PREFILL
 
 WORKERS = "workers"
 
@@ -36,6 +37,11 @@ def cluster_names(models: Iterable[str]) -> dict[str, str]:
 
 
 _TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+
+
+def prefill_cluster(workers: str) -> str:
+    """Returns the cluster of the prefill workers beside a cluster of those that answer."""
+    return f"{PREFILL}{workers.removeprefix(WORKERS)}"
 
 
 class Lane(NamedTuple):

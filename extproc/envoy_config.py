@@ -6,7 +6,7 @@ are in the extra `envoy`: nothing that serves imports this module.
 """
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 
@@ -22,6 +22,7 @@ from envoy_data_plane.envoy.config.route import v3 as route
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc
 from envoy_data_plane.envoy.extensions.filters.http.lua import v3 as lua
 from envoy_data_plane.envoy.extensions.filters.http.router import v3 as router
+from envoy_data_plane.envoy.extensions.filters.http.upstream_codec import v3 as upstream_codec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager import (
     v3 as connection_manager,
 )
@@ -37,16 +38,27 @@ from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host imp
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_http
+from envoy_data_plane.envoy.type import v3 as percent
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
 from extproc.config.schema import Config, RouterTls
-from extproc.config.sections import PREFILL
-from extproc.endpoint_files import cluster_names, path_of
+from extproc.config.sections import MIRROR, PREFILL, SGLANG
+from extproc.endpoint_files import cluster_names, path_of, prefill_cluster
 from extproc.errors import ConfigError
-from extproc.headers import DESTINATION, DESTINATION_NAMESPACE, MODEL, OF_LEGS, SERVED, UPSTREAM
+from extproc.headers import (
+    DESTINATION,
+    DESTINATION_NAMESPACE,
+    MODEL,
+    OF_LEGS,
+    PREFILL_CLUSTER,
+    PREFILL_TAIL,
+    PREFILLER,
+    SERVED,
+    UPSTREAM,
+)
 
 HEADING = """\
 # A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
@@ -60,6 +72,21 @@ HEADING = """\
 """
 
 NO_LIMIT = timedelta(0)
+
+# Of a second request: so many bytes of its end are replaced by what follows in the header.
+_TAIL_CUTTER = """\
+function envoy_on_request(handle)
+  local tail = handle:headers():get("{header}")
+  if not tail then return end
+  local cut, text = tail:match("^(%d+):(.*)$")
+  local body = handle:body()
+  if not (cut and body) then return end
+  local whole = body:getBytes(0, body:length())
+  local length = body:setBytes(whole:sub(1, #whole - tonumber(cut)) .. text)
+  handle:headers():replace("content-length", length)
+  handle:headers():remove("{header}")
+end
+"""
 
 _MODEL_FINDER = """\
 local known = {{{table}}}
@@ -218,9 +245,20 @@ def _routes(config: Config) -> list[route.Route]:
     """
     clusters = cluster_names(model.name for model in config.models)
     default = _route(next(iter(clusters.values())), [])
-    if len(clusters) == 1:
-        return [default]
-    return [*(_route(name, [_is_model(model)]) for model, name in clusters.items()), default]
+    several = clusters.items() if len(clusters) > 1 else ()
+    routes = [*(_route(name, [_is_model(model)]) for model, name in several), default]
+    if config.disaggregation.mode == MIRROR:
+        for one in routes:
+            if one.route is not None:
+                one.route.request_mirror_policies = [_second_leg()]
+    return routes
+
+
+def _second_leg() -> route.RouteActionRequestMirrorPolicy:
+    """Sends the same request to the cluster that the router names, and drops the answer."""
+    return route.RouteActionRequestMirrorPolicy(
+        cluster_header=PREFILL_CLUSTER, disable_shadow_host_suffix_append=True
+    )
 
 
 def _route(cluster: str, headers: list[route.HeaderMatcher]) -> route.Route:
@@ -272,19 +310,25 @@ MAX_RETRIES = 1_000
 
 
 def worker_clusters(config: Config) -> list[cluster.Cluster]:
-    """Returns one cluster for each model, in the order of the models.
+    """Returns one cluster for each model, in the order of the models, then their prefill clusters.
 
     With envoy.eds_directory their members come from files that the router keeps.
     """
+    rules = config.disaggregation
+    helpers: dict[str, list[str]] = {model.name: [] for model in config.models}
     endpoints: dict[str, list[str]] = {model.name: [] for model in config.models}
     for worker in config.workers:
-        if worker.role != PREFILL:  # it answers nothing, so no request may go there by itself
-            endpoints[config.model_of(worker)].append(worker.endpoint)
+        group = helpers if worker.role == PREFILL else endpoints
+        group[config.model_of(worker)].append(worker.endpoint)
     tells_served = config.accounting.responses != "none"
+    closed = {one.endpoint for one in config.workers if not rules.answers_alone(one.role)}
+    names = cluster_names(endpoints)
     found = [
-        _worker_cluster(name, endpoints[model], tells_served=tells_served)
-        for model, name in cluster_names(endpoints).items()
+        _worker_cluster(name, endpoints[model], closed, tells_served=tells_served)
+        for model, name in names.items()
     ]
+    if rules.mode == MIRROR:
+        found += [_prefill_cluster(config, name, helpers[model]) for model, name in names.items()]
     if config.envoy.eds_directory is not None:
         for one in found:
             _follow(one, path_of(config.envoy.eds_directory, one.name))
@@ -357,10 +401,59 @@ def _follow(followed: cluster.Cluster, path: str) -> None:
     )
 
 
-def _worker_cluster(name: str, endpoints: list[str], *, tells_served: bool) -> cluster.Cluster:
+def _worker_cluster(
+    name: str, endpoints: list[str], closed: set[str], *, tells_served: bool
+) -> cluster.Cluster:
+    """Returns a cluster of workers that answer; closed: those that only a pick leads to."""
     found = _cluster(name, endpoints)
     found.connect_timeout = timedelta(seconds=1)
     found.load_balancing_policy = _load_balancing(tells_served=tells_served)
+    if closed.intersection(endpoints):
+        found.load_assignment = _members(
+            name,
+            [socket(text) for text in endpoints],
+            [at for at, text in enumerate(endpoints) if text in closed],
+        )
+        # else Envoy chooses closed ones too where too few are open
+        found.common_lb_config = cluster.ClusterCommonLbConfig(
+            healthy_panic_threshold=percent.Percent(value=0.0)
+        )
+    return found
+
+
+def _prefill_cluster(config: Config, workers: str, endpoints: list[str]) -> cluster.Cluster:
+    """Returns the cluster to which second requests go, each to the worker that its header names.
+
+    The body ends otherwise there for all but SGLang's workers: a filter before the connection to
+    them sees to that.
+    """
+    found = _cluster(prefill_cluster(workers), endpoints)
+    found.connect_timeout = timedelta(seconds=1)
+    named = override_host.OverrideHostOverrideHostSource(header=PREFILLER)
+    fallback = _policy("least_request", Any.pack(least_request.LeastRequest()))
+    override = override_host.OverrideHost(override_host_sources=[named], fallback_policy=fallback)
+    found.load_balancing_policy = _policy("override_host", Any.pack(override))
+    if config.disaggregation.connector == SGLANG:
+        return found
+    code = _TAIL_CUTTER.format(header=PREFILL_TAIL)
+    filters = {
+        "envoy.filters.http.lua": lua.Lua(default_source_code=core.DataSource(inline_string=code)),
+        "envoy.filters.http.upstream_codec": upstream_codec.UpstreamCodec(),
+    }
+    options = upstream_http.HttpProtocolOptions(
+        explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
+            http_protocol_options=core.Http1ProtocolOptions()
+        ),
+        http_filters=[
+            connection_manager.HttpFilter(name=name, typed_config=Any.pack(message))
+            for name, message in filters.items()
+        ],
+    )
+    found.typed_extension_protocol_options = {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)
+    }
+    # the filter holds a whole body
+    found.per_connection_buffer_limit_bytes = config.envoy.request_body_buffer_limit_bytes
     return found
 
 
@@ -431,10 +524,15 @@ def _is_name(text: str) -> bool:
     return not text.startswith(address.UNIX_PREFIX) and not address.parse(text).is_ip
 
 
-def _members(name: str, addresses: list[core.Address]) -> endpoint.ClusterLoadAssignment:
+def _members(
+    name: str, addresses: list[core.Address], closed: Iterable[int] = ()
+) -> endpoint.ClusterLoadAssignment:
+    """Returns the members of a cluster; closed: places of those that only a pick leads to."""
     members = [
         endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=member)) for member in addresses
     ]
+    for place in closed:
+        members[place].health_status = core.HealthStatus.DRAINING
     return endpoint.ClusterLoadAssignment(
         cluster_name=name, endpoints=[endpoint.LocalityLbEndpoints(lb_endpoints=members)]
     )

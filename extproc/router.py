@@ -11,6 +11,7 @@ import msgspec
 
 from extproc.checking.self_check import Watched
 from extproc.config.schema import Config, Model
+from extproc.config.sections import MIRROR
 from extproc.errors import RequestError
 from extproc.observing.course import Course, Traces
 from extproc.observing.elsewhere import WarningLimit
@@ -33,6 +34,7 @@ from extproc.requests.request import (
     parse,
     why_unkeyed,
 )
+from extproc.requests.transfer_fields import may_split
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
 from kvstate.overlap import Prompt, Tokens
@@ -402,6 +404,11 @@ class Router:
         self._tokens.close()
 
     def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
+        disaggregation = self._config.disaggregation
+        if disaggregation.mode == MIRROR and self._workers.has_roles:
+            body = None if ask.wants_endpoint else ask.body
+            if not may_split(disaggregation.connector, ask.head.path, body):
+                query = msgspec.structs.replace(query, may_split=False)
         try:
             return self._place(query, ask.head, course), query
         except Exception as error:  # noqa: BLE001 - whatever it is, the request must go on

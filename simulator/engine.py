@@ -48,6 +48,8 @@ class Job:
     """Tells several answers to one prompt apart."""
     reuse: bool = True
     """Off: the cache is filled but not read."""
+    is_received: bool = False
+    """Another worker computed the prompt but for its last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,8 @@ class Engine:
             request.cached_tokens = found
             self.counters.queried_tokens += len(job.prompt)
             self.counters.hit_tokens += found
-        await self._step(self._latency.prefill_seconds(len(request.tokens) - found))
+        uncached = 1 if job.is_received else len(request.tokens) - found
+        await self._step(self._latency.prefill_seconds(uncached))
 
     async def _step(self, seconds: float) -> None:
         # An aborted request's step is not undone: what it cached stays cached and is announced.

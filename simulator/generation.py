@@ -5,13 +5,14 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from aiohttp import web
 
 from simulator import requests
 from simulator.engine import Engine, Job, Step
+from simulator.handover import Half
 from simulator.hashing import Namespace
 from simulator.requests import Chat, Completion, Generation, Message
 from simulator.responses import ApiError, Body, Form, Usage, Writer, bad_request
@@ -148,7 +149,21 @@ class Generator:
             prompt_tokens=sum(len(job.prompt) for job in jobs if not job.choice),
             names_no_hits=dialect.names_no_hits,
         )
+        half = self._worker.handover.half_of(body)
+        if half is not None:
+            jobs = [_halved(job, half) for job in jobs]
         run = _Run(engine, jobs, usage, dialect.habits.reports_last_answer)
+        if half is None:
+            return await self._send(request, body, run, form)
+        missing = sum(
+            len(job.prompt) - engine.cache.held_tokens(job.prompt, job.namespace) for job in jobs
+        )
+        async with self._worker.handover.taking_part(half, missing):
+            return await self._send(request, body, run, form)
+
+    async def _send(
+        self, request: web.Request, body: Generation, run: _Run, form: Form
+    ) -> web.StreamResponse:
         if body.stream:
             return await self._stream(request, body, run, form)
         return await self._whole(run, form)
@@ -194,6 +209,13 @@ class Generator:
         except* ConnectionResetError:
             pass  # The client left; leaving `to_end` freed the blocks.
         return response
+
+
+def _halved(job: Job, half: Half) -> Job:
+    """What is left of a job whose other half another worker does."""
+    if half.place:
+        return replace(job, is_received=True)
+    return replace(job, output_tokens=1)
 
 
 def _server_sent(body: Body) -> bytes:

@@ -41,6 +41,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: NonEmpty | None = None
     session_id: str | None = None
     prompt_logprobs: int | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int] | None = None
+    bootstrap_room: int | list[int] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def choices(self) -> int:

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from simulator import requests, responses
 from simulator.generation import Generator
+from simulator.handover import Handover
 from simulator.publisher import HIGH_WATER_MARK_BATCHES, Publisher
 from simulator.rank import Rank
 from simulator.requests import CachedPrefix, Chat, Completion, Message, Misbehave, Tokenize
@@ -61,16 +62,27 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
             settings=settings,
             ranks=ranks,
             faults=Faults(ranks),
+            handover=Handover(settings),
         )
+        stack.push_async_callback(worker.handover.close)
+        if settings.transfer_listen is not None:
+            handing = stack.enter_context(_listen(settings.transfer_listen))
+            await _serve(stack, worker.handover.application(), handing)
         api = Api(tokens, Generator(tokens, writer, worker), worker)
-        # Without handler_cancellation a client that leaves would keep its blocks to the end.
-        runner = web.AppRunner(
-            api.application(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        await _serve(stack, api.application(), listener)
         yield worker
+
+
+async def _serve(
+    stack: AsyncExitStack, application: web.Application, listener: socket.socket
+) -> None:
+    # Without handler_cancellation a client that leaves would keep its blocks to the end.
+    runner = web.AppRunner(
+        application, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
+    )
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.SockSite(runner, listener, backlog=_BACKLOG).start()
 
 
 def _listen(address: str) -> socket.socket:

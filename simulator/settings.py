@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from simulator.dialects import DEFAULT, DIALECTS, Dialect
 from simulator.hashing import Adapter
@@ -54,6 +55,7 @@ def check_rank_endpoints(endpoints: Sequence[str], ranks: int) -> None:
         taken |= ports
 
 
+Role = Literal["prefill", "decode", "both"]
 TINY_MODEL = Path(__file__).parent / "tiny_model"
 _MIN_BLOCKS = 2  # one is reserved
 
@@ -107,6 +109,14 @@ class Settings:
     """TensorRT-LLM only: events that wait to be fetched by POST /kv_cache_events, at most."""
     misbehave: bool = False
     """Serve POST /misbehave, which breaks things on request, and GET /cache."""
+    role: Role = "both"
+    """Which half of requests it takes. vLLM's workers take whole ones besides, SGLang's do not."""
+    transfer_listen: str | None = None
+    """host:port where decode workers fetch what this one computed; None: nowhere."""
+    transfer_tokens_per_second: float = math.inf
+    """How fast blocks of another worker come here."""
+    transfer_timeout_seconds: float = 300.0
+    """How long either half waits for the other one."""
     prefill_tokens_per_second: float = math.inf
     decode_tokens_per_second: float = math.inf
     """Of one request; requests do not slow each other down while decoding."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from simulator.engine import Engine
+from simulator.handover import Handover
 from simulator.hashing import Namespace
 from simulator.interference import Corruption, ReplayFault
 from simulator.rank import Rank
@@ -126,6 +127,7 @@ class Worker:
     settings: Settings
     ranks: Sequence[Rank]
     faults: Faults
+    handover: Handover
     balance: Balance = field(default_factory=Balance)
 
     @property

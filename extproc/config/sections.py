@@ -82,6 +82,10 @@ class Disaggregation:
         maximum=65_535,
     )
 
+    def answers_alone(self, role: str) -> bool:
+        """Returns whether a worker of a role can answer a request without any other one."""
+        return role == BOTH or (role == DECODE and self.connector != SGLANG)
+
 
 @dataclass(frozen=True, slots=True)
 class Sharing:

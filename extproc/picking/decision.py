@@ -502,6 +502,11 @@ def refusal_of(verdict: Verdict) -> Refusal | None:
     return None
 
 
+def refused_body() -> Refusal:
+    """Returns the answer to a body that is no JSON object, or hides what it is."""
+    return _refusal(400, "BadRequestError", "the request body is not a JSON object")
+
+
 def _refusal(status: int, kind: str, message: str, *headers: tuple[str, str]) -> Refusal:
     error = {"message": message, "type": kind, "param": None, "code": status}
     body = msgspec.json.encode({"error": error})

@@ -4,17 +4,19 @@ import logging
 import time
 from collections.abc import Callable
 
-from extproc import headers
+import msgspec
+
 from extproc.config.schema import Config
 from extproc.http2.limits import MIB, Budget
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
-from extproc.picking.decision import Decision, Verdict, refusal_of
+from extproc.picking.decision import Decision, Refusal, Verdict, refusal_of
 from extproc.picking.load import Booking
 from extproc.picking.policies import endpoints_named, rank_header
 from extproc.requests.request import Ask
 from extproc.router import Routed, Router
+from extproc.serving.second_leg import Legs
 from extproc.serving.stream import Spoken, Stream, traceparent_of
 from extproc.serving.stream_answers import Answers, Placement
 
@@ -47,6 +49,7 @@ class Service:
         self.is_traced = router.is_traced
         self.accounts = config.accounting.responses != "none"
         self.reads_usage = config.accounting.responses == "usage"
+        self.legs = Legs(config) if config.disaggregation.mode is not None else None
         header = config.policy.header
         self.spoken = Spoken(
             max_body_bytes=config.extproc.max_body_bytes,
@@ -55,7 +58,7 @@ class Service:
             policy_header=None if header is None else header.lower(),
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
-            owned=headers.OF_LEGS.get(config.disaggregation.mode or "", ()),
+            owned=self.legs.headers if self.legs is not None else (),
         )
 
     def open(self, traceparent: str = "") -> "Exchange":
@@ -101,7 +104,7 @@ class Exchange:
             if self._booking is not None:
                 self._look_at(message, self._booking)
             return step
-        return self._place(await service.router.route(step, self._traceparent))
+        return self._place(await service.router.route(step, self._traceparent), step)
 
     def close(self) -> None:
         """Ends the stream and releases its load; closing it again changes nothing."""
@@ -115,7 +118,7 @@ class Exchange:
         if self._account is not None:
             self._service.metrics.observe_outcome(self._account.outcome())
 
-    def _place(self, routed: Routed) -> Answers:
+    def _place(self, routed: Routed, ask: Ask) -> Answers:
         decision, self._booking = routed
         if self._is_closed and self._booking is not None:
             self._service.router.release(self._booking)
@@ -135,10 +138,13 @@ class Exchange:
         rank = rank_header(service.config.policy.rank_header, decision.rank)
         named = endpoints_named(service.config.policy, is_duplex=is_duplex)
         destination = ",".join(decision.pick[:named])
-        legs: tuple[tuple[str, str], ...] = ()
-        if decision.prefill is not None:
-            legs = ((headers.PREFILLER, decision.prefill.pick[0]),)
-        return self._stream.place(Placement(destination, decision.model or "", rank, legs))
+        placement = Placement(destination, decision.model or "", rank)
+        if self._service.legs is None:
+            return self._stream.place(placement)
+        legs = self._service.legs.of(decision, ask)
+        if isinstance(legs, Refusal):
+            return self._stream.refuse(legs)
+        return self._stream.place(msgspec.structs.replace(placement, legs=legs[0], body=legs[1]))
 
     def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
         """Accounts for what a response says, if this is one."""

@@ -273,12 +273,26 @@ class Workers:
         return self._draining
 
     def lanes(self) -> dict[str, list[tuple[str, bool]]]:
-        """By model, ip:port of each worker that answers, and whether it takes new requests."""
+        """By model, ip:port of each worker that answers, and whether it takes new requests.
+
+        Envoy itself gives none to a worker that cannot do without a prefill worker.
+        """
+        disaggregation = self._config.disaggregation
         lanes: dict[str, list[tuple[str, bool]]] = {}
         for worker in self._table:
             if worker.upstream is not None and worker.found.worker.role != PREFILL:
                 is_open = not (worker.is_draining or worker.found.excluded)
+                is_open &= disaggregation.answers_alone(worker.found.worker.role)
                 lane = (worker.endpoint, is_open)
+                lanes.setdefault(self._model_of(worker) or "", []).append(lane)
+        return lanes
+
+    def prefill_lanes(self) -> dict[str, list[tuple[str, bool]]]:
+        """By model, the same of each worker that computes prompts for others."""
+        lanes: dict[str, list[tuple[str, bool]]] = {}
+        for worker in self._table:
+            if worker.upstream is not None and worker.found.worker.role == PREFILL:
+                lane = (worker.endpoint, not (worker.is_draining or worker.found.excluded))
                 lanes.setdefault(self._model_of(worker) or "", []).append(lane)
         return lanes
 

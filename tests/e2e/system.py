@@ -170,20 +170,23 @@ async def running(
     models: Sequence[str] = ("tiny",),
     changes: dict[str, Any] | None = None,
     envoy_config: Callable[[Config], str] = render,
+    roles: Sequence[str] = (),
     **settings: Any,
 ) -> AsyncIterator[System]:
     """Workers for each model (in turn), a router that is ready, and Envoy.
 
     changes: sections of the configuration to replace. envoy_config: makes Envoy's of it. settings:
-    of the simulated workers.
+    of the simulated workers. roles: of the workers, instead of their number.
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
         fleet: list[Worker] = []
         stops: list[Callable[[], Awaitable[None]]] = []
-        for position in range(workers):
+        for position in range(len(roles) or workers):
             one = await stack.enter_async_context(contextlib.AsyncExitStack())
-            own = {} if "ranks" in settings else _ports()
+            own: dict[str, Any] = {} if "ranks" in settings else {**_ports()}
+            if roles:
+                own |= {"role": roles[position], "transfer_listen": f"127.0.0.1:{free_port()}"}
             worker = Settings(model=models[position % len(models)], **{**own, **settings})
             fleet.append(await one.enter_async_context(running_worker(worker)))
             stops.append(one.aclose)
@@ -213,6 +216,15 @@ def _ports() -> dict[str, str]:
     }
 
 
+def _half_of(worker: Worker) -> dict[str, Any]:
+    """What the configuration says of a worker's role, if it has one."""
+    settings = worker.settings
+    if settings.transfer_listen is None:
+        return {}
+    port = int(settings.transfer_listen.rpartition(":")[2])
+    return {"role": settings.role, "transfer_port": port}
+
+
 def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str, Any]:
     return {
         "extproc": {"listen": f"127.0.0.1:{free_port()}"},
@@ -227,6 +239,7 @@ def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str
             {
                 "endpoint": worker.endpoint,
                 "model": models[position % len(models)],
+                **_half_of(worker),
                 "events": {
                     "zmq": worker.events_endpoint,
                     "replay": worker.replay_endpoint,

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from extproc.config.reader import parse
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, Worker
 from extproc.envoy_config import render
 from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, running_envoy
@@ -420,3 +421,59 @@ async def test_an_envoy_that_does_not_start_shows_its_log() -> None:
     with pytest.raises(EnvoyDiedError, match="nonsense"):
         async with running_envoy("nonsense: 1", free_port()):
             pass
+
+
+SPLIT = """models: [{name: m}, {name: n}]
+workers:
+- {endpoint: "10.0.0.1:1", model: m, role: decode}
+- {endpoint: "10.0.0.2:1", model: m, role: prefill}
+- {endpoint: "10.0.0.3:1", model: n}
+disaggregation: {mode: %s, connector: %s}
+"""
+
+
+def members_of(one: dict[str, Any]) -> dict[str, str]:
+    """The members of a cluster, and their health as it is given."""
+    listed = one["load_assignment"]["endpoints"][0].get("lb_endpoints", [])
+    return {
+        each["endpoint"]["address"]["socket_address"]["address"]: each.get("health_status", "")
+        for each in listed
+    }
+
+
+def split_by(mode: str, connector: str) -> tuple[dict[str, Any], list[Any], str]:
+    """The clusters by name, the routes, and the whole text."""
+    text = render(parse(SPLIT % (mode, connector), "c"))
+    tree = yaml.safe_load(text)["static_resources"]
+    manager = tree["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+    return {one["name"]: one for one in tree["clusters"]}, routes, text
+
+
+def test_a_prefill_worker_gets_no_request_that_nobody_sent_it() -> None:
+    clusters, routes, text = split_by("header", "nixl")
+    assert members_of(clusters["workers-m"]) == {"10.0.0.1": ""}
+    assert "prefill-m" not in clusters
+    assert all("request_mirror_policies" not in one["route"] for one in routes)
+    assert "remove: x-prefiller-host-port" in text
+
+
+def test_every_route_mirrors_to_the_cluster_that_the_router_names() -> None:
+    clusters, routes, text = split_by("mirror", "offloading")
+    assert members_of(clusters["prefill-m"]) == {"10.0.0.2": ""}
+    assert members_of(clusters["prefill-n"]) == {}
+    assert len(routes) == 3
+    for one in routes:
+        (policy,) = one["route"]["request_mirror_policies"]
+        assert policy["cluster_header"] == "x-kvsteer-prefill-cluster"
+    for name in ("x-prefiller-host-port", "x-kvsteer-prefill-cluster", "x-kvsteer-prefill-tail"):
+        assert f"remove: {name}" in text
+    assert "envoy_on_request" in str(clusters["prefill-m"])
+
+
+def test_envoy_itself_chooses_no_worker_that_needs_another_one() -> None:
+    clusters, _, _ = split_by("mirror", "sglang")
+    assert members_of(clusters["workers-m"]) == {"10.0.0.1": "DRAINING"}
+    assert clusters["workers-m"]["common_lb_config"] == {"healthy_panic_threshold": {}}
+    assert "common_lb_config" not in clusters["workers-n"]
+    assert "typed_extension_protocol_options" not in clusters["prefill-m"]

@@ -403,3 +403,86 @@ def test_a_sidecar_is_told_who_computes_the_prompt_and_never_by_the_client(
     exchange.close()
     first.close()
     assert one.router.in_flight(SECOND) == 0
+
+
+def busy(one: Service) -> None:
+    """Has the first worker answer eight requests."""
+    for _ in range(8):
+        fleet(one).loads.begin(FIRST, 0.0, fleet(one).monotonic())
+
+
+def test_a_body_says_where_its_prompt_is_computed_and_envoy_sends_it_there_too(
+    closing: list[Service],
+) -> None:
+    one = of(SPLIT % ("mirror", "offloading"))
+    closing.append(one)
+    busy(one)
+    _, said, answer = asked_of(one, PROMPT)
+    assert (said[PREFILLER], said["x-kvsteer-prefill-cluster"]) == (SECOND, "prefill")
+    sent = answer.request_body.response.body_mutation.body
+    assert said["content-length"] == str(len(sent))
+    source = json.loads(sent)["kv_transfer_params"]["remote_prefiller"]
+    assert (source["remote_host"], source["remote_port"]) == ("10.0.0.2", 8998)
+    cut, _, tail = said["x-kvsteer-prefill-tail"].partition(":")
+    second = json.loads(sent[: -int(cut)] + tail.encode())
+    partner = second["kv_transfer_params"]["remote_decoder"]
+    assert partner["kv_request_id"] == source["kv_request_id"]
+
+
+def test_rooms_are_never_the_same(closing: list[Service]) -> None:
+    one = of(SPLIT % ("mirror", "sglang"))
+    closing.append(one)
+    rooms = set()
+    for _ in range(20):
+        exchange, _, answer = asked_of(one, PROMPT)
+        sent = json.loads(answer.request_body.response.body_mutation.body)
+        rooms.add(sent["bootstrap_room"])
+        exchange.close()
+    assert len(rooms) == 20
+    assert max(rooms) > 2**40
+
+
+def test_a_clients_fields_go_where_nothing_is_split(closing: list[Service]) -> None:
+    one = of(SPLIT % ("mirror", "offloading"))
+    closing.append(one)
+    theirs = {"model": "m", "prompt": [1, 2], "kv_transfer_params": {"remote_host": "10.9.9.9"}}
+    _, said, answer = asked_of(one, json.dumps(theirs).encode())
+    assert "x-kvsteer-prefill-cluster" not in said
+    sent = answer.request_body.response.body_mutation.body
+    assert json.loads(sent) == {"model": "m", "prompt": [1, 2]}
+
+
+def test_a_body_that_may_hide_such_fields_is_refused_and_another_bad_one_is_not(
+    closing: list[Service],
+) -> None:
+    one = of(SPLIT % ("mirror", "offloading"))
+    closing.append(one)
+    for content, is_refused in ((b'{"x": NaN, "kv_transfer_params": 1}', True), (b"{", False)):
+        exchange = one.open()
+        answers(exchange, head("/v1/completions"))
+        answer = answers(exchange, body(content))[0]
+        assert answer.HasField("immediate_response") is is_refused
+        if is_refused:
+            assert answer.immediate_response.status.code == 400
+        exchange.close()
+
+
+def test_the_endpoint_picker_protocol_has_one_worker_a_request(closing: list[Service]) -> None:
+    one = of(SPLIT % ("mirror", "offloading"))
+    closing.append(one)
+    busy(one)
+    exchange = one.open()
+    answers(exchange, head("/v1/completions", mode=4))
+    first, *rest = answers(exchange, body(PROMPT))
+    mutation = first.request_headers.response.header_mutation
+    assert "x-kvsteer-prefill-cluster" in mutation.remove_headers
+    echoed = rest[0].request_body.response.body_mutation.streamed_response.body
+    assert echoed == PROMPT
+
+
+def test_a_request_without_a_body_says_nothing(closing: list[Service]) -> None:
+    one = of(SPLIT % ("mirror", "offloading"))
+    closing.append(one)
+    exchange = one.open()
+    (answer,) = answers(exchange, head("/v1/models", method="GET", end_of_stream=True))
+    assert not answer.request_headers.response.HasField("body_mutation")

@@ -1,0 +1,178 @@
+"""KV blocks from one worker to another: what a prefill worker keeps until a decode worker has it.
+
+Both get the request at about the same time, in any order, and find each other by a number in it:
+SGLang's `bootstrap_room`, or the id in vLLM's `kv_transfer_params`. SGLang's prefill worker waits
+for its partner before it computes, vLLM's keeps what it computed; both give up after their time
+limit (300 s by default: SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and _WAITING_TIMEOUT), and so does
+a decode worker that gets nothing. The partner asks over HTTP, where engines have protocols of their
+own, and the transfer takes time in proportion to its tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp import web
+
+from simulator.requests import Generation
+from simulator.responses import ApiError, bad_request
+from simulator.settings import Settings
+
+_PATH = "/handover/"
+_MAX_ROOMS = 100_000
+
+
+class Half(NamedTuple):
+    """Which half of requests a body asks for. place: host:port of the partner, "" for prefill."""
+
+    rooms: tuple[str, ...]
+    place: str = ""
+    is_patient: bool = False
+    """Whether a prefill worker waits for its partner before it computes."""
+
+
+@dataclass(slots=True)
+class _Room:
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    is_begun: bool = False
+    is_lost: bool = False
+
+
+class Handover:
+    """One worker's half of the transfers.
+
+    counts: of halves that were finished, and that were left without their partner.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._rooms: dict[str, _Room] = {}
+        self._client: aiohttp.ClientSession | None = None
+        self.finished = 0
+        self.left_alone = 0
+
+    def application(self) -> web.Application:
+        """Returns what decode workers ask."""
+        application = web.Application()
+        application.add_routes([web.get(f"{_PATH}{{room}}", self._hand_over)])
+        return application
+
+    async def close(self) -> None:
+        """Ends the connections to other workers."""
+        if self._client is not None:
+            await self._client.close()
+
+    def half_of(self, body: Generation) -> Half | None:
+        """Returns the half of a request that this worker is asked for; None for all of it.
+
+        Raises:
+            ApiError: its engine has to be told, and is not.
+        """
+        role = self._settings.role
+        if self._settings.speaks.engine == "sglang":
+            if role == "both":
+                return None
+            if body.bootstrap_room is None:
+                what = "Disaggregated request received without bootstrap room id."
+                raise bad_request(what, "bootstrap_room")
+            place = f"{_first(body.bootstrap_host)}:{_first(body.bootstrap_port)}"
+            listed = body.bootstrap_room
+            rooms = tuple(map(str, listed if isinstance(listed, list) else [listed]))
+            return Half(rooms, place if role == "decode" else "", is_patient=True)
+        said = body.kv_transfer_params or {}
+        if (source := said.get("remote_prefiller")) is not None:
+            place = f"{source['remote_host']}:{source['remote_port']}"
+            return Half((source["kv_request_id"],), place)
+        if (partner := said.get("remote_decoder")) is not None:
+            return Half((partner["kv_request_id"],))
+        if said.get("do_remote_prefill"):
+            return Half((said["transfer_id"],), said["remote_bootstrap_addr"].partition("//")[2])
+        return Half((said["transfer_id"],)) if said.get("do_remote_decode") else None
+
+    @asynccontextmanager
+    async def taking_part(self, half: Half, tokens: int) -> AsyncIterator[None]:
+        """Holds while this worker computes its half.
+
+        tokens: of the prompt that are not here.
+
+        Raises:
+            ApiError: the partner does not come, or is lost.
+        """
+        if half.place:
+            for name in half.rooms:
+                await self._fetch(half.place, name)
+            await asyncio.sleep(tokens / self._settings.transfer_tokens_per_second)
+            yield
+            self.finished += 1
+            return
+        rooms = [self._begun(name) for name in half.rooms]
+        try:
+            for room in rooms:
+                if half.is_patient:
+                    await self._until(room.joined, "KVPoll.Bootstrapping")
+            yield
+            for room in rooms:
+                room.ready.set()
+                await self._until(room.taken, "KVPoll.WaitingForInput")
+            self.finished += 1
+        finally:
+            for name, room in zip(half.rooms, rooms, strict=True):
+                room.is_lost = not room.taken.is_set()
+                room.ready.set()
+                self._rooms.pop(name, None)
+
+    def _begun(self, name: str) -> _Room:
+        room = self._room(name)
+        if room.is_begun:
+            raise ApiError(500, "InternalServerError", "this room is taken")
+        room.is_begun = True
+        return room
+
+    def _room(self, name: str) -> _Room:
+        if len(self._rooms) >= _MAX_ROOMS:
+            raise ApiError(503, "ServiceUnavailableError", "too many rooms")
+        return self._rooms.setdefault(name, _Room())
+
+    async def _until(self, event: asyncio.Event, where: str) -> None:
+        try:
+            async with asyncio.timeout(self._settings.transfer_timeout_seconds):
+                await event.wait()
+        except TimeoutError:
+            self.left_alone += 1
+            raise ApiError(500, "InternalServerError", f"Request timed out in {where}") from None
+
+    async def _hand_over(self, request: web.Request) -> web.Response:
+        """Waits for a room's blocks, which its decode worker then has."""
+        name = request.match_info["room"]
+        room = self._room(name)
+        room.joined.set()
+        try:
+            await room.ready.wait()
+        finally:
+            if not room.is_begun:
+                self._rooms.pop(name, None)
+        if room.is_lost:
+            raise web.HTTPGone
+        room.taken.set()
+        return web.Response()
+
+    async def _fetch(self, place: str, room: str) -> None:
+        if self._client is None:
+            self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        limit = aiohttp.ClientTimeout(total=self._settings.transfer_timeout_seconds)
+        try:
+            async with self._client.get(f"http://{place}{_PATH}{room}", timeout=limit) as answer:
+                answer.raise_for_status()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self.left_alone += 1
+            what = f"KVTransferError: {type(error).__name__}"
+            raise ApiError(500, "InternalServerError", what) from None
+
+
+def _first(value: object) -> object:
+    return value[0] if isinstance(value, list) and value else value

@@ -1,0 +1,153 @@
+"""Prompts computed on one worker and answered by another, behind a real Envoy without a sidecar."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from simulator.worker import Worker
+from tests.e2e.system import CHAT, Answer, System, chat, long_text, running, until
+
+SGLANG = {"mode": "mirror", "connector": "sglang"}
+VLLM = {
+    "mode": "mirror",
+    "connector": "offloading",
+    "min_uncached_tokens": 32,
+    "interference_percent": 1_000,
+}
+TIMEOUT_SECONDS = 3.0
+
+
+def of(system: System, role: str) -> list[Worker]:
+    return [worker for worker in system.workers if worker.settings.role == role]
+
+
+def halves(system: System) -> tuple[int, int]:
+    """Halves of requests that were finished, and that were left without the other one."""
+    done = sum(worker.handover.finished for worker in system.workers)
+    return done, sum(worker.handover.left_alone for worker in system.workers)
+
+
+def queried(worker: Worker) -> int:
+    return sum(rank.engine.counters.queried_tokens for rank in worker.ranks)
+
+
+@pytest.fixture
+async def sglang() -> AsyncIterator[System]:
+    roles = ("prefill", "prefill", "decode", "decode")
+    changes: dict[str, Any] = {"disaggregation": SGLANG}
+    async with running(
+        roles=roles,
+        changes=changes,
+        dialect="sglang-0.5.22",
+        transfer_timeout_seconds=TIMEOUT_SECONDS,
+    ) as one:
+        yield one
+
+
+async def test_sglang_answers_with_two_workers_and_no_sidecar(sglang: System) -> None:
+    decoding = {worker.endpoint for worker in of(sglang, "decode")}
+    bodies = [chat(long_text(f"request {number}")) for number in range(8)]
+    answers = [await sglang.send(body) for body in bodies]
+    assert {status for status, _, _ in answers} == {200}, answers
+    assert {worker for _, worker, _ in answers} <= decoding
+    assert halves(sglang) == (16, 0)
+    assert all(queried(worker) for worker in of(sglang, "prefill"))
+
+
+async def test_a_follow_up_is_computed_where_its_prefix_is(sglang: System) -> None:
+    body = chat(long_text("alpha"))
+    await sglang.send(body)
+    decision = await sglang.explain(body)
+    held = next(one for one in of(sglang, "prefill") if queried(one)).endpoint
+    assert decision["prefill"]["pick"] == held
+    before = {one.endpoint: queried(one) for one in of(sglang, "prefill")}
+    await until(lambda: sglang.in_flight(0), "none in flight")
+    for number in range(4):
+        assert (await sglang.send(chat(long_text("alpha") + f" And {number}?")))[0] == 200
+    after = {one.endpoint: queried(one) for one in of(sglang, "prefill")}
+    assert {name for name in after if after[name] > before[name]} == {held}
+
+
+async def test_a_clients_own_fields_are_never_obeyed(sglang: System) -> None:
+    theirs: dict[str, Any] = {
+        "bootstrap_host": "10.9.9.9",
+        "bootstrap_port": 1,
+        "bootstrap_room": 7,
+    }
+    assert (await sglang.send(chat(long_text("alpha"), **theirs)))[0] == 200
+    hidden = b'{"bootstrap\\u005froom": 7, "x": NaN, "model": "tiny"}'
+    async with sglang.session.post(
+        f"{sglang.envoy}{CHAT}", data=hidden, headers={"content-type": "application/json"}
+    ) as response:
+        assert response.status == 400
+        assert "x-worker" not in response.headers
+
+
+async def test_a_dead_prefill_worker_is_found_out(sglang: System) -> None:
+    dead = of(sglang, "prefill")[0].endpoint
+    await sglang.stop_worker(dead)
+
+    async def left_out() -> bool:
+        await sglang.send(chat(long_text("probe")))
+        return any(one["down"] for one in await sglang.status() if one["endpoint"] == dead)
+
+    await until(left_out, "the dead prefill worker is known")
+    answers = await asyncio.gather(*(sglang.send(chat(long_text(str(n)))) for n in range(12)))
+    assert {status for status, _, _ in answers} == {200}
+
+
+async def test_without_a_router_only_workers_that_answer_alone_are_asked() -> None:
+    roles = ("prefill", "decode", "decode", "decode", "both")
+    changes: dict[str, Any] = {"disaggregation": SGLANG}
+    async with running(roles=roles, changes=changes, dialect="sglang-0.5.22") as system:
+        await system.stop_router()
+        (whole,) = of(system, "both")
+        answers = [await system.send(chat(f"number {number}")) for number in range(8)]
+        assert {answer[:2] for answer in answers} == {(200, whole.endpoint)}
+
+
+async def test_vllms_workers_get_their_own_halves_of_a_body() -> None:
+    changes: dict[str, Any] = {"disaggregation": VLLM}
+    roles = ("prefill", "decode")
+    async with running(
+        roles=roles, changes=changes, decode_tokens_per_second=200.0, transfer_timeout_seconds=5.0
+    ) as system:
+        (prefill,), (decode,) = of(system, "prefill"), of(system, "decode")
+        async with asyncio.TaskGroup() as group:
+            others = [
+                group.create_task(system.send(chat(f"short {n}") | {"max_tokens": 400}))
+                for n in range(8)
+            ]
+            await until(lambda: system.in_flight(8), "eight in flight")
+            computed = queried(decode)
+            body = chat(long_text("alpha"), stream=True, stream_options={"include_usage": True})
+            status, worker, answer = await system.send(body | {"max_tokens": 12})
+            others_done: list[Answer] = list(await asyncio.gather(*others))
+        assert (status, worker) == (200, decode.endpoint)
+        assert answer["text"].count("data: ") == 12 + 3  # the role, the usage, the end
+        assert {one[0] for one in others_done} == {200}
+        assert halves(system) == (2, 0)
+        assert queried(prefill) > 100
+        assert queried(decode) > computed
+        await system.learned(chat(long_text("alpha")), decode.endpoint)
+
+
+async def test_a_long_body_comes_whole_to_both_workers() -> None:
+    changes: dict[str, Any] = {"disaggregation": SGLANG}
+    async with running(
+        roles=("prefill", "decode"),
+        changes=changes,
+        dialect="sglang-0.5.22",
+        max_model_len_tokens=200_000,
+        blocks=16_384,
+        transfer_timeout_seconds=20.0,
+    ) as system:
+        body = chat("word " * 60_000)
+        assert len(json.dumps(body)) > 300_000
+        status, worker, _ = await system.send(body)
+        assert (status, worker) == (200, of(system, "decode")[0].endpoint)
+        assert halves(system) == (2, 0)
+        assert queried(of(system, "prefill")[0]) > 50_000
