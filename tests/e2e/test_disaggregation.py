@@ -9,6 +9,7 @@ import pytest
 
 from simulator.worker import Worker
 from tests.e2e.system import CHAT, Answer, System, chat, long_text, running, until
+from tests.ports import free_port
 
 SGLANG = {"mode": "mirror", "connector": "sglang"}
 VLLM = {
@@ -34,10 +35,16 @@ def queried(worker: Worker) -> int:
     return sum(rank.engine.counters.queried_tokens for rank in worker.ranks)
 
 
+def patient() -> dict[str, Any]:
+    """Has Envoy wait for the router on a busy machine: no worker here answers without it."""
+    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    return {"envoy": {"listen": listen, "admin": admin, "message_timeout_ms": 20_000}}
+
+
 @pytest.fixture
 async def sglang() -> AsyncIterator[System]:
     roles = ("prefill", "prefill", "decode", "decode")
-    changes: dict[str, Any] = {"disaggregation": SGLANG}
+    changes = patient() | {"disaggregation": SGLANG}
     async with running(
         roles=roles,
         changes=changes,
@@ -136,7 +143,7 @@ async def test_vllms_workers_get_their_own_halves_of_a_body() -> None:
 
 
 async def test_a_long_body_comes_whole_to_both_workers() -> None:
-    changes: dict[str, Any] = {"disaggregation": SGLANG}
+    changes = patient() | {"disaggregation": SGLANG}
     async with running(
         roles=("prefill", "decode"),
         changes=changes,
