@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simulator.worker import Worker
-from tests.e2e.system import CHAT, Answer, System, chat, long_text, running, until
+from tests.e2e.system import CHAT, System, chat, long_text, running, until
 from tests.ports import free_port
 
 SGLANG = {"mode": "mirror", "connector": "sglang"}
@@ -117,28 +117,26 @@ async def test_without_a_router_only_workers_that_answer_alone_are_asked() -> No
 
 
 async def test_vllms_workers_get_their_own_halves_of_a_body() -> None:
-    changes: dict[str, Any] = {"disaggregation": VLLM}
-    roles = ("prefill", "decode")
+    changes = patient() | {"disaggregation": VLLM}
     async with running(
-        roles=roles, changes=changes, decode_tokens_per_second=200.0, transfer_timeout_seconds=5.0
+        roles=("prefill", "decode"), changes=changes, decode_tokens_per_second=20.0
     ) as system:
         (prefill,), (decode,) = of(system, "prefill"), of(system, "decode")
-        async with asyncio.TaskGroup() as group:
-            others = [
-                group.create_task(system.send(chat(f"short {n}") | {"max_tokens": 400}))
-                for n in range(8)
-            ]
-            await until(lambda: system.in_flight(8), "eight in flight")
-            computed = queried(decode)
-            body = chat(long_text("alpha"), stream=True, stream_options={"include_usage": True})
-            status, worker, answer = await system.send(body | {"max_tokens": 12})
-            others_done: list[Answer] = list(await asyncio.gather(*others))
+        # two answers that outlast the test, and that a prompt computed there would delay
+        others = [
+            asyncio.create_task(system.send(chat(f"short {n}") | {"max_tokens": 10_000}))
+            for n in range(2)
+        ]
+        await until(lambda: system.in_flight(2), "two in flight")
+        body = chat(long_text("alpha"), stream=True, stream_options={"include_usage": True})
+        status, worker, answer = await system.send(body | {"max_tokens": 12})
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         assert (status, worker) == (200, decode.endpoint)
         assert answer["text"].count("data: ") == 12 + 3  # the role, the usage, the end
-        assert {one[0] for one in others_done} == {200}
         assert halves(system) == (2, 0)
         assert queried(prefill) > 100
-        assert queried(decode) > computed
         await system.learned(chat(long_text("alpha")), decode.endpoint)
 
 
