@@ -38,8 +38,7 @@ stubs-check: $(READY)
 
 # Pins the versions and hashes of everything installed (requirements.lock: in the image), without download addresses; needs uv.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra kubernetes --extra otel pyproject.toml -o requirements.lock
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra fast --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
 
 $(VENV)/.installed: requirements-dev.lock

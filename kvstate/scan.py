@@ -11,11 +11,13 @@ from typing import NamedTuple
 from kvstate.overlap import Tokens
 
 try:
-    from kvstate import _core
+    from kvstate._core import marks as _marks
+    from kvstate._core import marks_outside as _marks_outside
+    from kvstate._core import runs as _runs
 except ImportError:  # there was no C compiler at installation
-    _is_compiled = False
+    IS_COMPILED = False
 else:
-    _is_compiled = hasattr(_core, "marks")  # a core built from older sources has no such passes
+    IS_COMPILED = True
 
 # Tokens in a run. Shorter ones are common to many texts, longer ones break at every difference.
 RUN_TOKENS = 8
@@ -38,7 +40,7 @@ class Marks(NamedTuple):
 
 def marks(body: bytes) -> Marks:
     """Returns how many marks a body has, those within texts among them."""
-    return Marks(*_core.marks(body)) if _is_compiled else plain_marks(body)
+    return Marks(*_marks(body)) if IS_COMPILED else plain_marks(body)
 
 
 def marks_outside(body: bytes, max_quotes: int) -> Marks:
@@ -46,14 +48,13 @@ def marks_outside(body: bytes, max_quotes: int) -> Marks:
 
     max_quotes: where there are more, the rest of the body is not looked at.
     """
-    if _is_compiled:
-        return Marks(*_core.marks_outside(body, max_quotes))
-    return plain_marks_outside(body, max_quotes)
+    plain = plain_marks_outside
+    return Marks(*_marks_outside(body, max_quotes)) if IS_COMPILED else plain(body, max_quotes)
 
 
 def runs(tokens: Tokens) -> "array[int]":
     """Returns a number for each run of tokens, in order; equal runs have equal numbers."""
-    return array("Q", _core.runs(tokens)) if _is_compiled else plain_runs(tokens)
+    return array("Q", _runs(tokens)) if IS_COMPILED else plain_runs(tokens)
 
 
 def plain_marks(body: bytes) -> Marks:

@@ -1,6 +1,8 @@
 """The passes over a request's bytes: compiled and in Python, they find the same."""
 
+import importlib
 import json
+import sys
 from array import array
 from collections.abc import Callable
 from random import Random
@@ -10,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstate import scan
-from kvstate.index import IS_COMPILED
 from kvstate.overlap import Tokens, shared_tokens
 
-compiled = pytest.mark.skipif(not IS_COMPILED, reason="the compiled core was not built")
+compiled = pytest.mark.skipif(not scan.IS_COMPILED, reason="the compiled core was not built")
 BODIES = st.lists(st.sampled_from([b'"', b"\\", b"{", b"[", b"]", b",", b"a", b"\n", b"\xff"]))
 TEXTS = st.lists(st.sampled_from(['"', "\\", "{[", ",", "a", "\n", "é"])).map("".join)
 
@@ -43,6 +44,20 @@ def test_what_stands_in_texts_is_no_mark(
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_runs_are_the_same_compiled_and_plain(ids: list[int]) -> None:
     assert scan.runs(Tokens("I", ids)) == scan.plain_runs(Tokens("I", ids))
+
+
+def test_without_the_compiled_core_the_plain_passes_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body, tokens = b'{"a": ["[", 1]}', Tokens("I", range(20))
+    before = scan.marks(body), scan.marks_outside(body, 9), scan.runs(tokens)
+    monkeypatch.setitem(sys.modules, "kvstate._core", None)
+    try:
+        assert not importlib.reload(scan).IS_COMPILED
+        assert before == (scan.marks(body), scan.marks_outside(body, 9), scan.runs(tokens))
+    finally:
+        monkeypatch.undo()
+        importlib.reload(scan)
 
 
 @pytest.mark.parametrize("runs", [scan.runs, scan.plain_runs])
