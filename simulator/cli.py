@@ -14,6 +14,9 @@ from simulator.worker import Worker
 
 _NOWHERE = "none"
 _REPLAY_LIMIT = "messages of a replay that wait for a slow reader; 0: any (default: %(default)s)"
+_ROLES = "which half of requests it takes (default: %(default)s)"
+_RATE = "how fast blocks come here (default: no delay)"
+_WAIT = "seconds to wait for the other half of a request (default: %(default)s)"
 _DIALECTS = f"engine and release to pass for: {', '.join(DIALECTS)} (default: %(default)s)"
 
 
@@ -45,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for phase in ("prefill", "decode"):
         name = f"--{phase}-tokens-per-second"
         add(name, type=float, default=math.inf, metavar="RATE", help="default: no delay")
+    add("--role", choices=("prefill", "decode", "both"), default=defaults.role, help=_ROLES)
+    add("--transfer", metavar="HOST:PORT", help="where computed blocks are fetched (prefill)")
+    add("--transfer-tokens-per-second", type=float, default=math.inf, metavar="RATE", help=_RATE)
+    add("--transfer-timeout", type=float, default=defaults.transfer_timeout_seconds, help=_WAIT)
     add("--max-running", type=int, default=defaults.max_running_requests, help="requests at once")
 
 
@@ -92,6 +99,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         prefill_tokens_per_second=arguments.prefill_tokens_per_second,
         decode_tokens_per_second=arguments.decode_tokens_per_second,
         max_running_requests=arguments.max_running,
+        role=arguments.role,
+        transfer_listen=arguments.transfer,
+        transfer_tokens_per_second=arguments.transfer_tokens_per_second,
+        transfer_timeout_seconds=arguments.transfer_timeout,
     )
 
 
