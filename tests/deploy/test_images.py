@@ -11,7 +11,7 @@ import pytest
 from tests.deploy.manifests import OVERLAYS, ROOT, containers, pod_templates
 
 # Their digests are not known here: whoever deploys them pins them.
-BY_TAG_ALONE = {"envoyproxy/envoy", "vllm/vllm-openai", "lmsysorg/sglang"}
+BY_TAG_ALONE = {"envoyproxy/envoy", "valkey/valkey", "vllm/vllm-openai", "lmsysorg/sglang"}
 OURS = {"kvsteer", "registry.example.com/kvsteer"}
 
 PIN = re.compile(r"(?m)^(\w+)=(\S+):([\w.-]+)@(sha256:[0-9a-f]{64})$")

@@ -331,3 +331,39 @@ def test_a_sidecar_and_its_envoy_share_the_socket_and_the_endpoints() -> None:
     )
     assert config.extproc.listen.removeprefix("unix:").rpartition("/")[0] in shared
     assert config.envoy.eds_directory in shared
+
+
+def test_routers_that_share_meet_at_an_engine_that_only_they_reach() -> None:
+    (text,) = [
+        one["data"]["kvsteer.yaml"]
+        for one in of_kind("scale", "ConfigMap")
+        if "kvsteer.yaml" in one["data"]
+    ]
+    sharing = parse(text, "scale").sharing
+    assert sharing is not None
+    assert sharing.url == "valkey://valkey:6379"
+    (router,) = [one for one in of_kind("scale", "Deployment") if _name(one) == "kvsteer"]
+    assert router["spec"]["replicas"] == 3
+    pod = router["spec"]["template"]["spec"]
+    secrets = {one["name"]: one["secret"] for one in pod["volumes"] if "secret" in one}
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    assert sharing.secret_file == f"{mounts['sharing']}/secret"
+    assert secrets["sharing"] == {"secretName": "kvsteer-sharing"}
+    only = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "kvsteer"}}}]
+    assert peers("scale", "valkey", 6379) == only
+    (policy,) = [one for one in of_kind("scale", "NetworkPolicy") if _name(one) == "kvsteer"]
+    assert 6379 in [
+        port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])
+    ]
+
+
+def test_nobody_is_told_to_scrape_where_routers_know_what_is_in_flight() -> None:
+    for overlay in ("deployment", "scale", "sidecar", "envoy-gateway", "istio-envoyfilter"):
+        for one in of_kind(overlay, "ConfigMap"):
+            if text := one["data"].get("kvsteer.yaml"):
+                assert parse(text, overlay).policy.scrape_interval_ms == 0
+
+
+def _name(manifest: Manifest) -> str:
+    name: str = manifest["metadata"]["name"]
+    return name

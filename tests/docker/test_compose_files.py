@@ -41,10 +41,29 @@ def volumes_of(service: dict[str, Any]) -> list[str]:
     return found
 
 
-def test_the_committed_envoy_yaml_is_what_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", ["compose", "compose/scale"])
+def test_the_committed_envoy_yaml_is_what_is_rendered(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    rendered = render(load("deploy/compose/kvsteer.yaml"))
-    assert (ROOT / "deploy/compose/envoy.yaml").read_text() == rendered
+    rendered = render(load(f"deploy/{folder}/kvsteer.yaml"))
+    assert (ROOT / f"deploy/{folder}/envoy.yaml").read_text() == rendered
+
+
+def test_routers_of_the_scale_profile_meet_at_the_engine_and_are_found_by_their_envoy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    config = load("deploy/compose/scale/kvsteer.yaml")
+    assert config.sharing is not None
+    assert config.sharing.url == "valkey://valkey:6379"
+    found = services()
+    names = {name for name, service in found.items() if service.get("profiles") == ["scale"]}
+    assert names == {"valkey", "router", "envoy-scale"}
+    assert found["router"]["scale"] == 2
+    assert config.envoy.router == "router:9002"
+    assert config.workers == load("deploy/compose/kvsteer.yaml").workers
+    assert "STRICT_DNS" in (ROOT / "deploy/compose/scale/envoy.yaml").read_text()
 
 
 @pytest.mark.parametrize("file", ["compose", "compose/gpu"])
@@ -115,7 +134,8 @@ def test_prometheus_scrapes_every_service_that_has_metrics() -> None:
         for static in job["static_configs"]
         for target in static["targets"]
     ]
-    assert set(targets) == set(services()) - {"prometheus", "grafana"}
+    scale = {"valkey", "router", "envoy-scale"}
+    assert set(targets) == set(services()) - {"prometheus", "grafana"} - scale
 
 
 @pytest.mark.parametrize("file", ["docker-compose.yml", "docker-compose.gpu.yml"])
