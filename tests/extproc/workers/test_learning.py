@@ -13,7 +13,8 @@ import pytest
 from extproc.config.reader import parse
 from extproc.config.schema import Worker
 from extproc.discovery.view import Fleet, Found, merged
-from extproc.workers import learning, resolving
+from extproc.workers import learning
+from extproc.workers import workers as all_workers
 from extproc.workers.record import Worker as Record
 from extproc.workers.workers import Workers
 from kvstate.fleet import Fleet as KnownFleet
@@ -140,7 +141,7 @@ async def test_a_worker_that_has_another_address_is_asked_there_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(learning, "RETRY_SECONDS", (NEVER, NEVER))
-    monkeypatch.setattr(resolving, "RESOLVE_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(all_workers, "RESOLVE_INTERVAL_SECONDS", 0.01)
     hosts = ["127.0.0.1"]
 
     async def lookup(_: object, port: int, **__: object) -> list[Any]:

@@ -151,7 +151,7 @@ async def test_an_address_stays_while_its_name_cannot_be_resolved(
         return [(0, 0, 0, "", (address, 7)) for address in answers]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("extproc.workers.workers.RESOLVE_INTERVAL_SECONDS", 0.0)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
     assert one.candidates("a")[0].endpoint == "10.0.0.1:7"
@@ -174,7 +174,7 @@ async def test_a_resolver_that_is_away_does_not_hold_up_the_start(
         return []
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    monkeypatch.setattr("extproc.workers.resolving.FIRST_RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr("extproc.workers.workers.FIRST_RESOLVE_SECONDS", 0.01)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
     assert one.candidates("a")[0].excluded == "its host name could not be resolved"
@@ -357,7 +357,7 @@ async def test_a_worker_whose_address_changed_is_gone_from_the_one_before(
         return [(0, 0, 0, "", (address, 7)) for address in answers]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("extproc.workers.workers.RESOLVE_INTERVAL_SECONDS", 0.0)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
     one.loads.begin("10.0.0.1:7", 10, 0.0)
@@ -381,7 +381,7 @@ async def test_names_are_looked_up_again_whatever_fails_once(
         raise RuntimeError
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    monkeypatch.setattr("extproc.workers.resolving.RESOLVE_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("extproc.workers.workers.RESOLVE_INTERVAL_SECONDS", 0.0)
     one = workers('{endpoint: "w:7", model: a}')
     await one.start()
     with monkeypatch.context() as broken:
