@@ -56,6 +56,11 @@ class Handover:
         self.finished = 0
         self.left_alone = 0
 
+    @property
+    def waiting(self) -> int:
+        """How many halves are not finished."""
+        return len(self._rooms)
+
     def application(self) -> web.Application:
         """Returns what decode workers ask."""
         application = web.Application()

@@ -171,12 +171,14 @@ async def running(
     changes: dict[str, Any] | None = None,
     envoy_config: Callable[[Config], str] = render,
     roles: Sequence[str] = (),
+    proxied: Callable[[Worker], str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[System]:
     """Workers for each model (in turn), a router that is ready, and Envoy.
 
     changes: sections of the configuration to replace. envoy_config: makes Envoy's of it. settings:
-    of the simulated workers. roles: of the workers, instead of their number.
+    of the simulated workers. roles: of the workers, instead of their number. proxied: the address
+    of a worker for the router and Envoy, where requests reach it through something else.
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
@@ -191,7 +193,11 @@ async def running(
             fleet.append(await one.enter_async_context(running_worker(worker)))
             stops.append(one.aclose)
         config_file = directory / "kvsteer.yaml"
-        config_file.write_text(yaml.safe_dump(_configuration(fleet, models) | (changes or {})))
+        written = _configuration(fleet, models) | (changes or {})
+        if proxied is not None:
+            for listed, started in zip(written["workers"], fleet, strict=True):
+                listed["endpoint"] = proxied(started)
+        config_file.write_text(yaml.safe_dump(written))
         timeout = aiohttp.ClientTimeout(total=30)
         connector = aiohttp.TCPConnector(limit=0)
         session = aiohttp.ClientSession(timeout=timeout, connector=connector)

@@ -1,11 +1,14 @@
 """Prompts computed on one worker and answered by another, behind a real Envoy without a sidecar."""
 
 import asyncio
+import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession, web
 
 from simulator.worker import Worker
 from tests.e2e.system import CHAT, System, chat, long_text, running, until
@@ -156,3 +159,119 @@ async def test_a_long_body_comes_whole_to_both_workers() -> None:
         assert (status, worker) == (200, of(system, "decode")[0].endpoint)
         assert halves(system) == (2, 0)
         assert queried(of(system, "prefill")[0]) > 50_000
+
+
+class Sidecar:
+    """Stands before a decode worker as llm-d's does, for vLLM's OffloadingConnector.
+
+    named: whom requests named in x-prefiller-host-port.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.named: list[str | None] = []
+        self.decode = ""
+        self.transfer_port = 0
+
+    async def serve(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        named = request.headers.get("x-prefiller-host-port")
+        self.named.append(named)
+        if named is None:
+            return await self.send(self.decode, body)
+        number = {"kv_request_id": str(len(self.named))}
+        place = {"remote_host": "127.0.0.1", "remote_port": self.transfer_port}
+        first = {"kv_transfer_params": {"remote_decoder": number}, "max_tokens": 1}
+        second = {"kv_transfer_params": {"remote_prefiller": number | place}}
+        legs = (self.send(named, body | first), self.send(self.decode, body | second))
+        return (await asyncio.gather(*legs))[1]
+
+    async def send(self, endpoint: str, body: dict[str, Any]) -> web.Response:
+        url = f"http://{endpoint}{CHAT}"
+        async with ClientSession() as session, session.post(url, json=body) as answer:
+            told = {"x-worker": answer.headers["x-worker"], "content-type": "application/json"}
+            return web.Response(body=await answer.read(), status=answer.status, headers=told)
+
+
+@pytest.fixture
+async def sidecar() -> AsyncIterator[Sidecar]:
+    port = free_port()
+    one = Sidecar(f"127.0.0.1:{port}")
+    application = web.Application()
+    application.add_routes([web.post(CHAT, one.serve)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    yield one
+    await runner.cleanup()
+
+
+async def test_a_sidecar_has_the_named_worker_compute_the_prompt(sidecar: Sidecar) -> None:
+    rules = VLLM | {"mode": "header", "interference_percent": 100_000}
+
+    def proxied(worker: Worker) -> str:
+        return sidecar.address if worker.settings.role == "decode" else worker.endpoint
+
+    async with running(
+        roles=("prefill", "decode"),
+        changes=patient() | {"disaggregation": rules},
+        proxied=proxied,
+        decode_tokens_per_second=20.0,
+    ) as system:
+        (prefill,), (decode,) = of(system, "prefill"), of(system, "decode")
+        sidecar.decode = decode.endpoint
+        told = prefill.settings.transfer_listen or ""
+        sidecar.transfer_port = int(told.rpartition(":")[2])
+        theirs = {"x-prefiller-host-port": "10.9.9.9:1"}
+        assert (await system.send(chat("short"), headers=theirs))[0] == 200
+        other = asyncio.create_task(system.send(chat("short too") | {"max_tokens": 10_000}))
+        await until(lambda: system.in_flight(1), "one in flight")
+        answer = await system.send(chat(long_text("alpha")), headers=theirs)
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+        assert answer[:2] == (200, decode.endpoint)
+        assert sidecar.named == [None, None, prefill.endpoint]
+        assert halves(system) == (2, 0)
+
+
+@pytest.mark.slow
+async def test_halves_that_die_under_load_cost_what_they_were_doing_and_no_more() -> None:
+    roles = ("prefill", "prefill", "decode", "decode", "both")
+    changes = patient() | {"disaggregation": SGLANG}
+    failed: list[float] = []
+    killed: list[float] = []
+    numbers = itertools.count()
+    stop = asyncio.Event()
+
+    async with running(
+        roles=roles,
+        changes=changes,
+        dialect="sglang-0.5.22",
+        transfer_timeout_seconds=TIMEOUT_SECONDS,
+    ) as system:
+
+        async def client() -> None:
+            while not stop.is_set():
+                began = time.monotonic()
+                body = chat(long_text(f"number {next(numbers) % 100}"))
+                if (await system.send(body))[0] != 200:
+                    failed.append(began)
+
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(client()) for _ in range(4)]
+            for worker in (*of(system, "prefill"), *of(system, "decode")):
+                killed.append(time.monotonic())
+                await system.stop_worker(worker.endpoint)
+                await asyncio.sleep(2 * TIMEOUT_SECONDS)
+                await system.start_worker(worker.endpoint)
+            stop.set()
+            await asyncio.gather(*clients)
+        late = [at for at in failed if all(not 0 <= at - kill < TIMEOUT_SECONDS for kill in killed)]
+        before = [at for at in late if any(0 <= kill - at < TIMEOUT_SECONDS for kill in killed)]
+        assert late == before, "a request that began when the death was known failed"
+        await until(lambda: system.in_flight(0), "none in flight")
+
+        async def without_rooms() -> bool:
+            return not any(worker.handover.waiting for worker in system.workers)
+
+        await until(without_rooms, "no half waits for a partner")
