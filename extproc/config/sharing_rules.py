@@ -30,8 +30,6 @@ def sharing_faults(sharing: Sharing | None) -> Iterator[str]:
         yield f"sharing.url: the path has {size} bytes; {room} are the most"
     if sharing.name is not None and not _ROUTER_NAME.fullmatch(sharing.name):
         yield "sharing.name: must be 1 to 64 printable ASCII characters without spaces"
-    if not sharing.channel:
-        yield "sharing.channel: must not be empty"
     if sharing.ca is not None and not meeting.is_tls:
         yield "sharing.ca: needs a url of valkeys:// or rediss://"
     if meeting.directory and (sharing.username or sharing.password_file):

@@ -203,9 +203,8 @@ class Sent:
         before: _Claims | None = None
         young = self._young
         for key in marks.keys:
-            claims = young.get(key)
-            if claims is None:
-                young[key] = alone
+            claims = young.setdefault(key, alone)
+            if claims is alone:
                 continue
             if claims is not before:  # neighbouring marks mostly have the same claims
                 before = claims

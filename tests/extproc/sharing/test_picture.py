@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from extproc.picking.load import EndpointLoad, Load, Loads, Report
 from extproc.picking.sent import Marks
 from extproc.sharing import picture as picture_module
-from extproc.sharing.messages import News, WorkerNews, encoded, worker_id
+from extproc.sharing.messages import News, WorkerNews, decoded, encoded, worker_id
 from extproc.sharing.picture import ASK_SECONDS, MAX_ROUTERS
 from kvstate.overlap import Prompt
 from tests.extproc.sharing.routers import KEYS, WORKERS, Router, tell_all
@@ -56,6 +56,7 @@ def test_what_one_sends_is_the_others_load_until_it_ends() -> None:
     booking = one.loads.begin(A, 500, 0.0)
     other.hear(one.due(0.0), 0.0)
     assert other.load(A, 0.0) == Load(0, 500.0, 1, 500 / 10_000)
+    assert (other.loads.in_flight_of("one"), one.loads.in_flight_of("other")) == (1, 0)
     one.loads.end(booking)
     other.hear(one.due(0.01), 0.01)
     seen = other.load(A, 0.01)
@@ -151,6 +152,18 @@ def test_a_claim_of_another_router_counts_until_its_request_is_over() -> None:
     one.telling.ended(claim)
     other.hear(one.due(10.0), 10.0)
     assert other.sent.expected(marks, 20.0)[f"name of {B}"] == (0, approximate)
+
+
+def test_a_claim_that_is_told_again_to_a_newcomer_counts_once() -> None:
+    one, other = Router("one"), Router("other")
+    one.send(B, one.sent.marks(PROMPT), 0.0)
+    other.hear(one.due(0.0), 0.0)
+    kept = dict(other.picture.others["one"].claims)
+    one.telling.asked()
+    answer = one.due(0.5)
+    assert decoded(answer[0], KEYS).claims
+    other.hear(answer, 0.5)
+    assert other.picture.others["one"].claims == kept
 
 
 def test_a_claim_that_is_withdrawn_counts_for_nothing() -> None:

@@ -15,6 +15,7 @@ def said(router: Router, now: float) -> list[News]:
 
 def test_the_first_message_says_hello() -> None:
     router = Router("one")
+    assert router.telling.secret == KEYS.marks
     (first,) = said(router, 0.0)
     assert (first.origin, first.incarnation, first.sequence, first.is_hello) == ("one", 1, 1, True)
     router.loads.begin(A, 10, 0.01)
@@ -45,9 +46,10 @@ def test_only_workers_that_changed_are_told() -> None:
 
 def test_a_worker_that_went_is_not_told() -> None:
     router = Router("one")
-    router.loads.begin(A, 10, 0.0)
+    router.due(0.0)
+    router.loads.begin(A, 10, 0.01)
     del router.endpoints[A]
-    assert [one.workers for one in said(router, 0.0)] == [()]
+    assert [one.workers for one in said(router, 0.01)] == [()]
 
 
 def test_each_second_all_that_was_used_is_told() -> None:
