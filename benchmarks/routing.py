@@ -1,6 +1,7 @@
 """Benchmark of routing: policies on a simulated fleet, on the same arrivals.
 
 python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace FILE] [--tuning]
+    [--speeds] [--seeds N]
 python benchmarks/routing.py --routers [--quick] [--json FILE]
 """
 
@@ -16,8 +17,16 @@ from pathlib import Path
 
 import routing_routers
 from measure import Row, table
-from routing_cells import CELLS, SEEDS, TUNING_SEEDS, Cell
-from routing_compare import CONTESTANTS, PARTS, Results, rows, summary
+from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell
+from routing_compare import (
+    CONTESTANTS,
+    PARTS,
+    SPEED_CONTESTANTS,
+    Results,
+    rows,
+    speed_rows,
+    summary,
+)
 from routing_plot import svg
 from routing_run import Contestant, Result, arrivals, run
 from routing_workloads import trace
@@ -27,8 +36,9 @@ How: engines in simulated time (benchmarks/routing_fleet.py): prompts are comput
 other in chunks that share steps with the answers under way; prefixes are cached in blocks of 128
 tokens, least recently used out first; events arrive after a delay. The router's own decide(), load
 and table of what was sent pick the engine; seeds' policies see the same overlaps and requests in
-flight. An engine computes 12,000 prompt tokens a second at most, which the router does not know: it
-takes it for 8,000. Every contestant gets the same arrivals. p50, p90, p99: time to first token.
+flight. An engine computes 12,000 prompt tokens a second at most, unless its cell says otherwise,
+which the router does not know: it takes it for 8,000 until it learns better. Every contestant gets
+the same arrivals. p50, p90, p99: time to first token.
 Spread: of computed prompt tokens over the engines, standard deviation / mean. Ratios are paired by
 seed; intervals are of 95 %. * marks the lowest p90.
 """
@@ -55,24 +65,29 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="engines that serve the trace")
     parser.add_argument("--tuning", action="store_true", help="the seeds that weights are tuned on")
     parser.add_argument("--routers", action="store_true", help="one router against several")
+    parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
+    parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     wanted = parser.parse_args()
     started = time.monotonic()
     if wanted.routers:
         _compare_routers(wanted, started)
         return
-    cells: Sequence[Cell] = CELLS
+    cells: Sequence[Cell] = SPEED_CELLS if wanted.speeds else CELLS
+    contestants = SPEED_CONTESTANTS if wanted.speeds else (*CONTESTANTS, *PARTS)
+    compared = speed_rows if wanted.speeds else rows
     seeds = TUNING_SEEDS if wanted.tuning else SEEDS
     if wanted.trace:
         workload = trace(wanted.trace, wanted.speedup)
         cells = (Cell(wanted.trace.name, workload, workers=wanted.workers),)
     if wanted.quick:
         seeds = seeds[:QUICK_SEEDS]
+    seeds = seeds[: wanted.seeds]
     found: list[Row] = []
     p90s: dict[str, dict[str, float]] = {}
     for cell in cells:
-        results = _results(cell, seeds, (*CONTESTANTS, *PARTS))
+        results = _results(cell, seeds, contestants)
         print(summary(cell.name, results), flush=True)
-        found += rows(cell.name, results)
+        found += compared(cell.name, results)
         p90s[cell.name] = {
             name: statistics.geometric_mean([one.p90 for one in each])
             for name, each in results.items()
@@ -81,7 +96,7 @@ def main() -> None:
     if wanted.json:
         wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
     if wanted.plot:
-        wanted.plot.write_text(svg(p90s, [one.name for one in CONTESTANTS]))
+        wanted.plot.write_text(svg(p90s, [one.name for one in contestants if one not in PARTS]))
 
 
 def _compare_routers(wanted: argparse.Namespace, started: float) -> None:

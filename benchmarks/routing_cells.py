@@ -33,9 +33,11 @@ UNFIT_SECONDS = 3.0
 class Cell(NamedTuple):
     """One case.
 
-    slow: how many times slower the first engine is. lost_at: seconds from which on it takes no new
-    request: the proxy goes on to the next one that is named, and the router knows
-    `UNFIT_SECONDS` later.
+    slow: how many times slower the first engine is; slow_from, slow_until: between which seconds.
+    rates: prompt tokens a second of the engines, in turn. strangers: what another router sends to
+    the same engines, each by chance. lost_at: seconds from which on the first engine takes no new
+    request: the proxy goes on to the next one that is named, and the router knows `UNFIT_SECONDS`
+    later.
     """
 
     name: str
@@ -45,12 +47,35 @@ class Cell(NamedTuple):
     delay_seconds: float = 0.02
     slow: float = 1.0
     lost_at: float = math.inf
+    slow_from: float = 0.0
+    slow_until: float = math.inf
+    rates: Sequence[float] = (Speed().prefill_rate,)
+    strangers: Workload | None = None
 
     @property
     def speeds(self) -> Sequence[Speed]:
-        """Of the engines."""
+        """Of the engines, at first."""
+        speeds = self._usual
+        if not self.slow_from:
+            speeds[0] = speeds[0].slower(self.slow)
+        return speeds
+
+    @property
+    def turns(self) -> Sequence[tuple[float, int, Speed]]:
+        """When an engine's speed changes."""
+        first = self._usual[0]
+        turns = []
+        if self.slow_from:
+            turns.append((self.slow_from, 0, first.slower(self.slow)))
+        if self.slow_until < math.inf:
+            turns.append((self.slow_until, 0, first))
+        return turns
+
+    @property
+    def _usual(self) -> list[Speed]:
         usual = Speed()
-        return [usual.slower(self.slow) if number == 0 else usual for number in range(self.workers)]
+        rates = [self.rates[number % len(self.rates)] for number in range(self.workers)]
+        return [usual.slower(usual.prefill_rate / rate) for rate in rates]
 
     @property
     def cache_blocks(self) -> int:
@@ -79,4 +104,29 @@ CELLS = (
     Cell("straggler, single shot", single_shot(18, 60), slow=4.0),
     Cell("events 2 s late", shared_prefix(12, 90), delay_seconds=2.0),
     Cell("herd of 64", herd(6, 64)),
+)
+
+_HALF, _DOUBLE, _MIXED = (4_000.0,), (16_000.0,), (4_000.0, 8_000.0, 16_000.0)
+
+
+def _slow_for_30_s(name: str, workload: Workload) -> Cell:
+    return Cell(name, workload, slow=4.0, slow_from=30.0, slow_until=60.0)
+
+
+# Where engines are not as fast as configured, or not always, or not for this router alone.
+SPEED_CELLS = (
+    Cell("half speed, shared prefix", shared_prefix(5, 120), rates=_HALF),
+    Cell("half speed, single shot", single_shot(9, 90), rates=_HALF),
+    Cell("half speed, long document", long_document(0.5, 120), rates=_HALF),
+    Cell("double speed, shared prefix", shared_prefix(18, 60), rates=_DOUBLE),
+    Cell("double speed, single shot", single_shot(36, 60), rates=_DOUBLE),
+    Cell("double speed, long document", long_document(1.6, 90), rates=_DOUBLE),
+    Cell("1:2:4, shared prefix", shared_prefix(12, 90), workers=9, rates=_MIXED),
+    Cell("1:2:4, single shot", single_shot(22, 60), workers=9, rates=_MIXED),
+    Cell("1:2:4, multi-turn", multi_turn(4, 60), workers=9, rates=_MIXED),
+    Cell("1:2:4, long document", long_document(1, 90), workers=9, rates=_MIXED),
+    _slow_for_30_s("slow for 30 s, shared prefix", shared_prefix(12, 90)),
+    _slow_for_30_s("slow for 30 s, single shot", single_shot(18, 90)),
+    Cell("strangers, shared prefix", shared_prefix(8, 90), strangers=single_shot(8, 90)),
+    Cell("strangers, single shot", single_shot(16, 60), strangers=single_shot(8, 60)),
 )

@@ -43,7 +43,8 @@ class Speed:
 class Request:
     """One request: when it comes, the blocks of its prompt, those that its answer fills.
 
-    tokens: all of the prompt. After the run: worker, cached (tokens), first_token_at, done_at.
+    tokens: all of the prompt. is_own: whether it comes by our router, not by another one. After the
+    run: worker, cached (tokens), first_token_at, done_at.
     """
 
     at: float
@@ -52,6 +53,7 @@ class Request:
     answer_tokens: int
     answer_blocks: Sequence[int] = ()
     worker: int = -1
+    is_own: bool = True
     cached: int = 0
     first_token_at: float = 0.0
     done_at: float = 0.0
@@ -215,13 +217,15 @@ class Engine:
 class Fleet:
     """Engines and what they publish.
 
-    speeds: one for each engine. published: (when it is visible, engine, stored, removed).
+    speeds: one for each engine. published: (when it is visible, engine, stored, removed). turns:
+    (when, engine, how fast it is from then on), in order of time.
     """
 
     speeds: Sequence[Speed]
     cache_blocks: int
     delay_seconds: float
     now: float = 0.0
+    turns: Sequence[tuple[float, int, Speed]] = ()
     engines: list[Engine] = field(default_factory=list)
     published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
 
@@ -263,7 +267,14 @@ class Fleet:
                     over(request, at)
                 plan(number)
 
+        turns = deque(self.turns)
         for request in requests:
+            while turns and turns[0][0] <= request.at:
+                at, number, speed = turns.popleft()
+                until(at)
+                self.engines[number].advance(at)
+                self.engines[number].speed = speed
+                plan(number)
             until(request.at)
             self.now = request.at
             request.worker = pick(request, request.at)

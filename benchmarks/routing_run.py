@@ -16,7 +16,7 @@ from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
 from extproc.picking.policies import sample_size
-from extproc.picking.sent import Claim, Holdings, Marks, Sent, marks_of
+from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Marks, Sent, marks_of
 from kvstate.overlap import Overlap, Prompt
 
 
@@ -26,7 +26,8 @@ class Contestant(NamedTuple):
     sees_events: whether the index is fed. expects: whether what was sent where is counted.
     prefill_rate: what the router takes the engines for. scrape_seconds: how often it reads their
     metrics, 0 for never. routers: how many decide, each request by one of them. tick_seconds: how
-    often they tell each other, 0 for never.
+    often they tell each other, 0 for never. learns: whether it learns how fast each engine is;
+    knows: whether it is told, by somebody who always knows.
     """
 
     name: str
@@ -38,6 +39,8 @@ class Contestant(NamedTuple):
     scrape_seconds: float = 0.0
     routers: int = 1
     tick_seconds: float = 0.0
+    learns: bool = False
+    knows: bool = False
 
 
 class Result(NamedTuple):
@@ -92,6 +95,10 @@ class View:
                 else:
                     holders.pop(block, None)
 
+    def holds(self, number: int, block: int) -> bool:
+        """Whether an engine is known to hold a block."""
+        return bool(self._holders.get(block, 0) & 1 << number)
+
     def overlaps(self, blocks: Sequence[int]) -> dict[str, Overlap]:
         """The leading blocks that each engine is known to hold."""
         found: dict[str, Overlap] = {}
@@ -124,7 +131,10 @@ class Arrivals(NamedTuple):
     def fresh(self) -> list[Request]:
         """Copies that one run may write on."""
         return [
-            Request(one.at, one.blocks, one.tokens, one.answer_tokens, one.answer_blocks)
+            Request(
+                *(one.at, one.blocks, one.tokens, one.answer_tokens, one.answer_blocks),
+                is_own=one.is_own,
+            )
             for one in self.requests
         ]
 
@@ -132,6 +142,13 @@ class Arrivals(NamedTuple):
 def arrivals(cell: Cell, seed: int) -> Arrivals:
     """The arrivals of a cell: the same for every contestant."""
     requests = cell.workload(Random(seed))  # noqa: S311
+    if cell.strangers is not None:
+        others = cell.strangers(Random(seed + 500_000))  # noqa: S311
+        for one in others:  # blocks of their own
+            one.is_own = False
+            one.blocks = [~block for block in one.blocks]
+            one.answer_blocks = [~block for block in one.answer_blocks]
+        requests = sorted([*requests, *others], key=lambda one: one.at)
     return Arrivals(requests, [_marks(one.blocks) for one in requests])
 
 
@@ -144,6 +161,15 @@ def _marks(blocks: Sequence[int]) -> Marks:
 
 # Name and endpoint of the engine that a cell may lose.
 _LOST = "0"
+
+# How often the router looks which prompts are computed, as the real one does.
+LOOK_SECONDS = 0.05
+MAX_AHEAD = 3
+
+
+def _last(request: Request) -> int:
+    """The last block of a prompt that can be reused."""
+    return request.blocks[-2] if len(request.blocks) > 1 else request.blocks[-1]
 
 
 class _Router:
@@ -161,9 +187,12 @@ class _Router:
         self._lost_at = cell.lost_at
         self._view = view
         endpoints = {str(n): EndpointLoad() for n in range(cell.workers)}
+        self._endpoints = endpoints
+        self._looked_at = 0.0
+        self._awaited: list[dict[Booking, Request]] = [{} for _ in range(cell.workers)]
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._sent = _Sent(1) if contestant.expects else None
-        self._loads = Loads(endpoints, contestant.prefill_rate)
+        self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
         self.sharer: Sharer | None = None
         if contestant.tick_seconds and self._sent is not None:
             rate, tick = contestant.prefill_rate, contestant.tick_seconds
@@ -186,14 +215,49 @@ class _Router:
             running = len(engine.running) + (engine.head is not None)
             self._loads.report(str(number), Report(running, len(engine.waiting), now), now)
 
+    def _look_until(self, now: float) -> None:
+        """Looks which prompts are computed, at each time to look until now."""
+        if self._contestant.knows:
+            for number, engine in enumerate(self.fleet.engines):
+                slowness = self._contestant.prefill_rate / engine.speed.prefill_rate
+                speed = self._endpoints[str(number)].speed
+                speed.slowness, speed.pace = slowness, 1.0 / slowness
+        if not self._contestant.learns:
+            return
+        while self._looked_at + LOOK_SECONDS <= now:
+            self._looked_at += LOOK_SECONDS
+            self._view.update(self._looked_at)
+            for number, awaited in enumerate(self._awaited):
+                for booking, request in list(awaited.items())[:MAX_AHEAD]:
+                    is_first = booking is next(iter(booking.load.speed.waiting), None)
+                    if not booking.is_sure and not is_first:
+                        continue
+                    if self._view.holds(number, _last(request)):
+                        self._loads.computed(booking, self._looked_at)
+                        del awaited[booking]
+                    elif not booking.is_sure:
+                        held = self._view.overlaps(request.blocks).get(str(number))
+                        tokens = request.tokens - (held.certain_tokens if held else 0)
+                        self._loads.revise(booking, tokens)
+                        booking.is_sure = True
+                self._loads.look(str(number), self._looked_at)
+
     def pick(self, request: Request, now: float) -> int:
+        self._look_until(now)
         self._scrape(now)
         decision = self._decide(request, now)
         self._turn += 1
         served = decision.pick[0]
         if now >= self._lost_at and served == _LOST:
             served = decision.pick[1]
-        booking = self._loads.begin(served, decision.uncached_tokens, now)
+        is_sure = not decision.claims.get(served, NO_CLAIMS).speculative
+        is_told = self._contestant.learns and not self._view.holds(int(served), _last(request))
+        prompt = Prompt("m", array("I")) if is_told else None
+        booking = self._loads.begin(
+            served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
+        )
+        if is_told:
+            self._awaited[int(served)][booking] = request
         claim = None
         if self._sent is not None:
             claim = self._sent.record(self._holdings[served], decision.marks[0], now)
@@ -226,8 +290,10 @@ class _Router:
         return decide(Query("m", [prompt]), snapshot, now, self._rng)
 
     def over(self, request: Request, now: float) -> None:
+        self._look_until(now)
         booking, claim = self._open.pop(id(request))
-        self._loads.end(booking)
+        self._awaited[int(booking.endpoint)].pop(booking, None)
+        self._loads.end(booking, now)
         if claim is not None and self._sent is not None:
             self._sent.end(claim, now)
             if self.sharer is not None:
@@ -238,23 +304,27 @@ class _Routers:
     """All routers before one fleet: each request comes to one of them by chance."""
 
     def __init__(self, cell: Cell, contestant: Contestant, seed: int) -> None:
-        self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds)
+        self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds, turns=cell.turns)
         view, numbers = View(self.fleet), range(contestant.routers)
         self.all = [_Router(cell, contestant, self.fleet, view, n, seed) for n in numbers]
         self._chance = Random(seed + 5)  # noqa: S311
+        self._strangers = Random(seed + 99)  # noqa: S311
         sharers = [one.sharer for one in self.all if one.sharer is not None]
         self._exchange = Exchange(sharers, contestant.tick_seconds, self._chance)
         self._of: dict[int, _Router] = {}
 
     def pick(self, request: Request, now: float) -> int:
         self._exchange.until(now)
+        if not request.is_own:
+            return self._strangers.randrange(len(self.fleet.engines))
         router = self.all[self._chance.randrange(len(self.all))]
         self._of[id(request)] = router
         return router.pick(request, now)
 
     def over(self, request: Request, now: float) -> None:
         self._exchange.until(now)
-        self._of.pop(id(request)).over(request, now)
+        if request.is_own:
+            self._of.pop(id(request)).over(request, now)
 
 
 def run(cell: Cell, contestant: Contestant, given: Arrivals, seed: int) -> Result:
@@ -265,6 +335,7 @@ def run(cell: Cell, contestant: Contestant, given: Arrivals, seed: int) -> Resul
     for router in routers.all:
         router.marks = marks
     routers.fleet.run(requests, routers.pick, routers.over)
+    requests = [one for one in requests if one.is_own]
     return _result(requests, [engine.computed_tokens for engine in routers.fleet.engines])
 
 

@@ -37,6 +37,7 @@ from extproc.requests.request import (
 from extproc.requests.transfer_fields import may_split
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
+from kvstate.feeds.feed import State
 from kvstate.overlap import Prompt, Tokens
 
 
@@ -289,6 +290,7 @@ class Router:
         self._decisions = DecisionLog(config.log.decisions_percent, rng.random, workers.state)
         self.placing = Placing(config, rng.getrandbits(64), workers, workers.telling)
         self._watched: dict[Booking, Watched] = {}
+        self._learns = config.policy.learn
         self._compares = config.accounting.responses == "usage"
         self._compared: dict[Booking, Prompt] = {}
         self._observer = observer
@@ -319,7 +321,7 @@ class Router:
         self._decisions.tell(decision, course.trace.trace_id)
         self._show(decision, query)
         # last: what fails before it leaves no load behind that nobody would release
-        booking = self.placing.book(decision, now)
+        booking = self.placing.book(decision, now, self._told_of(decision, query))
         if booking is not None and query.prompts:
             self._watch(decision, query, booking)
         is_whole = decision.prefill is None  # else its engine counts what it was handed as cached
@@ -376,7 +378,7 @@ class Router:
             self.placing.move(booking, worker, endpoint, self._monotonic())
         else:
             self.placing.disclaim(booking)
-            self.placing.loads.end(booking)
+            self.placing.loads.end(booking, self._monotonic())
 
     def wants_status(self) -> bool:
         """Returns whether the next response is worth a look, where none need be shown to us."""
@@ -431,6 +433,21 @@ class Router:
             course.looked() if held else self._monotonic(),
             self._rng,
         )
+
+    def _told_of(self, decision: Decision, query: Query) -> Prompt | None:
+        """The prompt if the feed of the worker that computes it will tell when it is computed."""
+        prompts = query.prompts
+        if not self._learns or len(prompts) != 1 or not query.reads_cache:
+            return None
+        picked = decision.prefill or decision
+        if self._workers.checks.state(picked.worker) != State.LIVE:
+            return None
+        overlap = picked.held[0].get(picked.worker)
+        if overlap is not None:
+            size, tiers, uncertain, _ = overlap
+            if sum(tiers) + uncertain >= (len(prompts[0].tokens) - 1) // size:
+                return None  # all that can be reused is there
+        return prompts[0]
 
     def _unwatch(self, booking: Booking) -> None:
         watched = self._watched.pop(booking, None)

@@ -141,12 +141,13 @@ def _is_well(worker: Mapping[str, Any]) -> bool:
 def _worker(worker: Mapping[str, Any], columns: int) -> Row:
     tiers = worker["blocks_by_tier"]
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
+    notes += [_speed(worker["speed"])]
     reasons = [f"DOWN: {worker['down']}" if worker["down"] else "", worker["reason"]]
     reasons += [feed["reason"] for feed in worker["feeds"]]
     reasons += [f"ANSWERED ELSEWHERE: {worker['astray']}" if worker["astray"] else ""]
     reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
     reasons += [worker["source_fault"]]
-    notes += [reason for reason in reasons if reason]
+    notes = [note for note in (*notes, *reasons) if note]
     name = _plain(worker["name"])
     if columns < NARROW:
         name = _cut(name, columns - 18)
@@ -157,6 +158,13 @@ def _worker(worker: Mapping[str, Any], columns: int) -> Row:
         str(worker["in_flight"]),
         _plain("; ".join(notes)),
     ]
+
+
+def _speed(speed: Mapping[str, Any]) -> str:
+    """What was learned of a worker's speed, "" for nothing."""
+    if not speed["confidence"]:
+        return ""
+    return f"{speed['tokens_per_second']} tok/s, {speed['confidence']:.0%} sure"
 
 
 def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:

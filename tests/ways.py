@@ -62,6 +62,8 @@ class Way:
         code = frame.f_code
         if event != "call" or code in self._seen or (module := _module_of(code)) is None:
             return
+        if _is_beside(frame):
+            return
         callers = _modules_above(frame)
         if callers and callers[-1] == module:
             return
@@ -82,6 +84,16 @@ def _module_of(code: CodeType) -> str | None:
         name = name_of(path) if inside else ""
         _MODULES[file] = name if name in MODULES and name.startswith(MEASURED) else None
     return None if code.co_qualname.endswith(">") else _MODULES[file]
+
+
+def _is_beside(frame: FrameType) -> bool:
+    """Whether this belongs to what is looked at now and then, and to no request."""
+    above: FrameType | None = frame
+    while above is not None:
+        if above.f_code.co_name.endswith("keep_looking"):
+            return True
+        above = above.f_back
+    return False
 
 
 def _modules_above(frame: FrameType) -> list[str]:

@@ -418,7 +418,10 @@ class Cost:
         90,
     )
     prefill_tokens_per_second: int = key(
-        "uncached prompt tokens that a worker is assumed to compute in a second", 8_000, minimum=1
+        "uncached prompt tokens that a worker is assumed to compute in a second, until policy.learn"
+        " knows better",
+        8_000,
+        minimum=1,
     )
 
 
@@ -502,6 +505,11 @@ class Policy:
         " about 40 marks of 160 bytes each",
         64 * 1024 * 1024,
         minimum=1024,
+    )
+    learn: bool = key(
+        "true: how fast each worker computes prompts is learned from its feed; false:"
+        " policy.cost.prefill_tokens_per_second holds for all",
+        default=True,
     )
     scrape_interval_ms: int = key(
         "milliseconds between two reads of each worker's /metrics; 0 reads none: a single router's"

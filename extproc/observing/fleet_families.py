@@ -56,6 +56,7 @@ def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
     """
     workers = [shown for shown, _ in fleet]
     yield from _worker_families(workers)
+    yield from _speed_families(workers)
     yield from _load_families([(shown["name"], load) for shown, load in fleet])
     yield from _check_families(workers)
     yield from _feed_states(workers)
@@ -120,6 +121,23 @@ def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:
         if load.report is not None:
             age.add_metric([name], load.age_seconds)
     yield from (backlog, others, utilization, age)
+
+
+def _speed_families(workers: Sequence[Shown]) -> Iterator[Metric]:
+    speed = GaugeMetricFamily(
+        "kvsteer_worker_prefill_tokens_per_second",
+        "Prompt tokens that a worker computes in a second: learned, or configured",
+        labels=["worker"],
+    )
+    confidence = GaugeMetricFamily(
+        "kvsteer_worker_speed_confidence",
+        "How much of a worker's speed is measured lately, 0 to 1",
+        labels=["worker"],
+    )
+    for worker in workers:
+        speed.add_metric([worker["name"]], worker["speed"]["tokens_per_second"])
+        confidence.add_metric([worker["name"]], worker["speed"]["confidence"])
+    yield from (speed, confidence)
 
 
 def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:

@@ -354,12 +354,13 @@ def _survey(
     affinity, running = affinity_of(cost, mean), cost.running_tokens
     uncached = affinity * weighed
     costs = [
-        uncached + one.backlog_tokens + running * (one.in_flight + one.others) for one in loads
+        (uncached + one.backlog_tokens + running * (one.in_flight + one.others)) * one.slowness
+        for one in loads
     ]
     if claims:
         for at, worker in enumerate(workers):
             if worker.name in claims:
-                costs[at] -= affinity * claims[worker.name].saved
+                costs[at] -= affinity * claims[worker.name].saved * loads[at].slowness
     return _Survey(places, workers, loads, costs, affinity)
 
 

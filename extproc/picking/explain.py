@@ -156,12 +156,17 @@ def _candidate(decision: Decision, at: int, state: str, load: Load) -> dict[str,
 
 
 def _terms(decision: Decision, uncached_tokens: float, load: Load) -> dict[str, float]:
-    """The terms that add up to the cost, and the uncached tokens before their weight."""
+    """The terms that add up to the cost, and what the first of them is made of.
+
+    slowness: how many times as long as configured the worker takes, which is in all terms.
+    """
+    slowness = load.slowness
     return {
         "uncached_tokens": round(uncached_tokens, 3),
-        "uncached": round(decision.affinity * uncached_tokens, 3),
-        "queued": round(load.backlog_tokens, 3),
-        "running": round(decision.running * (load.in_flight + load.others), 3),
+        "slowness": round(slowness, 3),
+        "uncached": round(slowness * decision.affinity * uncached_tokens, 3),
+        "queued": round(slowness * load.backlog_tokens, 3),
+        "running": round(slowness * decision.running * (load.in_flight + load.others), 3),
     }
 
 

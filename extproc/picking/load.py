@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from extproc.picking.speed import LEAST_SECONDS, Common, Speed
 from kvstate.events import EngineLoad
+from kvstate.overlap import Prompt
 
 # How fast an endpoint is taken to work off uncached prompt tokens where nobody says otherwise. Only
 # its order of magnitude matters: it decides for how long a long prompt makes its endpoint less
@@ -58,7 +60,8 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     in_flight: our own requests under way. backlog_tokens: prompt tokens not computed yet. others:
     requests that others sent: those of routers that share with us, and what the last report shows
     beyond. utilization: the prompt tokens that were sent lately, as a share of what it can compute.
-    report: the last one, if it still counts; age_seconds of it.
+    report: the last one, if it still counts; age_seconds of it. slowness: how many times as long as
+    configured it takes.
     """
 
     in_flight: int = 0
@@ -67,6 +70,7 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     utilization: float = 0.0
     report: Report | None = None
     age_seconds: float = 0.0
+    slowness: float = 1.0
 
 
 class Gauges(NamedTuple):
@@ -110,12 +114,15 @@ class EndpointLoad:
     shared: int = 0
     shared_tokens: int = 0
     told: dict[str, Gauges] = field(default_factory=dict)
+    speed: Speed["Booking"] = field(default_factory=Speed)
 
 
 class Booking(msgspec.Struct, eq=False):
     """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
 
-    load: the record that it is booked in. rank: the one that it names, None if none.
+    load: the record that it is booked in. rank: the one that it names, None if none. prompt: by
+    which the worker's feed tells when it is computed; None where it does not. computed_at: when
+    that was seen, None while it was not.
     """
 
     endpoint: str
@@ -123,6 +130,9 @@ class Booking(msgspec.Struct, eq=False):
     load: EndpointLoad
     began_at: float = 0.0
     rank: int | None = None
+    prompt: Prompt | None = None
+    is_sure: bool = True
+    computed_at: float | None = None
 
 
 _IDLE = Load()
@@ -134,7 +144,8 @@ class Loads:
 
     endpoints: their records, by ip:port; who owns them adds and removes them. An endpoint without a
     record is idle. touched: is given the endpoints whose own requests changed, for who shares them.
-    routers: the other ones that told of theirs.
+    learns: whether the speed of each endpoint is learned. routers: the other ones that told of
+    theirs.
     """
 
     def __init__(
@@ -142,6 +153,8 @@ class Loads:
         endpoints: Mapping[str, EndpointLoad],
         prefill_tokens_per_second: float = PREFILL_TOKENS_PER_SECOND,
         touched: set[str] | None = None,
+        *,
+        learns: bool = False,
     ) -> None:
         self._endpoints = endpoints
         self._rate = prefill_tokens_per_second
@@ -149,12 +162,22 @@ class Loads:
         self._mean_uncached = 0.0
         self._touched = touched
         self.routers: set[str] = set()
+        self._learns = learns
+        self._common = Common()
 
     def begin(
-        self, endpoint: str, uncached_tokens: float, now: float, rank: int | None = None
+        self,
+        endpoint: str,
+        uncached_tokens: float,
+        now: float,
+        rank: int | None = None,
+        prompt: Prompt | None = None,
+        *,
+        is_sure: bool = True,
     ) -> Booking:
         """Books a request on an endpoint until `end`."""
-        booking = Booking(endpoint, uncached_tokens, self._record(endpoint), now, rank)
+        state = self._record(endpoint)
+        booking = Booking(endpoint, uncached_tokens, state, now, rank, prompt, is_sure)
         self._add(booking, now)
         self._mean_uncached += _MEAN_STEP * (uncached_tokens - self._mean_uncached)
         return booking
@@ -174,12 +197,45 @@ class Loads:
         state.sent_tokens += booking.uncached_tokens
         if self._touched is not None:
             self._touched.add(booking.endpoint)
+        if self._learns:
+            work = booking.uncached_tokens / self._rate
+            if work <= LEAST_SECONDS:
+                return
+            if booking.prompt is None:
+                state.speed.begin_unseen(work, now)
+            else:
+                state.speed.begin(booking, work, now, is_sure=booking.is_sure)
 
-    def end(self, booking: Booking) -> None:
+    def revise(self, booking: Booking, uncached_tokens: float) -> None:
+        """The oldest request's uncached tokens are known better, now that it is its turn."""
+        booking.is_sure = True
+        booking.load.speed.revise(booking, uncached_tokens / self._rate)
+
+    def computed(self, booking: Booking, now: float) -> None:
+        """The worker's feed told that a prompt is computed."""
+        state, speed = booking.load, booking.load.speed
+        booking.prompt, booking.computed_at = None, now
+        backlog = self._backlog(state, now)
+        speed.computed(booking, now, self._common)
+        if not state.shared:
+            waiting = sum([work for work, _ in speed.waiting.values()])
+            backlog = min(backlog, waiting * self._rate)
+        state.backlog_tokens, state.lately_tokens = backlog, _faded(state, now)
+        state.backlog_at = now
+
+    def look(self, endpoint: str, now: float) -> None:
+        """Notices that an endpoint is late with what it has to compute."""
+        self._record(endpoint).speed.look(now, self._common)
+
+    def end(self, booking: Booking, now: float) -> None:
         """The request is over; ending it again changes nothing."""
         state = booking.load
         if booking not in state.bookings:
             return
+        if booking.computed_at is not None:
+            state.speed.ended(now - booking.computed_at)
+        elif booking in state.speed.waiting:
+            state.speed.drop(booking)
         state.bookings.remove(booking)
         # kept, not summed up: thousands may be in flight; what sums lose ends with the last of them
         state.booked_tokens -= booking.uncached_tokens if state.bookings else state.booked_tokens
@@ -191,8 +247,9 @@ class Loads:
         """The request is served by another endpoint than was picked; False if it is over."""
         if booking not in booking.load.bookings:
             return False
-        self.end(booking)
+        self.end(booking, now)
         booking.endpoint, booking.began_at = endpoint, now
+        booking.prompt = booking.computed_at = None
         booking.load = self._record(endpoint)
         self._add(booking, now)
         return True
@@ -288,6 +345,8 @@ class Loads:
         state.backlog_tokens = self._backlog(state, now) + tokens
         state.lately_tokens = _faded(state, now)
         state.backlog_at = now
+        if self._learns:
+            state.speed.begin_unseen(tokens / self._rate, now)
 
     def in_flight_of(self, router: str) -> int:
         """Requests under way of another router, as it told."""
@@ -304,6 +363,14 @@ class Loads:
                 state.shared_tokens -= before.booked_tokens
                 most = state.booked_tokens + state.shared_tokens
                 state.backlog_tokens = min(state.backlog_tokens, most)
+
+    def speed_shown(self, endpoint: str) -> dict[str, float]:
+        """What is known of an endpoint's speed, for people and metrics."""
+        speed = self._record(endpoint).speed
+        return {
+            "tokens_per_second": round(self._rate / speed.slowness),
+            "confidence": round(speed.confidence, 3),
+        }
 
     def in_flight(self, endpoint: str) -> int:
         """Requests of ours on their way to, or being answered by, an endpoint."""
@@ -327,29 +394,30 @@ class Loads:
     def load(self, endpoint: str, now: float) -> Load:
         """What an endpoint has to do now."""
         state = self._endpoints.get(endpoint)
-        if state is None or state.backlog_at == _NEVER:  # nothing was sent there, nor told of it
+        if state is None:
             return _IDLE
         backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
+        slowness = state.speed.slowness
         if passed > 0.0:
-            backlog -= passed * self._rate
+            backlog -= passed * self._rate * state.speed.pace
             if backlog < 0.0:  # noqa: PLR1730 - max() costs as much as the rest, for every worker
                 backlog = 0.0
             lately *= exp(-passed / UTILIZATION_SECONDS)
-        utilization = lately / self._capacity_tokens
+        utilization = lately * slowness / self._capacity_tokens
         in_flight, report = len(state.bookings), state.report
         if report is None:
-            return Load(in_flight, backlog, state.shared, utilization)
+            return Load(in_flight, backlog, state.shared, utilization, slowness=slowness)
         age = max(0.0, now - report.asked_at)
         share = 1.0 - age / REPORT_SECONDS
         if share <= 0.0:
-            return Load(in_flight, backlog, state.shared, utilization)
+            return Load(in_flight, backlog, state.shared, utilization, slowness=slowness)
         backlog += share * state.excess_tokens
         others = state.shared + share * state.others
-        return Load(in_flight, backlog, others, utilization, report, age)
+        return Load(in_flight, backlog, others, utilization, report, age, slowness)
 
     def _backlog(self, state: EndpointLoad, now: float) -> float:
         """Uncached tokens of requests that we know of and that are probably not computed yet."""
-        done = max(0.0, now - state.backlog_at) * self._rate
+        done = max(0.0, now - state.backlog_at) * self._rate * state.speed.pace
         return max(0.0, state.backlog_tokens - done)
 
 

@@ -16,9 +16,9 @@ from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.legs import decide_legs
 from extproc.picking.load import Booking, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of, sample_size
-from extproc.picking.sent import Claim, Holdings, Lifetimes, Sent
+from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Lifetimes, Sent
 from extproc.picking.upstreams import FIRST_FAILURE, Upstreams
-from kvstate.overlap import Overlap
+from kvstate.overlap import Overlap, Prompt
 
 # Why an endpoint gets no new requests that is to be taken away.
 DRAINING = "draining"
@@ -177,9 +177,10 @@ class Placing:
         is_doubtful = self._upstreams.has_suspects or self._fleet.has_roles
         return is_doubtful or self._looks % REQUESTS_A_LOOK == 0
 
-    def book(self, decision: Decision, now: float) -> Booking | None:
+    def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Booking | None:
         """Counts a request on its way to its first pick; None if there is none.
 
+        prompt: by which the feed of the worker that computes it tells when it is computed.
         A prefill worker that computes its prompt is counted besides, until `release` or twice as
         long as that is expected to take: nobody tells when it is done.
         """
@@ -189,16 +190,23 @@ class Placing:
         if self._legs_over:
             self._end_legs(now)
         prefill = decision.prefill
-        booking = self._begin(decision, 0.0 if prefill else decision.uncached_tokens, now)
-        if prefill is not None:
-            leg = self._legs[booking] = self._begin(prefill, prefill.uncached_tokens, now)
-            rate = self._rules.cost.prefill_tokens_per_second
-            seconds = LEG_SLACK * self.loads.load(leg.endpoint, now).backlog_tokens / rate
-            heapq.heappush(self._legs_over, (now + seconds, next(self._leg_numbers), leg))
+        if prefill is None:
+            return self._begin(decision, decision.uncached_tokens, now, prompt)
+        booking = self._begin(decision, 0.0, now, None)
+        leg = self._legs[booking] = self._begin(prefill, prefill.uncached_tokens, now, prompt)
+        rate = self._rules.cost.prefill_tokens_per_second
+        load = self.loads.load(leg.endpoint, now)
+        seconds = LEG_SLACK * load.backlog_tokens * load.slowness / rate
+        heapq.heappush(self._legs_over, (now + seconds, next(self._leg_numbers), leg))
         return booking
 
-    def _begin(self, decision: Decision, uncached: float, now: float) -> Booking:
-        booking = self.loads.begin(decision.pick[0], uncached, now, decision.rank)
+    def _begin(
+        self, decision: Decision, uncached: float, now: float, prompt: Prompt | None
+    ) -> Booking:
+        is_sure = prompt is None or not decision.claims.get(decision.worker, NO_CLAIMS).speculative
+        booking = self.loads.begin(
+            decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure
+        )
         if decision.marks:
             holdings, record = self._fleet.holdings(decision.worker), self.sent.record
             claims = [record(holdings, marks, now) for marks in decision.marks]
@@ -210,7 +218,7 @@ class Placing:
     def _end_legs(self, now: float) -> None:
         """Ends the load of prompts that are taken to be computed."""
         while self._legs_over and self._legs_over[0][0] <= now:
-            self.loads.end(heapq.heappop(self._legs_over)[2])
+            self.loads.end(heapq.heappop(self._legs_over)[2], now)
 
     def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
         """The request is served by another worker than the one that was picked.
@@ -259,7 +267,7 @@ class Placing:
         leg = self._legs.pop(booking, None)
         if leg is not None:
             self.release(leg, now)
-        self.loads.end(booking)
+        self.loads.end(booking, now)
         for claim in self._claims.pop(booking, []):
             self.sent.end(claim, now)
             if self._telling is not None:

@@ -1,17 +1,27 @@
-"""What workers are asked of their health and their load."""
+"""What workers are asked of their health and their load, and what their feeds tell of it."""
 
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 import aiohttp
 
-from extproc.picking.load import MAX_METRICS_BYTES, Loads, report_of_feeds, report_of_metrics
+from extproc.checking.evidence import usable_tokens
+from extproc.picking.load import (
+    MAX_METRICS_BYTES,
+    Booking,
+    Loads,
+    report_of_feeds,
+    report_of_metrics,
+)
+from extproc.picking.speed import Speed
 from extproc.picking.upstreams import Judge, Pulse, Upstream
 from extproc.workers.polling import Client, Look, Polling, Question
 from extproc.workers.record import Table, Worker
 from kvstate.events import EngineLoad
+from kvstate.overlap import Overlap, Prompt
 
 log = logging.getLogger("kvsteer.workers")
 
@@ -265,3 +275,99 @@ class LoadReports:
             worker.holdings.lose(self._monotonic())
             if Judge.PROBE not in upstream.against:
                 log.warning("worker %s %s: %s", worker.name, _UNFIT, type(error).__name__)
+
+
+# How often prompts under way are looked up in the index; what is measured is that coarse.
+LOOK_SECONDS = 0.05
+
+# Looks between two at a worker with nothing under way, of which what was measured fades.
+LOOKS_WHILE_IDLE = 20
+
+# After a batch came; it may take some time until it is applied.
+LOOKS_A_BATCH = 2
+
+# So many of a worker's oldest prompts are looked up: one whose answer was broken off before it was
+# computed does not hide those behind it.
+MAX_AHEAD = 3
+
+# Of all workers, what is looked up at once: decisions wait meanwhile.
+MAX_TOKENS_A_LOOK = 100_000
+
+
+class Computed:
+    """Tells the load records when a prompt is computed, so that speeds are learned.
+
+    overlaps, batches: of the fleet, as `kvstate.fleet` has them. monotonic: the clock that the load
+    is kept in.
+    """
+
+    def __init__(
+        self,
+        workers: Iterable[Worker],
+        loads: Loads,
+        overlaps: Callable[[Prompt], Mapping[str, Overlap]],
+        batches: Callable[[str], int],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._workers = workers
+        self._loads = loads
+        self._overlaps = overlaps
+        self._batches = batches
+        self._monotonic = monotonic
+        self._looks = 0
+        self._left_tokens = 0
+        self._after = ""  # the worker at which the look before ended early
+
+    async def keep_looking(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                self.look()
+            except Exception:  # one look must not end all
+                log.exception("prompts under way could not be looked up")
+
+    def look(self) -> None:
+        """Looks once, at all workers."""
+        self._looks += 1
+        self._left_tokens = MAX_TOKENS_A_LOOK
+        now, resting = self._monotonic(), self._looks % LOOKS_WHILE_IDLE == 0
+        skipped, self._after = self._after, ""
+        for worker in self._workers:
+            upstream = worker.upstream
+            if upstream is None or not (resting or upstream.load.speed.waiting):
+                continue
+            if skipped and worker.name != skipped:
+                continue
+            skipped = ""
+            if self._left_tokens <= 0:
+                self._after = worker.name
+                return
+            self._look_at(worker, upstream, now)
+
+    def _look_at(self, worker: Worker, upstream: Upstream, now: float) -> None:
+        batches = self._batches(worker.name)
+        if batches != worker.batches_seen:
+            worker.batches_seen, worker.looks_due = batches, LOOKS_A_BATCH
+        if worker.looks_due:
+            worker.looks_due -= 1
+            self._look_up(worker.name, upstream.load.speed, now)
+        self._loads.look(upstream.endpoint, now)
+
+    def _look_up(self, name: str, speed: Speed[Booking], now: float) -> None:
+        for booking in list(islice(speed.waiting, MAX_AHEAD)):
+            is_first = speed.is_first(booking)
+            if (booking.is_sure or is_first) and booking in speed.waiting:
+                self._look_up_one(name, booking, now, is_first=is_first)
+
+    def _look_up_one(self, name: str, booking: Booking, now: float, *, is_first: bool) -> None:
+        prompt = booking.prompt
+        if prompt is None:
+            return
+        self._left_tokens -= len(prompt.tokens)
+        overlap = self._overlaps(prompt).get(name)
+        held = 0 if overlap is None else overlap.certain_tokens + overlap.uncertain_tokens
+        if overlap is not None and held >= usable_tokens(prompt.tokens, overlap.block_size):
+            self._loads.computed(booking, now)
+        elif is_first and not booking.is_sure:
+            self._loads.revise(booking, len(prompt.tokens) - held)

@@ -72,12 +72,15 @@ class Worker:
     learned: what it told of itself. retries: how long to wait before it is asked for that again;
     did_answer: whether it did the last time. following: its feed. check: the self-check of its
     tokens. outcomes: what came of its requests. tokenizer: how often it failed to tell tokens.
-    polls: what it is asked again and again, by a name for the question.
+    polls: what it is asked again and again, by a name for the question. batches_seen: how many
+    batches had come of its feed at the last look for computed prompts. looks_due: how often those
+    are to be looked up still because of them.
     """
 
     __slots__ = (
-        *("check", "did_answer", "following", "holdings", "is_drained", "learned", "member"),
-        *("name", "outcomes", "place", "polls", "retries", "tokenizer", "upstream"),
+        *("batches_seen", "check", "did_answer", "following", "holdings", "is_drained", "learned"),
+        *("looks_due", "member", "name", "outcomes", "place", "polls", "retries", "tokenizer"),
+        "upstream",
     )
 
     def __init__(self, name: str, member: Member) -> None:
@@ -95,6 +98,7 @@ class Worker:
         self.outcomes = WorkerOutcomes()
         self.tokenizer = Failures()
         self.polls: dict[str, Poll] = {}
+        self.batches_seen = self.looks_due = 0
 
     @property
     def found(self) -> Found:

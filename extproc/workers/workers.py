@@ -21,7 +21,7 @@ from extproc.picking.load import Load, Loads
 from extproc.picking.placing import Telling
 from extproc.picking.sent import Holdings
 from extproc.tokenizing.remote_tokenizer import Failures
-from extproc.workers.asking import Doubts, HealthProbe, LoadReports, Pace
+from extproc.workers.asking import Computed, Doubts, HealthProbe, LoadReports, Pace
 from extproc.workers.feeds import Feeds, OpenTransports, feed_shown
 from extproc.workers.learning import Learning
 from extproc.workers.polling import Client, Polling, Question
@@ -78,7 +78,8 @@ class Workers:
         self.records: Mapping[str, Worker] = table.by_name
         self.upstreams = table.upstreams
         rate = config.policy.cost.prefill_tokens_per_second
-        self.loads = Loads(self.upstreams.loads, rate, None if telling is None else telling.touched)
+        touched = None if telling is None else telling.touched
+        self.loads = Loads(self.upstreams.loads, rate, touched, learns=config.policy.learn)
         self.checks = SelfCheck(fleet, self.records, monotonic)
 
         policy = config.policy
@@ -91,6 +92,7 @@ class Workers:
         )
         self._asked: list[_Asked] = [reports] if policy.scrape_interval_ms else []
         self._polling = Polling()
+        self._computed = Computed(table, self.loads, fleet.overlaps, fleet.batches, monotonic)
         self._looks = [reports.look]
         if policy.probe_interval_ms is None:
             doubts = Doubts(table, self._polling, self._sign_of_life, monotonic)
@@ -114,6 +116,8 @@ class Workers:
         for worker in self._table:
             self._ask(worker)
         self._polling.start(self._looks)
+        if self._config.policy.learn:
+            self._polling.run(self._computed.keep_looking())
         await self._feeds.follow()
         await self.enable_events(enabled=self._config.events.enabled)
 
@@ -395,6 +399,7 @@ class Workers:
                 tier.name.lower(): count for tier, count in zip(Tier, tiers, strict=True)
             },
             "in_flight": self.in_flight(endpoint),
+            "speed": self.loads.speed_shown(endpoint),
             "tokens": self.checks.status(name),
             "predictions": worker.outcomes.drift.shown(),
             "lora": None if adapters is None else sorted(adapters),

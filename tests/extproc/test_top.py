@@ -95,6 +95,7 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
         "feeds": [feed],
         "blocks_by_tier": tiers,
         "in_flight": 2,
+        "speed": {"tokens_per_second": 8000, "confidence": 0.0},
         "draining": False,
         "down": "",
         "astray": "",
@@ -214,3 +215,10 @@ def test_the_routers_that_share_are_told_with_their_age() -> None:
     assert line(routers=[other]).endswith(" (12 ms ago, 3 in flight)")
     assert "\x1b" not in line(routers=[other])
     assert line(alone="redis://a: gone").endswith("decides alone: redis://a: gone")
+
+
+def test_the_speed_of_a_worker_is_told_once_it_is_learned() -> None:
+    known = worker("10.0.0.1:1") | {"speed": {"tokens_per_second": 16_000, "confidence": 0.9}}
+    shown = "\n".join(shown_of([known, worker("10.0.0.2:1")], [], WIDE))
+    assert shown.count("tok/s") == 1
+    assert "16000 tok/s, 90% sure" in shown

@@ -100,6 +100,11 @@ function spark(series) {
   return [words, svg];
 }
 
+function speed(worker) {
+  const { tokens_per_second, confidence } = worker.speed;
+  return confidence ? make("small", {}, `${count(tokens_per_second)} tokens/s, ${percent(confidence, 1)} sure`) : null;
+}
+
 function row(worker, most, series) {
   const named = worker.endpoint === worker.name ? null : make("small", {}, worker.endpoint);
   const down = worker.down ? pill("down", "worker down") : null;
@@ -109,7 +114,7 @@ function row(worker, most, series) {
     cell("Feed", { wide: true }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
       make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
     cell("Blocks held", { wide: true }, ...tiers(worker, most).filter(Boolean)),
-    cell("In flight", { number: true }, count(worker.in_flight)),
+    cell("In flight", { number: true }, count(worker.in_flight), speed(worker)),
     cell("Hit rate, 15 minutes", {}, ...spark(series), outcome(worker)),
   ];
 }

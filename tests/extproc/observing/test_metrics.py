@@ -46,6 +46,7 @@ def worker(name: str) -> dict[str, Any]:
         "block_size": 16,
         "blocks_by_tier": {"device": 4},
         "in_flight": 5,
+        "speed": {"tokens_per_second": 12_000, "confidence": 0.75},
         "down": "",
         "astray": "",
         "tokens": {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False},
@@ -114,6 +115,8 @@ def test_the_terms_of_a_workers_cost_are_shown() -> None:
     metrics = Metrics(fleet)
     shown = {name: value for name, labels, value in samples(metrics) if labels == {"worker": "w"}}
     assert shown["kvsteer_worker_backlog_tokens"] == 512
+    assert shown["kvsteer_worker_prefill_tokens_per_second"] == 12_000
+    assert shown["kvsteer_worker_speed_confidence"] == 0.75
     assert shown["kvsteer_worker_other_requests"] == 2
     assert shown["kvsteer_worker_utilization"] == 0.25
     assert shown["kvsteer_worker_report_age_seconds"] == 1.5

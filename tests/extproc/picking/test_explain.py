@@ -64,6 +64,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
                 "cost": pytest.approx(1.5 * uncached + 7 + 3 * 64),
                 "cost_terms": {
                     "uncached_tokens": pytest.approx(uncached),
+                    "slowness": 1.0,
                     "uncached": pytest.approx(1.5 * uncached),
                     "queued": 7.0,
                     "running": 3 * 64.0,

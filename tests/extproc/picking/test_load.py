@@ -21,7 +21,7 @@ def test_a_booking_is_in_flight_until_it_ends() -> None:
     loads = loads_of()
     booking = loads.begin("a", 100, now=0.0)
     assert (loads.in_flight("a"), loads.in_flight("b")) == (1, 0)
-    loads.end(booking)
+    loads.end(booking, now=0.0)
     assert loads.in_flight("a") == 0
 
 
@@ -36,7 +36,7 @@ def test_all_is_told_in_one_call() -> None:
 def test_utilization_is_of_the_last_seconds() -> None:
     loads = loads_of(100)
     for second in range(60):
-        loads.end(loads.begin("a", 50, now=float(second)))
+        loads.end(loads.begin("a", 50, now=float(second)), float(second))
     assert 0.45 < loads.load("a", 60.0).utilization < 0.55
     assert loads.load("a", 60 + 3 * UTILIZATION_SECONDS).utilization < 0.03
 
@@ -44,11 +44,11 @@ def test_utilization_is_of_the_last_seconds() -> None:
 def test_ending_twice_changes_nothing() -> None:
     loads = loads_of()
     first, second = loads.begin("a", 1, now=0.0), loads.begin("a", 1, now=0.0)
-    loads.end(first)
-    loads.end(first)
+    loads.end(first, now=0.0)
+    loads.end(first, now=0.0)
     assert loads.in_flight("a") == 1
-    loads.end(second)
-    loads.end(second)
+    loads.end(second, now=0.0)
+    loads.end(second, now=0.0)
     assert loads.in_flight("a") == 0
 
 
@@ -69,7 +69,7 @@ def test_a_request_that_is_over_leaves_no_backlog() -> None:
     loads = loads_of()
     long = loads.begin("a", 10_000, now=0.0)
     loads.begin("a", 50, now=0.0)
-    loads.end(long)
+    loads.end(long, now=0.0)
     assert loads.load("a", 0.0).backlog_tokens == 50
 
 
@@ -80,14 +80,14 @@ def test_a_request_that_was_served_elsewhere_is_booked_there() -> None:
     left, taken = loads.load("a", 0.0), loads.load("b", 0.0)
     assert (left.in_flight, left.backlog_tokens) == (0, 0.0)
     assert (taken.in_flight, taken.backlog_tokens) == (1, 100.0)
-    loads.end(booking)
+    loads.end(booking, now=0.0)
     assert loads.in_flight("b") == 0
 
 
 def test_a_request_that_is_over_is_booked_nowhere_else() -> None:
     loads = loads_of()
     booking = loads.begin("a", 100, 0.0)
-    loads.end(booking)
+    loads.end(booking, now=0.0)
     assert not loads.move(booking, "b", 1.0)
     assert (loads.in_flight("a"), loads.in_flight("b")) == (0, 0)
 
@@ -98,7 +98,7 @@ def test_an_endpoint_that_is_gone_is_idle_when_it_comes_back() -> None:
     booking = loads.begin("a", 100, 0.0)
     endpoints["a"] = EndpointLoad()
     assert (loads.load("a", 0.0), loads.in_flight("a")) == (Load(), 0)
-    loads.end(booking)
+    loads.end(booking, now=0.0)
     assert loads.load("a", 0.0) == Load()
 
 
@@ -106,7 +106,7 @@ def test_what_is_told_of_an_endpoint_that_is_gone_changes_nothing() -> None:
     loads = Loads({})
     loads.report("a", Report(3, 0, 1.0), now=1.0)
     booking = loads.begin("a", 100, 1.0)
-    loads.end(booking)
+    loads.end(booking, now=0.0)
     assert (loads.load("a", 1.0), loads.in_flight("a")) == (Load(), 0)
     assert loads.work_by_rank("a", 1.0, 10.0) == {}
 
@@ -184,7 +184,7 @@ def test_a_worker_where_requests_wait_is_slower_than_we_took_it_for() -> None:
 def test_of_what_waits_a_share_is_the_work_of_others() -> None:
     loads = loads_of()
     for _ in range(500):
-        loads.end(loads.begin("b", 1000, now=0.0))
+        loads.end(loads.begin("b", 1000, now=0.0), now=0.0)
     loads.begin("a", 300, now=0.0)
     loads.begin("a", 700, now=0.1)
     loads.report("a", Report(0, 4, asked_at=0.2), now=0.2)
@@ -203,7 +203,7 @@ def test_a_report_outlives_our_own_requests() -> None:
     loads = loads_of()
     booking = loads.begin("a", 10, now=0.0)
     loads.report("a", Report(3, 0, asked_at=0.0), now=0.0)
-    loads.end(booking)
+    loads.end(booking, now=0.0)
     assert loads.load("a", 0.0).others == 2.0
 
 
@@ -216,7 +216,7 @@ def test_whatever_begins_and_ends_counts_stay_true(
         if begins or not open_bookings:
             open_bookings.append(loads.begin(str(number), tokens, float(now)))
         else:
-            loads.end(open_bookings.pop(number % len(open_bookings)))
+            loads.end(open_bookings.pop(number % len(open_bookings)), now=0.0)
         for endpoint in "012":
             mine = [one for one in open_bookings if one.endpoint == endpoint]
             assert loads.in_flight(endpoint) == len(mine)

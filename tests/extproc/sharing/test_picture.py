@@ -40,8 +40,8 @@ def test_routers_that_hear_each_other_at_once_see_what_one_router_sees(
             under_way[number].append(both)
         elif under_way[number]:
             alone, shared = under_way[number].pop(0)
-            one.end(alone)
-            routers[number].loads.end(shared)
+            one.end(alone, now)
+            routers[number].loads.end(shared, now)
         tell_all(routers, now)
         for router in routers:
             for each in WORKERS:
@@ -57,7 +57,7 @@ def test_what_one_sends_is_the_others_load_until_it_ends() -> None:
     other.hear(one.due(0.0), 0.0)
     assert other.load(A, 0.0) == Load(0, 500.0, 1, 500 / 10_000)
     assert (other.loads.in_flight_of("one"), one.loads.in_flight_of("other")) == (1, 0)
-    one.loads.end(booking)
+    one.loads.end(booking, now=0.0)
     other.hear(one.due(0.01), 0.01)
     seen = other.load(A, 0.01)
     assert (seen.others, seen.backlog_tokens) == (0, 0.0)

@@ -54,7 +54,7 @@ def test_a_worker_that_went_is_not_told() -> None:
 
 def test_each_second_all_that_was_used_is_told() -> None:
     router = Router("one")
-    router.loads.end(router.loads.begin(A, 10, 0.0))
+    router.loads.end(router.loads.begin(A, 10, 0.0), 0.0)
     router.loads.begin(B, 10, 0.0)
     router.due(0.0)
     assert [len(one.workers) for one in said(router, WHOLE_SECONDS - 0.01)] == [0]
