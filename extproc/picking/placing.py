@@ -17,7 +17,7 @@ from extproc.picking.legs import decide_legs
 from extproc.picking.load import Booking, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of, sample_size
 from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Lifetimes, Sent
-from extproc.picking.upstreams import FIRST_FAILURE, Upstreams
+from extproc.picking.upstreams import FIRST_FAILURE, FIRST_SERVER_ERROR, Upstreams
 from kvstate.overlap import Overlap, Prompt
 
 # Why an endpoint gets no new requests that is to be taken away.
@@ -245,6 +245,7 @@ class Placing:
             self.disclaim(booking)
         if leg is not None:  # whoever of both fails, fails with every other partner too
             self._upstreams.answered(leg.endpoint, status, now)
+            self._upstreams.doubt(leg.endpoint, is_doubted=status >= FIRST_SERVER_ERROR)
         if served not in ("", booking.endpoint):
             return None  # none of ours, or it would have been moved there
         if served:

@@ -38,7 +38,7 @@ RETRY_SECONDS = 0.25
 FAILURES_UNTIL_DEAD = 2
 
 _TOO_MANY_REQUESTS = 429
-_FIRST_SERVER_ERROR = 500
+FIRST_SERVER_ERROR = 500
 
 
 _NONE: Mapping[str, str] = {}
@@ -61,7 +61,7 @@ class Outlier:
         Returns for how many seconds the endpoint is ejected from now on; 0 if it was, and is no
         more; None if nothing changed.
         """
-        if status < _FIRST_SERVER_ERROR and status != _TOO_MANY_REQUESTS:
+        if status < FIRST_SERVER_ERROR and status != _TOO_MANY_REQUESTS:
             was_left_out = self.left_out
             self.forget()
             return 0.0 if was_left_out else None

@@ -420,3 +420,13 @@ def test_a_prefill_worker_that_fails_with_every_partner_is_left_out() -> None:
 def test_where_workers_have_roles_every_response_is_looked_at() -> None:
     one, _ = of_legs()
     assert {one.wants_status() for _ in range(REQUESTS_A_LOOK)} == {True}
+
+
+def test_one_failure_has_the_prefill_worker_asked_whether_it_is_well() -> None:
+    one, made = of_legs()
+    for status, is_doubted in ((500, True), (200, False), (400, False)):
+        booking = one.book(made, 0.0)
+        assert booking is not None
+        one.answered(booking, status, "a:1", 0.0)
+        assert one.fleet.upstream("c:1").is_doubted is is_doubted
+        one.release(booking, 0.0)
