@@ -17,6 +17,7 @@ from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
 from extproc.picking.policies import sample_size
 from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Marks, Sent, marks_of
+from extproc.sharing.telling import LEAST_UNCACHED_TOKENS
 from kvstate.overlap import Overlap, Prompt
 
 
@@ -202,6 +203,7 @@ class _Router:
         self._roster = Roster(self._workers)
         self._rng = Random(seed + 77 + 1_000 * number)  # noqa: S311
         self._turn = 0
+        self.sent_tokens = 0.0
         self._scraped_at = 0.0
         self._open: dict[int, tuple[Booking, Claim | None]] = {}
         self.marks: Mapping[int, Marks] = {}
@@ -247,6 +249,7 @@ class _Router:
         self._scrape(now)
         decision = self._decide(request, now)
         self._turn += 1
+        self.sent_tokens = decision.uncached_tokens
         served = decision.pick[0]
         if now >= self._lost_at and served == _LOST:
             served = decision.pick[1]
@@ -317,9 +320,12 @@ class _Routers:
         self._exchange.until(now)
         if not request.is_own:
             return self._strangers.randrange(len(self.fleet.engines))
-        router = self.all[self._chance.randrange(len(self.all))]
-        self._of[id(request)] = router
-        return router.pick(request, now)
+        number = self._chance.randrange(len(self.all))
+        router = self._of[id(request)] = self.all[number]
+        served = router.pick(request, now)
+        if router.sharer is not None and router.sent_tokens >= LEAST_UNCACHED_TOKENS:
+            self._exchange.begun(number, now)
+        return served
 
     def over(self, request: Request, now: float) -> None:
         self._exchange.until(now)

@@ -78,18 +78,31 @@ class Exchange:
         self._tick_seconds = tick_seconds
         self._count = 0
         self._due: list[_Due] = []
+        self._told_at = [-1.0] * len(sharers)
         for sender in range(len(sharers)):
             self._plan(tick_seconds * chance.random(), sender, None)
+
+    def begun(self, sender: int, now: float) -> None:
+        """A router sent a request: if its last message is a tick ago, it tells at once."""
+        if now - self._told_at[sender] >= self._tick_seconds:
+            self._tell(sender, now)
+
+    def _tell(self, sender: int, now: float) -> None:
+        messages = self._sharers[sender].tick(now)
+        if messages:
+            self._told_at[sender] = now
+            self._plan(now + DELAY_SECONDS, sender, messages)
 
     def until(self, now: float) -> None:
         """Does all that is due until now."""
         while self._due and self._due[0].at <= now:
             due = heapq.heappop(self._due)
             if due.messages is None:
-                messages = self._sharers[due.sender].tick(due.at)
-                if messages:
-                    self._plan(due.at + DELAY_SECONDS, due.sender, messages)
-                self._plan(due.at + self._tick_seconds, due.sender, None)
+                told_at = self._told_at[due.sender]
+                if due.at - told_at >= self._tick_seconds - 1e-9:
+                    self._tell(due.sender, due.at)
+                    told_at = due.at
+                self._plan(told_at + self._tick_seconds, due.sender, None)
                 continue
             for receiver, sharer in enumerate(self._sharers):
                 if receiver != due.sender:

@@ -21,12 +21,12 @@ from extproc import address
 from extproc.config.sections import Sharing as Options
 from extproc.errors import StartError
 from extproc.picking.load import Loads
-from extproc.picking.sent import Holdings, Sent
+from extproc.picking.sent import Claim, Holdings, Sent
 from extproc.sharing.datagrams import Datagrams
 from extproc.sharing.engine import CONNECT_SECONDS, CONNECTING, Access, Engine
-from extproc.sharing.messages import is_from, keys_of, worker_id
+from extproc.sharing.messages import Keys, is_from, keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
-from extproc.sharing.telling import Telling
+from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
 
 log = logging.getLogger("kvsteer.sharing")
 
@@ -77,7 +77,24 @@ class Fleet(Protocol):
         """Another object whenever anything about the workers changed."""
 
 
-def telling_of(options: Options) -> Telling:
+class PromptTelling(Telling):
+    """Says also that there is something that should not wait for the next tick.
+
+    news: set when a request with work worth a word began.
+    """
+
+    def __init__(self, keys: Keys, origin: str, incarnation: int, silent_seconds: float) -> None:
+        super().__init__(keys, origin, incarnation, silent_seconds)
+        self.news = asyncio.Event()
+
+    def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
+        """A request was sent to an endpoint."""
+        super().begun(claims, endpoint, uncached_tokens)
+        if uncached_tokens >= LEAST_UNCACHED_TOKENS:
+            self.news.set()
+
+
+def telling_of(options: Options) -> PromptTelling:
     """What tells the others of this router's requests.
 
     Raises:
@@ -89,7 +106,7 @@ def telling_of(options: Options) -> Telling:
         secret = b"channel " + options.channel.encode() + b" " + _password(options).encode()
     name = options.name or f"{socket.gethostname()[:48]}-{os.getpid()}"
     silent_seconds = ALIVE_TICKS * options.tick_ms / 1000
-    return Telling(keys_of(secret), name, time.time_ns(), silent_seconds)
+    return PromptTelling(keys_of(secret), name, time.time_ns(), silent_seconds)
 
 
 def _password(options: Options) -> str:
@@ -134,7 +151,7 @@ class Sharing:
     telling: of its own requests. sent: what was sent where, from here and from the others.
     """
 
-    def __init__(self, options: Options, telling: Telling, fleet: Fleet, sent: Sent) -> None:
+    def __init__(self, options: Options, telling: PromptTelling, fleet: Fleet, sent: Sent) -> None:
         self._options = options
         self._telling = telling
         self._fleet = fleet
@@ -145,6 +162,7 @@ class Sharing:
         self._known_change: asyncio.Event | None = None
         self._known: dict[int, Place] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._did_tell = False
         self._window_ends = self._worked = self._ticked_at = 0.0
         self._said = ""
         self._patient_until = time.monotonic() + 2 * CONNECT_SECONDS
@@ -198,12 +216,23 @@ class Sharing:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._seconds)
+            await self._pause()
             try:
                 await self._tell(time.monotonic())
             except Exception:  # what fails once must not end it
                 log.exception("a tick of sharing failed")
                 await asyncio.sleep(FORGET_SECONDS)
+
+    async def _pause(self) -> None:
+        """Waits for a tick; after one without a message no longer than until a request begins."""
+        news = self._telling.news
+        if self._did_tell:
+            await asyncio.sleep(self._seconds)
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await news.wait()
+        news.clear()
 
     async def _tell(self, now: float) -> None:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
@@ -213,6 +242,7 @@ class Sharing:
         if self.picture.asks(now):
             self._telling.hello()
         messages = self._telling.due(self._fleet.loads, now, time.time_ns() // 1000)
+        self._did_tell = bool(messages)
         if messages:
             if await self._transport.tell(messages):
                 self.told += len(messages)
@@ -264,7 +294,7 @@ class Sharing:
 
 @contextlib.asynccontextmanager
 async def shared(
-    options: Options | None, telling: Telling | None, fleet: Fleet, sent: Sent
+    options: Options | None, telling: PromptTelling | None, fleet: Fleet, sent: Sent
 ) -> AsyncIterator[Sharing | None]:
     """Shares as it is configured; yields None where it is not.
 

@@ -20,6 +20,7 @@ from extproc.errors import StartError
 from extproc.picking.load import EndpointLoad, Loads
 from extproc.picking.sent import Holdings, Sent
 from extproc.sharing.sharing import Sharing, SharingCollector, overhear, shared, telling_of
+from extproc.sharing.telling import Telling
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
 from tests.extproc.sharing.routers import WORKERS
 
@@ -49,9 +50,10 @@ class Fleet:
 class Part:
     """One router's part."""
 
-    def __init__(self, sharing: Sharing, fleet: Fleet) -> None:
+    def __init__(self, sharing: Sharing, fleet: Fleet, telling: Telling) -> None:
         self.sharing = sharing
         self.fleet = fleet
+        self.telling = telling
 
     def others(self, worker: str = A) -> float:
         return self.fleet.loads.load(worker, time.monotonic()).others
@@ -73,7 +75,7 @@ async def part(**options: Any) -> AsyncIterator[Part]:
     fleet = Fleet(telling.touched)
     async with shared(chosen, telling, fleet, Sent(telling.secret)) as sharing:
         assert sharing is not None
-        yield Part(sharing, fleet)
+        yield Part(sharing, fleet, telling)
 
 
 @asynccontextmanager
@@ -380,3 +382,14 @@ async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
         )
         assert other.others() == 1
     assert not [record for record in caplog.records if "is silent" in record.getMessage()]
+
+
+async def test_a_request_is_told_at_once_by_a_router_that_had_nothing_to_tell(
+    tmp_path: Path,
+) -> None:
+    options = {"url": f"directory:{tmp_path / 'routers'}", "tick_ms": 3_600_000}
+    async with part(name="one", **options) as one, part(name="other", **options) as other:
+        await until(lambda: not one.is_alone() and not other.is_alone(), "they are there")
+        one.send()
+        one.telling.begun([], A, 500)
+        await until(lambda: other.others() == 1, "the other hears of it long before the next tick")
