@@ -48,7 +48,7 @@ How: the fleet, the arrivals and the decision of the benchmark of policies. Each
 one of the routers by chance. All of them see the events of all engines; each books its own
 requests, and is told of the others' by the messages of extproc/sharing, a millisecond on the way.
 Alone: nothing is told. All compared: `policy.sample: 0`; otherwise its default, 32 for one router
-and 8 while others are heard of. Ratios are paired by seed; intervals are of 95 %.
+and 12 while others are heard of. Ratios are paired by seed; intervals are of 95 %.
 """
 
 QUICK_SEEDS = 3

@@ -489,7 +489,7 @@ class Policy:
     prefix_cache: PrefixCache = key("the settings of prefix_cache", PrefixCache)
     sample: int | None = key(
         "how many workers cost compares: so many drawn by chance, and those that hold something of"
-        " the prompt; 0 compares all. By default 32, and 8 while other routers are heard of",
+        " the prompt; 0 compares all. By default 32, and 12 while other routers are heard of",
         None,
     )
     speculative_ms: int = key(

@@ -158,7 +158,7 @@ SAMPLED = frozenset({"cost"})
 # loses nothing by so many, and spares itself the others of a large fleet; among several, fewer keep
 # them from picking the same one.
 SAMPLE_ALONE = 32
-SAMPLE_AMONG_ROUTERS = 8
+SAMPLE_AMONG_ROUTERS = 12
 
 
 def sample_size(policy: Policy, *, is_alone: bool) -> int:
