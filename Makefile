@@ -8,7 +8,7 @@ WORKERS ?= 2
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow explore lint types stubs-check stubs sanitize lock image pins clean
+.PHONY: demo test slow explore lint types stubs-check stubs compiled sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -54,6 +54,11 @@ $(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+# Compiles the request path beside its sources, which takes a minute or two. Whoever edits one of
+# them runs plain Python from then on, until this is done again.
+compiled: $(READY)
+	$(BIN)/python compile_path.py
+
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
 sanitize: $(READY)
 	$(BIN)/python tests/sanitize.py
@@ -72,4 +77,4 @@ pins:
 	@mv deploy/images.env.new deploy/images.env
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist *.egg-info extproc/compiled

@@ -3,10 +3,15 @@
 Without a compiler the installation goes on, and the plain-Python core does the same work slower.
 Such a wheel has a tag of its own, py3-none-any: it must not pass for one with the compiled core.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
+
+KVSTEER_COMPILE=1 compiles the request path as well (compile_path.py), for this very Python alone,
+which such a wheel's tag then says. That takes a minute or two, and mypy, so it has to be asked for.
 """
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -17,8 +22,27 @@ HEADERS = ["groups.h", "reader.h", "wire.h", "rows.h", "index.h", "sets.h", "tab
 FOLDER = "kvstate/native"
 
 
+HERE = Path(__file__).resolve().parent
+
+
 class OptionalBuild(build_ext):
     """Says plainly what is missing, instead of a compiler's traceback."""
+
+    has_compiled_path = False
+
+    def run(self) -> None:
+        """Builds the core, and the request path where that is asked for."""
+        super().run()
+        if os.environ.get("KVSTEER_COMPILE") == "1":
+            into = HERE if self.inplace else Path(self.build_lib).resolve()
+            command = [sys.executable, str(HERE / "compile_path.py"), str(into)]
+            self.has_compiled_path = subprocess.run(command, cwd=HERE, check=False).returncode == 0  # noqa: S603 - our own
+            if not self.has_compiled_path:
+                print(
+                    "kvsteer: the request path was not compiled (see above);"
+                    " the same Python runs instead",
+                    file=sys.stderr,
+                )
 
     def build_extension(self, extension: Extension) -> None:
         """Builds the core, or says why there is none."""
@@ -43,6 +67,8 @@ class HonestWheel(bdist_wheel):
         self.skip_build = True
         if not self.distribution.has_ext_modules():
             self.root_is_pure, self.py_limited_api = True, False
+        if self.get_finalized_command("build_ext").has_compiled_path:
+            self.py_limited_api = False
         super().run()
 
 

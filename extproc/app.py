@@ -31,6 +31,7 @@ from extproc.event_loop import Sweeper
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.processes import Member
+from extproc.request_path import CHOICE
 from extproc.router import Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -353,6 +354,7 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
         if warning := plain_core_warning():
             log.warning("%s", warning)
         log.info("index core: %s", default_core_name())
+        log.info("request path: %s", CHOICE)
         log.info(
             "serving ext_proc on %s, admin on http://%s, metrics on http://%s",
             config.extproc.listen,

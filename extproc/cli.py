@@ -127,12 +127,16 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version, and which of the two index cores runs."""
+    """Prints the version, and whether the index core and the request path run compiled."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from extproc.request_path import CHOICE  # noqa: PLC0415
         from kvstate.index import default_core_name, plain_core_warning  # noqa: PLC0415
 
-        print(f"kvsteer {version('kvsteer')} ({default_core_name()} index core)")
+        told = f"{default_core_name()} index core, {CHOICE.name} request path"
+        print(f"kvsteer {version('kvsteer')} ({told})")
+        if CHOICE.reason:
+            print(f"note: the request path runs plain: {CHOICE.reason}")
         if warning := plain_core_warning():
             print(f"warning: {warning}")
         parser.exit()

@@ -21,6 +21,9 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 
+# Tests are about the sources, and some trace them; tests/test_compiled_path.py compiles them itself.
+os.environ.setdefault("KVSTEER_REQUEST_PATH", "plain")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuses a core that its sources no longer describe: its tests would fail in puzzling ways."""

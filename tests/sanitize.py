@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = (
     *("kvstate", "extproc", "simulator", "tests"),
-    *("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"),
+    *("setup.py", "compile_path.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"),
 )
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
 TESTED = (

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "extproc" / "admin" / "page"
 SOURCES = (
     *("kvstate", "extproc", "simulator"),
-    *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "NOTICE"),
+    *("pyproject.toml", "setup.py", "compile_path.py", "MANIFEST.in"),
+    *("README.md", "LICENSE", "NOTICE"),
 )
 
 

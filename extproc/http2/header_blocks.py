@@ -8,12 +8,12 @@ Until then it may use a table of the default size, and every block is decoded.
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder
 
 from extproc.errors import Http2Error
 from extproc.http2.frames import ErrorCode
+from extproc.structs import Light
 
 # The first byte: 1xxxxxxx an index; 01xxxxxx, 0001xxxx and 0000xxxx literals, with the index of
 # their name or 0; 001xxxxx a table size. The x begin an integer (section 5.1).
@@ -86,7 +86,7 @@ _NOT_IN_NAMES |= frozenset(range(0x7F, 0x100))
 _NOT_IN_VALUES = frozenset(b"\0\r\n")
 
 
-class RequestHead(msgspec.Struct, frozen=True, gc=False):
+class RequestHead(Light, frozen=True, gc=False):
     """The well-formed headers of a request, or its trailers.
 
     is_request: it has what every request has (RFC 9113, section 8.3.1). is_trailers: it has no

@@ -12,8 +12,6 @@
 "Half closed" is the remote side; a stream is closed when our answer has ended, too.
 """
 
-import msgspec
-
 from extproc.errors import Http2Error
 from extproc.http2.frames import (
     MAX_WINDOW,
@@ -27,6 +25,7 @@ from extproc.http2.frames import (
 from extproc.http2.header_blocks import RequestHead
 from extproc.http2.limits import Limits
 from extproc.http2.outbox import Outbox, Stream
+from extproc.structs import Light
 
 
 class Floods:
@@ -160,7 +159,7 @@ def unpadded(payload: bytes) -> bytes:
     return payload[1 : len(payload) - padding]
 
 
-class Opened(msgspec.Struct, frozen=True, gc=False):
+class Opened(Light, frozen=True, gc=False):
     """A request has begun. is_whole: nothing follows its head."""
 
     stream_id: int
@@ -168,7 +167,7 @@ class Opened(msgspec.Struct, frozen=True, gc=False):
     is_whole: bool
 
 
-class Received(msgspec.Struct, frozen=True, gc=False):
+class Received(Light, frozen=True, gc=False):
     """More of a request's DATA, which may be empty at its end; is_last: it is whole now.
 
     What is used of it is to be told by `Connection.consume`.
@@ -179,7 +178,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     is_last: bool
 
 
-class Aborted(msgspec.Struct, frozen=True, gc=False):
+class Aborted(Light, frozen=True, gc=False):
     """A stream is over before both sides ended it, by the peer or for its fault."""
 
     stream_id: int

@@ -23,6 +23,7 @@ from extproc.picking.policies import (
     sample_of,
 )
 from extproc.picking.sent import NO_CLAIMS, Claims, Marks, Sent, claims_of
+from extproc.structs import Frozen, Light
 from kvstate.overlap import Overlap, Prompt, of_any_rank
 
 
@@ -39,7 +40,7 @@ class Verdict(Enum):
     SHED = "shed"
 
 
-class Query(msgspec.Struct, frozen=True):
+class Query(Frozen, frozen=True):
     """What is to be placed.
 
     model: the configured model; None where the request names none that is known.
@@ -88,7 +89,7 @@ def one_token(_: str) -> int:
     return 1
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(Frozen, frozen=True):
     """All that a decision looks at besides the query and the time.
 
     held: for each prompt, the overlap of every worker that holds something of it. load: of an
@@ -116,7 +117,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     roster: Roster | None = None
 
 
-class Split(msgspec.Struct, frozen=True):
+class Split(Frozen, frozen=True):
     """Whether another worker computes the prompt for the one that answers.
 
     prefill: the decision among those that can, None where the prompt is computed by who answers.
@@ -130,7 +131,7 @@ class Split(msgspec.Struct, frozen=True):
     apart: float | None = None
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(Frozen, frozen=True):
     """Where a request goes, and all that it was decided on.
 
     pick: ip:port, best first; empty where we have nothing to say. reason: overlap, or why the pick
@@ -254,7 +255,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     )
 
 
-class _Survey(msgspec.Struct, frozen=True, gc=False):
+class _Survey(Light, frozen=True, gc=False):
     """What is known of the workers that were looked at.
 
     places: theirs among all workers.

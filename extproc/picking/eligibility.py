@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from extproc.config.sections import BOTH
+from extproc.structs import Frozen
 
 # A subset hint with more endpoints than this is cut: no fleet behind one route has as many.
 MAX_SUBSET = 10_000
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(Frozen, frozen=True):
     """One worker, for requests to one model.
 
     endpoint: ip:port; its configured name where that could not be resolved yet. excluded: why it

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import NamedTuple
 
-import msgspec
-
 from extproc.picking.speed import LEAST_SECONDS, Common, Speed
+from extproc.structs import Light, Record
 from kvstate.events import EngineLoad
 from kvstate.overlap import Prompt
 
@@ -54,7 +53,7 @@ class Report(NamedTuple):
     cache_usage: float | None = None
 
 
-class Load(msgspec.Struct, frozen=True, gc=False):
+class Load(Light, frozen=True, gc=False):
     """What an endpoint has to do.
 
     in_flight: our own requests under way. backlog_tokens: prompt tokens not computed yet. others:
@@ -117,7 +116,7 @@ class EndpointLoad:
     speed: Speed["Booking"] = field(default_factory=Speed)
 
 
-class Booking(msgspec.Struct, eq=False):
+class Booking(Record, eq=False):
     """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
 
     load: the record that it is booked in. rank: the one that it names, None if none. prompt: by
@@ -261,7 +260,7 @@ class Loads:
             return
         total = report.running + report.waiting
         state.report = report
-        state.others = max(0, total - len(state.bookings) - state.shared)
+        state.others = max(0.0, total - len(state.bookings) - state.shared)
         least, most, excess = self._pending(state, report, total)
         state.lately_tokens = _faded(state, now)
         state.backlog_tokens = min(max(self._backlog(state, now), least), most)

@@ -26,10 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 from extproc.config import schema
 from extproc.config.schema import AUTO, CacheAware, Cost, Policy, PrefixCache
+from extproc.structs import Light
 from kvstate.overlap import Overlap, worth_tokens
 
 # From this utilization on, the wait of those who come later counts in full.
@@ -58,7 +57,7 @@ def affinity_of(cost: Cost, utilization: float) -> float:
     return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
 
 
-class Columns(msgspec.Struct, frozen=True, gc=False):
+class Columns(Light, frozen=True, gc=False):
     """What a policy looks at; saved and in_flight are made for those that ask.
 
     prompt_tokens: of the request. costs, saved: in tokens, of each worker. in_flight: requests,

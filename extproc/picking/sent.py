@@ -31,6 +31,7 @@ import msgspec
 import xxhash
 
 from extproc.config.schema import Cost
+from extproc.structs import Light, LightRecord
 from kvstate.overlap import Overlap, Prompt, Tokens, worth_tokens
 
 BYTES_PER_TOKEN = 4
@@ -59,7 +60,7 @@ _ENDS = tuple(length * BYTES_PER_TOKEN for length in LENGTHS)
 _key = xxhash.xxh3_64_intdigest
 
 
-class Marks(msgspec.Struct, frozen=True, gc=False):
+class Marks(Light, frozen=True, gc=False):
     """The marks of one prompt: how many tokens lie before each, and its key, shortest first."""
 
     lengths: tuple[int, ...]
@@ -139,7 +140,7 @@ class Holdings:
         self.lost_at = now
 
 
-class Claim(msgspec.Struct, eq=False, gc=False):
+class Claim(LightRecord, eq=False, gc=False):
     """One request that was sent to a worker; its times are seconds of one monotonic clock.
 
     Hundreds of thousands are kept: like its marks, it is of no interest to the garbage collector.
@@ -268,7 +269,7 @@ def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[i
 LIVE = "live"
 
 
-class Claims(msgspec.Struct, frozen=True, gc=False):
+class Claims(Light, frozen=True, gc=False):
     """Of one worker, in tokens, over all prompts of the request.
 
     saved: what need not be computed, by the weights. speculative, approximate: expected there

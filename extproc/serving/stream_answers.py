@@ -6,8 +6,6 @@ Protocol 1.0.0 for the names of the pick.
 
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
 from extproc import headers
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     BodyMutation,
@@ -24,6 +22,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     TrailersResponse,
 )
 from extproc.picking.decision import Refusal
+from extproc.structs import Light
 
 # Of a body that is echoed, at most so many bytes go into one message: with its frame around it, it
 # stays below the 64 KiB that Envoy's documentation asks for (BodyMutation.streamed_response).
@@ -32,7 +31,7 @@ MAX_ECHO_BYTES = 62_000
 Answers = list[ProcessingResponse]
 
 
-class Placement(msgspec.Struct, frozen=True, gc=False):
+class Placement(Light, frozen=True, gc=False):
     """Where a request goes, as Envoy is told; each part may be absent.
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
-import msgspec
-
 from extproc.errors import RequestError
+from extproc.structs import Alone, Light
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 
@@ -54,7 +53,7 @@ def _steps() -> Iterator[int]:
 _ENDS = tuple(_steps())
 
 
-class Cut(msgspec.Struct, frozen=True, gc=False):
+class Cut(Light, frozen=True, gc=False):
     """A place in a text where it can be cut: both parts have the same ids as in the whole.
 
     start, end: of the token behind the cut, in characters; it must be there for the cut to hold.
@@ -66,7 +65,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     tokens: int
 
 
-class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
+class _Entry(Alone, frozen=True, gc=False, eq=False):
     """One text. keys: of its beginnings. Of no interest to the garbage collector, like its cuts."""
 
     text: str
@@ -100,7 +99,7 @@ class _Entry(msgspec.Struct, frozen=True, gc=False, eq=False):
         return self.cuts[:shared]
 
 
-class Known(msgspec.Struct, frozen=True, gc=False):
+class Known(Light, frozen=True, gc=False):
     """What is known of a text.
 
     ids: of a text that begins alike; this one's own up to the last cut, or all if `is_whole`. Not
@@ -223,7 +222,7 @@ class Encoder(Protocol):
         """
 
 
-class Encoded(msgspec.Struct, frozen=True, gc=False):
+class Encoded(Light, frozen=True, gc=False):
     """The ids of a text, which must not be changed.
 
     lasting: so many of the first stay the same however the text goes on.
@@ -233,7 +232,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
     lasting: int
 
 
-class Work(msgspec.Struct, frozen=True, gc=False):
+class Work(Light, frozen=True, gc=False):
     """A text that was looked up, to be finished.
 
     new_from: the character at which the part that is not known begins. new_characters: how many

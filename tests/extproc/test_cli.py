@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from extproc.cli import main
+from extproc.request_path import CHOICE
 from kvstate import index
 from kvstate.index import default_core_name
 from simulator.settings import TINY_MODEL
@@ -49,7 +50,7 @@ def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
     with pytest.raises(SystemExit):
         main(["--version"])
     version, warning = capsys.readouterr().out.splitlines()
-    assert version.endswith("(plain index core)")
+    assert "(plain index core, " in version
     assert warning.startswith("warning: there was no C compiler when kvsteer was installed")
 
 
@@ -192,4 +193,4 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     told = capsys.readouterr().out
     assert told.startswith("kvsteer ")
-    assert f"({default_core_name()} index core)" in told
+    assert f"({default_core_name()} index core, {CHOICE.name} request path)" in told

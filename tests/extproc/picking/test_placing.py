@@ -80,20 +80,23 @@ class Told:
         self.lines.append(("withdrawn", claim))
 
 
-class Books(Placing):
+def books(config: Config, fleet: Fleet, telling: "Told | None" = None) -> Placing:
     """A router's books before these workers."""
-
-    def __init__(self, config: Config, fleet: Fleet, telling: "Told | None" = None) -> None:
-        super().__init__(config, 1, fleet, telling)
-        self.fleet = fleet
+    return Placing(config, 1, fleet, telling)
 
 
-def placing(**policy: Any) -> Books:
+def fleet_of(one: Placing) -> Fleet:
+    fleet = one._fleet
+    assert isinstance(fleet, Fleet)
+    return fleet
+
+
+def placing(**policy: Any) -> Placing:
     config = Config(models=(Model("m"),), policy=Policy(**policy))
-    return Books(config, Fleet(config))
+    return books(config, Fleet(config))
 
 
-def decided(one: Books, query: Query = QUERY, now: float = 0.0, state: str = "live") -> Decision:
+def decided(one: Placing, query: Query = QUERY, now: float = 0.0, state: str = "live") -> Decision:
     return one.decide(query, WORKERS, [{} for _ in query.prompts], lambda _: state, now, Random(0))
 
 
@@ -165,24 +168,24 @@ def test_turns_go_round() -> None:
 
 def test_what_is_unfit_is_left_out() -> None:
     one = placing()
-    one.fleet.eject("a:1", Judge.SCRAPES, "does not answer")
+    fleet_of(one).eject("a:1", Judge.SCRAPES, "does not answer")
     assert set(decided(one).pick) == {"b:1", "c:1"}
 
 
 def test_who_speaks_against_an_endpoint_is_asked_apart() -> None:
     one = placing()
-    one.fleet.eject("a:1", Judge.SCRAPES, "does not answer")
-    one.fleet.eject("b:1", Judge.PROBE, "is not well")
-    one.fleet.drained.add("c:1")
+    fleet_of(one).eject("a:1", Judge.SCRAPES, "does not answer")
+    fleet_of(one).eject("b:1", Judge.PROBE, "is not well")
+    fleet_of(one).drained.add("c:1")
     assert set(decided(one).pick) == {"a:1", "b:1"}  # they may be dead, but no other is left
-    one.fleet.drained.clear()
+    fleet_of(one).drained.clear()
     made = decided(one)
     assert (list(made.excluded), made.pick) == (["does not answer", "is not well", ""], ("c:1",))
-    one.fleet.eject("c:1", Judge.DOUBTS, "is dead")
-    one.fleet.upstreams.restore(one.fleet.upstream("a:1"), Judge.SCRAPES)
+    fleet_of(one).eject("c:1", Judge.DOUBTS, "is dead")
+    fleet_of(one).upstreams.restore(fleet_of(one).upstream("a:1"), Judge.SCRAPES)
     made = decided(one)
     assert (list(made.excluded), made.pick) == (["", "is not well", "is dead"], ("a:1",))
-    assert [one.fleet.upstreams.reason(f"{name}:1", 0.0) for name in "abc"] == [
+    assert [fleet_of(one).upstreams.reason(f"{name}:1", 0.0) for name in "abc"] == [
         "",
         "is not well",
         "is dead",
@@ -194,11 +197,11 @@ def test_a_draining_worker_keeps_what_it_has() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.fleet.drained.add(made.pick[0])
+    fleet_of(one).drained.add(made.pick[0])
     assert one.loads.in_flight(made.pick[0]) == 1
     assert made.pick[0] not in decided(one).pick
     one.release(booking, 1.0)
-    one.fleet.drained.discard(made.pick[0])
+    fleet_of(one).drained.discard(made.pick[0])
     assert made.pick[0] in decided(one).pick
 
 
@@ -207,12 +210,12 @@ def test_a_worker_that_is_gone_leaves_nothing() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    upstreams, gone = one.fleet.upstreams, one.fleet.upstream(made.pick[0])
+    upstreams, gone = fleet_of(one).upstreams, fleet_of(one).upstream(made.pick[0])
     for judge in Judge:
         upstreams.eject(gone, judge, "away")
     upstreams.doubt(made.pick[0], is_doubted=True)
     upstreams.leave(gone)
-    one.fleet.holdings(made.worker).lose()
+    fleet_of(one).holdings(made.worker).lose()
     assert (one.loads.in_flight(made.pick[0]), decided(one).claims) == (0, {})
     assert (upstreams.ejected(0.0), upstreams.has_suspects) == ({}, False)
     one.release(booking, 1.0)
@@ -256,10 +259,10 @@ def test_a_worker_that_fails_again_and_again_is_left_out_for_a_while(
         assert booking is not None
         one.answered(booking, 503, served, 0.0)
     assert len(decided(one).pick) == picks
-    assert bool(one.fleet.upstreams.reason("a:1", 0.0)) is (picks == 2)
-    assert not one.fleet.upstreams.reason("a:1", LEFT_OUT_SECONDS)
+    assert bool(fleet_of(one).upstreams.reason("a:1", 0.0)) is (picks == 2)
+    assert not fleet_of(one).upstreams.reason("a:1", LEFT_OUT_SECONDS)
     assert len(decided(one, now=LEFT_OUT_SECONDS).pick) == 3
-    one.fleet.upstreams.leave(one.fleet.upstream("a:1"))
+    fleet_of(one).upstreams.leave(fleet_of(one).upstream("a:1"))
     assert len(decided(one).pick) == 3
 
 
@@ -268,10 +271,10 @@ def test_a_request_that_its_worker_answers_keeps_its_claim() -> None:
     made = decided(one)
     booking = one.book(made, 0.0)
     assert booking is not None
-    one.fleet.upstreams.doubt(made.pick[0], is_doubted=True)
-    assert one.fleet.upstreams.is_suspect(made.pick[0])
+    fleet_of(one).upstreams.doubt(made.pick[0], is_doubted=True)
+    assert fleet_of(one).upstreams.is_suspect(made.pick[0])
     one.answered(booking, 200, made.pick[0], 0.0)
-    assert not one.fleet.upstreams.is_suspect(made.pick[0])
+    assert not fleet_of(one).upstreams.is_suspect(made.pick[0])
     assert decided(one).claims[made.worker].speculative == 960
 
 
@@ -280,7 +283,7 @@ def test_requests_name_the_rank_that_holds_their_prompt_where_they_may() -> None
     ranks = []
     for may_name in (False, True):
         config = Config(models=(Model("m"),))
-        one = Books(config, Fleet(config, 2, names_ranks=may_name))
+        one = books(config, Fleet(config, 2, names_ranks=may_name))
         made = one.decide(QUERY, WORKERS, [held], lambda _: "live", 0.0, Random(0))
         booking = one.book(made, 0.0)
         assert booking is not None
@@ -304,15 +307,15 @@ def test_one_response_in_a_few_is_looked_at_and_each_while_one_fails() -> None:
         REQUESTS_A_LOOK - 1,
         2 * REQUESTS_A_LOOK - 1,
     ]
-    one.fleet.upstreams.answered("a:1", 503, 0.0)
+    fleet_of(one).upstreams.answered("a:1", 503, 0.0)
     assert all(one.wants_status() for _ in range(REQUESTS_A_LOOK))
-    one.fleet.upstreams.answered("a:1", 200, 0.0)
+    fleet_of(one).upstreams.answered("a:1", 200, 0.0)
     assert not one.wants_status()
 
 
-def shared() -> tuple[Books, Told]:
+def shared() -> tuple[Placing, Told]:
     config, told = Config(models=(Model("m"),)), Told()
-    return Books(config, Fleet(config), told), told
+    return books(config, Fleet(config), told), told
 
 
 def test_routers_that_share_mark_prompts_alike() -> None:
@@ -348,17 +351,17 @@ def test_other_routers_are_told_where_a_request_went_instead_and_that_it_failed(
 SPLITTING = Disaggregation("header", min_uncached_tokens=100)
 
 
-def of_legs(loads: int = 8, now: float = 0.0) -> tuple[Books, Decision]:
+def of_legs(loads: int = 8, now: float = 0.0) -> tuple[Placing, Decision]:
     """Books and a decision whose prompt `c` computes and `a` answers, which answers others."""
     config = Config(models=(Model("m"),), disaggregation=SPLITTING)
-    one = Books(config, Fleet(config))
-    one.fleet.has_roles = True
+    one = books(config, Fleet(config))
+    fleet_of(one).has_roles = True
     for _ in range(loads):
         one.loads.begin("a:1", 0.0, 0.0)
     return one, split(one, now)
 
 
-def split(one: Books, now: float = 0.0, first: int = 0) -> Decision:
+def split(one: Placing, now: float = 0.0, first: int = 0) -> Decision:
     """Decides on a prompt whose tokens count up from the first one."""
     query = Query("m", [Prompt("m", array("I", range(first, first + 1000)))])
     roles = {"a": "decode", "c": "prefill"}
@@ -413,7 +416,7 @@ def test_a_prefill_worker_that_fails_with_every_partner_is_left_out() -> None:
         one.release(booking, 0.0)
         other = one.loads.begin("a:1", 0.0, 0.0)
         one.answered(other, 200, "a:1", 0.0)
-    assert set(one.fleet.upstreams.ejected(0.1)) == {"c:1"}
+    assert set(fleet_of(one).upstreams.ejected(0.1)) == {"c:1"}
     assert split(one, 0.1).prefill is None
 
 

@@ -1,0 +1,118 @@
+"""Compiles the request path with mypyc, from the Python source, which stays the only one.
+
+    python compile_path.py [DIRECTORY]
+
+writes `extproc/compiled/` in the directory, by default beside the sources (`make compiled`). It
+needs mypy, msgspec and a C compiler, and takes a minute. `extproc.request_path` takes what is
+there as long as it was built from the very sources that are installed.
+"""
+
+import ast
+import hashlib
+import json
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FOLDER = Path("extproc", "compiled")
+
+# Those that pay. Of every other one, the time goes into libraries that are compiled already, or
+# mypyc cannot read it: docs/performance.md says more.
+MODULES = (
+    *("http2.connection", "http2.frames", "http2.grpc_messages", "http2.header_blocks"),
+    *("http2.limits", "http2.outbox", "http2.streams"),
+    "observing.decision_counts",
+    *("picking.decision", "picking.eligibility", "picking.load", "picking.placing"),
+    *("picking.policies", "picking.sent", "picking.upstreams"),
+    *("serving.lean_call", "serving.stream_answers"),
+    "tokenizing.text_encoder",
+)
+
+# Not the project's own, which is strict: where libraries are missing, as where images are built,
+# it would find fault with modules that are only imported.
+_MYPY = """\
+[mypy]
+explicit_package_bases = true
+ignore_missing_imports = true
+[mypy-extproc.pb.*,kvstate.pb.*]
+ignore_errors = true
+"""
+
+
+def main() -> int:
+    """Compiles; returns 1 where something that it needs is missing."""
+    missing = [name for name in ("mypyc", "msgspec") if find_spec(name) is None]
+    if missing:
+        print(f"missing: {', '.join(missing)}", file=sys.stderr)
+        return 1
+    into = Path(sys.argv[1] if len(sys.argv) > 1 else HERE) / FOLDER
+    files = [f"extproc/{name.replace('.', '/')}.py" for name in MODULES]
+    manifest = {
+        "suffix": sysconfig.get_config_var("EXT_SUFFIX"),
+        "modules": [f"extproc.{name}" for name in MODULES],
+        # before they are compiled, or an edit made meanwhile would pass for compiled
+        "sources": {
+            name: hashlib.sha256((HERE / name).read_bytes()).hexdigest()
+            for name in sorted(_imported(files))
+        },
+    }
+    with tempfile.TemporaryDirectory(prefix="kvsteer-compile-") as directory:
+        built = _built(files, Path(directory))
+        shutil.rmtree(into, ignore_errors=True)
+        shutil.copytree(built / "extproc", into)
+    (into / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    return 0
+
+
+def _built(files: list[str], directory: Path) -> Path:
+    from mypyc.build import mypycify  # noqa: PLC0415 - may be missing
+    from setuptools import Distribution  # type: ignore[import-untyped] # noqa: PLC0415
+
+    config = directory / "mypy.ini"
+    config.write_text(_MYPY)
+    extensions = mypycify(
+        ["--config-file", str(config), *files],
+        opt_level="2",
+        debug_level="0",
+        group_name="extproc.path",
+        target_dir=str(directory / "c"),
+    )
+    build = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+    build.build_lib, build.build_temp = str(directory / "lib"), str(directory / "objects")
+    build.ensure_finalized()
+    build.run()
+    return directory / "lib"
+
+
+def _imported(files: list[str]) -> set[str]:
+    """The files, and all of the project that they import: what was compiled depends on them."""
+    found: set[str] = set()
+    waiting = list(files)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(_imports(name))
+    return found
+
+
+def _imports(name: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse((HERE / name).read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for each in names:
+            file = Path(*each.split(".")).with_suffix(".py")
+            if each.partition(".")[0] in ("extproc", "kvstate") and (HERE / file).is_file():
+                yield file.as_posix()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The compiled request path: what may be compiled, when it runs, and that it does the same."""
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import compile_path
+from extproc import structs
+from extproc.request_path import Choice, chosen
+from tests.house import MODULES, ROOT, tree_of
+from tests.sanitize import copy_tree
+
+COMPILED = [f"extproc.{name}" for name in compile_path.MODULES]
+
+# Suites that run on the compiled path as they run on plain Python.
+SUITES = (
+    *("tests/extproc/http2", "tests/extproc/picking", "tests/extproc/test_router.py"),
+    *("tests/extproc/serving", "tests/extproc/tokenizing/test_text_encoder.py"),
+    *("tests/hostile/test_fuzz_frames.py", "tests/hostile/test_fuzz_messages.py"),
+)
+
+
+def installed(here: Path, suffix: str = EXTENSION_SUFFIXES[0]) -> Path:
+    """A folder `extproc` with one source that was compiled."""
+    source = here / "extproc" / "one.py"
+    (here / "extproc" / "compiled").mkdir(parents=True)
+    source.write_text("ONE = 1\n")
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    manifest = {"suffix": suffix, "modules": [], "sources": {"extproc/one.py": digest}}
+    (here / "extproc" / "compiled" / "manifest.json").write_text(json.dumps(manifest))
+    return source.parent
+
+
+def test_what_was_compiled_of_these_sources_runs(tmp_path: Path) -> None:
+    assert chosen(None, installed(tmp_path)) == Choice(is_compiled=True)
+
+
+def test_where_nothing_was_compiled_plain_python_runs(tmp_path: Path) -> None:
+    assert str(chosen(None, tmp_path)) == "plain"
+
+
+@pytest.mark.parametrize("change", ["ONE = 2\n", None])
+def test_what_was_compiled_of_other_sources_does_not_run(
+    tmp_path: Path, change: str | None
+) -> None:
+    here = installed(tmp_path)
+    (here / "one.py").unlink() if change is None else (here / "one.py").write_text(change)
+    told = str(chosen(None, here))
+    assert told == "plain: extproc/one.py has changed since it was compiled"
+
+
+def test_plain_python_can_be_had(tmp_path: Path) -> None:
+    assert not chosen("plain", installed(tmp_path)).is_compiled
+
+
+def test_what_was_compiled_for_another_python_does_not_run(tmp_path: Path) -> None:
+    here = installed(tmp_path, ".cpython-27-x86_64-linux-gnu.so")
+    assert str(chosen(None, here)) == "plain: compiled for another Python"
+
+
+@pytest.mark.parametrize("module", COMPILED)
+def test_structs_of_compiled_modules_inherit_what_their_keywords_say(module: str) -> None:
+    """mypyc ignores keywords: without such a base a value could be changed, but not hashed."""
+    assert module in MODULES
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ClassDef) and node.keywords:
+            (base,) = [ast.unparse(one) for one in node.bases]
+            found = getattr(structs, base).__struct_config__
+            said = {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
+            assert said == {name: getattr(found, name) for name in said}, node.name
+            assert said.keys() == _set_by(found), node.name
+
+
+def _set_by(config: msgspec.structs.StructConfig) -> set[str]:
+    usual = msgspec.Struct.__struct_config__
+    return {
+        name for name in ("frozen", "gc", "eq") if getattr(config, name) != getattr(usual, name)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) -> None:
+    copy_tree(tmp_path)
+    for core in (ROOT / "kvstate").glob("_core.*.so"):
+        shutil.copy2(core, tmp_path / "kvstate")
+    compiled = subprocess.run(
+        [sys.executable, str(tmp_path / "compile_path.py")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if compiled.returncode:
+        pytest.skip(f"it cannot be compiled here: {compiled.stderr[-500:]}")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path),
+        "KVSTEER_REQUEST_PATH": "compiled",
+    }
+    check = "from extproc import request_path as r, router; assert r.CHOICE.is_compiled, r.CHOICE"
+    subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
