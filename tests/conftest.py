@@ -21,7 +21,7 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 
-# Tests are about the sources, and some trace them; tests/test_compiled_path.py compiles them itself.
+# Tests are about the sources, and some trace them; tests/test_compiled_path.py compiles them.
 os.environ.setdefault("KVSTEER_REQUEST_PATH", "plain")
 
 

@@ -1,6 +1,7 @@
 """The two ways through the house, traced: a request's and an event's.
 
-`KVSTEER_REQUEST_PATH=plain python -m tests.ways` writes them into docs/architecture.md, and the tree of modules beside them.
+`KVSTEER_REQUEST_PATH=plain python -m tests.ways` writes them into docs/architecture.md, and the
+tree of modules beside them.
 """
 
 import asyncio
