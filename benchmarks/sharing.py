@@ -118,14 +118,14 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
                 steps.append(time.perf_counter() - started)
             while under_way and under_way[0][0] < now - LASTS_SECONDS:
                 _, booking, claim = under_way.popleft()
-                fleet.loads.end(booking)
+                fleet.loads.end(booking, now)
                 sent.end(claim, now)
                 if telling is not None:
                     telling.ended(claim)
             if now - probed_at >= PROBE_SECONDS:
                 probed_at = now
                 if probe is not None:
-                    fleet.loads.end(probe)
+                    fleet.loads.end(probe, now)
                 probe = fleet.loads.begin(f"probe-{number}", float(_now_us()), now)
             slept = time.perf_counter()
             await asyncio.sleep(PACE_SECONDS)
