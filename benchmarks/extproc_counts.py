@@ -241,16 +241,21 @@ def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
     return found, names
 
 
-def tracked(bench: Bench, requests: int) -> float:
-    """Objects that the garbage collector is told of, a request; those that stay after it."""
+def bytecodes(bench: Bench, requests: int) -> float:
+    """Steps of the interpreter a request."""
+    steps = 0
+
+    def note(call: Call, event: str, _: object) -> Any:  # noqa: ANN401 - as sys.settrace has it
+        nonlocal steps
+        call.f_trace_opcodes, call.f_trace_lines = True, False
+        steps += event == "opcode"
+        return note
+
     packed = bench.packed(requests)
-    gc.collect()
-    gc.disable()
-    before = gc.get_count()[0]
+    sys.settrace(note)
     bench.serve(packed)
-    after = gc.get_count()[0]
-    gc.enable()
-    return (after - before) / requests
+    sys.settrace(None)
+    return steps / requests
 
 
 def times(bench: Bench) -> Iterator[float]:
@@ -275,7 +280,7 @@ async def _table(*, with_calls: bool) -> None:
     print("calls of Python", found["call"] / 16, "of C", found["c_call"] / 16)
     if with_calls:
         print("\n".join(names[len(names) * 15 // 16 :]))
-    print("tracked objects that stay", round(tracked(bench, 64), 2))
+    print("steps of the interpreter", round(bytecodes(bench, 16)))
     spent = list(times(bench))
     print(f"us of CPU: least {min(spent):.1f}, median {statistics.median(spent):.1f}")
     await bench.close()
