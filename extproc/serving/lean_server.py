@@ -58,7 +58,7 @@ class Host:
 
 
 # The ends of streams that went well wait so long for an answer to be written with: nobody waits for
-# them, and each would be a write of its own. An Envoy waits a second for them.
+# them, and each would be a write of its own. An Envoy waits a second for them, or not at all.
 END_SECONDS = 0.005
 
 
