@@ -20,6 +20,7 @@ import xxhash
 
 from extproc.picking.load import Gauges
 from extproc.picking.sent import LENGTHS, Marks
+from kvstate.errors import KVSteerError
 
 # Of the first version; what is not understood by older routers takes another one.
 MAGIC = b"KVS\x01"
@@ -48,7 +49,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64, pattern=r"^[!-~
 _Keys = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES * len(LENGTHS))]
 
 
-class MessageError(ValueError):
+class MessageError(KVSteerError):
     """A message that is not taken.
 
     reason: size, version, fleet, seal, or form.

@@ -30,6 +30,7 @@ ABSENT = (
     "kvsteer_prediction_drifts_total",
     "kvsteer_remote_tokenizer",
     "kvsteer_served_elsewhere_total",
+    "kvsteer_sharing_",
     "kvsteer_tls_",
     "kvsteer_worker_report_age_seconds",
 )
