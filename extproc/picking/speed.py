@@ -153,12 +153,9 @@ class Speed(Generic[Key]):
         """A prompt was seen to be computed, and with it all that came before it."""
         if key not in self.waiting:
             return
-        work = 0.0
-        for each in list(self.waiting):
-            own, is_sure = self.waiting.pop(each)
-            work += own if is_sure else 0.0
-            if each == key:
-                break
+        waiting = list(self.waiting)
+        computed = map(self.waiting.pop, waiting[: waiting.index(key) + 1])
+        work = sum([own for own, is_sure in computed if is_sure])
         seconds = now - self._since
         if not self._is_spoiled and 0.0 <= seconds <= MAX_MEASURED_SECONDS:
             self._measure(work, seconds, now, common)

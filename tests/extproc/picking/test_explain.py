@@ -3,6 +3,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from extproc.config.schema import Cost, Policy
 from extproc.picking.decision import (
@@ -11,6 +12,7 @@ from extproc.picking.decision import (
     Decision,
     Query,
     Snapshot,
+    Split,
     Verdict,
     decide,
 )
@@ -89,6 +91,11 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
         " cost 270",
         "prefill": None,
     }
+
+
+def test_who_computes_a_prompt_is_told_without_costs_that_were_not_compared() -> None:
+    made = structs.replace(decision(), split=Split(None, "it is short"))
+    assert why(made).endswith("; it computes the prompt: it is short")
 
 
 def test_who_was_left_out_by_chance_is_named_and_has_no_cost_that_nobody_knows() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from extproc.picking.speed import (
     AT_END_SHARE,
     IDLE_SECONDS,
+    LEAST_SECONDS,
     MAX_DELAY_SECONDS,
     MAX_SLOWNESS,
     MIN_SLOWNESS,
@@ -150,6 +151,14 @@ def test_requests_that_nobody_tells_of_are_not_taken_for_slowness() -> None:
     assert queue.told == 100
     assert queue.speed.confidence == 0.0
     assert queue.speed.slowness == 1.0
+
+
+def test_a_short_request_that_nobody_tells_of_spoils_no_measurement() -> None:
+    speed = Speed[str]()
+    speed.begin("a", 1.0, 0.0, is_sure=True)
+    speed.begin_unseen(LEAST_SECONDS, 0.5)
+    speed.computed("a", 2.0, Common())
+    assert speed.confidence > 0.0
 
 
 def test_what_ends_without_being_seen_spoils_the_measurement_under_way() -> None:
