@@ -248,9 +248,8 @@ def _routes(config: Config) -> list[route.Route]:
     several = clusters.items() if len(clusters) > 1 else ()
     routes = [*(_route(name, [_is_model(model)]) for model, name in several), default]
     if config.disaggregation.mode == MIRROR:
-        for one in routes:
-            if one.route is not None:
-                one.route.request_mirror_policies = [_second_leg()]
+        for action in [one.route for one in routes if one.route is not None]:
+            action.request_mirror_policies = [_second_leg()]
     return routes
 
 

@@ -298,6 +298,45 @@ def test_the_routers_own_listener_is_sound(options: ExtProc, fault: str) -> None
     assert of_listeners(extproc=options) == [fault]
 
 
+@pytest.mark.parametrize(
+    ("listen", "fault"),
+    [
+        (
+            "127.0.0.1:65530",
+            "extproc.listen: has no port for process 1: 65540 is above 65535",
+        ),
+        (
+            "unix:/" + 106 * "x",
+            "extproc.listen: the socket's path has 109 bytes; 107 are the most",
+        ),
+    ],
+)
+def test_every_process_has_an_address_of_its_own(listen: str, fault: str) -> None:
+    assert of_listeners(extproc=ExtProc(listen, processes=2)) == [fault]
+
+
+def test_processes_do_not_take_each_others_ports() -> None:
+    two = ExtProc(processes=2)
+    (fault,) = of_listeners(
+        extproc=two, admin=Admin("127.0.0.1:9100"), metrics=Metrics("127.0.0.1:9110")
+    )
+    assert "admin.listen of process 1" in fault
+
+
+@pytest.mark.parametrize("key", ["drain", "bind"])
+def test_what_one_reader_empties_or_binds_is_not_for_several_processes(key: str) -> None:
+    alone = {
+        "drain": WorkerEvents(drain="http://a:1"),
+        "bind": WorkerEvents(zmq="tcp://*:1", bind=True),
+    }
+    workers = [
+        Worker("a:1", events=alone[key]),
+        Worker("b:1", events=WorkerEvents(zmq="tcp://b:2")),
+    ]
+    (fault,) = of_listeners(extproc=ExtProc(processes=2), workers=workers)
+    assert fault.startswith(f"workers[0].events.{key}: cannot be shared by 2 processes")
+
+
 def test_the_longest_path_of_a_socket_is_taken() -> None:
     assert of_listeners(extproc=ExtProc("unix:///" + 106 * "x")) == []
 

@@ -46,6 +46,7 @@ def goodbye(connection: Connection) -> tuple[int, int]:
 
 def test_it_greets_at_once() -> None:
     connection = Connection(Limits(), BlockCache(), Budget(0))
+    assert connection.is_due
     first, second = frames_of(connection.data_to_send())
     assert (first.kind, second.kind) == (FrameType.SETTINGS, FrameType.WINDOW_UPDATE)
     assert first.payload[:6] == b"\0\x01\0\0\0\0"

@@ -1,3 +1,6 @@
+from array import array
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,10 +10,12 @@ from extproc.picking.load import (
     UTILIZATION_SECONDS,
     Booking,
     EndpointLoad,
+    Gauges,
     Load,
     Loads,
     Report,
 )
+from kvstate.overlap import Prompt
 
 
 def loads_of(rate: float = PREFILL_TOKENS_PER_SECOND) -> Loads:
@@ -63,6 +68,32 @@ def test_how_fast_it_is_worked_off_can_be_told() -> None:
     loads = loads_of(10)
     loads.begin("a", 100, now=0.0)
     assert loads.load("a", 1.0).backlog_tokens == 90
+
+
+def test_a_prompt_that_was_computed_leaves_the_backlog_of_what_waits() -> None:
+    endpoints = {"a": EndpointLoad()}
+    loads = Loads(endpoints, 100, learns=True)
+    prompt = Prompt("m", array("I", range(9)))
+    first = loads.begin("a", 500, 0.0, prompt=prompt)
+    second = loads.begin("a", 300, 0.0, prompt=prompt, is_sure=False)
+    loads.computed(first, 1.0)
+    assert loads.load("a", 1.0).backlog_tokens == 300
+    loads.revise(second, 200)
+    assert second.is_sure
+    loads.computed(second, 1.0)
+    assert loads.load("a", 1.0).backlog_tokens == 0
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_what_another_router_sent_stays_in_the_queue_when_a_prompt_is_computed(
+    learns: bool,  # noqa: FBT001
+) -> None:
+    loads = Loads({"a": EndpointLoad()}, 100, learns=learns)
+    gauges = Gauges(1, 400, 400, 400, 400)
+    assert loads.told("other", "a", gauges, 0.0, is_known=True)
+    ours = loads.begin("a", 100, 0.0, prompt=Prompt("m", array("I", range(9))))
+    loads.computed(ours, 0.0)
+    assert loads.load("a", 0.0).backlog_tokens == 500
 
 
 def test_a_request_that_is_over_leaves_no_backlog() -> None:
