@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvstate import scan
 from kvstate.overlap import Tokens, shared_tokens
 
-compiled = pytest.mark.skipif(not scan.IS_COMPILED, reason="the compiled core was not built")
+compiled = pytest.mark.skipif(not scan.IS_COMPILED, reason="no C compiler at installation")
 BODIES = st.lists(st.sampled_from([b'"', b"\\", b"{", b"[", b"]", b",", b"a", b"\n", b"\xff"]))
 TEXTS = st.lists(st.sampled_from(['"', "\\", "{[", ",", "a", "\n", "é"])).map("".join)
 
