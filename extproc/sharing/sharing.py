@@ -149,12 +149,21 @@ class Sharing:
     """One router's part in it.
 
     telling: of its own requests. sent: what was sent where, from here and from the others.
+    monotonic: the clock that workers' loads are kept in.
     """
 
-    def __init__(self, options: Options, telling: PromptTelling, fleet: Fleet, sent: Sent) -> None:
+    def __init__(
+        self,
+        options: Options,
+        telling: PromptTelling,
+        fleet: Fleet,
+        sent: Sent,
+        monotonic: Callable[[], float],
+    ) -> None:
         self._options = options
         self._telling = telling
         self._fleet = fleet
+        self._monotonic = monotonic
         self._seconds = options.tick_ms / 1000
         self._forget_seconds = FORGET_TICKS * self._seconds + FORGET_SECONDS
         self.picture = Picture(telling.keys, fleet.loads, sent, self._places, self._forget_seconds)
@@ -165,7 +174,7 @@ class Sharing:
         self._did_tell = False
         self._window_ends = self._worked = self._ticked_at = 0.0
         self._said = ""
-        self._patient_until = time.monotonic() + 2 * CONNECT_SECONDS
+        self._patient_until = monotonic() + 2 * CONNECT_SECONDS
         self.told = self.told_bytes = self.untold = self.heard_bytes = 0
 
     def start(self) -> None:
@@ -193,7 +202,7 @@ class Sharing:
 
     def status(self) -> dict[str, Any]:
         """The answer of GET /routers."""
-        now = time.monotonic()
+        now = self._monotonic()
         return {
             "name": self._telling.origin,
             "url": self._options.url,
@@ -218,7 +227,7 @@ class Sharing:
         while True:
             await self._pause()
             try:
-                await self._tell(time.monotonic())
+                await self._tell(self._monotonic())
             except Exception:  # what fails once must not end it
                 log.exception("a tick of sharing failed")
                 await asyncio.sleep(FORGET_SECONDS)
@@ -255,7 +264,7 @@ class Sharing:
     def _say(self) -> None:
         """Logs once that it decides alone, and once that it does not any more."""
         fault = self._transport.fault
-        is_beginning = fault == CONNECTING and time.monotonic() < self._patient_until
+        is_beginning = fault == CONNECTING and self._monotonic() < self._patient_until
         if bool(fault) is bool(self._said) or is_beginning:
             return
         self._said = fault
@@ -268,7 +277,7 @@ class Sharing:
         """Takes a message; returns for how many seconds no more of them are wanted."""
         if is_from(message, self._telling.tag):
             return 0.0
-        now, began = time.monotonic(), time.thread_time()
+        now, began = self._monotonic(), time.thread_time()
         if now >= self._window_ends:
             self._window_ends, self._worked = now + WINDOW_SECONDS, 0.0
         self.heard_bytes += len(message)
@@ -294,7 +303,11 @@ class Sharing:
 
 @contextlib.asynccontextmanager
 async def shared(
-    options: Options | None, telling: PromptTelling | None, fleet: Fleet, sent: Sent
+    options: Options | None,
+    telling: PromptTelling | None,
+    fleet: Fleet,
+    sent: Sent,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Sharing | None]:
     """Shares as it is configured; yields None where it is not.
 
@@ -304,7 +317,7 @@ async def shared(
     if options is None or telling is None:
         yield None
         return
-    sharing = Sharing(options, telling, fleet, sent)
+    sharing = Sharing(options, telling, fleet, sent, monotonic)
     sharing.start()
     try:
         yield sharing

@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -240,6 +241,7 @@ async def test_halves_that_die_under_load_cost_what_they_were_doing_and_no_more(
     changes = patient() | {"disaggregation": SGLANG}
     failed: list[float] = []
     killed: list[float] = []
+    began_at: list[float] = []
     numbers = itertools.count()
     stop = asyncio.Event()
 
@@ -253,16 +255,22 @@ async def test_halves_that_die_under_load_cost_what_they_were_doing_and_no_more(
         async def client() -> None:
             while not stop.is_set():
                 began = time.monotonic()
+                began_at.append(began)
                 body = chat(long_text(f"number {next(numbers) % 100}"))
                 if (await system.send(body))[0] != 200:
                     failed.append(began)
+
+        async def went_on_without(endpoint: str) -> bool:
+            known = any(one["down"] for one in await system.status() if one["endpoint"] == endpoint)
+            return known and sum(at > killed[-1] + TIMEOUT_SECONDS for at in began_at) >= 40
 
         async with asyncio.TaskGroup() as group:
             clients = [group.create_task(client()) for _ in range(4)]
             for worker in (*of(system, "prefill"), *of(system, "decode")):
                 killed.append(time.monotonic())
                 await system.stop_worker(worker.endpoint)
-                await asyncio.sleep(2 * TIMEOUT_SECONDS)
+                went_on = partial(went_on_without, worker.endpoint)
+                await until(went_on, "the dead worker is known, and requests went on without it")
                 await system.start_worker(worker.endpoint)
             stop.set()
             await asyncio.gather(*clients)

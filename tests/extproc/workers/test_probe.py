@@ -3,7 +3,8 @@ import contextlib
 import socket
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -193,12 +194,24 @@ def dead(table: Table) -> str:
     return against(table, Judge.DOUBTS).get(only(table).endpoint, "")
 
 
+class Followed(Polling):
+    """Keeps what it runs: the looking first, then the questions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[asyncio.Task[None]] = []
+
+    def run(self, asking: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        self.runs.append(super().run(asking))
+        return self.runs[-1]
+
+
 @contextlib.asynccontextmanager
-async def doubting(table: Table, life: Life) -> AsyncIterator[None]:
-    polling = Polling()
+async def doubting(table: Table, life: Life) -> AsyncIterator[Followed]:
+    polling = Followed()
     polling.start([Doubts(table, polling, life.sign, time.monotonic).look])
     try:
-        yield
+        yield polling
     finally:
         await polling.close()
 
@@ -290,8 +303,10 @@ async def test_a_worker_that_goes_while_it_is_asked_leaves_no_doubt_behind(
     upstream.vital.failures = FAILURES_UNTIL_DEAD - 1
     engine.status, life.is_cut = 503, True
     engine.before_answer = lambda: table.replace({})
-    async with doubting(table, life):
+    async with doubting(table, life) as polling:
         await until(lambda: engine.asked >= 1)
-        await asyncio.sleep(0.05)
+        _, question = polling.runs
+        await until(question.done)
+        await question
     assert (table.upstreams.ejected(0.0), table.upstreams.has_suspects) == ({}, False)
     assert caplog.messages == []
