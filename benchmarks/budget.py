@@ -7,7 +7,6 @@ reads and writes (budget_shim.c), which notes when each began and ended, in a cl
 One request at a time, over one connection; a line is the median of many.
 """
 
-import argparse
 import bisect
 import itertools
 import json
@@ -28,7 +27,7 @@ from typing import NamedTuple
 
 from extproc_contestants import GRPC_AIO, LEAN_IDLE, OURS_LEAN, OURS_UNIX, PLAIN, Arena
 from extproc_load import MARK, conversations
-from measure import CannotRunError, Figure, Goal, Row, table
+from measure import CannotRunError, Figure, Goal, Row, arguments, keep, table
 
 SHIM = Path(__file__).with_name("budget_shim.c")
 NAMES = (PLAIN, GRPC_AIO, LEAN_IDLE, OURS_LEAN, OURS_UNIX)
@@ -306,10 +305,7 @@ def budget(found: Mapping[str, list[list[float]]]) -> str:
 
 def main() -> None:
     """Measures, and prints both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer requests")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
-    wanted = parser.parse_args()
+    wanted = arguments(__doc__, "fewer requests").parse_args()
     try:
         found = measured(QUICK_REQUESTS if wanted.quick else FULL_REQUESTS)
     except CannotRunError as error:
@@ -317,8 +313,7 @@ def main() -> None:
     rows = rows_of(found)
     print(f"{budget(found)}\n\n{table(rows)}")
     print(f"{SIZE_KIB} KB x 1; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)
 
 
 if __name__ == "__main__":

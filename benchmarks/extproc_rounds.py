@@ -1,7 +1,5 @@
 """The rounds of the ext_proc benchmark, and its rows."""
 
-import argparse
-import json
 import os
 import platform
 import statistics
@@ -27,7 +25,7 @@ from extproc_contestants import (
 )
 from extproc_load import Sample, conversations, found_wrk, run, write
 from extproc_metrics import least_row, metrics_row
-from measure import CannotRunError, Figure, Goal, Result, Row, table
+from measure import CannotRunError, Figure, Goal, Result, Row, arguments, keep, table
 
 METHOD = """\
 How: wrk with one thread, Envoy with one worker thread, configured as `kvsteer envoy` prints it, and
@@ -232,10 +230,9 @@ def compared(quick: bool) -> tuple[list[Row], str]:  # noqa: FBT001
 
 def main() -> None:
     """Measures all and prints the tables."""
-    parser = argparse.ArgumentParser(description="Benchmark of ext_proc through Envoy.")
-    parser.add_argument("--quick", action="store_true", help="less of all, within two minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
-    wanted = parser.parse_args()
+    wanted = arguments(
+        "Benchmark of ext_proc through Envoy.", "less of all, within two minutes"
+    ).parse_args()
     started = time.monotonic()
     try:
         rows, seen = compared(wanted.quick)
@@ -249,5 +246,4 @@ def main() -> None:
         f"{seen}\n\n{table(rows)}\n\n{METHOD}{machine}, load {os.getloadavg()[0]:.1f}; {packages}"
     )
     print(f"took {time.monotonic() - started:.0f} s")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)

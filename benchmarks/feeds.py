@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from feeds_publisher import BLOCKS_A_BATCH
-from measure import Figure, Goal, Row, table
+from measure import Figure, Goal, Row, arguments, keep, table
 from warm_publisher import BLOCKS_A_BATCH as WARM_BLOCKS_A_BATCH
 
 from kvstate.feeds.feed import State
@@ -235,15 +235,11 @@ async def measured(wanted: argparse.Namespace) -> list[Row]:
 
 def main() -> None:
     """Measures all and prints the table."""
-    parser = argparse.ArgumentParser(description="Benchmark of the feeds.")
-    parser.add_argument("--quick", action="store_true", help="less of all, within two minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
-    wanted = parser.parse_args()
+    wanted = arguments("Benchmark of the feeds.", "less of all, within two minutes").parse_args()
     rows = asyncio.run(measured(wanted))
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     print(f"{table(rows)}\n\n{METHOD}{machine}, load {os.getloadavg()[0]:.1f}")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,15 @@
 python benchmarks/index.py [--quick] [--json FILE]
 """
 
-import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import peer_dynamo
 from events_side import events
-from measure import Row, Scale, table
+from measure import Row, Scale, arguments, keep, table
 from memory import TOTAL_BLOCKS, memory
 from requests_side import lookup, pick
 from workload import PROMPTS
@@ -44,9 +41,7 @@ QUICK = Scale(rounds=7, passes=3, event_rounds=3, fleets=(8, 64), memory_fleets=
 
 def main() -> None:
     """Runs all sections, or the one that is named."""
-    parser = argparse.ArgumentParser(description="Benchmark of the index.")
-    parser.add_argument("--quick", action="store_true", help="less of all, within two minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser = arguments("Benchmark of the index.", "less of all, within two minutes")
     parser.add_argument("--only", choices=SECTIONS, help="one section only")
     wanted = parser.parse_args()
     scale = QUICK if wanted.quick else FULL
@@ -57,8 +52,7 @@ def main() -> None:
             print(f"measuring: {name}", flush=True)
             rows += section(scale)
     print(f"\n{table(rows)}\n\n{_how(scale)}\ntook {time.monotonic() - started:.0f} s")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)
 
 
 def _how(scale: Scale) -> str:

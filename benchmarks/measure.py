@@ -5,7 +5,9 @@ the machine hits all of them. A round's cost is the CPU time of all threads, or 
 passed where that is less (work spread over threads); medians of rounds, and their spread.
 """
 
+import argparse
 import gc
+import json
 import statistics
 import sys
 import time
@@ -20,6 +22,14 @@ from typing import Any, NamedTuple, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 Made = TypeVar("Made")
+
+
+def arguments(about: str | None, quick: str) -> argparse.ArgumentParser:
+    """The command line of a benchmark; quick: what --quick leaves out."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    return parser
 
 
 class CannotRunError(Exception):
@@ -176,6 +186,12 @@ def table(rows: Sequence[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def keep(rows: Sequence[Row], file: Path | None) -> None:
+    """Writes the rows to a file, if one is wanted."""
+    if file:
+        file.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str, str]:

@@ -7,8 +7,6 @@ of 2 KB as in benchmarks/extproc.py. The goal is for a machine with cores to spa
 upstreams and both processes want one each.
 """
 
-import argparse
-import json
 import os
 import tempfile
 from contextlib import ExitStack
@@ -16,7 +14,7 @@ from pathlib import Path
 
 from extproc_contestants import OURS_LEAN, OURS_TWO, Arena
 from extproc_load import Sample, conversations, found_wrk, run, write
-from measure import CannotRunError, Figure, Goal, Row, table
+from measure import CannotRunError, Figure, Goal, Row, arguments, keep, table
 
 CONNECTIONS = (16, 64)
 SIZE_KIB = 2
@@ -57,10 +55,7 @@ def _row(samples: dict[tuple[int, str], list[Sample]], connections: int) -> Row:
 
 def main() -> None:
     """Measures, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
-    wanted = parser.parse_args()
+    wanted = arguments(__doc__, "fewer rounds").parse_args()
     try:
         rows = measured(*((3, 1) if wanted.quick else (9, 2)))
     except CannotRunError as error:
@@ -70,8 +65,7 @@ def main() -> None:
     print(f"{cores} cores, load {os.getloadavg()[0]:.1f}")
     if cores < WANTED_CORES:
         print(f"fewer than {WANTED_CORES} cores: the processes take turns with Envoy and with wrk")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python benchmarks/routing.py --routers [--quick] [--json FILE]
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import routing_routers
-from measure import Row, table
+from measure import Row, arguments, keep, table
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell
 from routing_compare import (
     CONTESTANTS,
@@ -56,9 +55,7 @@ QUICK_SEEDS = 3
 
 def main() -> None:
     """Runs every cell."""
-    parser = argparse.ArgumentParser(description="Benchmark of routing.")
-    parser.add_argument("--quick", action="store_true", help="fewer seeds, within two minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser = arguments("Benchmark of routing.", "fewer seeds, within two minutes")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw p90 as an SVG picture")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace in Mooncake's format")
     parser.add_argument("--speedup", type=float, default=1.0, help="play the trace so much faster")
@@ -93,8 +90,7 @@ def main() -> None:
             for name, each in results.items()
         }
     print(f"\n{table(found)}\n\n{_how(METHOD, seeds)}\ntook {time.monotonic() - started:.0f} s")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
+    keep(found, wanted.json)
     if wanted.plot:
         wanted.plot.write_text(svg(p90s, [one.name for one in contestants if one not in PARTS]))
 
@@ -108,8 +104,7 @@ def _compare_routers(wanted: argparse.Namespace, started: float) -> None:
         found += routing_routers.rows(cell.name, results)
     how = _how(ROUTERS_METHOD, seeds)
     print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
+    keep(found, wanted.json)
 
 
 def _results(cell: Cell, seeds: Sequence[int], contestants: Sequence[Contestant]) -> Results:

@@ -7,8 +7,6 @@ Each start is `kvsteer serve` in a process of its own, with one worker and the t
 reference is a process that imports aiohttp's server and does nothing.
 """
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +17,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from measure import Figure, Goal, Row, table
+from measure import Figure, Goal, Row, arguments, keep, table
 
 ROOT = Path(__file__).resolve().parents[1]
 FULL_STARTS, QUICK_STARTS = 15, 5
@@ -108,10 +106,7 @@ def _said(code: str) -> str:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer starts")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
-    wanted = parser.parse_args()
+    wanted = arguments(__doc__, "fewer starts").parse_args()
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "kvsteer.yaml"
         config.write_text(CONFIG)
@@ -129,8 +124,7 @@ def main() -> None:
     ]
     print(table(rows))
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)
 
 
 if __name__ == "__main__":

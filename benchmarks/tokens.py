@@ -3,8 +3,6 @@
 python benchmarks/tokens.py [--quick] [--json FILE]
 """
 
-import argparse
-import json
 import os
 import platform
 import tempfile
@@ -12,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from measure import CannotRunError, Goal, Row, table
+from measure import CannotRunError, Goal, Row, arguments, keep, table
 from peer_tokenizers import version
 from tekken import write_model
 from tokens_side import FIRST_SIGHT_GOAL, NEXT_TURN_GOAL, first_sight, known, texts
@@ -45,9 +43,7 @@ FULL_ROUNDS, QUICK_ROUNDS = 25, 7
 
 def main() -> None:
     """Runs all sections, or the one that is named."""
-    parser = argparse.ArgumentParser(description="Benchmark of tokens.")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, within two minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser = arguments("Benchmark of tokens.", "fewer rounds, within two minutes")
     parser.add_argument("--only", choices=SECTIONS, help="one section only")
     wanted = parser.parse_args()
     rounds = QUICK_ROUNDS if wanted.quick else FULL_ROUNDS
@@ -60,8 +56,7 @@ def main() -> None:
                 print(f"measuring: {name}", flush=True)
                 rows += _cannot(name, missing) if missing else section(Path(directory), rounds)
     print(f"\n{table(rows)}\n\n{_how(rounds)}\ntook {time.monotonic() - started:.0f} s")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    keep(rows, wanted.json)
 
 
 def _missing(directory: Path) -> str:
