@@ -3,7 +3,7 @@
 import json
 import logging
 from array import array
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import tokenizers
 
 from extproc.config.schema import Model
 from extproc.errors import RequestError, StartError
-from extproc.requests.message_shapes import Messages
 from extproc.requests.prompt import Chat, Prompt, Text
 from extproc.templates.chat_template import BUDGET_SECONDS, ChatTemplate
 from extproc.tokenizer_files import TokenizerFiles
@@ -45,7 +44,7 @@ _MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
 
 
 class ChatTemplates:
-    """A model's chat templates by name; `render` takes the one an engine would.
+    """A model's chat templates by name.
 
     named: "default" and "tool_use" are known to engines; "processor" is ours, for the template of
         a multimodal model's processor where it is another.
@@ -54,39 +53,12 @@ class ChatTemplates:
     def __init__(self, named: Mapping[str, ChatTemplate]) -> None:
         self._named = named
 
-    def render(
-        self,
-        messages: Messages,
-        variables: Mapping[str, Any],
-        *,
-        has_reasoning_effort: bool = False,
-        budget_seconds: float = BUDGET_SECONDS,
-    ) -> str:
-        """Returns the prompt text of a conversation, as `ChatTemplate.render`."""
-        return self._chosen(variables).render(
-            messages,
-            variables,
-            has_reasoning_effort=has_reasoning_effort,
-            budget_seconds=budget_seconds,
-        )
+    def chosen(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """Returns the template that an engine would take for these variables.
 
-    def render_until_media(
-        self,
-        messages: Messages,
-        variables: Mapping[str, Any],
-        *,
-        added_tokens: Collection[str],
-        has_reasoning_effort: bool = False,
-    ) -> str:
-        """Returns its certain part before media, as `ChatTemplate.render_until_media`."""
-        return self._chosen(variables).render_until_media(
-            messages,
-            variables,
-            added_tokens=added_tokens,
-            has_reasoning_effort=has_reasoning_effort,
-        )
-
-    def _chosen(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        Raises:
+            RequestError: there is none.
+        """
         special = "processor" if variables.get("tools") is None else "tool_use"
         template = self._named.get(special) or self._named.get("default")
         if template is None:
@@ -250,14 +222,15 @@ class Tokenizer:
         return Started(size, self._texts.is_cheap(size), lambda: self._whole(text))
 
     def _render(self, chat: Chat, seconds: float) -> str:
+        template = self._templates.chosen(chat.variables)
         if not chat.has_media:
-            return self._templates.render(
+            return template.render(
                 chat.messages,
                 chat.variables,
                 has_reasoning_effort=chat.has_reasoning_effort,
                 budget_seconds=seconds,
             )
-        return self._templates.render_until_media(
+        return template.render_until_media(
             chat.messages,
             chat.variables,
             added_tokens=self._added,

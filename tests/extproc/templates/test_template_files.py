@@ -44,7 +44,7 @@ def write(directory: Path, files: dict[str, str]) -> Path:
 
 def render(templates: ChatTemplates, **variables: Any) -> str | None:
     with contextlib.suppress(RequestError):
-        return templates.render([USER], variables)
+        return templates.chosen(variables).render([USER], variables)
     return None
 
 
@@ -70,7 +70,7 @@ def test_a_request_gets_the_template_an_engine_would_take(
 
 def test_no_template_is_a_reason(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no_chat_template"):
-        load(tmp_path).render([USER], {})
+        load(tmp_path).chosen({})
 
 
 def test_a_processors_template_comes_first_unless_there_are_tools(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_stands_before_media_comes_from_the_same_template(tmp_path: Path) -
     templates = load(write(tmp_path, {"chat_template.jinja": source}))
     image = [{"type": "image"}]
     messages: list[dict[str, Any]] = [USER, {"role": "user", "content": image}]
-    assert templates.render_until_media(messages, {}, added_tokens=()) == "[hi]["
+    assert templates.chosen({}).render_until_media(messages, {}, added_tokens=()) == "[hi]["
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
