@@ -396,7 +396,7 @@ class Loads:
         if state is None:
             return _IDLE
         backlog, lately, passed = state.backlog_tokens, state.lately_tokens, now - state.backlog_at
-        slowness = state.speed.slowness
+        slowness = self._common.slowness if state.speed.is_even else state.speed.slowness
         if passed > 0.0:
             backlog -= passed * self._rate * state.speed.pace
             if backlog < 0.0:  # noqa: PLR1730 - max() costs as much as the rest, for every worker

@@ -17,8 +17,14 @@ from typing import Generic, TypeVar
 # Slowness is held within these.
 MIN_SLOWNESS, MAX_SLOWNESS = 1 / 16, 16.0
 
-# What the mean of all workers counts for, against what was measured of one, in seconds of work.
+# What the mean of all workers counts for, against what was measured of one, in seconds of work;
+# and what the configured speed counts for, against what was measured of all.
 PRIOR_SECONDS = 0.5
+START_SECONDS = 0.02
+
+# A worker that is not so many times faster or slower than the mean counts as one of the mean: so
+# equal workers tie, and share the requests, whatever chance made their measurements.
+EVEN = 1.2
 
 # What was measured fades with the time that the worker worked since, and with all time.
 BUSY_SECONDS = 8.0
@@ -39,8 +45,8 @@ CAUTION = 2.0
 # The oldest prompt is late when it takes so many times as long as expected.
 LATE = 1.5
 
-# The step of the mean of all workers at a measurement.
-MEAN_STEP = 0.05
+# What is kept of the mean of all workers at one more measurement.
+MEAN_KEPT = 0.995
 
 # An event reaches us later than it happened: so much to begin with, and at most. The weight of the
 # first, in measurements, and what is kept of all before at one more.
@@ -66,20 +72,23 @@ class Common:
     """
 
     __slots__ = (
-        *("_seconds", "_weight", "_work", "_work_seconds", "_work_work"),
+        *("_measured", "_seconds", "_taken", "_weight", "_work", "_work_seconds", "_work_work"),
         *("delay_seconds", "slowness"),
     )
 
     def __init__(self) -> None:
         self.delay_seconds = START_DELAY_SECONDS
         self.slowness = 1.0
+        self._measured = self._taken = START_SECONDS
         self._weight = _START_WEIGHT
         self._seconds = _START_WEIGHT * START_DELAY_SECONDS
         self._work = self._work_work = self._work_seconds = 0.0
 
-    def measured(self, slowness: float) -> None:
-        """Takes a worker's slowness after one more measurement."""
-        self.slowness += MEAN_STEP * (slowness - self.slowness)
+    def measured(self, work: float, taken: float) -> None:
+        """Takes a measurement of any worker: what it should have taken, and what it took."""
+        self._measured = MEAN_KEPT * self._measured + work
+        self._taken = MEAN_KEPT * self._taken + taken
+        self.slowness = min(max(MIN_SLOWNESS, self._taken / self._measured), MAX_SLOWNESS)
 
     def took(self, work: float, seconds: float) -> None:
         """Takes what a prompt took that came to an idle worker; work: as that worker has it."""
@@ -99,19 +108,20 @@ class Speed(Generic[Key]):
     """The speed of one worker, and its requests that are not known to be computed.
 
     slowness: how many times as long as configured a prompt takes. confidence: 0 to 1, how much of
-    that is measured. waiting: the requests, oldest first: the work of each, and whether that is
-    sure. pace: by how many times as fast as configured its queue shrinks. A worker of which nothing
-    is learned has a slowness of 1.
+    that is measured. is_even: whether it counts as one of the mean. waiting: the requests, oldest
+    first: the work of each, and whether that is sure. pace: by how many times as fast as configured
+    its queue shrinks. A worker of which nothing is learned has a slowness of 1, and is even.
     """
 
     __slots__ = (
         *("_at", "_at_end", "_fitted", "_is_spoiled", "_since", "_taken", "_unseen_until"),
-        *("_was_idle", "_work", "confidence", "pace", "slowness", "waiting"),
+        *("_was_idle", "_work", "confidence", "is_even", "pace", "slowness", "waiting"),
     )
 
     def __init__(self) -> None:
         self.slowness = self.pace = 1.0
         self.confidence = 0.0
+        self.is_even = True
         self.waiting: dict[Key, tuple[float, bool]] = {}
         self._since = 0.0
         self._was_idle = True
@@ -184,7 +194,7 @@ class Speed(Generic[Key]):
         weight = work / (work + SHORT_SECONDS)
         late = self._taken * faded + PRIOR_SECONDS * common.slowness + weight * taken
         late /= self._work * faded + PRIOR_SECONDS + weight * work
-        self._set(max(self.slowness, late), self.confidence)
+        self._set(max(self.slowness, late), self.confidence, common)
 
     def _delay(self, common: Common) -> float:
         """By how much the measurement under way is too long; one between two events is not."""
@@ -200,20 +210,23 @@ class Speed(Generic[Key]):
         self._work = kept * self._work + weight * work
         self._taken = kept * self._taken + weight * taken
         self._at = now
+        # of an engine of which nothing can be learned, the configured speed is believed
+        common.measured(weight * work, weight * (work if self._at_end > AT_END_SHARE else taken))
         self._fit(1.0, common)
-        common.measured(self._fitted)
 
     def _fit(self, faded: float, common: Common) -> None:
         if self._at_end > AT_END_SHARE:
             self._fitted = 1.0
-            self._set(1.0, 0.0)
+            self._set(1.0, 0.0, common)
             return
         work = self._work * faded
         fitted = self._taken * faded + PRIOR_SECONDS * common.slowness
-        self._set(fitted / (work + PRIOR_SECONDS), work / (work + PRIOR_SECONDS))
+        self._set(fitted / (work + PRIOR_SECONDS), work / (work + PRIOR_SECONDS), common)
         self._fitted = self.slowness
 
-    def _set(self, slowness: float, confidence: float) -> None:
+    def _set(self, slowness: float, confidence: float, common: Common) -> None:
         self.slowness = min(max(MIN_SLOWNESS, slowness), MAX_SLOWNESS)
+        in_proportion = self.slowness / common.slowness
+        self.is_even = not confidence or 1 / EVEN < in_proportion < EVEN
         self.confidence = confidence
         self.pace = 1.0 / (self.slowness * (1.0 + (CAUTION - 1.0) * confidence))

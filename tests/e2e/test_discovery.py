@@ -115,6 +115,12 @@ async def test_a_worker_that_is_added_gets_requests_and_one_that_is_removed_none
 
     await until(listed, "the first worker is gone")
     answers = {await following.answering(f"in the end {n}") for n in range(12)}
+
+    async def several() -> bool:
+        answers.add(await following.answering(f"later {next(numbers)}"))
+        return len(answers) > 1
+
+    await until(several, "more than one answers")
     assert answers == {second.endpoint, third.endpoint}
 
 

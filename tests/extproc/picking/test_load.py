@@ -84,6 +84,20 @@ def test_a_prompt_that_was_computed_leaves_the_backlog_of_what_waits() -> None:
     assert loads.load("a", 1.0).backlog_tokens == 0
 
 
+def test_a_worker_that_was_never_used_ties_with_those_that_are_as_fast_as_one_another() -> None:
+    endpoints = {name: EndpointLoad() for name in "abc"}
+    loads = Loads(endpoints, 100, learns=True)
+    prompt = Prompt("m", array("I", range(9)))
+    for n in range(100):
+        name, took = "ab"[n % 2], 2.0 + n % 7 / 10  # of 10 s that were configured
+        booking = loads.begin(name, 1_000, 20.0 * n, prompt=prompt)
+        loads.computed(booking, 20.0 * n + took)
+        loads.end(booking, 20.0 * n + 10)
+    slowness = {loads.load(name, 2_000).slowness for name in "abc"}
+    assert len(slowness) == 1
+    assert slowness.pop() < 0.4
+
+
 @pytest.mark.parametrize("learns", [False, True])
 def test_what_another_router_sent_stays_in_the_queue_when_a_prompt_is_computed(
     learns: bool,  # noqa: FBT001

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.picking.speed import (
     AT_END_SHARE,
+    EVEN,
     IDLE_SECONDS,
     LEAST_SECONDS,
     MAX_DELAY_SECONDS,
@@ -22,12 +23,15 @@ LOOK_SECONDS = 0.05
 class Queue:
     """A worker that computes prompts one after the other, and what is learned of it.
 
-    batch: it tells of so many at once. delay: by how many seconds its events are late.
+    batch: it tells of so many at once. delay: by how many seconds its events are late. common: of
+    the fleet that it belongs to.
     """
 
-    def __init__(self, slowness: float, batch: int = 1, delay: float = 0.02) -> None:
+    def __init__(
+        self, slowness: float, batch: int = 1, delay: float = 0.02, common: Common | None = None
+    ) -> None:
         self.slowness, self.batch, self.delay = slowness, batch, delay
-        self.common, self.speed = Common(), Speed[int]()
+        self.common, self.speed = common or Common(), Speed[int]()
         self.now = self.free_at = 0.0
         self.under_way: list[tuple[float, int]] = []  # when it is computed, and which one
         self.count = 0
@@ -118,6 +122,7 @@ def test_whatever_the_clock_does_the_speed_stays_within_its_bounds(
         assert MIN_SLOWNESS <= speed.slowness <= MAX_SLOWNESS
         assert 0.0 <= speed.confidence <= 1.0
         assert 0.0 <= common.delay_seconds <= MAX_DELAY_SECONDS
+        assert MIN_SLOWNESS <= common.slowness <= MAX_SLOWNESS
 
 
 def test_a_clock_that_is_set_spoils_one_measurement_and_no_more() -> None:
@@ -154,34 +159,34 @@ def test_requests_that_nobody_tells_of_are_not_taken_for_slowness() -> None:
 
 
 def test_a_short_request_that_nobody_tells_of_spoils_no_measurement() -> None:
-    speed = Speed[str]()
-    speed.begin("a", 1.0, 0.0, is_sure=True)
+    speed = Speed[int]()
+    speed.begin(1, 1.0, 0.0, is_sure=True)
     speed.begin_unseen(LEAST_SECONDS, 0.5)
-    speed.computed("a", 2.0, Common())
+    speed.computed(1, 2.0, Common())
     assert speed.confidence > 0.0
 
 
 def test_what_ends_without_being_seen_spoils_the_measurement_under_way() -> None:
-    common, speed = Common(), Speed[str]()
-    speed.begin("a", 1.0, 0.0, is_sure=True)
-    speed.begin("b", 1.0, 0.0, is_sure=True)
-    speed.drop("a")
-    speed.drop("nothing")
-    speed.computed("b", 9.0, common)
-    speed.computed("b", 9.0, common)
+    common, speed = Common(), Speed[int]()
+    speed.begin(1, 1.0, 0.0, is_sure=True)
+    speed.begin(2, 1.0, 0.0, is_sure=True)
+    speed.drop(1)
+    speed.drop(3)
+    speed.computed(2, 9.0, common)
+    speed.computed(2, 9.0, common)
     assert speed.confidence == 0.0
     assert speed.slowness == 1.0
 
 
 def test_the_work_of_a_request_that_waits_for_others_counts_once_it_is_known() -> None:
-    common, speed = Common(), Speed[str]()
-    for key in "abc":
-        speed.begin(key, 1.0, 0.0, is_sure=key == "a")
-    speed.revise("b", 0.1)  # not its turn yet
-    speed.computed("a", 1.03, common)
-    speed.revise("b", 0.1)
+    common, speed = Common(), Speed[int]()
+    for key in (1, 2, 3):
+        speed.begin(key, 1.0, 0.0, is_sure=key == 1)
+    speed.revise(2, 0.1)  # not its turn yet
+    speed.computed(1, 1.03, common)
+    speed.revise(2, 0.1)
     assert [work for work, _ in speed.waiting.values()] == [0.1, 1.0]
-    speed.computed("c", 1.13, common)
+    speed.computed(3, 1.13, common)
     assert speed.slowness == pytest.approx(1.0, rel=0.05)
 
 
@@ -208,3 +213,33 @@ def test_what_was_learned_fades_and_a_new_worker_begins_with_the_mean() -> None:
     assert new.slowness == pytest.approx(3.0, rel=0.3)
     queue.speed.look(queue.now + 10 * IDLE_SECONDS, queue.common)
     assert queue.speed.confidence < 0.01
+
+
+def test_engines_of_which_nothing_is_learned_bring_the_mean_back_to_what_was_configured() -> None:
+    queue = Queue(3.0)
+    busy(queue, 60)
+    for _ in range(round(20 / AT_END_SHARE)):
+        queue.speed.ended(0.01)
+    busy(queue, 1_200)
+    assert queue.common.slowness == pytest.approx(1.0, rel=0.1)
+    assert queue.speed.is_even
+
+
+@pytest.mark.parametrize("slowness", [0.1, 0.5, 1.0, 3.0])
+def test_the_only_worker_that_is_measured_is_even_with_one_that_is_not(slowness: float) -> None:
+    queue = Queue(slowness)
+    for _ in range(200):
+        queue.send(0.1)
+        queue.until(queue.free_at + 0.5)
+        assert queue.speed.is_even
+    assert queue.speed.slowness < EVEN * queue.common.slowness
+
+
+@pytest.mark.parametrize("odd", [0.4, 3.0])
+def test_workers_of_one_speed_are_even_and_one_of_another_speed_is_not(odd: float) -> None:
+    common = Common()
+    fleet = [Queue(slowness, common=common) for slowness in (1.0, 1.0, 1.0, 1.0, 1.0, odd)]
+    for seed in range(60):
+        for queue in fleet:
+            busy(queue, 1, seed=seed)
+    assert [queue.speed.is_even for queue in fleet] == [True] * 5 + [False]
