@@ -1,7 +1,8 @@
 """Asks a router for decisions, a few times a second, from a process of its own.
 
-`python -m tests.hostile.prober PORT PID SECONDS` prints for each question how long its answer took
-and what memory the router's process has then, in seconds and bytes; it ends when its input does.
+`python -m tests.hostile.prober PORT PID SECONDS` prints for each question how long its answer took,
+how much of that the router worked, and what memory its process has then, in seconds, CPU seconds
+and bytes; it ends when its input does.
 """
 
 import re
@@ -18,6 +19,9 @@ from tests.hostile.peer import PROCESS
 
 PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
 WAIT_SECONDS = 60.0
+
+# The clock of another process's CPU time: clock_getcpuclockid(3), which Python does not have.
+_SCHEDULED = 2
 
 
 def ask(channel: grpc.Channel) -> None:
@@ -39,14 +43,19 @@ def resident_bytes(pid: int) -> int:
     return int(found[1]) * 1024
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has worked, all its threads together."""
+    return time.clock_gettime(~pid << 3 | _SCHEDULED)
+
+
 def main(port: int, pid: int, interval_seconds: float) -> None:
     """Asks until the input ends."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         while True:
-            began = time.monotonic()
+            began, worked = time.monotonic(), cpu_seconds(pid)
             ask(channel)
-            took = time.monotonic() - began
-            print(took, resident_bytes(pid), flush=True)
+            took, worked = time.monotonic() - began, cpu_seconds(pid) - worked
+            print(took, min(took, worked), resident_bytes(pid), flush=True)
             rest = max(0.0, interval_seconds - took)
             if select.select([sys.stdin], [], [], rest)[0]:
                 return
