@@ -58,7 +58,7 @@ class Datagrams:
                 try:
                     own = self._open()
                 except OSError as error:
-                    self.fault = f"{self._directory}: {error.strerror}"
+                    self.fault = f"{self._directory}: {error.strerror or error}"
                     await asyncio.sleep(LOOK_SECONDS)
                     continue
                 loop.add_reader(own, self._read, own)
@@ -101,7 +101,10 @@ class Datagrams:
         return own
 
     def _is_there(self) -> bool:
-        return self._path.exists()
+        try:
+            return self._path.exists()
+        except OSError:  # the directory may not be looked into any more
+            return False
 
     def _found(self) -> list[str]:
         """The sockets of all others."""
@@ -133,9 +136,10 @@ class Datagrams:
         if own is not None:
             asyncio.get_running_loop().remove_reader(own)
             own.close()
-            self._path.unlink(missing_ok=True)
+            _remove(self._path)
 
 
-def _remove(path: str) -> None:
+def _remove(path: str | Path) -> None:
+    """Removes a socket; where that cannot be done, somebody else took its directory away."""
     with contextlib.suppress(OSError):
         Path(path).unlink()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -305,6 +306,22 @@ async def test_a_directory_that_cannot_be_used_is_tried_again(tmp_path: Path) ->
         (own,) = file.glob("*.router")
         own.unlink()
         await until(lambda: any(file.glob("*.router")), "made anew")
+
+
+async def test_a_directory_that_becomes_something_else_is_tried_again(tmp_path: Path) -> None:
+    directory = tmp_path / "routers"
+    async with part(url=f"directory:{directory}") as one:
+        await until(lambda: any(directory.glob("*.router")), "used")
+        shutil.rmtree(directory)
+        directory.write_text("")
+        await until(lambda: "exists" in one.sharing.note(), "said")
+        directory.unlink()
+        await until(lambda: not one.is_alone(), "used again")
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
+    async with part(url=f"directory:{tmp_path / ('long' * 30)}") as one:
+        await until(lambda: "path too long" in one.sharing.note(), "said")
 
 
 async def test_a_router_that_does_not_read_hinders_nobody(tmp_path: Path) -> None:
