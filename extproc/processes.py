@@ -32,6 +32,9 @@ FIRST_PAUSE_SECONDS = 0.25
 LONGEST_PAUSE_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 
+# In place of a status, where the system has no room for a process; as shells have it.
+CANNOT_START = 126
+
 # A process looks so often whether the others are ready.
 LOOK_SECONDS = 0.1
 
@@ -93,9 +96,13 @@ class Member(NamedTuple):
     def hindrance(self) -> str:
         """Returns which process has never been ready yet, in words; "" if all were."""
         for number in range(self.processes):
-            if not self._mark(number).exists():
+            if not self.was_ready(number):
                 return f"process {number} of {self.processes} is not ready yet"
         return ""
+
+    def was_ready(self, number: int) -> bool:
+        """Returns whether a process was ready once, however often it was started since."""
+        return self._mark(number).exists()
 
     def _mark(self, number: int) -> Path:
         return Path(self.directory) / f"{number}.ready"
@@ -104,12 +111,19 @@ class Member(NamedTuple):
 class Processes:
     """The parent of some processes, until it is told to stop.
 
-    command: that of a process, by its number. count: how many.
+    command: that of a process, by its number. count: how many. was_ready: whether a process ever
+    was ready.
     """
 
-    def __init__(self, command: Callable[[int], Sequence[str]], count: int) -> None:
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        count: int,
+        was_ready: Callable[[int], bool],
+    ) -> None:
         self._command = command
         self._count = count
+        self._was_ready = was_ready
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._status = 0
@@ -136,20 +150,20 @@ class Processes:
     async def _keep(self, number: int) -> None:
         """Starts one process, and anew whenever it ends."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, random)
-        is_first = True
         while not self._stopping.is_set():
             began = time.monotonic()
             status = await self._run(number)
             if self._stopping.is_set():
                 self._status = self._status or (1 if status else 0)
                 return
-            if is_first and status > 0:  # it has said why, and would say so again
+            is_steady = time.monotonic() - began >= STEADY_SECONDS
+            if status > 0 and not (is_steady or self._was_ready(number)):
+                # it has said why, and would say so again
                 self._status = status
                 log.error("process %d does not start: all others are stopped", number)
                 self._stop()
                 return
-            is_first = False
-            if time.monotonic() - began >= STEADY_SECONDS:
+            if is_steady:
                 backoff.reset()
             pause = backoff.next_seconds()
             log.error("process %d %s: it is started anew in %.1f s", number, _end(status), pause)
@@ -157,16 +171,23 @@ class Processes:
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _run(self, number: int) -> int:
-        """Runs a process once; returns its status, below 0 where a signal ended it."""
-        process = await asyncio.create_subprocess_exec(
-            *self._command(number),
-            stdin=asyncio.subprocess.PIPE,  # ends with this process, however it ends
-            start_new_session=True,  # a terminal's signals come from here alone
-        )
+        """Runs a process once.
+
+        Returns its status, below 0 where a signal ended it, or `CANNOT_START`.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(number),
+                stdin=asyncio.subprocess.PIPE,  # ends with this process, however it ends
+                start_new_session=True,  # a terminal's signals come from here alone
+            )
+        except OSError as error:  # no memory or no process is left: that may pass
+            log.error("process %d cannot be started: %s", number, error.strerror)
+            return CANNOT_START
         self._running[number] = process
         log.info("process %d of %d runs with pid %d", number, self._count, process.pid)
-        if self._stopping.is_set():
-            self._forward(signal.SIGTERM)
+        if self._stopping.is_set():  # it was told to stop before this one could be told
+            process.send_signal(signal.SIGTERM)
         try:
             return await process.wait()
         finally:
@@ -194,7 +215,10 @@ async def serve(path: str, count: int) -> int:
             start = [sys.executable, "-m", "extproc", "serve", "--config", path]
             return [*start, "--processes", str(count), "--member", member]
 
-        return await Processes(command, count).run()
+        def was_ready(number: int) -> bool:
+            return Member(number, count, directory).was_ready(number)
+
+        return await Processes(command, count, was_ready).run()
 
 
 @contextlib.contextmanager

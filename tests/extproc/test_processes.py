@@ -21,7 +21,7 @@ from extproc import address
 from extproc.config.reader import parse
 from extproc.config.sections import Sharing
 from extproc.errors import ConfigError
-from extproc.processes import Member
+from extproc.processes import Member, Processes
 from tests.e2e.system import until
 from tests.ports import free_ports_apart
 
@@ -147,6 +147,28 @@ async def test_a_process_that_cannot_start_ends_them_all(tmp_path: Path) -> None
             assert await asyncio.wait_for(one.process.wait(), 60) == 1
     assert f"cannot listen on {host}:{port}" in one.said()
     assert "process 1 does not start: all others are stopped" in one.said()
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [[sys.executable, "-c", "raise SystemExit(3)"], ["/there/is/no/such/program"]],
+    ids=["ends with an error", "cannot be made"],
+)
+async def test_a_process_that_fails_after_it_was_ready_comes_back(
+    fails: Sequence[str], tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    lasts = [sys.executable, "-c", f"open({str(there)!r}, 'w'); import sys; sys.stdin.read()"]
+    commands = iter([fails, lasts])
+    running = asyncio.create_task(Processes(lambda _: next(commands), 1, lambda _: True).run())
+
+    async def is_there() -> bool:
+        assert not running.done()
+        return there.exists()
+
+    await until(is_there, "it is started anew")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 60)
 
 
 async def test_sockets_of_killed_processes_are_taken_over(tmp_path: Path) -> None:
