@@ -333,6 +333,8 @@ class Loads:
         else:
             did_restart = gauges.sent_tokens < before.sent_tokens
             more = gauges.sent_tokens - (0 if did_restart else before.sent_tokens)
+            if before is _NO_GAUGES:  # the worker may be new here alone, and have come back
+                more = min(more, gauges.lately_tokens)
             if more:
                 self._queue(state, more, now)
                 state.lately_tokens += more

@@ -267,9 +267,21 @@ def test_the_figures_before_a_newcomer_came_are_taken_from_who_knows_them() -> N
 def test_a_worker_that_came_back_at_the_sender_counts_from_nothing() -> None:
     other = Router("other")
     for sequence, sent in ((1, 5_000), (2, 100)):
-        figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, 0)
+        figures = WorkerNews(worker_id(KEYS, A), 0, 6_000, sent, 0, sent)
         other.hear([encoded(News("one", 1, sequence, 0, workers=(figures,)), KEYS)], 0.0)
     assert other.load(A, 0.0).backlog_tokens == 5_100
+
+
+def test_of_a_worker_that_came_back_here_what_was_sent_long_ago_is_no_load() -> None:
+    one, other = Router("one"), Router("other")
+    for now in range(1_000):
+        one.loads.end(one.loads.begin(A, 900, now), now + 0.9)
+        other.hear(one.due(now), now)
+    before = other.load(A, 1_000).utilization
+    other.endpoints[A] = EndpointLoad()
+    one.loads.begin(A, 900, 1_000)
+    other.hear(one.due(1_000), 1_000)
+    assert before < other.load(A, 1_000).utilization < 1
 
 
 def test_who_told_all_had_sent_nothing_to_the_others() -> None:
