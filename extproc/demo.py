@@ -54,8 +54,8 @@ _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", 
 class Part:
     """One process of the demo; the last lines it wrote are kept for when it dies.
 
-    decisions: whether the decisions that it logs are printed. comes_back: whether the demo goes on
-    without it, and starts it again.
+    pid: of the process that was started last. decisions: whether the decisions that it logs are
+    printed. comes_back: whether the demo goes on without it, and starts it again.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Part:
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdout=PIPE, stderr=STDOUT
         )
+        self.pid = self._process.pid
         self._following = asyncio.create_task(self._follow(self._process))
 
     async def ended(self) -> str:
@@ -193,14 +194,11 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
         config_file.write_text(configuration(workers, port, ports, directory))
         config = load(str(config_file))
         envoy_file.write_text(render(config))
-        commands = [
-            ("router", [*KVSTEER, "serve", "--config", str(config_file)]),
-            ("envoy", [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]),
-        ]
-        parts = [
-            *(_worker(worker) for worker in config.workers),
-            *(Part(name, command, decisions=decisions) for name, command in commands),
-        ]
+        serve = [*KVSTEER, "serve", "--config", str(config_file)]
+        router = Part("router", serve, decisions=decisions, comes_back=True)
+        proxy = [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]
+        simulated = [_worker(worker) for worker in config.workers]
+        parts = [*simulated, router, Part("envoy", proxy, decisions=False)]
         async with contextlib.AsyncExitStack() as stack:
             for part in parts:
                 await stack.enter_async_context(started(part))
@@ -252,6 +250,7 @@ def _place(config: Config, parts: Sequence[Part]) -> Place:
 
 
 def _welcome(place: Place) -> str:
+    worker, router = place.parts[0], next(one for one in place.parts if one.name == "router")
     return f"""\
 {len(place.workers)} simulated workers: {", ".join(place.workers)}
 page:   {place.admin}/ (the live page: why each request went where it did)
@@ -265,8 +264,9 @@ Try it, twice:
     {{"role": "system", "content": "You are a patient assistant."}},
     {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
 
-Or break something, and look at the page: kill a worker's process (it is started again after
-{AGAIN_SECONDS:g} s), or take a socket away:
+Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
+kill -9 {router.pid} the router, without which Envoy goes on; either is started again after
+{AGAIN_SECONDS:g} s. Or take a socket away:
 
   curl -s http://{place.workers[0]}/misbehave -d '{{"hide_events": true}}'
   curl -s http://{place.workers[0]}/misbehave -d '{{"hide_replay": "absent"}}'
@@ -309,7 +309,7 @@ async def _watch(part: Part, again_seconds: float) -> NoReturn:
         print(f"{end}\n  it is started again in {again_seconds:g} s", flush=True)
         await asyncio.sleep(again_seconds)
         await part.start()
-        print(f"{part.name} is started again", flush=True)
+        print(f"{part.name} is started again, as process {part.pid}", flush=True)
 
 
 async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:

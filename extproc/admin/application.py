@@ -15,10 +15,9 @@ from aiohttp.typedefs import Handler, Middleware
 from extproc.address import Address, is_loopback
 from extproc.admin.observed import STEP_SECONDS, Observed
 from extproc.admin.routes import decision_routes, fleet_routes, map_routes, page_routes
-from extproc.errors import StartError
 from extproc.observing.metrics import Metrics
 from extproc.router import Router
-from extproc.serving.listening import http_connections
+from extproc.serving.listening import cannot_listen, http_connections
 from extproc.workers.workers import Workers
 
 log = logging.getLogger("kvsteer.admin")
@@ -103,7 +102,7 @@ async def listen(application: web.Application, address: Address, what: str) -> w
         await site.start()
     except OSError as error:
         await runner.cleanup()
-        raise StartError(f"{what}.listen: cannot listen on {address}: {error.strerror}") from None
+        raise cannot_listen(f"{what}.listen", str(address), error) from None
     return runner
 
 

@@ -165,7 +165,7 @@ def _why(options: ExtProc, error: RuntimeError) -> StartError:
     try:
         try_address(options)
     except OSError as refusal:
-        return cannot_listen(options, refusal)
+        return cannot_listen("extproc.listen", options.listen, refusal)
     return StartError(f"extproc.listen: cannot listen on {options.listen}: {error}")
 
 

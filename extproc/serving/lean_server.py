@@ -317,7 +317,8 @@ class LeanServer:
         try:
             await self._listen()
         except OSError as error:
-            raise cannot_listen(self._service.config.extproc, error) from None
+            listen = self._service.config.extproc.listen
+            raise cannot_listen("extproc.listen", listen, error) from None
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def stop(self) -> None:

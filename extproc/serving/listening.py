@@ -148,12 +148,15 @@ def bound_socket(path: Path, options: ExtProc) -> socket.socket:
     return made
 
 
-def cannot_listen(options: ExtProc, error: OSError) -> StartError:
-    """Returns the error that says, in the system's words, why the address cannot be used."""
+def cannot_listen(key: str, listen: str, error: OSError) -> StartError:
+    """Returns the error that says, in the system's words, why an address cannot be used.
+
+    key: where it is configured.
+    """
     # asyncio puts words of its own around them; a name that is not found has a negative number
     number = error.errno or 0
     why = os.strerror(number) if number > 0 else error.strerror or str(error)
-    return StartError(f"extproc.listen: cannot listen on {options.listen}: {why}")
+    return StartError(f"{key}: cannot listen on {listen}: {why}")
 
 
 def try_address(options: ExtProc) -> None:

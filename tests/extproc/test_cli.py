@@ -119,7 +119,8 @@ def test_a_taken_port_is_one_clear_line(
         file = config(tmp_path, **{section: {"listen": f"127.0.0.1:{port}"}})
         assert main(["serve", "--config", file]) == 1
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("kvsteer: ")]
-    assert line.startswith(f"kvsteer: {section}.listen: cannot listen on 127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    assert line == f"kvsteer: {section}.listen: cannot listen on {address}: Address already in use"
 
 
 @pytest.mark.parametrize(("style", "is_json"), [("text", False), ("json", True)])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -209,12 +210,35 @@ async def test_a_worker_that_ends_is_told_and_started_again(
     assert "worker a is started again" in told
 
 
-async def test_the_demo_ends_with_the_router_or_envoy() -> None:
+async def test_the_demo_goes_on_when_the_router_is_killed_as_it_says(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "extproc", "demo", "--workers", "1", "--port", str(port)]
+    demo = await asyncio.create_subprocess_exec(
+        *command, stdout=PIPE, env={**os.environ, "TMPDIR": f"{tmp_path}"}
+    )
+    try:
+        assert demo.stdout is not None
+        said = (await demo.stdout.readuntil(b"is started again after")).decode()
+        killing = re.findall(r"kill -9 (\d+)", said)[-1]
+        os.kill(int(killing), signal.SIGKILL)
+        await demo.stdout.readuntil(b"router ended with -9")
+        async with aiohttp.ClientSession() as session:
+            request = {"model": "tiny", "max_tokens": 1, "prompt": "hello"}
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            async with session.post(url, json=request) as response:
+                assert response.status == 200
+        assert demo.returncode is None
+    finally:
+        demo.send_signal(signal.SIGTERM)
+        await demo.communicate()
+
+
+async def test_the_demo_ends_with_envoy() -> None:
     forever = Part("worker a", ["sleep", "1000"], decisions=False, comes_back=True)
-    router = Part("router", [sys.executable, "-c", "exit('lost')"], decisions=False)
-    async with started(forever), started(router):
-        with pytest.raises(StartError, match="demo: router ended with 1\n  lost"):
-            await keep_running([forever, router])
+    envoy = Part("envoy", [sys.executable, "-c", "exit('lost')"], decisions=False)
+    async with started(forever), started(envoy):
+        with pytest.raises(StartError, match="demo: envoy ended with 1\n  lost"):
+            await keep_running([forever, envoy])
 
 
 def _count_in(folder: Path) -> int:

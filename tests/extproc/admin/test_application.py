@@ -247,5 +247,8 @@ async def test_what_was_never_started_is_closed_all_the_same() -> None:
 async def test_a_taken_port_is_told_in_one_line(served: Served) -> None:
     port = int(served.url.rpartition(":")[2])
     application = metrics_application(Metrics(Nobody()), lambda: "")
-    with pytest.raises(StartError, match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}"):
+    with pytest.raises(
+        StartError,
+        match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}: Address already in use$",
+    ):
         await listen(application, Address("127.0.0.1", port), "metrics")
