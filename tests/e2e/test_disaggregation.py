@@ -65,7 +65,13 @@ async def test_sglang_answers_with_two_workers_and_no_sidecar(sglang: System) ->
     assert {status for status, _, _ in answers} == {200}, answers
     assert {worker for _, worker, _ in answers} <= decoding
     assert halves(sglang) == (16, 0)
-    assert all(queried(worker) for worker in of(sglang, "prefill"))
+
+    async def both_compute() -> bool:  # which one, chance decides where they cost the same
+        await sglang.send(chat(long_text(f"request {next(numbers)}")))
+        return all(queried(worker) for worker in of(sglang, "prefill"))
+
+    numbers = itertools.count(8)
+    await until(both_compute, "both prefill workers compute prompts")
 
 
 async def test_a_follow_up_is_computed_where_its_prefix_is(sglang: System) -> None:
