@@ -45,7 +45,7 @@ def broken_rules(config: Config) -> list[str]:
         *_models(config),
         *fleet_faults(config),
         *_legs(config),
-        *sharing_faults(config.sharing),
+        *sharing_faults(config.sharing, config.extproc.processes),
     ]
 
 

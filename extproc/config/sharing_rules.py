@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from extproc import address
 from extproc.config.sections import Sharing
 
-# What a router may be called; as messages between routers have it.
-_ROUTER_NAME = re.compile(r"[!-~]{1,64}")
+# What a router may be called, and how long that may be; as messages between routers have it.
+_ROUTER_NAME = re.compile(r"[!-~]+")
+_NAME_CHARACTERS = 64
 
 # Of a datagram socket in a directory: its own name, at most.
 _SOCKET_NAME_BYTES = 32
 
 
-def sharing_faults(sharing: Sharing | None) -> Iterator[str]:
-    """Yields what is wrong with the section sharing."""
+def sharing_faults(sharing: Sharing | None, processes: int) -> Iterator[str]:
+    """Yields what is wrong with the section sharing.
+
+    processes: of a router; where there are several, each puts its number behind the name.
+    """
     if sharing is None:
         return
     try:
@@ -28,8 +32,10 @@ def sharing_faults(sharing: Sharing | None) -> Iterator[str]:
     size = len(path.encode())
     if size > room:
         yield f"sharing.url: the path has {size} bytes; {room} are the most"
-    if sharing.name is not None and not _ROUTER_NAME.fullmatch(sharing.name):
-        yield "sharing.name: must be 1 to 64 printable ASCII characters without spaces"
+    most = _NAME_CHARACTERS - (len(f"-{processes - 1}") if processes > 1 else 0)
+    name = sharing.name
+    if name is not None and not (_ROUTER_NAME.fullmatch(name) and len(name) <= most):
+        yield f"sharing.name: must be 1 to {most} printable ASCII characters without spaces"
     if sharing.ca is not None and not meeting.is_tls:
         yield "sharing.ca: needs a url of valkeys:// or rediss://"
     if meeting.directory and (sharing.username or sharing.password_file):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ ALIVE_TICKS = 4
 # Hearing takes at most this share of the time, whatever arrives: of each window, so much.
 WINDOW_SECONDS = 0.1
 MOST_SECONDS = 0.02
+
+# What no router's name has, and a host's name may have all the same.
+_NO_NAME = re.compile(r"[^!-~]")
 
 LEAST_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4_096
@@ -104,7 +108,8 @@ def telling_of(options: Options) -> PromptTelling:
         secret = b"file " + _secret("sharing.secret_file", options.secret_file, LEAST_SECRET_BYTES)
     else:
         secret = b"channel " + options.channel.encode() + b" " + _password(options).encode()
-    name = options.name or f"{socket.gethostname()[:48]}-{os.getpid()}"
+    host = _NO_NAME.sub("-", socket.gethostname())[:48]
+    name = options.name or f"{host}-{os.getpid()}"
     silent_seconds = ALIVE_TICKS * options.tick_ms / 1000
     return PromptTelling(keys_of(secret), name, time.time_ns(), silent_seconds)
 

@@ -234,6 +234,13 @@ def test_only_the_first_process_writes_envoys_files() -> None:
                 "workers[1].events.bind: cannot be shared by 2 processes",
             ],
         ),
+        (
+            {
+                "extproc": {"processes": 11},
+                "sharing": {"url": "redis://a", "name": "n" * 62},
+            },
+            ["sharing.name: must be 1 to 61 printable ASCII characters without spaces"],
+        ),
     ],
 )
 def test_what_processes_cannot_share_is_a_fault(

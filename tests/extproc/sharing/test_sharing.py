@@ -20,6 +20,7 @@ from extproc.config.sections import Sharing as Options
 from extproc.errors import StartError
 from extproc.picking.load import EndpointLoad, Loads
 from extproc.picking.sent import Holdings, Sent
+from extproc.sharing.messages import decoded
 from extproc.sharing.sharing import Sharing, SharingCollector, overhear, shared, telling_of
 from extproc.sharing.telling import Telling
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
@@ -371,6 +372,15 @@ def test_a_secret_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
 
 def test_a_router_has_a_name_of_its_own() -> None:
     assert str(os.getpid()) in telling_of(Options("directory:/x")).origin
+
+
+def test_its_name_is_one_that_others_accept_whatever_its_host_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Zoë's host " * 9)
+    telling = telling_of(Options("directory:/x"))
+    (message,) = telling.due(Loads({}), 0.0, 0)
+    assert decoded(message, telling.keys).origin == telling.origin
 
 
 async def test_without_the_client_library_the_start_says_what_to_install(
