@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--events", default="tcp://127.0.0.1:5557", help="ZMQ endpoint of KV-cache events, or none")
     add("--connect", action="store_true", help="connect to the events endpoint, where others bind")
     add("--replay", default="tcp://127.0.0.1:5558", help="ZMQ endpoint for replays, or none")
+    add("--load", default=_NOWHERE, help="ZMQ endpoint of its load (SGLang), or none")
     add("--topic", default=defaults.topic, help="topic of the events")
     add("--buffer-steps", type=int, default=defaults.buffer_batches, help="batches to replay")
     add("--replay-limit", type=int, default=defaults.replay_limit_messages, help=_REPLAY_LIMIT)
@@ -91,6 +92,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         connect=arguments.connect,
         # Nothing is kept for asking again where nothing is published.
         replay_endpoint=replay if events else None,
+        load_endpoint=_endpoint(arguments.load),
         topic=arguments.topic,
         buffer_batches=arguments.buffer_steps,
         replay_limit_messages=arguments.replay_limit,
@@ -126,4 +128,6 @@ def _greeting(worker: Worker) -> str:
         parts.append(f"events {' '.join(worker.events_endpoints)}")
     if worker.replay_endpoints:
         parts.append(f"replay {' '.join(worker.replay_endpoints)}")
+    if worker.load_endpoints:
+        parts.append(f"load {' '.join(worker.load_endpoints)}")
     return ", ".join(parts)

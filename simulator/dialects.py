@@ -159,6 +159,8 @@ class Dialect:
     lists_sources: bool = False
     """Whether GET /kv_event_sources exists; POST /v1/messages, which leaves cached tokens out of
     `input_tokens`, is as old here."""
+    publishes_load: bool = False
+    """Whether it can publish how much it has to do (--load-publish-endpoint)."""
     names_no_hits: bool = True
     """Whether usage says that no tokens were cached; else it names cached tokens only where there
     are some."""
@@ -230,6 +232,7 @@ def _sglang() -> Iterable[Dialect]:
             version=version,
             layout=layout,
             replay_topic=layout is v0_5_22,
+            publishes_load=not layout.positional,
             names_no_hits=False,
             habits=_HABITS["sglang"],
         )

@@ -1,4 +1,4 @@
-"""The event publisher of one rank: a PUB socket for events, and a ROUTER socket for replays.
+"""The publishers of one rank: sockets for events (PUB), replays (ROUTER) and its load (PUB).
 
 Layouts follow recorded frames. A batch is a msgpack array of time, events and rank. Sequence
 numbers are 8 bytes, big-endian, from 0. Answers of a replay socket name the topic since vLLM 0.26
@@ -6,10 +6,11 @@ and SGLang 0.5.22, and in TensorRT-LLM.
 """
 
 import asyncio
+import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -168,6 +169,67 @@ class Publisher:
         for ready in self._interference.ordered([message] * fate.sent):
             if self._pub is not None:
                 self._pub.send_multipart(ready)
+
+
+LOAD_TOPIC = "load"
+LOAD_SECONDS = 0.05
+"""How soon a load that changed is published."""
+LOAD_HEARTBEAT_SECONDS = 1.0
+"""How soon one that did not change is published again."""
+
+LoadStat = tuple[str, int, int, int, int, int]
+"""Its name, requests running and waiting, tokens of the cache in use and in all, and the rank."""
+
+
+class LoadPublisher:
+    """Publishes how much one rank has to do, as SGLang's `--load-publish-endpoint` does.
+
+    Layout and times are those of `sglang.srt.managers.scheduler_components.load_publisher`; SGLang
+    publishes between steps only, which here take no time. It opens its socket when constructed, in
+    a running event loop, and must be closed.
+
+    load: what there is to do now.
+
+    Raises:
+        OSError: the endpoint is taken.
+    """
+
+    def __init__(self, endpoint: str, load: Callable[[], LoadStat]) -> None:
+        self._load = load
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        try:
+            self.endpoint = bind(self._pub, endpoint)
+        except BaseException:
+            self._close_socket()
+            raise
+        self.restart()
+        self._task = asyncio.create_task(self._keep_publishing())
+
+    def restart(self) -> None:
+        """Numbers its messages from 0 again."""
+        self._numbers = itertools.count()
+
+    def close(self) -> None:
+        """Stops at once."""
+        self._task.cancel()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        self._pub.close(linger=0)
+        self._context.term()
+
+    async def _keep_publishing(self) -> None:
+        last, due_at = None, 0.0
+        while True:
+            load, now = self._load(), time.monotonic()
+            if load != last or now >= due_at:
+                last, due_at = load, now + LOAD_HEARTBEAT_SECONDS
+                payload = _encoder.encode(load)
+                self._pub.send_multipart(
+                    published(LOAD_TOPIC.encode(), next(self._numbers), payload)
+                )
+            await asyncio.sleep(LOAD_SECONDS)
 
 
 class ReplaySocket:

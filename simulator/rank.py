@@ -17,7 +17,7 @@ from simulator.engine import Engine, Latency
 from simulator.events import DEVICE, AllBlocksCleared, BlockRemoved, BlockStored, Event, WireHash
 from simulator.hashing import ROOT, Hashing, SglangHashing, VllmHashing
 from simulator.interference import Interference
-from simulator.publisher import Publisher, PublisherOptions
+from simulator.publisher import LoadPublisher, LoadStat, Publisher, PublisherOptions
 from simulator.responses import Writer
 from simulator.settings import Settings, rank_endpoint
 
@@ -163,6 +163,7 @@ class Rank:
             publish=self._publish,
             publishes_idle=settings.speaks.habits.publishes_idle,
         )
+        self.load = self._open_load()
 
     def drain(self) -> list[DrainedEvent]:
         """Returns the events that nobody fetched yet; none for engines without such a list."""
@@ -172,13 +173,17 @@ class Rank:
         """Dies and comes back: nothing cached, numbers from 0, the same endpoints."""
         if self.publisher is not None:
             self.publisher.restart()
+        if self.load is not None:
+            self.load.restart()
         self._drain = self._new_drain()
         self.engine.restart(self._new_cache())
 
     def close(self) -> None:
-        """Closes the publisher's sockets."""
+        """Closes the publishers' sockets."""
         if self.publisher is not None:
             self.publisher.close()
+        if self.load is not None:
+            self.load.close()
 
     def _publish(self, events: Sequence[Event]) -> None:
         if not self._settings.prefix_caching:
@@ -204,6 +209,19 @@ class Rank:
             connects=settings.connect,
         )
         return Publisher(options, self.interference)
+
+    def _open_load(self) -> LoadPublisher | None:
+        settings = self._settings
+        if settings.load_endpoint is None:
+            return None
+        return LoadPublisher(rank_endpoint(settings.load_endpoint, self.number), self._load_stat)
+
+    def _load_stat(self) -> LoadStat:
+        counters, settings = self.engine.counters, self._settings
+        capacity = settings.blocks * settings.block_size_tokens
+        used = round(self.engine.cache_usage * capacity)
+        waiting = counters.in_flight - counters.running
+        return ("LoadStat", counters.running, waiting, used, capacity, self.number)
 
     def _new_drain(self) -> EventDrain | None:
         settings = self._settings

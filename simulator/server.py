@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from simulator import requests, responses
 from simulator.generation import Generator
 from simulator.handover import Handover
-from simulator.publisher import HIGH_WATER_MARK_BATCHES, Publisher
+from simulator.publisher import HIGH_WATER_MARK_BATCHES, LOAD_TOPIC, Publisher
 from simulator.rank import Rank
 from simulator.requests import CachedPrefix, Chat, Completion, Message, Misbehave, Tokenize
 from simulator.responses import ApiError, Writer, bad_request, decoded, json_response
@@ -340,6 +340,9 @@ def _kv_events(worker: Worker) -> Body | None:
     }
     if worker.replay_endpoint is not None:
         body["replay_endpoint_port_base"] = _host_and_port(worker.replay_endpoint)[1]
+    if worker.load_endpoints:
+        body["load_endpoint_port_base"] = _host_and_port(worker.load_endpoints[0])[1]
+        body["load_topic"] = LOAD_TOPIC
     return body
 
 

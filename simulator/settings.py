@@ -99,6 +99,9 @@ class Settings:
     """Off: nothing is reused, and nothing announced."""
     replay_endpoint: str | None = "tcp://127.0.0.1:0"
     """Where published events can be asked for again; None: nowhere. Rank r: the port + r."""
+    load_endpoint: str | None = None
+    """SGLang only: where it is published how much there is to do; None: nowhere. Rank r: the
+    port + r."""
     topic: str = ""
     buffer_batches: int = 10_000
     """How many of the latest batches can be asked for again."""
@@ -156,15 +159,20 @@ class Settings:
             raise ValueError("only SGLang has bigrams")
         if self.placeholders and engine != "vllm":
             raise ValueError("only vLLM has placeholders")
+        if self.load_endpoint is not None and not self.speaks.publishes_load:
+            raise ValueError("only SGLang since 0.5.19 publishes its load")
 
     def _check_endpoints(self) -> None:
         if self.events_endpoint is None:
             if self.replay_endpoint is not None:
                 raise ValueError("a replay endpoint needs an events endpoint")
+            if self.load_endpoint is not None:
+                raise ValueError("a load endpoint needs an events endpoint")
             return
         if self.connect and self.events_endpoint.endswith(":0"):
             raise ValueError("there is no port 0 to connect to")
-        endpoints = [one for one in (self.events_endpoint, self.replay_endpoint) if one]
+        named = (self.events_endpoint, self.replay_endpoint, self.load_endpoint)
+        endpoints = [one for one in named if one]
         check_rank_endpoints(endpoints, self.ranks)
         any_port = any(one.endswith(":0") for one in endpoints)
         if any_port and self.ranks > 1 and self.speaks.engine == "sglang":

@@ -157,6 +157,11 @@ class Worker:
         return [one.replay_endpoint for one in publishers if one.replay_endpoint]
 
     @property
+    def load_endpoints(self) -> list[str]:
+        """Where each rank publishes its load; empty if none does."""
+        return [rank.load.endpoint for rank in self.ranks if rank.load]
+
+    @property
     def engine(self) -> Engine:
         """The engine of rank 0."""
         return self.ranks[0].engine

@@ -10,6 +10,7 @@ import ipaddress
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 
 from extproc import address, headers
 from extproc.address import Address
@@ -311,25 +312,24 @@ def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
     """Yields what is wrong with the ports of a feed."""
     if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
         yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
-    if events.zmq_port is None and events.replay_port is not None:
-        yield f"{key}.replay_port: needs zmq_port"
-    first, second = events.zmq_port, events.replay_port
-    for name, port in (
-        ("zmq_port", first),
-        ("replay_port", second),
-        ("grpc_port", events.grpc_port),
-    ):
-        last = (port or 0) + (0 if name == "grpc_port" else events.ranks - 1)
+    of_ranks = {"zmq": events.zmq_port, "replay": events.replay_port, "load": events.load_port}
+    if events.zmq_port is None:
+        for name in ("replay", "load"):
+            if of_ranks[name] is not None:
+                yield f"{key}.{name}_port: needs zmq_port"
+    for name, port in (*of_ranks.items(), ("grpc", events.grpc_port)):
+        last = (port or 0) + (0 if name == "grpc" else events.ranks - 1)
         if last > address.MAX_PORT:
-            yield f"{key}.{name}: with its ranks it is above 65535"
-    if first is not None and second is not None and abs(first - second) < events.ranks:
-        yield f"{key}: {_overlap(events.ranks)}"
+            yield f"{key}.{name}_port: with its ranks it is above 65535"
+    for (one, first), (other, second) in combinations(of_ranks.items(), 2):
+        if first is not None and second is not None and abs(first - second) < events.ranks:
+            yield f"{key}: {_overlap(one, other, events.ranks)}"
 
 
-def _overlap(ranks: int) -> str:
+def _overlap(one: str, other: str, ranks: int) -> str:
     if ranks == 1:
-        return "zmq and replay have the same port"
-    return f"with {ranks} ranks the ports of zmq and replay overlap (rank r uses both ports + r)"
+        return f"{one} and {other} have the same port"
+    return f"with {ranks} ranks the ports of {one} and {other} overlap (rank r uses both ports + r)"
 
 
 def _events(key: str, events: WorkerEvents) -> Iterator[str]:
@@ -342,15 +342,15 @@ def _events(key: str, events: WorkerEvents) -> Iterator[str]:
     if events.zmq is None:
         yield from (
             f"{key}.{name}: needs zmq"
-            for name, value in (("replay", events.replay), ("bind", events.bind))
-            if value
+            for name in ("replay", "load", "bind")
+            if getattr(events, name)
         )
     yield from _ports(key, events)
 
 
 def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
-    taken: set[tuple[str, int]] = set()
-    for name, text in (("zmq", events.zmq), ("replay", events.replay)):
+    taken: dict[tuple[str, int], str] = {}
+    for name, text in (("zmq", events.zmq), ("replay", events.replay), ("load", events.load)):
         if text is None:
             continue
         try:
@@ -364,9 +364,9 @@ def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
             continue
         if place.port + events.ranks - 1 > address.MAX_PORT:
             yield f"{key}.{name}: port {place.port} + {events.ranks} ranks is above 65535"
-        ports = {(place.host, place.port + rank) for rank in range(events.ranks)}
-        if ports & taken:
-            yield f"{key}: {_overlap(events.ranks)}"
+        ports = {(place.host, place.port + rank): name for rank in range(events.ranks)}
+        for other in dict.fromkeys(taken[one] for one in ports if one in taken):
+            yield f"{key}: {_overlap(other, name, events.ranks)}"
         taken |= ports
 
 
@@ -447,6 +447,7 @@ def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object,
     tcp, topic = address.parse_tcp, None if events.bind else events.topic
     yield from _places("zmq", events.zmq, tcp, events.ranks, topic)
     yield from _places("replay", events.replay, tcp, events.ranks)
+    yield from _places("load", events.load, tcp, events.ranks)
     yield from _places("grpc", events.grpc, address.parse, 1, events.service)
     yield from _places("drain", events.drain, address.parse_http)
 

@@ -8,7 +8,14 @@ Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 from dataclasses import dataclass
 from typing import Literal
 
-from extproc.config.sections import ROLES, Disaggregation, Sharing, key
+from extproc.config.sections import (
+    ROLES,
+    CacheAware,
+    Disaggregation,
+    PrefixCache,
+    Sharing,
+    key,
+)
 
 # Each includes the one before it.
 RESPONSES = ("none", "headers", "usage")
@@ -56,6 +63,11 @@ class WorkerEvents:
         1,
         minimum=1,
         maximum=MAX_RANKS,
+    )
+    load: str | None = key(
+        "the ZMQ endpoint of rank 0 on which SGLang publishes how much it has to do"
+        " (--load-publish-endpoint), tcp://host:port; rank r uses the port + r",
+        None,
     )
     grpc: str | None = key(
         "host:port of a gRPC server with SubscribeKvEvents: an engine's own, or `kvsteer bridge`",
@@ -124,6 +136,9 @@ class EventPorts:
         1,
         minimum=1,
         maximum=MAX_RANKS,
+    )
+    load_port: int | None = key(
+        "the ZMQ port of rank 0 on which SGLang publishes how much it has to do", None, minimum=1
     )
     grpc_port: int | None = key(
         "the port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
@@ -422,36 +437,6 @@ class Cost:
         " knows better",
         8_000,
         minimum=1,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CacheAware:
-    """The settings of policy `cache_aware`, as SMG has them."""
-
-    cache_threshold_percent: int = key(
-        "smallest share of the prompt that a worker must hold to be preferred for it, in percent",
-        30,
-    )
-    balance_abs_requests: int = key(
-        "load alone decides if the busiest worker has this many requests more than the idlest", 64
-    )
-    balance_rel_percent: int = key(
-        "and also this percentage of the idlest worker's requests: 150 is half as many again", 150
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCache:
-    """The settings of policy `prefix_cache`, as AIBrix has them."""
-
-    imbalance_requests: int = key(
-        "load alone decides if the busiest worker has this many requests more than the idlest", 8
-    )
-    sigma_percent: int = key(
-        "how far above the mean number of requests a worker with a match may be, in percent of the"
-        " standard deviation",
-        100,
     )
 
 

@@ -121,3 +121,33 @@ class Sharing:
         " the channel's name, which is no secret",
         None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAware:
+    """The settings of policy `cache_aware`, as SMG has them."""
+
+    cache_threshold_percent: int = key(
+        "smallest share of the prompt that a worker must hold to be preferred for it, in percent",
+        30,
+    )
+    balance_abs_requests: int = key(
+        "load alone decides if the busiest worker has this many requests more than the idlest", 64
+    )
+    balance_rel_percent: int = key(
+        "and also this percentage of the idlest worker's requests: 150 is half as many again", 150
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """The settings of policy `prefix_cache`, as AIBrix has them."""
+
+    imbalance_requests: int = key(
+        "load alone decides if the busiest worker has this many requests more than the idlest", 8
+    )
+    sigma_percent: int = key(
+        "how far above the mean number of requests a worker with a match may be, in percent of the"
+        " standard deviation",
+        100,
+    )

@@ -491,6 +491,7 @@ def _events(said: PodWords, of_all: FoundWorker) -> EventPorts | Literal["auto"]
             zmq_port=zmq,
             grpc_port=None if zmq is not None else grpc,
             replay_port=None if zmq is None else base.replay_port,
+            load_port=None if zmq is None else base.load_port,
             drain=False,
         )
     if not isinstance(events, EventPorts):
@@ -498,6 +499,7 @@ def _events(said: PodWords, of_all: FoundWorker) -> EventPorts | Literal["auto"]
     events = replace(
         events,
         replay_port=said.annotation("replay-port", port_in) or events.replay_port,
+        load_port=said.annotation("load-port", port_in) or events.load_port,
         topic=said.annotation("topic", text_in) or events.topic,
         ranks=said.annotation("ranks", ranks_in) or events.ranks,
         service=said.annotation("service", service_in) or events.service,
@@ -511,7 +513,8 @@ def _events(said: PodWords, of_all: FoundWorker) -> EventPorts | Literal["auto"]
 def _fits(events: EventPorts | str | None, offset: int) -> bool:
     if not isinstance(events, EventPorts):
         return True
-    last = max(events.zmq_port or 0, events.replay_port or 0) + (offset + 1) * events.ranks - 1
+    ports = (events.zmq_port, events.replay_port, events.load_port)
+    last = max(port or 0 for port in ports) + (offset + 1) * events.ranks - 1
     return max(last, (events.grpc_port or 0) + offset) <= MAX_PORT
 
 

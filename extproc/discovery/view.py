@@ -178,10 +178,13 @@ def _events(
     def at(base: int | None, step: int) -> str | None:
         return None if base is None else str(Address(host, base + offset * step))
 
-    zmq, replay = at(ports.zmq_port, ports.ranks), at(ports.replay_port, ports.ranks)
+    zmq, replay, load = (
+        at(one, ports.ranks) for one in (ports.zmq_port, ports.replay_port, ports.load_port)
+    )
     return WorkerEvents(
         zmq=zmq and f"tcp://{zmq}",
         replay=replay and f"tcp://{replay}",
+        load=load and f"tcp://{load}",
         topic=ports.topic,
         ranks=ports.ranks,
         grpc=at(ports.grpc_port, 1),

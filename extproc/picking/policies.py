@@ -27,7 +27,8 @@ from statistics import fmean, pstdev
 from typing import NamedTuple, Protocol
 
 from extproc.config import schema
-from extproc.config.schema import AUTO, CacheAware, Cost, Policy, PrefixCache
+from extproc.config.schema import AUTO, Cost, Policy
+from extproc.config.sections import CacheAware, PrefixCache
 from extproc.structs import Light
 from kvstate.overlap import Overlap, worth_tokens
 

@@ -11,6 +11,7 @@ import aiohttp
 from extproc.checking.evidence import usable_tokens
 from extproc.picking.load import (
     MAX_METRICS_BYTES,
+    REPORT_SECONDS,
     Booking,
     Loads,
     report_of_feeds,
@@ -243,11 +244,21 @@ class LoadReports:
                 self._loads.report(worker.endpoint, report, now)
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Scrapes one worker; what cannot be reached again and again is unfit until it can be."""
+        """Scrapes one worker; what cannot be reached again and again is unfit until it can be.
+
+        A worker whose feeds tell its load is not asked, unless it was found unfit.
+        """
         asked_at, upstream = self._monotonic(), worker.upstream
-        if upstream is not None:
+        if upstream is not None and (
+            Judge.SCRAPES in upstream.against or not self._is_told(worker)
+        ):
             await self._scrape(client, worker, upstream, asked_at)
         return self.pace.next_seconds(asked_at)
+
+    def _is_told(self, worker: Worker) -> bool:
+        """Whether the worker's feeds told its load lately."""
+        ages = [age + load.age_ms / 1000 for load, age in self._feed_loads(worker.name)]
+        return bool(ages) and max(ages) < REPORT_SECONDS
 
     async def _scrape(
         self, client: Client, worker: Worker, upstream: Upstream, asked_at: float
@@ -263,7 +274,7 @@ class LoadReports:
         was_unfit = self._table.upstreams.restore(upstream, Judge.SCRAPES)
         if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe tells
             log.info("worker %s answers again", worker.name)
-        if status != _OK or worker.upstream is not upstream or self._feed_loads(worker.name):
+        if status != _OK or worker.upstream is not upstream or self._is_told(worker):
             return
         report = report_of_metrics(text, asked_at)
         if report is not None:

@@ -8,7 +8,8 @@ connect to anything, and be credited with what another worker holds.
 Where a worker's feed is to be had: as configured, or as the worker itself tells.
 
 Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the ports it really has;
-`GET /server_info` of SGLang (0.5.23: `kv_events` with a base port, to which a rank adds its own).
+`GET /server_info` of SGLang (0.5.23: `kv_events` with base ports of its events, of their replays
+and of its load, to which a rank adds its own).
 """
 
 import asyncio
@@ -65,6 +66,7 @@ def _places_of(source: ZmqSource) -> Iterator[Place]:
     for kind, endpoint, topic in (
         ("zmq", source.events, source.topic),
         ("replay", source.replay, ""),
+        ("load", source.load, ""),
     ):
         if endpoint is not None and endpoint.startswith("tcp://"):
             host, port = same_place(address.parse_tcp(endpoint))
@@ -83,6 +85,7 @@ def configured(events: WorkerEvents) -> FeedSource:
             replay=None if events.replay is None else _of_rank(events.replay, rank),
             topic=events.topic,
             binds=events.bind,
+            load=None if events.load is None else _of_rank(events.load, rank),
         )
         for rank in range(events.ranks)
     )
@@ -127,12 +130,13 @@ def _from_sglang(raw: object, host: str) -> tuple[ZmqSource, ...]:
         raise ValueError("it has no sound number of ranks")
     named = str(raw.get("endpoint_host") or "*")
     publisher = host if named in _ANY_HOST else named
-    replay_port = raw.get("replay_endpoint_port_base")
+    replay_port, load_port = (raw.get(f"{kind}_endpoint_port_base") for kind in ("replay", "load"))
     return tuple(
         ZmqSource(
             events=_endpoint(publisher, int(raw["endpoint_port_base"]) + rank),
             replay=None if replay_port is None else _endpoint(publisher, int(replay_port) + rank),
             topic=str(raw.get("topic") or ""),
+            load=None if load_port is None else _endpoint(publisher, int(load_port) + rank),
         )
         for rank in range(ranks)
     )

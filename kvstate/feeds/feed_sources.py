@@ -9,6 +9,7 @@ from typing import TypeAlias
 class ZmqSource:
     """Where one rank publishes; replay is None where it cannot replay.
 
+    load: where it publishes how much it has to do (SGLang's --load-publish-endpoint), if it does.
     binds: we bind the endpoint and the publisher connects to it (vLLM does so where its own
     endpoint names no wildcard). Messages name no sender, so each needs an endpoint of its own.
     """
@@ -17,6 +18,7 @@ class ZmqSource:
     replay: str | None
     topic: str
     binds: bool = False
+    load: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The loop that runs one feed: what the transport says goes in, what the feed asks for is done."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import Counter, OrderedDict, deque
@@ -463,7 +464,7 @@ class Subscriber:
         self._failures = Backoff(*RETRY_SECONDS, shared.chance)
         self._again_at = math.inf  # when a feed that failed is to go on
         self._signals: deque[Signal] = deque()
-        self._quiet_since = 0.0
+        self._quiet_since = self._quiet_told_at = 0.0
 
     async def run(self) -> None:
         """Follows the publisher until it is cancelled.
@@ -489,13 +490,17 @@ class Subscriber:
 
     async def _step(self) -> None:
         await self._effects.rest()
-        try:
+        came: list[Signal] = []
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(QUIET_SECONDS):
-                self._signals.extend(await self._transport.receive())
-        except TimeoutError:
+                came = await self._transport.receive()
+        self._signals.extend(came)
+        now = asyncio.get_running_loop().time()
+        if not all(isinstance(one, LoadReport) for one in came):
+            self._quiet_since = self._quiet_told_at = now
+        elif not came or now - self._quiet_told_at >= QUIET_SECONDS:
+            self._quiet_told_at = now
             await self._effects.carry_out(self.feed.quiet(for_long=self._is_quiet_for_long()))
-        else:
-            self._quiet_since = asyncio.get_running_loop().time()
         await self._go_on()
         if self.feed.wants_everything and asyncio.get_running_loop().time() >= self._retry_at:
             await self._effects.carry_out(self.feed.ask_everything())
@@ -535,6 +540,7 @@ class Subscriber:
             case Snapshot(first, last, unknown_before):
                 return self.feed.snapshot(first, last, unknown_before)
             case LoadReport(load):
+                self.counts["loads"] += 1
                 self.load, self.load_at = load, self._shared.clock()
             case Malformed():
                 self.counts["malformed_message"] += 1

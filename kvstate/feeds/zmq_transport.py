@@ -36,11 +36,12 @@ from kvstate.feeds.transport import (
     UNREACHED_SECONDS,
     Connected,
     Disconnected,
+    LoadReport,
     Malformed,
     Signal,
 )
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
-from kvstate.wire.zmq_wire import ends_replay, parse_frames
+from kvstate.wire.zmq_wire import ends_replay, load_of, parse_frames
 
 # How long a publisher may take for an answer to begin.
 REPLAY_TIMEOUT_SECONDS = 5.0
@@ -254,6 +255,7 @@ class ZmqTransport:
         self._accepted: set[Connection] = set()
         self._peers: list[Connection] = []
         self._changes: list[Signal] = []
+        self._load: Connection | None = None  # on which its load is published
         self._wake = asyncio.Event()
         self._keeper = self._start()
 
@@ -291,10 +293,12 @@ class ZmqTransport:
         if len(self._peers) == 1:
             messages = self._peers[0].take(MAX_SIGNALS)
             signals += [_signal(each) for each in messages if each[0].startswith(self._topic)]
+        if self._load is not None and (messages := self._load.take(MAX_SIGNALS)):
+            signals.append(_load_signal(messages[-1]))  # the newest says all
         return signals
 
     def _start(self) -> asyncio.Task[None]:
-        keeper = asyncio.create_task(self._keep())
+        keeper = asyncio.create_task(self._keep_both())
         keeper.add_done_callback(lambda _: self._wake.set())
         return keeper
 
@@ -319,8 +323,35 @@ class ZmqTransport:
         reason = f"{count} publishers connect to this endpoint; each rank needs its own"
         return Disconnected(reason)
 
+    async def _keep_both(self) -> None:
+        """Keeps the subscriptions open until it is cancelled."""
+        place = None if self._source.load is None else place_of(self._source.load)
+        if place is None:
+            await self._keep()
+            return
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep())
+            group.create_task(self._keep_load(place))
+
+    async def _keep_load(self, place: Place) -> None:
+        """Keeps the subscription to the load open; of a load that nobody tells nothing is said."""
+        retries = Backoff(*RECONNECT_SECONDS, self._chance)
+        while True:
+            connection = self._load = Connection(b"SUB", lambda _: self._wake.set())
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await connection.open(place)
+                if connection.is_ready:
+                    retries.reset()
+                    await connection.lost.wait()
+            except OSError:  # a time-out is one, too
+                pass
+            finally:
+                connection.give_up("closed")
+            await asyncio.sleep(retries.next_seconds())
+
     async def _keep(self) -> None:
-        """Keeps the subscription open until it is cancelled."""
+        """Keeps the subscription to events open until it is cancelled."""
         place = place_of(self._source.events)
         try:
             if place is None:
@@ -406,5 +437,12 @@ def _reason(error: OSError) -> str:
 def _signal(message: list[bytes]) -> Signal:
     try:
         return parse_frames(message)
+    except WireError:
+        return Malformed()
+
+
+def _load_signal(message: list[bytes]) -> Signal:
+    try:
+        return LoadReport(load_of(message))
     except WireError:
         return Malformed()

@@ -14,7 +14,7 @@ import math
 import struct
 from array import array
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,7 @@ from kvstate.events import (
     BlocksCopied,
     BlocksRemoved,
     BlocksStored,
+    EngineLoad,
     Event,
     EventBatch,
     OtherGroupStored,
@@ -66,6 +67,44 @@ def parse_frames(frames: Sequence[bytes]) -> Batch:
     if len(frames) < 2 or len(frames[-2]) != 8:  # noqa: PLR2004 - the layout above
         raise WireError(f"message of {len(frames)} frames has no sequence number")
     return Batch(int.from_bytes(frames[-2], "big"), frames[-1])
+
+
+# Longer messages tell no load; SGLang's have some 40 bytes.
+MAX_LOAD_BYTES = 4096
+
+_Requests = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+
+
+class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat", frozen=True, gc=False):
+    """What SGLang publishes of its load with --load-publish-endpoint, since 0.5.19.
+
+    Positions as in `sglang.srt.managers.scheduler_components.load_publisher`. used, capacity: of
+    its KV cache, in tokens; a capacity of 0 is unknown. Fields after these tell nothing of use.
+    """
+
+    running: _Requests
+    waiting: _Requests
+    used: _Tokens
+    capacity: _Tokens
+    rank: int | None = None
+    waiting_uncached: _Tokens | None = None
+
+
+_load_decoder = msgspec.msgpack.Decoder(_LoadStat)
+
+
+def load_of(frames: Sequence[bytes]) -> EngineLoad:
+    """The load in a message, which has the frames of a batch of events.
+
+    Raises:
+        WireError: it tells none.
+    """
+    if len(frames) < 2 or len(frames[-1]) > MAX_LOAD_BYTES:  # noqa: PLR2004 - as for events
+        raise WireError(f"message of {len(frames)} frames tells no load")
+    stat: _LoadStat = _decoded(_load_decoder, frames[-1])
+    share = min(1.0, stat.used / stat.capacity) if stat.capacity else 0.0
+    return EngineLoad(stat.running, stat.waiting, stat.waiting_uncached, cache_usage=share)
 
 
 MAX_BLOCK_SIZE = 65_536

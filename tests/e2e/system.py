@@ -191,24 +191,27 @@ async def running(
     envoy_config: Callable[[Config], str] = render,
     roles: Sequence[str] = (),
     proxied: Callable[[Worker], str] | None = None,
+    each: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> AsyncIterator[System]:
     """Workers for each model (in turn), a router that is ready, and Envoy.
 
     changes: sections of the configuration to replace. envoy_config: makes Envoy's of it. settings:
     of the simulated workers. roles: of the workers, instead of their number. proxied: the address
-    of a worker for the router and Envoy, where requests reach it through something else.
+    of a worker for the router and Envoy, where requests reach it through something else. each: of
+    one worker's settings what others have not, for all workers, instead of their number.
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
         fleet: list[Worker] = []
         stops: list[Callable[[], Awaitable[None]]] = []
-        for position in range(len(roles) or workers):
+        for position in range(len(roles) or len(each) or workers):
             one = await stack.enter_async_context(contextlib.AsyncExitStack())
             own: dict[str, Any] = {} if "ranks" in settings else {**_ports()}
             if roles:
                 own |= {"role": roles[position], "transfer_listen": f"127.0.0.1:{free_port()}"}
-            worker = Settings(model=models[position % len(models)], **{**own, **settings})
+            own |= settings | (each[position] if each else {})
+            worker = Settings(model=models[position % len(models)], **own)
             fleet.append(await one.enter_async_context(running_worker(worker)))
             stops.append(one.aclose)
         config_file = directory / "kvsteer.yaml"
@@ -269,6 +272,7 @@ def _configuration(workers: Sequence[Worker], models: Sequence[str]) -> dict[str
                     "zmq": worker.events_endpoint,
                     "replay": worker.replay_endpoint,
                     "ranks": len(worker.ranks),
+                    "load": next(iter(worker.load_endpoints), None),
                 },
             }
             for position, worker in enumerate(workers)

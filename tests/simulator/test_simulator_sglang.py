@@ -1,18 +1,21 @@
 """SGLang's hashes, pages and habits against a recording of its radix cache (0.5.23)."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
+import zmq
 
 from simulator.cache import PrefixCache, Shape
 from simulator.dialects import DIALECTS
 from simulator.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from simulator.hashing import NO_NAMESPACE, Adapter, Namespace, SglangHashing
-from simulator.server import running
+from simulator.server import running, server_info
 from simulator.settings import Settings
-from tests.simulator.readers import Client, complete, published, subscribed
+from tests.simulator.readers import Client, complete, published, socket, subscribed
 
 Recording = Callable[[str], list[dict[str, Any]]]
 
@@ -152,3 +155,57 @@ def test_nothing_but_tokens_salt_and_adapter_tells_pages_apart() -> None:
     kinds = [type(event) for event in cache.take_events()]
     assert kinds == [AllBlocksCleared, BlockStored, BlockStored, BlockStored]
     assert BlockRemoved not in kinds
+
+
+async def test_load_is_published_as_sglang_does() -> None:
+    settings = Settings(dialect="sglang-0.5.22", load_endpoint="tcp://127.0.0.1:0", blocks=100)
+    async with running(settings) as worker, asyncio.timeout(10):
+        (endpoint,) = worker.load_endpoints
+        async with socket(zmq.SUB, endpoint) as sub:
+            sub.subscribe(b"load")
+            topic, first, payload = await sub.recv_multipart()
+            again = await sub.recv_multipart()  # the heartbeat
+    assert topic == b"load"
+    assert payload == msgspec.msgpack.encode(["LoadStat", 0, 0, 0, 1600, 0])
+    assert again == [b"load", (int.from_bytes(first, "big") + 1).to_bytes(8, "big"), payload]
+    assert server_info(worker)["kv_events"]["load_endpoint_port_base"] == int(
+        endpoint.rpartition(":")[2]
+    )
+
+
+async def test_load_tells_what_runs_and_what_waits() -> None:
+    settings = Settings(
+        dialect="sglang-0.5.22",
+        load_endpoint="tcp://127.0.0.1:0",
+        max_running_requests=1,
+        decode_tokens_per_second=1.0,
+    )
+    async with (
+        running(settings) as worker,
+        aiohttp.ClientSession(worker.url) as client,
+        socket(zmq.SUB, worker.load_endpoints[0]) as sub,
+        asyncio.timeout(10),
+    ):
+        sub.subscribe(b"")
+        bodies = [[number] * 32 for number in (1, 2)]
+        asked = [asyncio.create_task(complete(client, one, generate=500)) for one in bodies]
+        stat: list[Any] = []
+        while stat[1:3] != [1, 1]:
+            stat = msgspec.msgpack.decode((await sub.recv_multipart())[-1])
+        assert 0 < stat[3] < stat[4]
+        for one in asked:
+            one.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dialect": "vllm-0.32"},
+        {"dialect": "sglang-0.5.18"},
+        {"dialect": "sglang-0.5.22", "events_endpoint": None, "replay_endpoint": None},
+    ],
+)
+def test_only_new_releases_with_events_publish_a_load(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="load"):
+        Settings(load_endpoint="tcp://127.0.0.1:0", **settings)

@@ -207,6 +207,13 @@ def test_the_ports_of_ranks_are_ports_and_do_not_overlap() -> None:
     ]
     assert of_events(zmq="tcp://a:1", replay="tcp://a:3", ranks=2) == []
     assert of_events(zmq="tcp://a:1", replay="tcp://a:1") == [": zmq and replay have the same port"]
+    assert of_events(zmq="tcp://a:1", load="tcp://a:1") == [": zmq and load have the same port"]
+    assert of_events(zmq="tcp://a:1", replay="tcp://a:3", load="tcp://a:2", ranks=2) == [
+        ": with 2 ranks the ports of zmq and load overlap (rank r uses both ports + r)",
+        ": with 2 ranks the ports of replay and load overlap (rank r uses both ports + r)",
+    ]
+    assert of_events(grpc="a:1", load="tcp://a:2") == [".load: needs zmq"]
+    assert of_events(zmq="tcp://a:1", load="tcp://*:2") != []
 
 
 @pytest.mark.parametrize(

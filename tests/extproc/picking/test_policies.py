@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.config.schema import CacheAware, Cost, Policy, PrefixCache
+from extproc.config.schema import Cost, Policy
+from extproc.config.sections import CacheAware, PrefixCache
 from extproc.picking.load import EndpointLoad, Gauges, Loads
 from extproc.picking.policies import (
     POLICIES,

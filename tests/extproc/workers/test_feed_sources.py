@@ -76,6 +76,22 @@ def test_host_that_is_not_a_workers_own_is_strange() -> None:
     assert strange_host([ZmqSource("ipc://x", None, "")], ()) == ""
 
 
+def test_load_of_sglang_is_where_it_says() -> None:
+    first, second = sglang(dp_size=2, endpoint_host="w", load_endpoint_port_base=7000)
+    assert (first.load, second.load) == ("tcp://w:7000", "tcp://w:7001")
+    assert sglang()[0].load is None
+    assert sglang(load_endpoint_port_base=99_999) == ()
+    assert sglang(load_endpoint_port_base={}) == ()
+
+
+def test_a_configured_load_has_a_port_for_each_rank() -> None:
+    source = configured(WorkerEvents(zmq="tcp://w:1", load="tcp://w:7000", ranks=2))
+    assert isinstance(source, tuple)
+    assert [one.load for one in source] == ["tcp://w:7000", "tcp://w:7001"]
+    assert ("load", "w", 7001, "") in places(source)
+    assert strange_host(source, ()) == "w"
+
+
 def test_place_is_the_same_in_every_spelling_of_its_host() -> None:
     source = ZmqSource("tcp://W:1", "tcp://other:2", "t")
     assert places([source], {"w", "10.0.0.1"}) == {

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from extproc.config.reader import parse
-from extproc.picking.load import Loads
+from extproc.picking.load import REPORT_SECONDS, Loads
 from extproc.picking.sent import Sent
 from extproc.picking.upstreams import Judge
 from extproc.workers.asking import FAILURES_UNTIL_UNFIT, LoadReports, Pace
@@ -135,6 +135,27 @@ async def test_load_that_a_feed_carries_is_preferred(engine: Engine, http: Clien
     polling.start([asking.look])
     await until(lambda: others(table) > 8)
     await polling.close()
+
+
+@pytest.mark.parametrize(
+    ("ages", "asked"), [([0.0], 0), ([REPORT_SECONDS + 1], 1), ([0.0, REPORT_SECONDS], 1), ([], 1)]
+)
+async def test_a_worker_whose_feeds_tell_its_load_is_not_asked_for_it(
+    engine: Engine, http: Client, ages: list[float], asked: int
+) -> None:
+    table = table_of(engine.endpoint)
+    await reports(table, [(EngineLoad(1, 0), age) for age in ages]).ask(http, only(table))
+    assert engine.asked == asked
+
+
+async def test_a_worker_that_was_unfit_is_asked_even_if_its_feeds_tell_its_load(
+    engine: Engine, http: Client
+) -> None:
+    table = table_of(engine.endpoint)
+    (upstream,) = table.upstreams
+    table.upstreams.eject(upstream, Judge.SCRAPES, UNFIT)
+    await reports(table, [(EngineLoad(1, 0), 0.0)]).ask(http, only(table))
+    assert against(table, Judge.SCRAPES) == {}
 
 
 async def test_workers_are_asked_again_and_again_if_that_is_configured(engine: Engine) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from kvstate.errors import ReplayError
-from kvstate.events import Batch, Body
+from kvstate.events import Batch, Body, EngineLoad
 from kvstate.feeds import replays, subscriber
 from kvstate.feeds.feed import OTHER_PUBLISHER, Feed, State
 from kvstate.feeds.replays import ReplaySlots
@@ -16,6 +16,7 @@ from kvstate.feeds.subscriber import Shared, Subscriber, Turns
 from kvstate.feeds.transport import (
     Connected,
     Disconnected,
+    LoadReport,
     Malformed,
     MemoryTransport,
     Place,
@@ -209,6 +210,20 @@ async def test_message_without_a_number_is_counted() -> None:
         await connected(followed)
         followed.transport.put(Malformed())
         await until(lambda: followed.subscriber.counts["malformed_message"] == 2)
+
+
+async def test_a_feed_that_tells_only_its_load_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.05)
+    async with following() as followed:
+        await connected(followed)
+        followed.publish(0, block(1))
+        await until(lambda: followed.feed.last_sequence == 0)
+        replays = len(followed.transport.replays)
+        while len(followed.transport.replays) == replays:
+            followed.transport.put(LoadReport(EngineLoad(1, 0)))
+            await asyncio.sleep(0.001)  # loads come all the time
+        assert followed.subscriber.load == EngineLoad(1, 0)
+        assert followed.subscriber.counts["loads"] > 1
 
 
 async def test_lag_is_the_age_of_the_last_batch() -> None:

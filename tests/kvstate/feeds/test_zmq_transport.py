@@ -3,14 +3,15 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
-from kvstate.events import Batch
+from kvstate.events import Batch, EngineLoad
 from kvstate.feeds import zmq_transport
 from kvstate.feeds.feed_sources import Recovery, ZmqSource
-from kvstate.feeds.transport import Connected, Disconnected, Malformed, Signal
+from kvstate.feeds.transport import Connected, Disconnected, LoadReport, Malformed, Signal
 from kvstate.feeds.zmq_transport import ZmqTransport
 from tests.kvstate.publishing import frames, payload
 from tests.kvstate.zmq_publisher import Publisher
@@ -263,3 +264,63 @@ async def test_a_publisher_that_starts_with_the_router_is_not_complained_about(
                 await transport.receive()
         engine.bind(zmq.XPUB, address)
         assert await transport.receive() == [Connected()]
+
+
+def load_frames(running: int) -> list[bytes]:
+    """As SGLang publishes how much it has to do."""
+    return [b"load", bytes(8), msgspec.msgpack.encode(["LoadStat", running, 0, 0, 0, 0])]
+
+
+@asynccontextmanager
+async def loaded(events: str, load: str) -> AsyncIterator[ZmqTransport]:
+    transport = ZmqTransport(ZmqSource(events, None, "", load=load), chance=lambda: 0.0)
+    yield transport
+    await transport.close()
+
+
+async def test_load_comes_from_a_socket_of_its_own(engine: Publisher) -> None:
+    _, events = engine.bind(zmq.XPUB)
+    publisher, address = engine.bind(zmq.XPUB)
+    async with loaded(events, address) as transport:
+        await published(publisher, load_frames(3), [b"load", bytes(8), b"no load"], load_frames(4))
+        signals: list[Signal] = []
+        while LoadReport(EngineLoad(4, 0)) not in signals:
+            signals += await transport.receive()
+    assert set(signals) <= {
+        Connected(),
+        Malformed(),
+        *(LoadReport(EngineLoad(running, 0)) for running in (3, 4)),
+    }
+
+
+async def test_load_is_read_again_after_its_publisher_came_back(engine: Publisher) -> None:
+    _, events = engine.bind(zmq.XPUB)
+    publisher, address = engine.bind(zmq.XPUB)
+    async with loaded(events, address) as transport:
+        await published(publisher, load_frames(1))
+        while LoadReport(EngineLoad(1, 0)) not in await transport.receive():
+            pass
+        publisher.close(linger=0)
+        while True:
+            try:
+                publisher, _ = engine.bind(zmq.XPUB, address)
+                break
+            except zmq.ZMQError:
+                await asyncio.sleep(0.001)  # its port is free soon
+        await published(publisher, load_frames(2))
+        while LoadReport(EngineLoad(2, 0)) not in await transport.receive():
+            pass
+
+
+async def test_events_do_not_wait_for_a_load_that_nobody_tells(engine: Publisher) -> None:
+    publisher, events = engine.bind(zmq.XPUB)
+    async with loaded(events, f"tcp://127.0.0.1:{free_port()}") as transport:
+        await published(publisher, frames(0))
+        assert (await received(transport, 2))[:2] == [Connected(), Batch(0, payload(0))]
+
+
+async def test_load_at_no_place_is_not_looked_for(engine: Publisher) -> None:
+    publisher, events = engine.bind(zmq.XPUB)
+    async with loaded(events, "udp://nowhere") as transport:
+        await published(publisher, frames(0))
+        assert (await received(transport, 2))[:2] == [Connected(), Batch(0, payload(0))]
