@@ -9,6 +9,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import cache
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -47,8 +49,7 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
         OSError: an address is taken.
         ValueError: the model's directory cannot be used.
     """
-    tokens = ModelTokens(settings.model_dir)
-    writer = Writer(tokens)
+    tokens, writer = _read_model(settings.model_dir)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listen(settings.listen))
         ranks: list[Rank] = []
@@ -71,6 +72,13 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
         api = Api(tokens, Generator(tokens, writer, worker), worker)
         await _serve(stack, api.application(), listener)
         yield worker
+
+
+@cache
+def _read_model(directory: Path) -> tuple[ModelTokens, Writer]:
+    """Reads a model once for all workers of a process: it takes longer than to start one."""
+    tokens = ModelTokens(directory)
+    return tokens, Writer(tokens)
 
 
 async def _serve(
