@@ -49,7 +49,7 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.index import default_core_name, plain_core_warning
 
-STOPPING = "stopping: streams under way are ended, no new ones are taken"
+STOPPING = "stopping: streams under way are ended, no new ones are to come"
 
 
 class Readiness:
@@ -296,7 +296,7 @@ SWITCH_SECONDS = 0.001
 # Below this a fleet of a thousand workers may find no room.
 FEW_FILES = 4096
 
-# Besides `extproc.drain_ms`: what hangs after that is not waited for.
+# Besides `extproc.leave_ms` and `extproc.drain_ms`: what hangs after that is not waited for.
 STOP_SECONDS = 10.0
 
 
@@ -306,8 +306,9 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
     path: of the configuration that was read. member: its part, where several processes have this
     configuration; it then also ends when their parent does.
 
-    It then says that it is not ready, takes no new streams, gives those under way their time, and
-    ends; a second signal ends it at once. SIGHUP reads the kill switch and the TLS files anew.
+    It then says that it is not ready, takes no new streams after `extproc.leave_ms`, gives those
+    under way their time, and ends; a second signal ends it at once. SIGHUP reads the kill switch
+    and the TLS files anew.
 
     Raises:
         StartError: it cannot start.
@@ -326,12 +327,12 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
         )
     for doubt in doubts(config, os.path.exists):
         log.warning("%s", doubt)
-    stopped = asyncio.Event()
+    stopped, leave_ms = asyncio.Event(), config.extproc.leave_ms
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         stopped.set()
-        _end_by_force(loop, config.extproc.drain_ms / 1000 + STOP_SECONDS)
+        _end_by_force(loop, (leave_ms + config.extproc.drain_ms) / 1000 + STOP_SECONDS)
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)
@@ -366,8 +367,11 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
         )
         await stopped.wait()
         sweeper.close()
-        log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
         parts.readiness.is_stopping = True
+        if leave_ms:
+            log.info("stopping: not ready, and for %d ms new streams are still taken", leave_ms)
+            await asyncio.sleep(leave_ms / 1000)
+        log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
 
 
 def _resident_mib() -> int:

@@ -44,9 +44,10 @@ from envoy_data_plane.envoy.type.metadata import v3 as metadata
 from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
-from extproc.config.schema import Config, RouterTls
-from extproc.config.sections import MIRROR, PREFILL, SGLANG
+from extproc.config.schema import Config
+from extproc.config.sections import MIRROR, PREFILL, SGLANG, RouterTls
 from extproc.endpoint_files import cluster_names, path_of, prefill_cluster
+from extproc.envoy_routers import conversation_hashes, stream_metadata, use_several
 from extproc.errors import ConfigError
 from extproc.headers import (
     DESTINATION,
@@ -184,7 +185,10 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
     if reads_responses:  # the cluster writes there which worker answered
         options.forwarding_namespaces = namespaces
     return ext_proc.ExternalProcessor(
-        grpc_service=core.GrpcService(envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER)),
+        grpc_service=core.GrpcService(
+            envoy_grpc=core.GrpcServiceEnvoyGrpc(cluster_name=ROUTER),
+            initial_metadata=stream_metadata(config.envoy.routers),
+        ),
         failure_mode_allow=True,
         message_timeout=timedelta(milliseconds=config.envoy.message_timeout_ms),
         processing_mode=ext_proc.ProcessingMode(
@@ -335,24 +339,29 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
 
 
 def router_cluster(config: Config) -> cluster.Cluster:
-    """Returns the router's cluster, reached where it listens or where envoy.router says.
+    """Returns the router's cluster, reached where it listens or where envoy.router(s) say.
 
     Each process is an endpoint of its own. Envoy opens one connection to an endpoint in each of its
     threads, so that processes behind one port (SO_REUSEPORT) would get very different shares; over
     endpoints it goes round.
     """
     envoy, processes = config.envoy, range(config.extproc.processes)
-    members = [address.nth(envoy.router or config.extproc.listen, number) for number in processes]
+    members = [
+        address.nth(one, number) for one in config.router_addresses() for number in processes
+    ]
     http = upstream_http.HttpProtocolOptions(
         explicit_http_config=upstream_http.HttpProtocolOptionsExplicitHttpConfig(
             http2_protocol_options=core.Http2ProtocolOptions()
-        )
+        ),
+        hash_policy=conversation_hashes(envoy.routers),
     )
     found = _cluster(ROUTER, members, DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)
     found.typed_extension_protocol_options = {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(http)
     }
+    if envoy.routers is not None:
+        use_several(found, envoy.routers, len(processes))
     if envoy.router_tls is not None:
         found.transport_socket = transport_socket(envoy.router_tls)
     return found

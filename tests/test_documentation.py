@@ -54,7 +54,7 @@ def section_in(hint: object) -> type | None:
 def yaml_of(value: object) -> str:
     if value in (None, ()):
         return "none"
-    return f"`{yaml.safe_dump(value).splitlines()[0]}`"
+    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1_000).splitlines()[0]}`"
 
 
 def test_every_configuration_key_is_documented_as_the_code_has_it() -> None:

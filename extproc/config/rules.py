@@ -23,7 +23,7 @@ from extproc.config.schema import (
     WorkerEvents,
 )
 from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, PREFILL, SGLANG
-from extproc.config.sharing_rules import sharing_doubts, sharing_faults
+from extproc.config.sharing_rules import router_faults, sharing_doubts, sharing_faults
 
 AT_LEAST_ONE = "at least one is needed"
 
@@ -117,8 +117,9 @@ def listener_faults(config: Config) -> Iterator[str]:
     yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
     yield from address_fault("envoy.listen", config.envoy.listen, _parse_listener)
     yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
-    if config.envoy.router is not None:
-        yield from _socket_or_address("envoy.router", config.envoy.router)
+    for key, text in _routers(config):
+        yield from _socket_or_address(key, text)
+    yield from router_faults(config.envoy.router, config.envoy.routers)
     mode = config.extproc.socket_mode
     if not _MODE.fullmatch(mode):
         yield f'extproc.socket_mode: must be a mode such as "0660", is {mode!r}'
@@ -132,9 +133,9 @@ def _processes(config: Config) -> Iterator[str]:
     count = config.extproc.processes
     if count == 1:
         return
-    for key, text in (*_listeners(config), ("envoy.router", config.envoy.router or "")):
+    for key, text in (*_listeners(config), *_routers(config)):
         try:
-            last = address.nth(text, count - 1) if text else ""
+            last = address.nth(text, count - 1)
         except ValueError as error:
             yield f"{key}: {error}"
         else:
@@ -147,6 +148,15 @@ def _processes(config: Config) -> Iterator[str]:
                 f"workers[{position}].events.{name}: cannot be shared by {count} processes"
                 " (extproc.processes): put `kvsteer bridge` in between"
             )
+
+
+def _routers(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields what is written of where Envoy reaches the router, or several."""
+    envoy = config.envoy
+    if envoy.router is not None:
+        yield "envoy.router", envoy.router
+    for position, text in enumerate(envoy.routers.addresses if envoy.routers else ()):
+        yield f"envoy.routers.addresses[{position}]", text
 
 
 def _listeners(config: Config) -> list[tuple[str, str]]:
@@ -215,7 +225,7 @@ def _taken_twice(config: Config) -> Iterator[str]:
         if one[1] != usual
     ]
     faults = [*_clashes(ours), *_clashes(theirs)]
-    if _listens_on_loopback(envoy.router or config.extproc.listen):
+    if any(_listens_on_loopback(text) for text in config.router_addresses()):
         faults += _clashes([*ours, *written])
     yield from dict.fromkeys(faults)
 

@@ -13,6 +13,8 @@ from extproc.config.sections import (
     CacheAware,
     Disaggregation,
     PrefixCache,
+    Routers,
+    RouterTls,
     Sharing,
     key,
 )
@@ -231,23 +233,6 @@ class Discovery:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterTls:
-    """How Envoy checks the router's certificate and shows its own; PEM files where Envoy runs."""
-
-    ca: str = key("a PEM file: the router's certificate must come from one of these authorities")
-    name: str | None = key(
-        "the DNS name that the router's certificate must have, and that Envoy asks for (SNI); by"
-        " default any",
-        None,
-    )
-    certificate: str | None = key(
-        "a PEM file: Envoy's own certificate, needed if extproc.tls.client_ca is set", None
-    )
-    # last, since it hides the function of that name
-    key: str | None = key("a PEM file: the private key of Envoy's own certificate", None)
-
-
-@dataclass(frozen=True, slots=True)
 class Envoy:
     """What `kvsteer envoy` prints; the router itself uses the limits to check its own."""
 
@@ -258,6 +243,7 @@ class Envoy:
         " extproc.listen",
         None,
     )
+    routers: Routers | None = key("several routers, instead of envoy.router", None)
     router_tls: RouterTls | None = key("TLS to the router; by default plain text", None)
     message_timeout_ms: int = key(
         "milliseconds Envoy waits for each answer of the router before it goes on without it",
@@ -345,6 +331,11 @@ class ExtProc:
     drain_ms: int = key(
         "milliseconds that open streams are given to end when the router is stopped (draining)",
         5_000,
+    )
+    leave_ms: int = key(
+        "milliseconds before that in which a router that is stopped says that it is not ready, and"
+        " still takes new streams; two of Envoy's health checks fit in 1500",
+        0,
     )
 
 
@@ -582,3 +573,8 @@ class Config:
     def model_of(self, worker: Worker) -> str:
         """Returns the name of the model that a worker serves."""
         return worker.model or self.models[0].name
+
+    def router_addresses(self) -> tuple[str, ...]:
+        """Returns the addresses under which Envoy reaches the routers."""
+        several = self.envoy.routers
+        return several.addresses if several else (self.envoy.router or self.extproc.listen,)

@@ -151,3 +151,45 @@ class PrefixCache:
         " standard deviation",
         100,
     )
+
+
+# Which of several routers a request goes to.
+ANY, STANDBY, CONVERSATION = ROUTER_CHOICES = ("any", "standby", "conversation")
+
+
+@dataclass(frozen=True, slots=True)
+class Routers:
+    """Several routers, as Envoy is to use them."""
+
+    addresses: tuple[str, ...] = key(
+        "under which Envoy reaches the routers, host:port or unix:PATH each; a host name may lead"
+        " to several"
+    )
+    choice: str = key(
+        "which router a request goes to: any, each in turn; standby, the first of addresses that is"
+        " ready; conversation, always the same one for the same value of a conversation header",
+        ANY,
+        choices=ROUTER_CHOICES,
+    )
+    conversation_headers: tuple[str, ...] = key(
+        "request headers that name a conversation, for choice conversation; of those that a request"
+        " has the first counts, and a request without any goes to a random router",
+        ("x-session-id", "x-session-affinity", "session-id", "x-claude-code-session-id"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTls:
+    """How Envoy checks the router's certificate and shows its own; PEM files where Envoy runs."""
+
+    ca: str = key("a PEM file: the router's certificate must come from one of these authorities")
+    name: str | None = key(
+        "the DNS name that the router's certificate must have, and that Envoy asks for (SNI); by"
+        " default any",
+        None,
+    )
+    certificate: str | None = key(
+        "a PEM file: Envoy's own certificate, needed if extproc.tls.client_ca is set", None
+    )
+    # last, since it hides the function of that name
+    key: str | None = key("a PEM file: the private key of Envoy's own certificate", None)

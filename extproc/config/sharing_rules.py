@@ -1,14 +1,17 @@
-"""Rules about the section `sharing`: what cannot be meant, and what leaves a fleet open."""
+"""Rules about several routers: what cannot be meant, and what leaves a fleet open."""
 
 import re
 from collections.abc import Iterator
 
 from extproc import address
-from extproc.config.sections import Sharing
+from extproc.config.sections import CONVERSATION, STANDBY, Routers, Sharing
 
 # What a router may be called, and how long that may be; as messages between routers have it.
 _ROUTER_NAME = re.compile(r"[!-~]+")
 _NAME_CHARACTERS = 64
+
+# As HTTP has the name of a field.
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,256}")
 
 # Of a datagram socket in a directory: its own name, at most.
 _SOCKET_NAME_BYTES = 32
@@ -53,3 +56,22 @@ def sharing_doubts(sharing: Sharing | None) -> Iterator[str]:
             "sharing.secret_file: without it or a password_file, whoever reaches the engine can"
             " tell the routers anything"
         )
+
+
+def router_faults(router: str | None, routers: Routers | None) -> Iterator[str]:
+    """Yields what is wrong with the section envoy.routers; router: what envoy.router says."""
+    if routers is None:
+        return
+    if router is not None:
+        yield "envoy.routers: stands instead of envoy.router: remove one of the two"
+    if not routers.addresses:
+        yield "envoy.routers.addresses: needs at least one"
+    twice = {text for text in routers.addresses if routers.addresses.count(text) > 1}
+    yield from (f"envoy.routers.addresses: {text} is given twice" for text in sorted(twice))
+    if routers.choice == STANDBY and len(routers.addresses) == 1:
+        yield "envoy.routers.choice: standby needs two addresses or more, in their order"
+    if routers.choice == CONVERSATION and not routers.conversation_headers:
+        yield "envoy.routers.conversation_headers: choice conversation needs at least one"
+    for name in routers.conversation_headers:
+        if not _HEADER_NAME.fullmatch(name):
+            yield f"envoy.routers.conversation_headers: {name!r} is no header's name"

@@ -283,18 +283,22 @@ def _router_place(
     Only ports are compared: addresses may be names, and there may be several routers. The port of
     another machine may be that of a Kubernetes Service.
     """
-    wanted = config.envoy.router or config.extproc.listen
-    if not hosts or wanted in hosts:
+    wanted = config.router_addresses()
+    if not hosts or any(text in hosts for text in wanted):
         return
-    if wanted.startswith(address.UNIX_PREFIX):
-        says = f"cluster {cluster} sends to {shown(sorted(hosts))}; the router listens on {wanted}"
+    sends = f"cluster {cluster} sends to {shown(sorted(hosts))}"
+    if all(text.startswith(address.UNIX_PREFIX) for text in wanted):
+        says = f"{sends}; the router listens on {' and '.join(wanted)}"
         yield about.wrong("envoy-router-place", says)
         return
-    port = address.parse(wanted).port
-    if any(host.rpartition(":")[2] == str(port) for host in hosts):
+    ports = {
+        str(address.parse(text).port) for text in wanted if not text.startswith(address.UNIX_PREFIX)
+    }
+    if any(host.rpartition(":")[2] in ports for host in hosts):
         return
-    says = f"cluster {cluster} sends to {shown(sorted(hosts))}; the router listens on port {port}"
-    if config.envoy.router or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
+    says = f"{sends}; the router listens on port {' or '.join(sorted(ports))}"
+    is_told = config.envoy.router or config.envoy.routers
+    if is_told or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
         yield about.wrong("envoy-router-place", says)
     else:
         yield about.note("envoy", f"{says}: right only if something between maps the ports")

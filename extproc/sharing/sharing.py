@@ -23,8 +23,7 @@ from extproc.config.sections import Sharing as Options
 from extproc.errors import StartError
 from extproc.picking.load import Loads
 from extproc.picking.sent import Claim, Holdings, Sent
-from extproc.sharing.datagrams import Datagrams
-from extproc.sharing.engine import CONNECT_SECONDS, CONNECTING, Access, Engine
+from extproc.sharing.carriers import CONNECT_SECONDS, CONNECTING, Access, Datagrams, Engine
 from extproc.sharing.messages import Keys, is_from, keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling

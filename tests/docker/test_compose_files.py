@@ -61,7 +61,7 @@ def test_routers_of_the_scale_profile_meet_at_the_engine_and_are_found_by_their_
     names = {name for name, service in found.items() if service.get("profiles") == ["scale"]}
     assert names == {"valkey", "router", "envoy-scale"}
     assert found["router"]["scale"] == 2
-    assert config.envoy.router == "router:9002"
+    assert config.router_addresses() == ("router:9002",)
     assert config.workers == load("deploy/compose/kvsteer.yaml").workers
     assert "STRICT_DNS" in (ROOT / "deploy/compose/scale/envoy.yaml").read_text()
 

@@ -3,76 +3,27 @@
 import asyncio
 import contextlib
 import signal
-import sys
-from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-import yaml
 
-from tests.e2e.system import CHAT, System, chat, long_text, running, until
+from tests.e2e.other_router import OtherRouter, other_router
+from tests.e2e.system import System, chat, long_text, running, until
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
-from tests.ports import free_port
-
-
-class Second:
-    """The other router, which gets no requests but is asked what it would do."""
-
-    def __init__(self, session: aiohttp.ClientSession, config: dict[str, Any]) -> None:
-        self._session = session
-        self._admin = f"http://{config['admin']['listen']}"
-        self._metrics = f"http://{config['metrics']['listen']}"
-
-    async def routers(self) -> list[dict[str, Any]]:
-        try:
-            async with self._session.get(f"{self._admin}/routers") as response:
-                told = await response.json()
-        except aiohttp.ClientError:
-            return []
-        return list(told["routers"])
-
-    async def hears(self) -> bool:
-        return bool(await self.routers())
-
-    async def readiness(self) -> tuple[int, str]:
-        async with self._session.get(f"{self._metrics}/readyz") as response:
-            return response.status, await response.text()
-
-    async def explain(self, text: str) -> dict[str, Any]:
-        envelope = {"path": CHAT, "headers": {}, "body": chat(text)}
-        async with self._session.post(f"{self._admin}/explain", json=envelope) as response:
-            decision: dict[str, Any] = await response.json()
-        return decision
-
-    async def running(self, text: str) -> float:
-        """The cost of requests under way, of all candidates."""
-        decision = await self.explain(text)
-        return float(sum(one["cost_terms"]["running"] for one in decision["candidates"]))
 
 
 @contextlib.asynccontextmanager
-async def two(engine: EngineProcess, **settings: Any) -> AsyncIterator[tuple[System, Second]]:
+async def two(engine: EngineProcess, **settings: Any) -> AsyncIterator[tuple[System, OtherRouter]]:
     """A system, and a second router with the same configuration at other ports."""
     sharing = {"url": engine.url}
-    async with running(changes={"sharing": sharing}, **settings) as system:
-        config = yaml.safe_load(system.config_file.read_text())
-        for name in ("extproc", "admin", "metrics"):
-            config[name] = {"listen": f"127.0.0.1:{free_port()}"}
-        file = system.config_file.with_name("second.yaml")
-        file.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
-        with file.with_suffix(".log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=log)
-        second = Second(system.session, config)
-        try:
-            await until(second.hears, "the routers hear each other")
-            yield system, second
-        finally:
-            process.kill()
-            await process.wait()
+    async with (
+        running(changes={"sharing": sharing}, **settings) as system,
+        other_router(system) as second,
+    ):
+        await until(second.hears, "the routers hear each other")
+        yield system, second
 
 
 @needs_engine

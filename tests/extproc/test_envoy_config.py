@@ -13,6 +13,7 @@ from aiohttp import web
 
 from extproc.config.reader import parse
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Model, Worker
+from extproc.config.sections import ROUTER_CHOICES, Routers
 from extproc.envoy_config import render
 from tests.e2e.envoy_process import ENVOY, EnvoyDiedError, running_envoy
 from tests.ports import free_port
@@ -100,10 +101,30 @@ def validate(text: str, directory: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def several(choice: str, *addresses: str, processes: int = 1) -> Config:
+    routers = Routers(addresses or ("10.0.0.1:9002", "10.0.0.2:9002"), choice)
+    return configuration(envoy=Envoy(routers=routers), extproc=ExtProc(processes=processes))
+
+
+def priorities(config: Config) -> list[list[int]]:
+    """The ports of the routers, by priority."""
+    groups = clusters(parsed(config))["kvsteer"]["load_assignment"]["endpoints"]
+    assert [int(group.get("priority", 0)) for group in groups] == list(range(len(groups)))
+    return [
+        [
+            one["endpoint"]["address"]["socket_address"]["port_value"]
+            for one in group["lb_endpoints"]
+        ]
+        for group in groups
+    ]
+
+
 @pytest.mark.parametrize(
     "config",
     [
         pytest.param(configuration(), id="one model"),
+        *(pytest.param(several(choice), id=choice) for choice in ROUTER_CHOICES),
+        pytest.param(several("standby", "unix:/a", "router-b:9002", processes=2), id="mixed"),
         pytest.param(two_models(), id="two models"),
         pytest.param(configuration(extproc=ExtProc("unix:/run/kvsteer.sock")), id="unix socket"),
         pytest.param(configuration("worker-a:8000", "127.0.0.1:8001"), id="host names"),
@@ -113,6 +134,35 @@ def validate(text: str, directory: Path) -> None:
 )
 def test_envoy_accepts_what_is_rendered(config: Config, tmp_path: Path) -> None:
     validate(render(config), tmp_path)
+
+
+def test_several_routers_are_asked_whether_they_are_ready() -> None:
+    found = clusters(parsed(several("any")))["kvsteer"]
+    (check,) = found["health_checks"]
+    assert check["grpc_health_check"] == {}
+    assert check["interval"] == check["no_traffic_interval"]
+    assert found["common_lb_config"]["healthy_panic_threshold"] == {"value": 1}
+    alone = clusters(parsed(configuration()))["kvsteer"]
+    assert "health_checks" not in alone
+    assert "common_lb_config" not in alone
+
+
+def test_a_standby_is_of_a_lower_priority_with_all_its_processes() -> None:
+    assert priorities(several("any")) == [[9002, 9002]]
+    assert priorities(several("standby", "a:1", "b:2", "c:3")) == [[1], [2], [3]]
+    assert priorities(several("standby", "a:1", "b:2", processes=2)) == [[1, 11], [2, 12]]
+
+
+def test_the_router_of_a_conversation_follows_from_the_first_header_that_is_there() -> None:
+    tree = parsed(several("conversation"))
+    told = ext_proc(tree)["grpc_service"]["initial_metadata"]
+    assert told[0] == {"key": "x-session-id", "value": "%REQ(x-session-id):128%"}
+    options = clusters(tree)["kvsteer"]["typed_extension_protocol_options"]
+    hashes = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["hash_policy"]
+    assert [one["header"]["header_name"] for one in hashes] == [one["key"] for one in told]
+    assert all(one["terminal"] for one in hashes)
+    other = ext_proc(parsed(several("any")))["grpc_service"]
+    assert "initial_metadata" not in other
 
 
 def test_the_static_example_is_what_is_rendered_for_its_three_workers() -> None:

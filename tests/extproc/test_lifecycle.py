@@ -63,6 +63,23 @@ async def test_nothing_is_waited_for_where_no_stream_is_open(kind: str, tmp_path
 
 @both
 @pytest.mark.slow
+async def test_who_leaves_is_not_ready_first_and_takes_new_streams_for_a_while(
+    kind: str, tmp_path: Path
+) -> None:
+    listen = listen_at("tcp", tmp_path)
+    async with router(tmp_path, listen, server=kind, leave_ms=3_000, drain_ms=60_000) as one:
+        one.process.send_signal(signal.SIGTERM)
+        await until(lambda: one.answers(503), "it says that it is not ready")
+        health = one.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await health(b"") == b"\x08\x02"  # NOT_SERVING
+        call = await one.placed()
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.OK
+        assert await asyncio.wait_for(one.process.wait(), 30) == 0
+
+
+@both
+@pytest.mark.slow
 async def test_a_second_signal_ends_it_at_once(kind: str, tmp_path: Path) -> None:
     async with router(tmp_path, listen_at("tcp", tmp_path), server=kind, drain_ms=100_000) as one:
         await one.placed()

@@ -24,12 +24,11 @@ from extproc.config.schema import (
     Kubernetes,
     Metrics,
     Model,
-    RouterTls,
     Tls,
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import Disaggregation
+from extproc.config.sections import Disaggregation, Routers, RouterTls
 from extproc.errors import ConfigError
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
@@ -391,6 +390,47 @@ def test_envoys_addresses_are_held_against_the_routers_on_one_host() -> None:
     ]
     elsewhere = Envoy(listen="0.0.0.0:9091", router="router:9002")
     assert of_listeners(envoy=elsewhere) == []
+
+
+@pytest.mark.parametrize(
+    ("routers", "said"),
+    [
+        (Routers(("a:1", "b:1"), "standby"), []),
+        (Routers(("unix:/a", "a:1"), "conversation"), []),
+        (Routers(()), ["envoy.routers.addresses: needs at least one"]),
+        (Routers(("a", "a:1")), ["envoy.routers.addresses[0]: must be host:port, is 'a'"]),
+        (Routers(("a:1", "a:1")), ["envoy.routers.addresses: a:1 is given twice"]),
+        (
+            Routers(("a:1",), "standby"),
+            ["envoy.routers.choice: standby needs two addresses or more, in their order"],
+        ),
+        (
+            Routers(("a:1",), "conversation", ()),
+            ["envoy.routers.conversation_headers: choice conversation needs at least one"],
+        ),
+        (
+            Routers(("a:1",), "conversation", ("x-id", "a b")),
+            ["envoy.routers.conversation_headers: 'a b' is no header's name"],
+        ),
+    ],
+)
+def test_faults_of_several_routers_are_told(routers: Routers, said: list[str]) -> None:
+    assert of_listeners(envoy=Envoy(routers=routers)) == said
+
+
+def test_one_router_and_several_are_not_both_meant() -> None:
+    envoy = Envoy(router="a:1", routers=Routers(("b:1",)))
+    assert of_listeners(envoy=envoy) == [
+        "envoy.routers: stands instead of envoy.router: remove one of the two"
+    ]
+
+
+def test_a_port_that_no_process_of_a_router_can_have_is_told() -> None:
+    found = of_listeners(
+        envoy=Envoy(routers=Routers(("a:65530", "b:1"))), extproc=ExtProc(processes=2)
+    )
+    (fault,) = found
+    assert fault.startswith("envoy.routers.addresses[0]: has no port for process 1")
 
 
 def test_what_nobody_wrote_of_envoy_is_not_held_against_the_router() -> None:

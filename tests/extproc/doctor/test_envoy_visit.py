@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.config.schema import Accounting, Config, Envoy, ExtProc, RouterTls, Worker
+from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Worker
+from extproc.config.sections import RouterTls
 from extproc.doctor.doctor import examine
 from extproc.doctor.findings import Verdict
 from extproc.endpoint_files import Lane, assignment, path_of

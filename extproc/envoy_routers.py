@@ -1,0 +1,91 @@
+"""Several routers as Envoy is to use them: their health, their order, and who goes to which."""
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.cluster import v3 as cluster
+from envoy_data_plane.envoy.config.core import v3 as core
+from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
+from envoy_data_plane.envoy.config.route import v3 as route
+from envoy_data_plane.envoy.extensions.load_balancing_policies.ring_hash import v3 as ring_hash
+from envoy_data_plane.envoy.type import v3 as percent
+from envoy_data_plane.google.protobuf import Any
+
+from extproc.config.sections import CONVERSATION, STANDBY, Routers
+
+# A router that says that it is not ready is left at the next question; one that does not answer,
+# after two.
+ASKED_EVERY = timedelta(milliseconds=500)
+UNANSWERED = 2
+
+# Of what names a conversation: the router's server takes 32 KiB of headers in all.
+MAX_NAME_BYTES = 128
+
+# So that two routers have about as many conversations each.
+RING_SIZE = 4096
+
+
+def stream_metadata(routers: Routers | None) -> list[core.HeaderValue]:
+    """Returns what a stream to a router says besides, for Envoy to choose the router by.
+
+    A header that a request does not have is left out.
+    """
+    if routers is None or routers.choice != CONVERSATION:
+        return []
+    return [
+        core.HeaderValue(key=name, value=f"%REQ({name}):{MAX_NAME_BYTES}%")
+        for name in map(str.lower, routers.conversation_headers)
+    ]
+
+
+def conversation_hashes(routers: Routers | None) -> list[route.RouteActionHashPolicy]:
+    """Returns what the choice of a router depends on: the first of the headers that is there."""
+    return [
+        route.RouteActionHashPolicy(
+            header=route.RouteActionHashPolicyHeader(header_name=one.key), terminal=True
+        )
+        for one in stream_metadata(routers)
+    ]
+
+
+def use_several(found: cluster.Cluster, routers: Routers, processes: int) -> None:
+    """Makes a cluster of several routers choose among those that are ready.
+
+    processes: of each router; they stand beside each other among the cluster's members.
+    """
+    found.health_checks = [_health_check()]
+    # Where none is ready any is tried: by default this begins where half of them are not.
+    found.common_lb_config = cluster.ClusterCommonLbConfig(
+        healthy_panic_threshold=percent.Percent(value=1.0)
+    )
+    if routers.choice == CONVERSATION:
+        found.load_balancing_policy = _ring()
+    if routers.choice == STANDBY and found.load_assignment is not None:
+        (together,) = found.load_assignment.endpoints
+        members = together.lb_endpoints
+        found.load_assignment.endpoints = [
+            endpoint.LocalityLbEndpoints(
+                lb_endpoints=members[first : first + processes], priority=first // processes
+            )
+            for first in range(0, len(members), processes)
+        ]
+
+
+def _health_check() -> core.HealthCheck:
+    return core.HealthCheck(
+        timeout=ASKED_EVERY,
+        interval=ASKED_EVERY,
+        # else a cluster that had no request yet is asked once a minute
+        no_traffic_interval=ASKED_EVERY,
+        unhealthy_threshold=UNANSWERED,
+        healthy_threshold=1,
+        grpc_health_check=core.HealthCheckGrpcHealthCheck(),
+    )
+
+
+def _ring() -> cluster.LoadBalancingPolicy:
+    ring = ring_hash.RingHash(minimum_ring_size=RING_SIZE)
+    extension = core.TypedExtensionConfig(
+        name="envoy.load_balancing_policies.ring_hash", typed_config=Any.pack(ring)
+    )
+    policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension)
+    return cluster.LoadBalancingPolicy(policies=[policy])
