@@ -12,14 +12,15 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from extproc import address
 from extproc.config.reader import load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config, Tls, Worker
+from extproc.config.sections import Sharing
 from extproc.discovery.configured import sources_of
 from extproc.discovery.view import STATIC, Found, Report, Source, View, listed, merged
 from extproc.doctor import feed_visit, token_visit, worker_visit
@@ -28,8 +29,12 @@ from extproc.doctor.feed_visit import Telling, judge_swapped
 from extproc.doctor.findings import About, Finding, as_json, as_text, exit_status
 from extproc.doctor.worker_visit import Means, WebClient
 from extproc.errors import RequestError, StartError
+from extproc.picking.load import Loads
+from extproc.picking.sent import Sent
 from extproc.serving.certificates import Certificates
-from extproc.sharing.sharing import overhear
+from extproc.sharing.carriers import transport_of
+from extproc.sharing.picture import Picture
+from extproc.sharing.sharing import telling_of
 from extproc.tokenizing.tokens import Tokenizer
 
 T = TypeVar("T")
@@ -286,6 +291,43 @@ def _expiry(about: About, expires_at: float, now: float) -> Finding:
     if days < SOON_DAYS:
         return about.note("tls", f"the certificate ends on {day}, in {days} days: renew it")
     return about.right("tls", f"the certificate and its key go together until {day}")
+
+
+class Overheard(NamedTuple):
+    """What was heard of the routers that share, from outside.
+
+    fault: why nothing could be heard, "" if it could. heard_seconds: how long ago each was heard
+    last, by its name. counts: messages by what became of them.
+    """
+
+    fault: str
+    heard_seconds: Mapping[str, float]
+    counts: Mapping[str, int]
+
+
+async def overhear(options: Sharing, seconds: float) -> Overheard:
+    """Listens for so long, as a router with this configuration hears the others; tells nothing.
+
+    Raises:
+        StartError: the client library is missing, or a file with a secret cannot be read.
+    """
+    keys = telling_of(options).keys
+    picture = Picture(keys, Loads({}), Sent(keys.marks), dict, seconds)
+    opened = asyncio.Event()
+
+    def hear(message: bytes) -> float:
+        picture.hear(message, time.monotonic(), time.time_ns() // 1000)
+        return 0.0
+
+    carrier = transport_of(options, hear, opened.set, seconds)
+    running = asyncio.create_task(carrier.run())
+    await asyncio.sleep(seconds)
+    fault = "" if opened.is_set() else carrier.fault
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    now = time.monotonic()
+    ages = {other.origin: now - other.heard_at for other in picture.others.values()}
+    return Overheard(fault, ages, picture.counts)
 
 
 # A router that shares says that it is there twenty times a second and more.

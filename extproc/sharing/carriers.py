@@ -20,15 +20,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from extproc import address
 from extproc.address import Meeting
+from extproc.config.sections import Sharing as Options
 from extproc.errors import StartError
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
 if TYPE_CHECKING:
     from valkey.asyncio.connection import AbstractConnection
+
+LEAST_SECRET_BYTES = 16
+MAX_SECRET_BYTES = 4_096
 
 # For a connection, with TLS and its greeting.
 CONNECT_SECONDS = 1.0
@@ -318,3 +323,64 @@ def _remove(path: str | Path) -> None:
     """Removes a socket; where that cannot be done, somebody else took its directory away."""
     with contextlib.suppress(OSError):
         Path(path).unlink()
+
+
+class Transport(Protocol):
+    """Carries messages between routers.
+
+    fault: why nothing can be told now, "" if it can.
+    """
+
+    fault: str
+
+    async def run(self) -> None:
+        """Keeps connected until it is cancelled."""
+
+    async def tell(self, messages: Sequence[bytes]) -> bool:
+        """Sends messages; whether they went off."""
+
+
+def password_of(options: Options) -> str:
+    """The engine's password, "" without one.
+
+    Raises:
+        StartError: its file cannot be read.
+    """
+    if options.password_file is None:
+        return ""
+    return secret_in("sharing.password_file", options.password_file, 1).decode(errors="replace")
+
+
+def secret_in(key: str, path: str, least: int) -> bytes:
+    """What a file has, without the space around it; key: that names the file.
+
+    Raises:
+        StartError: it cannot be read, or has fewer bytes than the least.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            secret = file.read(MAX_SECRET_BYTES).strip()
+    except OSError as error:
+        raise StartError(f"{key}: {path}: {error.strerror}") from None
+    if len(secret) < least:
+        raise StartError(f"{key}: {path}: has {len(secret)} bytes; {least} are the least")
+    return secret
+
+
+def transport_of(
+    options: Options,
+    hear: Callable[[bytes], float],
+    opened: Callable[[], None],
+    answer_seconds: float,
+) -> Transport:
+    """What carries messages, as it is configured; see `Engine`.
+
+    Raises:
+        StartError: the client library is missing, or the file with the password cannot be read.
+    """
+    meeting = address.parse_meeting(options.url)
+    if meeting.directory:
+        return Datagrams(meeting.directory, hear, opened)
+    password = password_of(options)
+    access = Access(meeting, options.channel, options.username or "", password, options.ca or "")
+    return Engine(access, hear, opened, answer_seconds)

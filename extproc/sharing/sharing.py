@@ -12,18 +12,22 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from extproc import address
 from extproc.config.sections import Sharing as Options
-from extproc.errors import StartError
 from extproc.picking.load import Loads
 from extproc.picking.sent import Claim, Holdings, Sent
-from extproc.sharing.carriers import CONNECT_SECONDS, CONNECTING, Access, Datagrams, Engine
+from extproc.sharing.carriers import (
+    CONNECT_SECONDS,
+    CONNECTING,
+    LEAST_SECRET_BYTES,
+    password_of,
+    secret_in,
+    transport_of,
+)
 from extproc.sharing.messages import Keys, is_from, keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
@@ -43,24 +47,6 @@ MOST_SECONDS = 0.02
 
 # What no router's name has, and a host's name may have all the same.
 _NO_NAME = re.compile(r"[^!-~]")
-
-LEAST_SECRET_BYTES = 16
-MAX_SECRET_BYTES = 4_096
-
-
-class Transport(Protocol):
-    """Carries messages between routers.
-
-    fault: why nothing can be told now, "" if it can.
-    """
-
-    fault: str
-
-    async def run(self) -> None:
-        """Keeps connected until it is cancelled."""
-
-    async def tell(self, messages: Sequence[bytes]) -> bool:
-        """Sends messages; whether they went off."""
 
 
 class Fleet(Protocol):
@@ -104,49 +90,15 @@ def telling_of(options: Options) -> PromptTelling:
         StartError: a file with a secret cannot be read.
     """
     if options.secret_file is not None:
-        secret = b"file " + _secret("sharing.secret_file", options.secret_file, LEAST_SECRET_BYTES)
+        secret = b"file " + secret_in(
+            "sharing.secret_file", options.secret_file, LEAST_SECRET_BYTES
+        )
     else:
-        secret = b"channel " + options.channel.encode() + b" " + _password(options).encode()
+        secret = b"channel " + options.channel.encode() + b" " + password_of(options).encode()
     host = _NO_NAME.sub("-", socket.gethostname())[:48]
     name = options.name or f"{host}-{os.getpid()}"
     silent_seconds = ALIVE_TICKS * options.tick_ms / 1000
     return PromptTelling(keys_of(secret), name, time.time_ns(), silent_seconds)
-
-
-def _password(options: Options) -> str:
-    if options.password_file is None:
-        return ""
-    return _secret("sharing.password_file", options.password_file, 1).decode(errors="replace")
-
-
-def _secret(key: str, path: str, least: int) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            secret = file.read(MAX_SECRET_BYTES).strip()
-    except OSError as error:
-        raise StartError(f"{key}: {path}: {error.strerror}") from None
-    if len(secret) < least:
-        raise StartError(f"{key}: {path}: has {len(secret)} bytes; {least} are the least")
-    return secret
-
-
-def transport_of(
-    options: Options,
-    hear: Callable[[bytes], float],
-    opened: Callable[[], None],
-    answer_seconds: float,
-) -> Transport:
-    """What carries messages, as it is configured; see `Engine`.
-
-    Raises:
-        StartError: the client library is missing, or the file with the password cannot be read.
-    """
-    meeting = address.parse_meeting(options.url)
-    if meeting.directory:
-        return Datagrams(meeting.directory, hear, opened)
-    password = _password(options)
-    access = Access(meeting, options.channel, options.username or "", password, options.ca or "")
-    return Engine(access, hear, opened, answer_seconds)
 
 
 class Sharing:
@@ -327,43 +279,6 @@ async def shared(
         yield sharing
     finally:
         await sharing.close()
-
-
-class Overheard(NamedTuple):
-    """What was heard of the routers that share, from outside.
-
-    fault: why nothing could be heard, "" if it could. heard_seconds: how long ago each was heard
-    last, by its name. counts: messages by what became of them.
-    """
-
-    fault: str
-    heard_seconds: Mapping[str, float]
-    counts: Mapping[str, int]
-
-
-async def overhear(options: Options, seconds: float) -> Overheard:
-    """Listens for so long, as a router with this configuration hears the others; tells nothing.
-
-    Raises:
-        StartError: the client library is missing, or a file with a secret cannot be read.
-    """
-    keys = telling_of(options).keys
-    picture = Picture(keys, Loads({}), Sent(keys.marks), dict, seconds)
-    opened = asyncio.Event()
-
-    def hear(message: bytes) -> float:
-        picture.hear(message, time.monotonic(), time.time_ns() // 1000)
-        return 0.0
-
-    carrier = transport_of(options, hear, opened.set, seconds)
-    running = asyncio.create_task(carrier.run())
-    await asyncio.sleep(seconds)
-    fault = "" if opened.is_set() else carrier.fault
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    now = time.monotonic()
-    ages = {other.origin: now - other.heard_at for other in picture.others.values()}
-    return Overheard(fault, ages, picture.counts)
 
 
 def note_of(sharing: Sharing | None) -> Callable[[], str]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from extproc.config.schema import Config
 from extproc.config.sections import Sharing
-from extproc.doctor.doctor import visit_sharing
+from extproc.doctor.doctor import overhear, visit_sharing
 from extproc.doctor.findings import Verdict
 from tests.extproc.sharing.engine_process import needs_engine, running_engine
-from tests.extproc.sharing.test_sharing import part
+from tests.extproc.sharing.test_sharing import part, two
 from tests.ports import free_port
 
 
@@ -42,3 +42,13 @@ async def test_an_engine_that_is_not_there_is_found(tmp_path: Path) -> None:
     missing = Sharing(sharing.url, secret_file=str(tmp_path / "none"))
     (found,) = await visit_sharing(Config(sharing=missing), 0.5)
     assert "No such file" in found.says
+
+
+async def test_who_only_listens_knows_who_shares_and_is_not_seen(tmp_path: Path) -> None:
+    options = Sharing(f"directory:{tmp_path}")
+    async with two(url=options.url) as (one, other):
+        heard = await overhear(options, 1.5)
+        assert set(heard.heard_seconds) == {"one", "other"}
+        assert max(heard.heard_seconds.values()) < 1.5
+        assert not heard.fault
+        assert len(one.sharing.picture.others) == len(other.sharing.picture.others) == 1

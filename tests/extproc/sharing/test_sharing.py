@@ -21,7 +21,7 @@ from extproc.errors import StartError
 from extproc.picking.load import EndpointLoad, Loads
 from extproc.picking.sent import Holdings, Sent
 from extproc.sharing.messages import decoded
-from extproc.sharing.sharing import Sharing, SharingCollector, overhear, shared, telling_of
+from extproc.sharing.sharing import Sharing, SharingCollector, shared, telling_of
 from extproc.sharing.telling import Telling
 from tests.extproc.sharing.engine_process import EngineProcess, needs_engine, running_engine
 from tests.extproc.sharing.routers import WORKERS
@@ -390,16 +390,6 @@ async def test_without_the_client_library_the_start_says_what_to_install(
     with pytest.raises(StartError, match=r"pip install 'kvsteer\[sharing\]'"):
         async with part(url="redis://127.0.0.1:1"):
             pass
-
-
-async def test_who_only_listens_knows_who_shares_and_is_not_seen(tmp_path: Path) -> None:
-    options = Options(f"directory:{tmp_path}")
-    async with two(url=options.url) as (one, other):
-        heard = await overhear(options, 1.5)
-        assert set(heard.heard_seconds) == {"one", "other"}
-        assert max(heard.heard_seconds.values()) < 1.5
-        assert not heard.fault
-        assert len(one.sharing.picture.others) == len(other.sharing.picture.others) == 1
 
 
 async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
