@@ -3,6 +3,7 @@
 python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace FILE] [--tuning]
     [--speeds] [--seeds N]
 python benchmarks/routing.py --routers [--quick] [--json FILE]
+python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
 import argparse
@@ -11,9 +12,11 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+import routing_legs
 import routing_routers
 from measure import Row, arguments, keep, table
 from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell
@@ -50,6 +53,17 @@ Alone: nothing is told. All compared: `policy.sample: 0`; otherwise its default,
 and 12 while others are heard of. Ratios are paired by seed; intervals are of 95 %.
 """
 
+LEGS_METHOD = """\
+How: the engines of the benchmark of policies. Of eight, four compute prompts for the other four, or
+each takes whole requests. The router's own decide_legs() and books pick the workers, and learn
+their speeds; fixed rules only say otherwise when a prompt is computed elsewhere: always, or from a
+number of tokens on that the worker which answers does not hold. A transfer takes 10 ms and 10 us a
+token (slow transfers: 125 us); its answer begins before all prompts that wait there. Goodput:
+requests a second whose first token comes within 3 s, and whose tokens come within 25 ms of each
+other on average. Ratios are paired by seed; intervals are of 95 %. The better one of the fixed
+rules is found for each cell.
+"""
+
 QUICK_SEEDS = 3
 
 
@@ -62,12 +76,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="engines that serve the trace")
     parser.add_argument("--tuning", action="store_true", help="the seeds that weights are tuned on")
     parser.add_argument("--routers", action="store_true", help="one router against several")
+    parser.add_argument("--legs", action="store_true", help="prompts computed on other workers")
     parser.add_argument("--speeds", action="store_true", help="engines not as fast as configured")
     parser.add_argument("--seeds", type=int, metavar="N", help="the first N seeds only")
     wanted = parser.parse_args()
     started = time.monotonic()
     if wanted.routers:
         _compare_routers(wanted, started)
+        return
+    if wanted.legs:
+        _compare_legs(wanted, started)
         return
     cells: Sequence[Cell] = SPEED_CELLS if wanted.speeds else CELLS
     contestants = SPEED_CONTESTANTS if wanted.speeds else (*CONTESTANTS, *PARTS)
@@ -107,21 +125,50 @@ def _compare_routers(wanted: argparse.Namespace, started: float) -> None:
     keep(found, wanted.json)
 
 
+def _compare_legs(wanted: argparse.Namespace, started: float) -> None:
+    found: list[Row] = []
+    seeds = TUNING_SEEDS if wanted.tuning else routing_legs.SEEDS
+    seeds = seeds[: QUICK_SEEDS if wanted.quick else wanted.seeds]
+    for cell in routing_legs.QUICK_CELLS if wanted.quick else routing_legs.CELLS:
+        by_seed = _by_seed(cell, seeds, routing_legs.CONTESTANTS, _legs_of_seed)
+        results = {name: [one[name] for one in by_seed] for name in by_seed[0]}
+        print(routing_legs.summary(cell.name, results), flush=True)
+        found += routing_legs.rows(cell.name, results)
+    how = _how(LEGS_METHOD, seeds)
+    print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
+
+
+def _legs_of_seed(seed: int) -> dict[str, routing_legs.Result]:
+    cell, contestants = _inherited[-1]
+    return {one.name: routing_legs.run(cell, one, seed) for one in contestants}
+
+
 def _results(cell: Cell, seeds: Sequence[int], contestants: Sequence[Contestant]) -> Results:
     """Every contestant on every seed, on all cores."""
     by_name: dict[str, list[Result]] = {one.name: [] for one in contestants}
+    for each in _by_seed(cell, seeds, contestants, _of_seed):
+        for name, result in each.items():
+            by_name[name].append(result)
+    return by_name
+
+
+Made = TypeVar("Made")
+
+
+def _by_seed(
+    cell: object, seeds: Sequence[int], contestants: object, of_seed: Callable[[int], Made]
+) -> list[Made]:
     # a workload is a closure, which cannot be sent to a process, only inherited by it
     start = multiprocessing.get_context("fork")
     with start.Pool(
         os.cpu_count(), initializer=_inherited.append, initargs=((cell, contestants),)
     ) as pool:
-        for each in pool.map(_of_seed, seeds, chunksize=1):
-            for name, result in each.items():
-                by_name[name].append(result)
-    return by_name
+        return pool.map(of_seed, seeds, chunksize=1)
 
 
-_inherited: list[tuple[Cell, Sequence[Contestant]]] = []
+_inherited: list[tuple[Any, Any]] = []
 
 
 def _of_seed(seed: int) -> dict[str, Result]:

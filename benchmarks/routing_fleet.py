@@ -4,14 +4,22 @@ An engine computes prompts one after the other, in chunks that share steps with 
 way, as engines with chunked prefill do; between two changes everything goes on at constant speed,
 so only changes are events. Prefixes are cached in blocks, least recently used first out; what a
 request uses stays. Stores and removals reach the router after a delay.
+
+A prompt may be computed by one engine for another one: its blocks are then transferred, and the
+answer begins as soon as the engine that gives it has computed what it is at, before all that waits
+there.
 """
 
 import heapq
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 BLOCK_TOKENS = 128
+
+# Two engines find each other, whatever is transferred then.
+HANDOVER_SECONDS = 0.010
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,10 @@ class Speed:
 class Request:
     """One request: when it comes, the blocks of its prompt, those that its answer fills.
 
-    tokens: all of the prompt. is_own: whether it comes by our router, not by another one. After the
-    run: worker, cached (tokens), first_token_at, done_at.
+    tokens: all of the prompt. is_own: whether it comes by our router, not by another one. prefill:
+    the engine that computes its prompt for the one that answers, -1 if that does so itself. whole:
+    the request whose prompt alone this is. After the run: worker, cached (tokens), first_token_at,
+    done_at.
     """
 
     at: float
@@ -54,6 +64,8 @@ class Request:
     answer_blocks: Sequence[int] = ()
     worker: int = -1
     is_own: bool = True
+    prefill: int = -1
+    whole: "Request | None" = None
     cached: int = 0
     first_token_at: float = 0.0
     done_at: float = 0.0
@@ -135,6 +147,7 @@ class Engine:
     at: float = 0.0
     steps: float = 0.0
     waiting: deque[Request] = field(default_factory=deque)
+    received: deque[Request] = field(default_factory=deque)
     head: Request | None = None
     overlap: int = 0
     left_tokens: float = 0.0
@@ -190,7 +203,20 @@ class Engine:
         self.waiting.append(request)
         self._begin()
 
+    def receive(self, request: Request) -> None:
+        """The blocks of a prompt that another engine computed arrive."""
+        self.received.append(request)
+        self._begin()
+
     def _begin(self) -> None:
+        while self.head is None and self.received:
+            if len(self.running) >= self.speed.max_running:
+                return
+            overlap = self.cache.overlap(self.received[0].blocks)
+            if not self.cache.take(self.received[0], overlap):
+                return
+            self.overlap = overlap
+            self._answer(self.received.popleft())
         if self.head is not None or not self.waiting:
             return
         if len(self.running) >= self.speed.max_running:
@@ -218,7 +244,8 @@ class Fleet:
     """Engines and what they publish.
 
     speeds: one for each engine. published: (when it is visible, engine, stored, removed). turns:
-    (when, engine, how fast it is from then on), in order of time.
+    (when, engine, how fast it is from then on), in order of time. transfer_rate: tokens a second
+    from one engine to another.
     """
 
     speeds: Sequence[Speed]
@@ -226,8 +253,13 @@ class Fleet:
     delay_seconds: float
     now: float = 0.0
     turns: Sequence[tuple[float, int, Speed]] = ()
+    transfer_rate: float = float("inf")
     engines: list[Engine] = field(default_factory=list)
     published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
+    _changes: list[tuple[float, int, int]] = field(default_factory=list)
+    _versions: list[int] = field(default_factory=list)
+    _transfers: list[tuple[float, int, Request]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
         for number, speed in enumerate(self.speeds):
@@ -246,40 +278,69 @@ class Fleet:
         over: Callable[[Request, float], None],
     ) -> None:
         """Serves all requests, which come in order of time; each goes where `pick` says."""
-        changes: list[tuple[float, int, int]] = []
-        versions = [0] * len(self.engines)
-
-        def plan(number: int) -> None:
-            versions[number] += 1
-            at = self.engines[number].next_change()
-            if at != float("inf"):
-                heapq.heappush(changes, (at, number, versions[number]))
-
-        def until(time: float) -> None:
-            while changes and changes[0][0] <= time:
-                at, number, version = heapq.heappop(changes)
-                if version != versions[number]:
-                    continue
-                self.now = at
-                engine = self.engines[number]
-                engine.advance(at)
-                for request in engine.change():
-                    over(request, at)
-                plan(number)
-
+        self._versions = [0] * len(self.engines)
         turns = deque(self.turns)
         for request in requests:
             while turns and turns[0][0] <= request.at:
                 at, number, speed = turns.popleft()
-                until(at)
+                self._until(at, over)
                 self.engines[number].advance(at)
                 self.engines[number].speed = speed
-                plan(number)
-            until(request.at)
+                self._plan(number)
+            self._until(request.at, over)
             self.now = request.at
-            request.worker = pick(request, request.at)
-            engine = self.engines[request.worker]
+            request.worker = number = pick(request, request.at)
+            first = request
+            if request.prefill >= 0:
+                number = request.prefill
+                first = Request(request.at, request.blocks, request.tokens, 0, whole=request)
+            engine = self.engines[number]
             engine.advance(request.at)
-            engine.add(request)
-            plan(request.worker)
-        until(float("inf"))
+            engine.add(first)
+            self._plan(number)
+        self._until(float("inf"), over)
+
+    def _plan(self, number: int) -> None:
+        """What is next on an engine is found anew."""
+        self._versions[number] += 1
+        at = self.engines[number].next_change()
+        if at != float("inf"):
+            heapq.heappush(self._changes, (at, number, self._versions[number]))
+
+    def _until(self, time: float, over: Callable[[Request, float], None]) -> None:
+        """Does all that is due, in order of time."""
+        changes, transfers = self._changes, self._transfers
+        while True:
+            arrives_at = transfers[0][0] if transfers else float("inf")
+            changes_at = changes[0][0] if changes else float("inf")
+            if min(arrives_at, changes_at) > time or not (changes or transfers):
+                return
+            if arrives_at < changes_at:
+                request = heapq.heappop(transfers)[2]
+                self.now = arrives_at
+                self.engines[request.worker].advance(arrives_at)
+                self.engines[request.worker].receive(request)
+                self._plan(request.worker)
+                continue
+            at, number, version = heapq.heappop(changes)
+            if version == self._versions[number]:
+                self.now = at
+                self._change(number, over)
+
+    def _change(self, number: int, over: Callable[[Request, float], None]) -> None:
+        engine = self.engines[number]
+        engine.advance(self.now)
+        for request in engine.change():
+            if request.whole is None:
+                over(request, self.now)
+            else:
+                self._transfer(request, request.whole)
+        self._plan(number)
+
+    def _transfer(self, computed: Request, request: Request) -> None:
+        """A prompt is computed: sends what the engine that answers does not hold."""
+        request.cached = computed.cached
+        held = self.engines[request.worker].cache.overlap(request.blocks)
+        tokens = request.tokens - held * BLOCK_TOKENS
+        arrives_at = self.now + HANDOVER_SECONDS + tokens / self.transfer_rate
+        heapq.heappush(self._transfers, (arrives_at, next(self._numbers), request))

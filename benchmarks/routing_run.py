@@ -56,17 +56,20 @@ class Result(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Tokens:
+class Tokens:
     """Stands for token ids where only their number and their marks are asked for."""
 
     count: int
     marks: Marks
+    blocks: Sequence[int] = ()
 
     def __len__(self) -> int:
         return self.count
 
 
-class _Sent(Sent):
+class TokensSent(Sent):
+    """Knows the marks of such tokens."""
+
     def marks(self, prompt: Prompt) -> Marks:
         """As they were made once for all runs."""
         return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
@@ -153,6 +156,11 @@ def arrivals(cell: Cell, seed: int) -> Arrivals:
     return Arrivals(requests, [_marks(one.blocks) for one in requests])
 
 
+def marks_of_all(requests: Sequence[Request]) -> dict[int, Marks]:
+    """The marks of all prompts, by the identity of their requests."""
+    return {id(one): _marks(one.blocks) for one in requests}
+
+
 def _marks(blocks: Sequence[int]) -> Marks:
     tokens = array("I")
     for block in blocks:
@@ -168,9 +176,9 @@ LOOK_SECONDS = 0.05
 MAX_AHEAD = 3
 
 
-def _last(request: Request) -> int:
+def last_block(blocks: Sequence[int]) -> int:
     """The last block of a prompt that can be reused."""
-    return request.blocks[-2] if len(request.blocks) > 1 else request.blocks[-1]
+    return blocks[-2] if len(blocks) > 1 else blocks[-1]
 
 
 class _Router:
@@ -192,7 +200,7 @@ class _Router:
         self._looked_at = 0.0
         self._awaited: list[dict[Booking, Request]] = [{} for _ in range(cell.workers)]
         self._holdings = {name: Holdings(name) for name in endpoints}
-        self._sent = _Sent(1) if contestant.expects else None
+        self._sent = TokensSent(1) if contestant.expects else None
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
         self.sharer: Sharer | None = None
         if contestant.tick_seconds and self._sent is not None:
@@ -234,7 +242,7 @@ class _Router:
                     is_first = booking is next(iter(booking.load.speed.waiting), None)
                     if not booking.is_sure and not is_first:
                         continue
-                    if self._view.holds(number, _last(request)):
+                    if self._view.holds(number, last_block(request.blocks)):
                         self._loads.computed(booking, self._looked_at)
                         del awaited[booking]
                     elif not booking.is_sure:
@@ -254,7 +262,9 @@ class _Router:
         if now >= self._lost_at and served == _LOST:
             served = decision.pick[1]
         is_sure = not decision.claims.get(served, NO_CLAIMS).speculative
-        is_told = self._contestant.learns and not self._view.holds(int(served), _last(request))
+        is_told = self._contestant.learns and not self._view.holds(
+            int(served), last_block(request.blocks)
+        )
         prompt = Prompt("m", array("I")) if is_told else None
         booking = self._loads.begin(
             served, decision.uncached_tokens, now, prompt=prompt, is_sure=is_sure
@@ -274,7 +284,7 @@ class _Router:
         if self._contestant.sees_events:
             self._view.update(now)
             held = self._view.overlaps(request.blocks)
-        tokens = _Tokens(request.tokens, self.marks[id(request)])
+        tokens = Tokens(request.tokens, self.marks[id(request)])
         prompt = Prompt("m", tokens)  # type: ignore[arg-type]
         state = "live" if self._contestant.sees_events else "unsupported"
         snapshot = Snapshot(

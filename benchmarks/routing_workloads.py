@@ -122,6 +122,34 @@ def single_shot(rate: float, seconds: float) -> Workload:
     return make
 
 
+def _alike(
+    rate: float, seconds: float, tokens: tuple[float, float, float], answer_tokens: float
+) -> Workload:
+    """Prompts that share nothing; tokens: their median, the spread of its logarithm, the most."""
+
+    def make(rng: Random) -> list[Request]:
+        numbers = itertools.count()
+        made = []
+        median, spread, most = tokens
+        for at in _arrivals(rng, rate, seconds):
+            prompt = _take(numbers, _blocks(min(most, median * rng.lognormvariate(0, spread))))
+            length = int(min(2_000, answer_tokens * rng.lognormvariate(0, 0.6)) + 16)
+            made.append(_request(at, prompt, _take(numbers, _blocks(length)), length))
+        return made
+
+    return make
+
+
+def long_prompts(rate: float, seconds: float) -> Workload:
+    """Prompts of some 6,000 tokens and up to 24,000, with answers of some 250."""
+    return _alike(rate, seconds, (6_000, 0.6, 24_000), 250)
+
+
+def short_prompts(rate: float, seconds: float) -> Workload:
+    """Prompts of some 300 tokens, with answers of some 350."""
+    return _alike(rate, seconds, (300, 0.7, 1_500), 350)
+
+
 def herd(bursts: int, size: int, tokens: int = 8_000, pause_seconds: float = 15.0) -> Workload:
     """Bursts of requests within a second, each behind a system prompt that nobody has seen."""
 

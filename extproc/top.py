@@ -180,6 +180,8 @@ def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str
 def _decision(told: Mapping[str, Any]) -> Row:
     at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
     worker = _plain(told["pick"][0]) if told["pick"] else "-"
+    if told["prefill"]:
+        worker += f", prompt by {_plain(told['prefill'])}"
     if told["served"] not in ("", worker):
         worker += f", {_plain(told['served'])} answered"
     held = f"{told['predicted_tokens']}/{told['weighed_tokens']}"

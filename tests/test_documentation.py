@@ -15,6 +15,7 @@ from extproc.discovery.discovery import DiscoveryCollector
 from extproc.observing import outcomes
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
+from extproc.picking.legs import WORDS
 from extproc.sharing.sharing import SharingCollector
 from tests.extproc.nobody import Nobody
 
@@ -81,6 +82,12 @@ def test_every_metric_is_documented_with_its_type() -> None:
     assert documented == {
         name: kind for name, kind in shown.items() if not name.endswith("_created")
     }
+
+
+def test_every_outcome_of_who_computes_a_prompt_is_explained() -> None:
+    text = (DOCS / "metrics.md").read_text().partition("## Who computes a prompt\n")[2]
+    table = text.partition("\n## ")[0]
+    assert {one for one in re.findall(r"`(\w+)`", table) if one in WORDS} == set(WORDS)
 
 
 def test_every_alert_and_cause_is_documented() -> None:

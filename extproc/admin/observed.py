@@ -170,6 +170,7 @@ def summary(kept: Kept) -> dict[str, Any]:
         "weighed_tokens": round(decision.weighed_tokens),
         "pick": list(decision.pick),
         "worker": decision.worker,
+        "prefill": None if decision.prefill is None else decision.prefill.pick[0],
         "served": kept.served,
         "policy": decision.policy,
         "verdict": decision.verdict.value,

@@ -61,7 +61,7 @@ class Disaggregation:
     min_uncached_tokens: int = key(
         "fewest tokens of a prompt for which a prefill worker is used, counted without those that"
         " the decode worker holds",
-        512,
+        128,
     )
     transfer_tokens_per_second: int = key(
         "tokens whose KV blocks are transferred from one worker to another in a second",
@@ -71,7 +71,7 @@ class Disaggregation:
     interference_percent: int = key(
         "weight of the delay that computing a prompt on a decode worker means for each request that"
         " it is answering, in percent of the same delay to the request itself",
-        25,
+        50,
     )
     transfer_port: int = key(
         "the port on which prefill workers hand over what they computed (mirror only): SGLang's"

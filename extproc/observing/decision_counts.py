@@ -40,12 +40,14 @@ class DecisionCounts:
     A request only has its figures noted; they are counted many at a time, and have to be settled
     before they are looked at.
 
-    by_reason: by model and reason. prompt_tokens, predicted_tokens, match_percent: by model, of
-    the requests that could be keyed. seconds: of whole decisions; phases: of each phase.
+    by_reason: by model and reason. by_split: by model and who computes the prompt, where workers
+    take parts of requests. prompt_tokens, predicted_tokens, match_percent: by model, of the
+    requests that could be keyed. seconds: of whole decisions; phases: of each phase.
     """
 
     def __init__(self) -> None:
         self.by_reason: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.by_split: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.prompt_tokens: defaultdict[str, int] = defaultdict(int)
         self.predicted_tokens: defaultdict[str, int] = defaultdict(int)
         self.match_percent: defaultdict[str, Buckets] = defaultdict(lambda: Buckets(MATCH_BOUNDS))
@@ -63,6 +65,8 @@ class DecisionCounts:
     def note(self, decision: Decision, course: Course) -> None:
         """Has a decision counted, with the time of each of its phases."""
         noted = self._noted
+        if decision.split is not None:
+            self.by_split[decision.model or "", decision.split.outcome] += 1
         noted.append(
             (
                 decision.model,
@@ -144,6 +148,14 @@ class DecisionCollector(Collector):
         for (model, reason), count in counts.by_reason.items():
             decisions.add_metric([model, reason], count)
         yield decisions
+        split = CounterMetricFamily(
+            "kvsteer_disaggregation",
+            "Requests among workers that take parts of them, by who computes the prompt and why",
+            labels=["model", "outcome"],
+        )
+        for (model, outcome), count in counts.by_split.items():
+            split.add_metric([model, outcome], count)
+        yield split
         yield histogram_family(
             "kvsteer_decision_seconds",
             "Time from the whole request to the pick",

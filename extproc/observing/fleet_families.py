@@ -57,6 +57,7 @@ def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
     workers = [shown for shown, _ in fleet]
     yield from _worker_families(workers)
     yield from _speed_families(workers)
+    yield _failed_halves(workers)
     yield from _load_families([(shown["name"], load) for shown, load in fleet])
     yield from _check_families(workers)
     yield from _feed_states(workers)
@@ -91,6 +92,17 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
         for tier, count in worker["blocks_by_tier"].items():
             blocks.add_metric([worker["name"], tier], count)
     yield from (state, down, in_flight, block_size, blocks)
+
+
+def _failed_halves(workers: Sequence[Shown]) -> Metric:
+    failed = CounterMetricFamily(
+        "kvsteer_worker_failed_halves",
+        "Requests that a worker shared with another one and that failed, counted for both",
+        labels=["worker"],
+    )
+    for worker in workers:
+        failed.add_metric([worker["name"]], worker["failed_halves"])
+    return failed
 
 
 def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:

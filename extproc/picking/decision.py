@@ -122,13 +122,14 @@ class Split(Frozen, frozen=True):
 
     prefill: the decision among those that can, None where the prompt is computed by who answers.
     why: in words. here, apart: what it costs to compute it in either place, in tokens, where that
-    was looked at.
+    was looked at. outcome: the same as why, in the one word by which it is counted.
     """
 
     prefill: "Decision | None"
     why: str
     here: float | None = None
     apart: float | None = None
+    outcome: str = ""
 
 
 class Decision(Frozen, frozen=True):

@@ -29,6 +29,25 @@ Value = TypeVar("Value")
 
 COMPUTES_FOR_OTHERS = "computes prompts for other workers only"
 
+# Why another worker computes a prompt, or none does: as it is counted, and in words.
+APART, NEEDED = "apart", "needed"
+NO_PROMPT, NOT_SET, BODY = "no_prompt", "not_set", "body"
+ANSWERS, PROMPTS, NO_WORKER = "several_answers", "several_prompts", "no_prefill_worker"
+WHOLE, FEW, HERE = "whole", "few_tokens", "here"
+WORDS = {
+    APART: "computing the prompt elsewhere costs less",
+    NEEDED: "the decode worker cannot compute a prompt itself",
+    NO_PROMPT: "there is no prompt to compute",
+    NOT_SET: "disaggregation.mode is not set",
+    BODY: "its body cannot say where the prompt is computed",
+    ANSWERS: "it asks for several answers",
+    PROMPTS: "it has several prompts",
+    NO_WORKER: "no prefill worker can take it",
+    WHOLE: "the cheapest worker takes whole requests",
+    FEW: "too little of it has to be computed",
+    HERE: "computing the prompt where it is answered costs no more",
+}
+
 
 def decide_legs(
     query: Query, snapshot: Snapshot, rules: Disaggregation, now: float, rng: Chance
@@ -46,12 +65,12 @@ def decide_legs(
         and worker.endpoint not in snapshot.ejected
         and not why_excluded(worker, query.demand, snapshot.unfit)
     ]
-    whole = _why_whole(query, rules, helpers) if computes else "there is no prompt to compute"
+    whole = _why_whole(query, rules, helpers) if computes else NO_PROMPT
     # SGLang's decode workers cannot compute a prompt
     needs_helper = computes and rules.connector == SGLANG
     closed = {PREFILL: COMPUTES_FOR_OTHERS}
     if needs_helper and whole:
-        closed[DECODE] = f"cannot compute a prompt itself: {whole}"
+        closed[DECODE] = f"cannot compute a prompt itself: {WORDS[whole]}"
     answering = msgspec.structs.replace(
         snapshot, workers=[_closed(worker, closed) for worker in workers], roster=None
     )
@@ -60,9 +79,10 @@ def decide_legs(
         return answer
     roles = {worker.endpoint: worker.role for worker in workers}
     if not whole and roles[answer.pick[0]] == BOTH:
-        whole = "the cheapest worker takes whole requests"
-    split = Split(None, whole)
-    if not whole:
+        whole = WHOLE
+    if whole:
+        split = _whole(whole)
+    else:
         among = msgspec.structs.replace(
             snapshot,
             workers=helpers,
@@ -81,14 +101,18 @@ def decide_legs(
 def _why_whole(query: Query, rules: Disaggregation, helpers: Sequence[Candidate]) -> str:
     """Why the request cannot have two legs, whatever they cost; "" if it can."""
     if rules.mode is None:
-        return "disaggregation.mode is not set"
+        return NOT_SET
     if not query.may_split:
-        return "its body cannot say where the prompt is computed"
+        return BODY
     if query.answers > 1:
-        return "it asks for several answers"
+        return ANSWERS
     if len(query.prompts) > 1 and not (rules.mode == MIRROR and rules.connector == SGLANG):
-        return "it has several prompts"
-    return "" if helpers else "no prefill worker can take it"
+        return PROMPTS
+    return "" if helpers else NO_WORKER
+
+
+def _whole(outcome: str) -> Split:
+    return Split(None, WORDS[outcome], outcome=outcome)
 
 
 def _closed(worker: Candidate, closed: dict[str, str]) -> Candidate:
@@ -111,20 +135,17 @@ def _split(
     uncached = answer.uncached_tokens
     if not must and uncached < rules.min_uncached_tokens:
         few = f"{uncached:.0f} uncached tokens are fewer than {rules.min_uncached_tokens}"
-        return Split(None, few)
+        return Split(None, few, outcome=FEW)
     prefill = decide(query, among, *around)
     load = _of_pick(answer, answer.loads) or Load()
     others = load.in_flight + load.others
     weight = answer.affinity + rules.interference_percent / 100 * others
-    here = load.backlog_tokens + weight * uncached
+    here = (load.backlog_tokens + weight * uncached) * load.slowness
     rate = among.rules.cost.prefill_tokens_per_second
     transfer = uncached * rate / rules.transfer_tokens_per_second
     apart = (_of_pick(prefill, prefill.costs) or 0.0) + transfer
-    if must:
-        return Split(prefill, "the decode worker cannot compute a prompt itself", here, apart)
-    if here > apart:
-        return Split(prefill, "computing the prompt elsewhere costs less", here, apart)
-    return Split(None, "computing the prompt where it is answered costs no more", here, apart)
+    outcome = NEEDED if must else APART if here > apart else HERE
+    return Split(None if outcome == HERE else prefill, WORDS[outcome], here, apart, outcome)
 
 
 def _of_pick(decision: Decision, column: Sequence[Value]) -> Value:

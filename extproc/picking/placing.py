@@ -246,6 +246,9 @@ class Placing:
         if leg is not None:  # whoever of both fails, fails with every other partner too
             self._upstreams.answered(leg.endpoint, status, now)
             self._upstreams.doubt(leg.endpoint, is_doubted=status >= FIRST_SERVER_ERROR)
+            if status >= FIRST_SERVER_ERROR:
+                for endpoint in (leg.endpoint, booking.endpoint):
+                    self._upstreams.failed_half(endpoint)
         if served not in ("", booking.endpoint):
             return None  # none of ours, or it would have been moved there
         if served:

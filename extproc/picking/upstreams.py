@@ -160,6 +160,7 @@ class Upstream:
     """The record of one endpoint (ip:port).
 
     against: why it is ejected, by who says so. is_doubted: others answer in its place.
+    failed_halves: requests that it shared with another worker and that failed, whoever's fault.
     """
 
     endpoint: str
@@ -169,6 +170,7 @@ class Upstream:
     against: dict[Judge, str] = field(default_factory=dict)
     failures: dict[Judge, int] = field(default_factory=dict)
     is_doubted: bool = False
+    failed_halves: int = 0
     workers: int = 0
 
     def reason(self, now: float) -> str:
@@ -230,6 +232,12 @@ class Upstreams:
         changed = record.outlier.answered(status, now)
         self._note_suspect(record)
         return changed
+
+    def failed_half(self, endpoint: str) -> None:
+        """A request failed that an endpoint shared with another one."""
+        record = self._by_endpoint.get(endpoint)
+        if record is not None:
+            record.failed_halves += 1
 
     def doubt(self, endpoint: str, *, is_doubted: bool) -> None:
         """Others answer in the place of an endpoint, or it was seen to answer itself."""

@@ -404,6 +404,7 @@ class Workers:
             "predictions": worker.outcomes.drift.shown(),
             "lora": None if adapters is None else sorted(adapters),
             "role": worker.found.worker.role,
+            "failed_halves": worker.upstream.failed_halves if worker.upstream else 0,
             "draining": worker.is_draining,
             "down": self.down(endpoint),
             "astray": self.astray(name),

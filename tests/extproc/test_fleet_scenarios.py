@@ -10,13 +10,15 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import routing_legs
 from routing_cells import Cell
-from routing_fleet import BLOCK_TOKENS, Fleet, Request, Speed
+from routing_fleet import BLOCK_TOKENS, HANDOVER_SECONDS, Fleet, Request, Speed
 from routing_run import Contestant, Result, arrivals, run
 from routing_trace import lines_of
 from routing_workloads import (
     TRACE_BLOCK_TOKENS,
     herd,
+    long_prompts,
     multi_turn,
     shared_prefix,
     single_shot,
@@ -44,6 +46,27 @@ def test_a_request_waits_for_the_prompts_before_it_and_its_own() -> None:
     assert [one.first_token_at for one in requests] == pytest.approx(
         [1.28, 2.56, 2.56 + (1_280 - cached) / 1_000]
     )
+
+
+def test_a_prompt_that_another_engine_computed_waits_for_none_of_those_that_wait() -> None:
+    speed = Speed(1_000.0, 1_000, 0.000_1, 0.0)
+    fleet = Fleet([speed, speed], 1_000, 0.0, transfer_rate=10_000.0)
+    requests = [Request(0.0, range(n, n + 10), 1_280, 0, ()) for n in (0, 100, 200, 300)]
+    requests[2].prefill = 0
+    fleet.run(requests, lambda *_: 1, lambda *_: None)
+    # it arrives while the second one is computed, and the fourth one waits
+    assert 1.28 < 1.28 + HANDOVER_SECONDS + 1_280 / 10_000 < 2.56
+    found = [one.first_token_at for one in requests]
+    assert found == pytest.approx([1.28, 2.56, 2.56, 3.84], rel=0.01)
+    assert [engine.computed_tokens for engine in fleet.engines] == [1_280, 3_840]
+
+
+def test_who_computes_a_prompt_is_decided_better_than_by_a_fixed_rule() -> None:
+    cell = routing_legs.Cell("long", long_prompts(8, 25))
+    ours, *fixed, _ = (
+        routing_legs.run(cell, one, SEED).goodput for one in routing_legs.CONTESTANTS
+    )
+    assert ours > 1.1 * max(fixed)
 
 
 def test_a_full_cache_drops_what_was_used_longest_ago() -> None:

@@ -109,6 +109,7 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
         "at": number,
         "pick": list(pick),
         "served": "",
+        "prefill": None,
         "predicted_tokens": 16,
         "weighed_tokens": 40,
         "reason": "overlap",
@@ -137,6 +138,11 @@ def test_workers_and_decisions_are_shown() -> None:
         "00:00:06Z  -             16/40  overlap  cost: it holds it",
         "00:00:05Z  a:1           16/40  overlap  cost: it holds it",
     ]
+
+
+def test_who_computes_the_prompt_for_the_pick_is_told() -> None:
+    lines = shown_of([worker("a:1")], [decision(5, "a:1") | {"prefill": "p:1"}], WIDE)
+    assert "a:1, prompt by p:1 " in lines[-1]
 
 
 def test_who_answered_instead_of_the_pick_is_told() -> None:

@@ -242,6 +242,24 @@ def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser
         browser.until(lambda: len(browser.all("details[open] tbody tr")) == 30, "all of them")
 
 
+def test_who_computes_the_prompt_is_told_of_a_decision(browser: Browser) -> None:
+    with in_background(serving(OF_ROLES)) as served, browser.visiting():
+        served.do(_chatted(served.it))
+        browser.open(f"{served.it.url}/")
+        told = "Its prompt is computed by 127.0.0.1:1: the decode worker cannot"
+        browser.until(lambda: told in "".join(browser.texts("#last .verdict")), "both workers")
+        assert "127.0.0.1:2 with 127.0.0.1:1" in browser.texts("#decision-list .said")[0]
+
+
+OF_ROLES = """
+models: [{name: m}]
+workers:
+- {endpoint: "127.0.0.1:1", role: prefill}
+- {endpoint: "127.0.0.1:2", role: decode}
+disaggregation: {mode: header, connector: sglang}
+"""
+
+
 def test_a_request_without_known_tokens_is_told_by_what_it_was_taken_for(browser: Browser) -> None:
     with in_background(serving()) as served, browser.visiting():
         served.do(_chatted(served.it))

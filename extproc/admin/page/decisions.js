@@ -33,7 +33,7 @@ function line(told) {
   const details = make("details", { "data-id": told.id },
     make("summary", {},
       make("time", { datetime: new Date(told.at * 1000).toISOString() }, clock(told.at)),
-      make("span", { class: "said" }, make("strong", {}, where), ` ${inWords(told.reason)}`, told.model ? ` · ${told.model}` : ""),
+      make("span", { class: "said" }, make("strong", {}, where), told.prefill ? ` with ${told.prefill}, which computes the prompt:` : "", ` ${inWords(told.reason)}`, told.model ? ` · ${told.model}` : ""),
       make("span", { class: "share" }, shortly(told))),
     make("div", {}));
   details.addEventListener("toggle", () => { open(details, told.id); release(); });

@@ -77,12 +77,24 @@ function others(told, first) {
   return ` Next best was ${next.endpoint}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 
+// Who computes the prompt, where workers take parts of requests.
+function computing({ prefill }) {
+  if (!prefill) return "";
+  const { here, apart } = prefill.cost;
+  const costs = here === null ? "" : ` (cost ${count(here)} there, ${count(apart)} elsewhere)`;
+  const who = prefill.pick ? `Its prompt is computed by ${prefill.pick}` : "The same worker computes its prompt";
+  const able = (prefill.candidates ?? []).filter((one) => !one.excluded && one.cost !== null && one.endpoint !== prefill.pick);
+  const next = able.length ? able.reduce((a, b) => (b.cost < a.cost ? b : a)) : null;
+  const other = next ? ` Next best for that was ${next.endpoint}, cost ${count(next.cost)}.` : "";
+  return ` ${who}: ${prefill.why}${costs}.${other}`;
+}
+
 // The answer to the question, as a sentence.
 export function sentence(told, subject) {
   const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
-  where.append(because(told, first), others(told, first));
+  where.append(because(told, first), others(told, first), computing(told));
   if (told.served && told.served !== first.endpoint) where.append(" But ", strong(told.served), " answered.");
   return where;
 }

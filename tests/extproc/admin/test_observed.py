@@ -2,6 +2,7 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from extproc.admin.observed import (
     KEPT_AT_ONCE,
@@ -18,6 +19,7 @@ from extproc.admin.observed import (
     spread,
     summary,
 )
+from extproc.picking.decision import Split
 from kvstate.overlap import Overlap, Prompt
 from tests.extproc.admin.decisions import decided, prompt
 
@@ -280,6 +282,12 @@ def test_a_summary_says_where_and_why_and_nothing_of_the_prompt() -> None:
     assert (told["id"], told["at"], told["worker"], told["reason"]) == (3, 1.235, "b:1", "overlap")
     assert (told["predicted_tokens"], told["prompt_tokens"], told["candidates"]) == (16, 32, 2)
     assert told["pick"] == ["b:1", "a:1"]
+
+
+def test_a_summary_names_who_computes_the_prompt() -> None:
+    prefill = decided(names=("p:1",))
+    made = replace(decided(), split=Split(prefill, "it costs less"))
+    assert [summary(Kept(1, 0.0, one))["prefill"] for one in (made, decided())] == ["p:1", None]
 
 
 def test_a_decision_without_a_pick_is_told_too() -> None:

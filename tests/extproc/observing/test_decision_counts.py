@@ -2,11 +2,12 @@ from array import array
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
 from extproc.observing.decision_counts import BATCH, DecisionCounts
-from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
+from extproc.picking.decision import Candidate, Decision, Query, Snapshot, Split, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
@@ -46,6 +47,12 @@ def test_decisions_are_counted_by_model_and_reason() -> None:
     counts = counted(decision(), decision(), decision(reason="no_body"))
     assert counts.by_reason == {("m", "nothing_cached"): 2, ("m", "no_body"): 1}
     assert sum(counts.seconds.counts) == 3
+
+
+def test_who_computes_a_prompt_is_counted_where_workers_take_parts_of_requests() -> None:
+    apart, here = (Split(None, "in words", outcome=outcome) for outcome in ("apart", "here"))
+    split = [replace(decision(), split=one) for one in (apart, here, apart)]
+    assert counted(*split, decision()).by_split == {("m", "apart"): 2, ("m", "here"): 1}
 
 
 def test_what_is_settled_is_counted_once() -> None:

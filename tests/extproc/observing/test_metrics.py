@@ -49,6 +49,7 @@ def worker(name: str) -> dict[str, Any]:
         "speed": {"tokens_per_second": 12_000, "confidence": 0.75},
         "down": "",
         "astray": "",
+        "failed_halves": 2,
         "tokens": {"matched": 0, "mismatched": 0, "without_evidence": 0, "differs": False},
         "feeds": [feed],
     }
@@ -115,6 +116,7 @@ def test_the_terms_of_a_workers_cost_are_shown() -> None:
     metrics = Metrics(fleet)
     shown = {name: value for name, labels, value in samples(metrics) if labels == {"worker": "w"}}
     assert shown["kvsteer_worker_backlog_tokens"] == 512
+    assert shown["kvsteer_worker_failed_halves_total"] == 2
     assert shown["kvsteer_worker_prefill_tokens_per_second"] == 12_000
     assert shown["kvsteer_worker_speed_confidence"] == 0.75
     assert shown["kvsteer_worker_other_requests"] == 2

@@ -11,7 +11,7 @@ from extproc.config.sections import Disaggregation
 from extproc.picking.decision import Decision, Query, Snapshot, Verdict
 from extproc.picking.eligibility import Candidate, Demand
 from extproc.picking.explain import explanation, why
-from extproc.picking.legs import COMPUTES_FOR_OTHERS, decide_legs
+from extproc.picking.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
@@ -53,6 +53,11 @@ def legs(made: Decision) -> tuple[str, str]:
     return made.worker, "" if prefill is None else prefill.worker
 
 
+def outcome_of(made: Decision) -> str:
+    assert made.split is not None
+    return made.split.outcome
+
+
 def test_a_decode_worker_that_answers_others_leaves_a_long_prompt_to_a_prefill_worker() -> None:
     made = decided(loads={"d": BUSY})
     assert legs(made) in {("d", "p"), ("d", "q")}
@@ -75,16 +80,43 @@ def test_a_prefill_worker_is_picked_by_what_it_holds() -> None:
 
 
 def test_what_the_decode_worker_holds_need_not_be_computed_elsewhere() -> None:
-    made = decided(loads={"d": BUSY}, held={"d": 230})
+    made = decided(loads={"d": BUSY}, held={"d": 243})
     assert legs(made) == ("d", "")
     assert made.split is not None
-    assert "fewer than 512" in made.split.why
+    assert "fewer than 128" in made.split.why
 
 
 def test_a_slow_transfer_is_not_worth_it() -> None:
     rules = Disaggregation("header", transfer_tokens_per_second=1_000)
     assert legs(decided(loads={"d": Load(4)}, rules=rules)) == ("d", "")
     assert legs(decided(loads={"d": Load(4)}))[1] != ""
+
+
+def test_a_fleet_that_is_slower_than_configured_splits_as_one_that_is_not() -> None:
+    for slowness in (0.5, 1.0, 3.0):
+        loads = {name: Load(4 * (name == "d"), slowness=slowness) for name in "dpq"}
+        assert legs(decided(loads=loads))[1] != ""
+        made = decided(loads=loads | {"d": Load(0, slowness=slowness)})
+        assert legs(made) == ("d", "")
+    slow = {"d": Load(1, slowness=4.0)}
+    assert outcome_of(decided(loads=slow)) == "apart"
+
+
+def test_a_prompt_on_a_slow_decode_worker_costs_as_much_as_it_takes_there() -> None:
+    made = decided(loads={"d": Load(1, slowness=4.0)})
+    assert made.split is not None
+    assert made.split.here == pytest.approx(4.0 * 4000 * 1.5)
+
+
+def test_each_outcome_is_told_by_what_led_to_it() -> None:
+    busy, whole = {"d": BUSY}, {"b": Load()} | {"d": BUSY}
+    assert outcome_of(decided(loads=busy)) == "apart"
+    assert outcome_of(decided("pd", rules=SGLANG)) == "needed"
+    assert outcome_of(decided()) == "here"
+    assert outcome_of(decided(loads=busy, held={"d": 243})) == "few_tokens"
+    assert outcome_of(decided("pdb", loads=whole)) == "whole"
+    assert outcome_of(decided("d")) == "no_prefill_worker"
+    assert outcome_of(decided(rules=Disaggregation())) == "not_set"
 
 
 def test_a_worker_of_both_roles_takes_whole_requests_only() -> None:
@@ -100,19 +132,19 @@ def test_prefill_workers_answer_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "reason"),
+    ("query", "outcome"),
     [
-        (msgspec.structs.replace(QUERY, may_split=False), "its body cannot say"),
-        (msgspec.structs.replace(QUERY, answers=2), "several answers"),
-        (msgspec.structs.replace(QUERY, prompts=list(QUERY.prompts) * 2), "several prompts"),
-        (Query("m"), "no prompt to compute"),
+        (msgspec.structs.replace(QUERY, may_split=False), "body"),
+        (msgspec.structs.replace(QUERY, answers=2), "several_answers"),
+        (msgspec.structs.replace(QUERY, prompts=list(QUERY.prompts) * 2), "several_prompts"),
+        (Query("m"), "no_prompt"),
     ],
 )
-def test_some_requests_have_one_leg(query: Query, reason: str) -> None:
+def test_some_requests_have_one_leg(query: Query, outcome: str) -> None:
     made = decided(loads={"d": BUSY}, query=query)
     assert legs(made) == ("d", "")
     assert made.split is not None
-    assert reason in made.split.why
+    assert (made.split.outcome, made.split.why) == (outcome, WORDS[outcome])
 
 
 def test_without_a_mode_nothing_is_split() -> None:

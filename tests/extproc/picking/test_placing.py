@@ -420,6 +420,18 @@ def test_a_prefill_worker_that_fails_with_every_partner_is_left_out() -> None:
     assert split(one, 0.1).prefill is None
 
 
+def test_a_failure_is_counted_for_both_workers_that_shared_the_request() -> None:
+    one, _ = of_legs()
+    for status in (500, 503, 200, 400):
+        booking = one.book(split(one), 0.0)
+        assert booking is not None
+        one.answered(booking, status, "a:1", 0.0)
+        one.release(booking, 0.0)
+    one.answered(one.loads.begin("a:1", 0.0, 0.0), 500, "a:1", 0.0)  # of nobody else
+    counted = [fleet_of(one).upstream(f"{name}:1").failed_halves for name in "ac"]
+    assert counted == [2, 2]
+
+
 def test_where_workers_have_roles_every_response_is_looked_at() -> None:
     one, _ = of_legs()
     assert {one.wants_status() for _ in range(REQUESTS_A_LOOK)} == {True}

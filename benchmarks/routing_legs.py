@@ -1,0 +1,321 @@
+"""Prompts computed on one worker and answered by another: when, against fixed rules.
+
+The same engines in simulated time (routing_fleet); the router's own decide_legs() and books.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+from measure import Figure, Goal, Row
+from routing_cells import CACHE_TOKENS
+from routing_compare import interval
+from routing_fleet import BLOCK_TOKENS, Fleet, Request, Speed
+from routing_run import LOOK_SECONDS, MAX_AHEAD, Tokens, TokensSent, View, last_block, marks_of_all
+from routing_workloads import (
+    Workload,
+    long_prompts,
+    mixed,
+    multi_turn,
+    short_prompts,
+)
+
+from extproc.config.schema import Config, Model
+from extproc.config.sections import BOTH, DECODE, HEADER, MIRROR, OFFLOADING, PREFILL, SGLANG
+from extproc.config.sections import Disaggregation as Rules
+from extproc.picking.decision import Decision, Query, Split
+from extproc.picking.eligibility import Candidate
+from extproc.picking.load import Booking, Loads
+from extproc.picking.placing import Placing
+from extproc.picking.sent import Holdings, Marks
+from extproc.picking.upstreams import Upstreams
+from kvstate.overlap import Overlap, Prompt
+
+SEEDS = tuple(range(1000, 1010))
+
+# What a request must keep to count: seconds until its first token, and between two tokens of its
+# answer, on average.
+FIRST_TOKEN_SECONDS = 3.0
+INTER_TOKEN_SECONDS = 0.025
+
+WORKERS = 8
+SPLIT_ROLES = (PREFILL,) * 4 + (DECODE,) * 4
+DELAY_SECONDS = 0.02
+
+
+class Cell(NamedTuple):
+    """One case. transfer_rate: tokens a second from one worker to another, which is configured."""
+
+    name: str
+    workload: Workload
+    transfer_rate: int = 100_000
+
+
+def _mixed(scale: float, seconds: float) -> Workload:
+    return mixed(
+        long_prompts(2 * scale, seconds),
+        short_prompts(10 * scale, seconds),
+        multi_turn(2 * scale, seconds),
+    )
+
+
+CELLS = (
+    Cell("long prompts, 3/s", long_prompts(3, 90)),
+    Cell("long prompts, 6/s", long_prompts(6, 60)),
+    Cell("short prompts, 20/s", short_prompts(20, 45)),
+    Cell("short prompts, 40/s", short_prompts(40, 30)),
+    Cell("multi-turn, 8 chats/s", multi_turn(8, 40)),
+    Cell("multi-turn, 14 chats/s", multi_turn(14, 30)),
+    Cell("mixed, light", _mixed(1, 60)),
+    Cell("mixed, busy", _mixed(1.75, 45)),
+    Cell("mixed, saturated", _mixed(2.5, 30)),
+    Cell("mixed, slow transfers", _mixed(1.75, 45), transfer_rate=8_000),
+)
+
+QUICK_CELLS = tuple(
+    cell for cell in CELLS if cell.name in ("long prompts, 6/s", "mixed, saturated")
+)
+
+
+class Contestant(NamedTuple):
+    """A way to use eight workers.
+
+    is_split: whether four of them compute prompts for the other four. always: whether every prompt
+    is computed elsewhere; from_tokens: whether those are of which the worker that answers does not
+    hold so many, whatever it costs. None: as the router decides.
+    """
+
+    name: str
+    is_split: bool = True
+    always: bool = False
+    from_tokens: int | None = None
+
+    def rules(self, cell: Cell) -> Rules:
+        """What the router is configured with."""
+        rate = cell.transfer_rate
+        if self.always or self.from_tokens is not None:  # of SGLang every prompt is
+            return Rules(MIRROR, SGLANG, transfer_tokens_per_second=rate)
+        return Rules(HEADER, OFFLOADING, transfer_tokens_per_second=rate)
+
+
+OURS = "4+4, as the router decides"
+PLAIN = "8 plain workers"
+FIXED = (
+    Contestant("4+4, always", always=True),
+    # llm-d's prefix-based decider, and Dynamo's bound of the effective input length
+    Contestant("4+4, from 512 uncached tokens on", from_tokens=512),
+    Contestant("4+4, from 2,048 uncached tokens on", from_tokens=2_048),
+)
+CONTESTANTS = (Contestant(OURS), *FIXED, Contestant(PLAIN, is_split=False))
+
+
+class Result(NamedTuple):
+    """What came of one run. goodput: requests a second within both limits; seconds; shares."""
+
+    goodput: float
+    within: float
+    ttft_p90: float
+    between_p90: float
+    split: float
+    hit_rate: float
+
+
+class _Workers:
+    """The workers, as `Placing` asks for them."""
+
+    names_ranks = False
+
+    def __init__(self, roles: Sequence[str]) -> None:
+        self.upstreams = Upstreams()
+        self._holdings = {str(number): Holdings(str(number)) for number in range(len(roles))}
+        for name in self._holdings:
+            self.upstreams.enter(name)
+        self.loads = Loads(self.upstreams.loads, learns=True)
+        self.has_roles = set(roles) != {BOTH}
+
+    def draining(self) -> set[str]:
+        return set()
+
+    def holdings(self, name: str) -> Holdings:
+        return self._holdings[name]
+
+    def block_size(self, _: str) -> int:
+        return BLOCK_TOKENS
+
+    def ranks(self, _: str) -> int:
+        return 1
+
+
+class _Router:
+    """The router's books and decisions before one fleet."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        contestant: Contestant,
+        fleet: Fleet,
+        marks: Mapping[int, Marks],
+        seed: int,
+    ) -> None:
+        roles = SPLIT_ROLES if contestant.is_split else (BOTH,) * WORKERS
+        self._from_tokens = contestant.from_tokens
+        self._view = View(fleet)
+        self._marks = marks
+        self._workers = _Workers(roles)
+        self._candidates = [Candidate(str(n), str(n), role=role) for n, role in enumerate(roles)]
+        config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
+        self._placing = Placing(config, 1, self._workers)
+        self._placing.sent = TokensSent(1)
+        self._rng = Random(seed + 77)  # noqa: S311
+        self._looked_at = 0.0
+        self._open: dict[int, Booking] = {}
+        self.splits = 0
+
+    def pick(self, request: Request, now: float) -> int:
+        """Returns the engine that answers, and notes in the request who computes its prompt."""
+        self._look_until(now)
+        self._view.update(now)
+        tokens = Tokens(request.tokens, self._marks[id(request)], request.blocks)
+        prompt = Prompt("m", tokens)  # type: ignore[arg-type]
+        decision = self._placing.decide(
+            Query("m", [prompt]),
+            self._candidates,
+            [self._view.overlaps(request.blocks) if len(request.blocks) > 1 else {}],
+            lambda _: "live",
+            now,
+            self._rng,
+        )
+        decision = self._by_length(decision)
+        computes = decision.prefill or decision
+        is_told = not self._view.holds(int(computes.worker), last_block(request.blocks))
+        booking = self._placing.book(decision, now, prompt if is_told else None)
+        assert booking is not None
+        self._open[id(request)] = booking
+        if decision.prefill is not None:
+            request.prefill = int(decision.prefill.worker)
+            self.splits += 1
+        return int(decision.worker)
+
+    def _by_length(self, decision: Decision) -> Decision:
+        """Has the worker that answers compute a short prompt, where a fixed rule says so."""
+        least = self._from_tokens
+        if least is None or decision.uncached_tokens >= least:
+            return decision
+        return msgspec.structs.replace(decision, split=Split(None, "short"))
+
+    def over(self, request: Request, now: float) -> None:
+        """The answer is complete."""
+        self._look_until(now)
+        self._placing.release(self._open.pop(id(request)), now)
+
+    def _look_until(self, now: float) -> None:
+        """Looks which prompts are computed, at each time to look until now."""
+        loads = self._workers.loads
+        while self._looked_at + LOOK_SECONDS <= now:
+            self._looked_at += LOOK_SECONDS
+            self._view.update(self._looked_at)
+            for name, state in self._workers.upstreams.loads.items():
+                for booking in list(state.speed.waiting)[:MAX_AHEAD]:
+                    if booking.prompt is not None:
+                        self._look(int(name), booking)
+                loads.look(name, self._looked_at)
+
+    def _look(self, number: int, booking: Booking) -> None:
+        assert booking.prompt is not None
+        tokens: Tokens = booking.prompt.tokens  # type: ignore[assignment]
+        is_first = booking is next(iter(booking.load.speed.waiting), None)
+        if not booking.is_sure and not is_first:
+            return
+        if self._view.holds(number, last_block(tokens.blocks)):
+            self._workers.loads.computed(booking, self._looked_at)
+        elif not booking.is_sure:
+            held = self._view.overlaps(tokens.blocks).get(str(number), Overlap(1, (0, 0, 0, 0)))
+            self._workers.loads.revise(booking, tokens.count - held.certain_tokens)
+
+
+def run(cell: Cell, contestant: Contestant, seed: int) -> Result:
+    """Serves the arrivals of a cell and seed."""
+    requests = cell.workload(Random(seed))  # noqa: S311
+    speeds = [Speed()] * WORKERS
+    blocks = CACHE_TOKENS // BLOCK_TOKENS
+    fleet = Fleet(speeds, blocks, DELAY_SECONDS, transfer_rate=cell.transfer_rate)
+    marks = marks_of_all(requests)
+    router = _Router(cell, contestant, fleet, marks, seed)
+    fleet.run(requests, router.pick, router.over)
+    waits = sorted(one.first_token_at - one.at for one in requests)
+    between = sorted((one.done_at - one.first_token_at) / one.answer_tokens for one in requests)
+    good = sum(1 for one in requests if _is_within(one))
+    return Result(
+        goodput=good / (requests[-1].at - requests[0].at),
+        within=good / len(requests),
+        ttft_p90=waits[int(0.9 * len(waits))],
+        between_p90=between[int(0.9 * len(between))],
+        split=router.splits / len(requests),
+        hit_rate=sum(one.cached for one in requests) / sum(one.tokens for one in requests),
+    )
+
+
+def _is_within(one: Request) -> bool:
+    between = (one.done_at - one.first_token_at) / one.answer_tokens
+    return one.first_token_at - one.at <= FIRST_TOKEN_SECONDS and between <= INTER_TOKEN_SECONDS
+
+
+# The results of one cell: by contestant, one for each seed.
+Results = Mapping[str, Sequence[Result]]
+
+NOT_WORSE = Goal(1.0, ">= 1, or the interval has 1", at_least=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _PairedRow(Row):
+    """A row whose goal is met unless ours is worse beyond doubt."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the upper end of the interval of the ratio reaches the goal."""
+        if self.goal is None or self.ratio is None:
+            return None
+        return _interval(self.ratio)[1] >= self.goal.limit
+
+
+def rows(cell: str, results: Results) -> list[Row]:
+    """Goodput against the better one of the fixed rules, and against plain workers."""
+    ours = _goodput(results[OURS])
+    best = max((one.name for one in FIXED), key=lambda name: _mean(_goodput(results[name])))
+    return [
+        _PairedRow(f"{cell}: goodput / that of {best}", ours, _goodput(results[best]), NOT_WORSE),
+        _PairedRow(f"{cell}: goodput / that of {PLAIN}", ours, _goodput(results[PLAIN])),
+    ]
+
+
+def summary(cell: str, results: Results) -> str:
+    """All measures of all contestants in one cell, means over the seeds."""
+    lines = [f"{cell}\n  {'':36}good/s  within  TTFT p90  between p90  split   hit  goodput / ours"]
+    for name, each in results.items():
+        means = [statistics.fmean(column) for column in zip(*each, strict=True)]
+        ratio = _goodput(each).over(_goodput(results[OURS]))
+        low, high = _interval(ratio)
+        goodput, within, ttft, between, split, hit = means
+        lines.append(
+            f"  {name:36}{goodput:6.2f}{within:8.2f}{ttft:10.2f}{1000 * between:10.1f} ms"
+            f"{split:7.2f}{hit:6.2f}  {_mean(ratio):.2f} ({low:.2f}-{high:.2f})"
+        )
+    return "\n".join(lines)
+
+
+def _goodput(results: Sequence[Result]) -> Figure:
+    return Figure([max(1e-3, one.goodput) for one in results])
+
+
+def _interval(ratio: Figure) -> tuple[float, float]:
+    if len(set(ratio.values)) == 1:
+        return ratio.values[0], ratio.values[0]
+    return interval(ratio.values)
+
+
+def _mean(figure: Figure) -> float:
+    return math.exp(statistics.fmean(map(math.log, figure.values)))
