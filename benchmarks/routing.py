@@ -136,8 +136,7 @@ def _compare_legs(wanted: argparse.Namespace, started: float) -> None:
         found += routing_legs.rows(cell.name, results)
     how = _how(LEGS_METHOD, seeds)
     print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
-    if wanted.json:
-        wanted.json.write_text(json.dumps([row.as_json() for row in found], indent=1) + "\n")
+    keep(found, wanted.json)
 
 
 def _legs_of_seed(seed: int) -> dict[str, routing_legs.Result]:
