@@ -183,6 +183,12 @@ def long_text(seed: str) -> str:
     return f"{seed}: " + " ".join(f"{seed} argument {number} of the parser" for number in range(30))
 
 
+def patient() -> dict[str, Any]:
+    """Has Envoy wait for the router however long that takes on a busy machine."""
+    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    return {"envoy": {"listen": listen, "admin": admin, "message_timeout_ms": 20_000}}
+
+
 @contextlib.asynccontextmanager
 async def running(
     workers: int = 3,

@@ -1,6 +1,7 @@
 """Prompts computed on one worker and answered by another, behind a real Envoy without a sidecar."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -9,10 +10,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import ClientSession, web
 
 from simulator.worker import Worker
-from tests.e2e.system import CHAT, System, chat, long_text, running, until
+from tests.e2e.system import CHAT, System, chat, long_text, patient, running, until
 from tests.ports import free_port
 
 SGLANG = {"mode": "mirror", "connector": "sglang"}
@@ -39,14 +41,11 @@ def queried(worker: Worker) -> int:
     return sum(rank.engine.counters.queried_tokens for rank in worker.ranks)
 
 
-def patient() -> dict[str, Any]:
-    """Has Envoy wait for the router on a busy machine: no worker here answers without it."""
-    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    return {"envoy": {"listen": listen, "admin": admin, "message_timeout_ms": 20_000}}
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
-async def sglang() -> AsyncIterator[System]:
+@contextlib.asynccontextmanager
+async def two_and_two() -> AsyncIterator[System]:
     roles = ("prefill", "prefill", "decode", "decode")
     changes = patient() | {"disaggregation": SGLANG}
     async with running(
@@ -58,13 +57,21 @@ async def sglang() -> AsyncIterator[System]:
         yield one
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sglang() -> AsyncIterator[System]:
+    """For tests that leave it as it was; each has prompts of its own."""
+    async with two_and_two() as one:
+        yield one
+
+
 async def test_sglang_answers_with_two_workers_and_no_sidecar(sglang: System) -> None:
     decoding = {worker.endpoint for worker in of(sglang, "decode")}
     bodies = [chat(long_text(f"request {number}")) for number in range(8)]
+    done, _ = halves(sglang)
     answers = [await sglang.send(body) for body in bodies]
     assert {status for status, _, _ in answers} == {200}, answers
     assert {worker for _, worker, _ in answers} <= decoding
-    assert halves(sglang) == (16, 0)
+    assert halves(sglang) == (done + 16, 0)
 
     async def both_compute() -> bool:  # which one, chance decides where they cost the same
         await sglang.send(chat(long_text(f"request {next(numbers)}")))
@@ -76,9 +83,10 @@ async def test_sglang_answers_with_two_workers_and_no_sidecar(sglang: System) ->
 
 async def test_a_follow_up_is_computed_where_its_prefix_is(sglang: System) -> None:
     body = chat(long_text("alpha"))
+    before = {one.endpoint: queried(one) for one in of(sglang, "prefill")}
     await sglang.send(body)
     decision = await sglang.explain(body)
-    held = next(one for one in of(sglang, "prefill") if queried(one)).endpoint
+    (held,) = (one.endpoint for one in of(sglang, "prefill") if queried(one) > before[one.endpoint])
     assert decision["prefill"]["pick"] == held
     before = {one.endpoint: queried(one) for one in of(sglang, "prefill")}
     await until(lambda: sglang.in_flight(0), "none in flight")
@@ -94,7 +102,7 @@ async def test_a_clients_own_fields_are_never_obeyed(sglang: System) -> None:
         "bootstrap_port": 1,
         "bootstrap_room": 7,
     }
-    assert (await sglang.send(chat(long_text("alpha"), **theirs)))[0] == 200
+    assert (await sglang.send(chat(long_text("theirs"), **theirs)))[0] == 200
     hidden = b'{"bootstrap\\u005froom": 7, "x": NaN, "model": "tiny"}'
     async with sglang.session.post(
         f"{sglang.envoy}{CHAT}", data=hidden, headers={"content-type": "application/json"}
@@ -103,17 +111,18 @@ async def test_a_clients_own_fields_are_never_obeyed(sglang: System) -> None:
         assert "x-worker" not in response.headers
 
 
-async def test_a_dead_prefill_worker_is_found_out(sglang: System) -> None:
-    dead = of(sglang, "prefill")[0].endpoint
-    await sglang.stop_worker(dead)
+async def test_a_dead_prefill_worker_is_found_out() -> None:
+    async with two_and_two() as system:
+        dead = of(system, "prefill")[0].endpoint
+        await system.stop_worker(dead)
 
-    async def left_out() -> bool:
-        await sglang.send(chat(long_text("probe")))
-        return any(one["down"] for one in await sglang.status() if one["endpoint"] == dead)
+        async def left_out() -> bool:
+            await system.send(chat(long_text("probe")))
+            return any(one["down"] for one in await system.status() if one["endpoint"] == dead)
 
-    await until(left_out, "the dead prefill worker is known")
-    answers = await asyncio.gather(*(sglang.send(chat(long_text(str(n)))) for n in range(12)))
-    assert {status for status, _, _ in answers} == {200}
+        await until(left_out, "the dead prefill worker is known")
+        answers = await asyncio.gather(*(system.send(chat(long_text(str(n)))) for n in range(12)))
+        assert {status for status, _, _ in answers} == {200}
 
 
 async def test_without_a_router_only_workers_that_answer_alone_are_asked() -> None:
@@ -200,7 +209,7 @@ class Sidecar:
             return web.Response(body=await answer.read(), status=answer.status, headers=told)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def sidecar() -> AsyncIterator[Sidecar]:
     port = free_port()
     one = Sidecar(f"127.0.0.1:{port}")

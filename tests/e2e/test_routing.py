@@ -6,16 +6,38 @@ import itertools
 import json
 import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.e2e.system import CHAT, Answer, System, all_answer, chat, long_text, running, until
+from tests.e2e.system import (
+    CHAT,
+    Answer,
+    System,
+    all_answer,
+    chat,
+    long_text,
+    patient,
+    running,
+    until,
+)
 from tests.ports import free_port
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def system() -> AsyncIterator[System]:
+    """For a test that stops a part of it."""
     async with running() as one:
+        yield one
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[System]:
+    """For tests that leave it as it was; each has prompts of its own."""
+    async with running(changes=patient()) as one:
         yield one
 
 
@@ -24,14 +46,14 @@ def of_short_bodies() -> dict[str, object]:
     return {"listen": f"127.0.0.1:{free_port()}", "max_body_bytes": 4096}
 
 
-async def test_a_follow_up_reaches_the_worker_that_holds_its_prefix(system: System) -> None:
+async def test_a_follow_up_reaches_the_worker_that_holds_its_prefix(shared: System) -> None:
     for seed in ("alpha", "beta", "gamma"):
         first = chat(long_text(seed))
-        _, holder, _ = await system.send(first)
-        await system.learned(first, holder)
+        _, holder, _ = await shared.send(first)
+        await shared.learned(first, holder)
         follow_up = chat(long_text(seed) + " And then?")
-        decision = await system.explain(follow_up)
-        _, worker, answer = await system.send(follow_up)
+        decision = await shared.explain(follow_up)
+        _, worker, answer = await shared.send(follow_up)
         predicted = {one["endpoint"]: one["overlap_tokens"] for one in decision["candidates"]}
         assert worker == holder == decision["pick"][0]
         assert predicted[holder] == answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -124,7 +146,8 @@ async def test_without_a_router_each_model_is_answered_by_its_own_workers(positi
 
 
 async def test_a_body_that_is_not_read_goes_to_a_worker_of_its_model() -> None:
-    async with running(2, ("tiny", "other"), {"extproc": of_short_bodies()}) as system:
+    changes = patient() | {"extproc": of_short_bodies()}
+    async with running(2, ("tiny", "other"), changes) as system:
         body = chat("word " * 1_000, "other")
         for _ in range(4):
             status, worker, _ = await system.send(body)
@@ -141,28 +164,34 @@ BAD_BODIES = [
 ]
 
 
-async def test_bad_bodies_reach_a_worker_and_are_counted(system: System) -> None:
-    url, headers = f"{system.envoy}{CHAT}", {"content-type": "application/json"}
+async def test_bad_bodies_reach_a_worker_and_are_counted(shared: System) -> None:
+    url, headers = f"{shared.envoy}{CHAT}", {"content-type": "application/json"}
     for body, reason, status in BAD_BODIES:
         model = "tiny" if status == 400 and body else ""
         name = f'kvsteer_decisions_total{{model="{model}",reason="{reason}"}}'
-        before = await system.metric(name)
-        async with system.session.post(url, data=body, headers=headers) as response:
+        before = await shared.metric(name)
+        async with shared.session.post(url, data=body, headers=headers) as response:
             assert response.status == status, body
             assert response.headers["x-worker"], body
-        assert await system.metric(name) == before + 1, body
+        assert await shared.metric(name) == before + 1, body
 
 
-async def test_a_get_reaches_a_worker(system: System) -> None:
-    async with system.session.get(f"{system.envoy}/v1/models") as response:
+async def test_a_get_reaches_a_worker(shared: System) -> None:
+    async def recorded() -> list[Any]:
+        async with shared.session.get(f"{shared.admin}/decisions") as response:
+            decisions: list[Any] = (await response.json())["decisions"]
+            return decisions
+
+    name = 'kvsteer_decisions_total{model="",reason="not_inference"}'
+    count, decisions = await shared.metric(name), await recorded()
+    async with shared.session.get(f"{shared.envoy}/v1/models") as response:
         assert response.status == 200
-    assert await system.metric('kvsteer_decisions_total{model="",reason="not_inference"}') == 1
-    async with system.session.get(f"{system.admin}/decisions") as response:
-        assert (await response.json())["decisions"] == []
+    assert await shared.metric(name) == count + 1
+    assert await recorded() == decisions
 
 
 async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
-    changes = {"extproc": of_short_bodies()}
+    changes = patient() | {"extproc": of_short_bodies()}
     async with running(changes=changes, max_model_len_tokens=100_000, blocks=8192) as system:
         status, worker, _ = await system.send(chat("word " * 3000))
         assert (status, bool(worker)) == (200, True)
@@ -183,41 +212,41 @@ async def test_a_request_is_in_flight_until_its_response_ends_or_the_client_leav
         await until(lambda: system.in_flight(0), "none in flight after the answer")
 
 
-async def test_the_kill_switch_works_at_run_time(system: System) -> None:
-    body = chat(long_text("alpha"))
-    _, holder, _ = await system.send(body)
-    await system.learned(body, holder)
-    url = f"{system.admin}/events"
-    async with system.session.post(url, json={"enabled": False}) as response:
+async def test_the_kill_switch_works_at_run_time(shared: System) -> None:
+    body = chat(long_text("kill switch"))
+    _, holder, _ = await shared.send(body)
+    await shared.learned(body, holder)
+    url = f"{shared.admin}/events"
+    async with shared.session.post(url, json={"enabled": False}) as response:
         assert await response.json() == {"enabled": False}
-    assert (await system.explain(body))["reason"] == "approximate_overlap"
-    assert (await system.send(body))[0] == 200
-    async with system.session.post(url, json={"enabled": True}) as response:
+    assert (await shared.explain(body))["reason"] == "approximate_overlap"
+    assert (await shared.send(body))[0] == 200
+    async with shared.session.post(url, json={"enabled": True}) as response:
         assert await response.json() == {"enabled": True}
-    await system.learned(body, holder)
+    await shared.learned(body, holder)
 
 
-async def test_a_worker_that_restarts_is_credited_with_nothing_it_lost(system: System) -> None:
-    body = chat(long_text("alpha"))
-    _, holder, _ = await system.send(body)
-    await system.learned(body, holder)
-    worker = next(one for one in system.workers if one.endpoint == holder)
-    async with system.session.post(f"{worker.url}/reset_prefix_cache") as response:
+async def test_a_worker_that_restarts_is_credited_with_nothing_it_lost(shared: System) -> None:
+    body = chat(long_text("restart"))
+    _, holder, _ = await shared.send(body)
+    await shared.learned(body, holder)
+    worker = next(one for one in shared.workers if one.endpoint == holder)
+    async with shared.session.post(f"{worker.url}/reset_prefix_cache") as response:
         assert response.status == 200
-    async with system.session.post(f"{worker.url}{CHAT}", json=chat("hi")) as response:
+    async with shared.session.post(f"{worker.url}{CHAT}", json=chat("hi")) as response:
         assert response.status == 200
 
     async def forgotten() -> bool:
-        return all(one["overlap_tokens"] == 0 for one in (await system.explain(body))["candidates"])
+        return all(one["overlap_tokens"] == 0 for one in (await shared.explain(body))["candidates"])
 
     await until(forgotten, "the cleared worker is credited with nothing")
 
 
-async def test_what_a_request_body_hides_is_never_logged(system: System) -> None:
-    await system.send(chat("a secret nobody may read"))
-    async with system.session.post(
-        f"{system.envoy}{CHAT}", data=json.dumps(chat("secret too"))[:-1]
+async def test_what_a_request_body_hides_is_never_logged(shared: System) -> None:
+    await shared.send(chat("a secret nobody may read"))
+    async with shared.session.post(
+        f"{shared.envoy}{CHAT}", data=json.dumps(chat("secret too"))[:-1]
     ):
         pass
     with contextlib.suppress(FileNotFoundError):
-        assert "secret" not in system.log.read_text()
+        assert "secret" not in shared.log.read_text()
