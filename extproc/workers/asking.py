@@ -343,14 +343,15 @@ class Computed:
         self._looks += 1
         self._left_tokens = MAX_TOKENS_A_LOOK
         now, resting = self._monotonic(), self._looks % LOOKS_WHILE_IDLE == 0
-        skipped, self._after = self._after, ""
-        for worker in self._workers:
-            upstream = worker.upstream
-            if upstream is None or not (resting or upstream.load.speed.waiting):
-                continue
-            if skipped and worker.name != skipped:
-                continue
-            skipped = ""
+        due = [
+            (worker, upstream)
+            for worker in self._workers
+            if (upstream := worker.upstream) and (resting or upstream.load.speed.waiting)
+        ]
+        names = [worker.name for worker, _ in due]
+        first = names.index(self._after) if self._after in names else 0
+        self._after = ""
+        for worker, upstream in due[first:]:
             if self._left_tokens <= 0:
                 self._after = worker.name
                 return

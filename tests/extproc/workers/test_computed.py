@@ -58,7 +58,8 @@ def test_a_prompt_is_computed_when_the_feed_tells_of_all_that_can_be_reused() ->
     assert booking.computed_at == 2.03
     assert fleet.loads.load(A, 2.03).slowness > 1.5
     assert fleet.loads.load(A, 2.03).backlog_tokens == 0.0
-    assert fleet.loads.load(B, 2.03).slowness < 1.1
+    assert fleet.loads.speed_shown(A)["confidence"] > 0.5
+    assert fleet.loads.speed_shown(B)["confidence"] == 0.0
 
 
 def test_nothing_is_looked_up_while_no_batch_comes() -> None:
@@ -101,6 +102,17 @@ def test_one_look_is_bounded_and_the_next_one_goes_on_where_it_ended() -> None:
     assert [one.computed_at for one in long] == [1.0, None]
     fleet.look(1.05)
     assert [one.computed_at for one in long] == [1.0, 1.05]
+
+
+def test_no_worker_waits_for_one_that_has_nothing_under_way_any_more() -> None:
+    fleet = Fleet()
+    long = [fleet.send(worker, MAX_TOKENS_A_LOOK) for worker in (A, B)]
+    fleet.store(B, long[1], MAX_TOKENS_A_LOOK // 16 - 1)
+    fleet.look(1.0)
+    fleet.loads.end(long[1], 1.0)
+    fleet.store(A, long[0], MAX_TOKENS_A_LOOK // 16 - 1)
+    fleet.look(1.05)
+    assert long[0].computed_at == 1.05
 
 
 def test_what_is_late_makes_a_worker_slow_and_what_is_old_is_forgotten() -> None:
