@@ -407,8 +407,9 @@ class Cost:
         100,
     )
     busy_affinity_percent: int = key(
-        "percentage points added to that weight on a fleet that is half busy or more; higher values"
-        " keep prompts longer where their prefix is cached",
+        "percentage points added to that weight on a fleet that is half busy or more, and for each"
+        " second, up to ten, that the shortest queue takes; higher values keep prompts longer"
+        " where their prefix is cached",
         100,
     )
     running_tokens: int = key("cost of each request in flight on a worker, in tokens", 128)

@@ -352,8 +352,12 @@ def _survey(
         workers = [workers[place] for place in places]
     loads = [load(worker.endpoint, now) for worker in workers]
     drawn = loads if sampled is None else loads[: snapshot.sample]
-    mean = sum([one.utilization for one in drawn]) / len(drawn) if drawn else 0.0
-    affinity, running = affinity_of(cost, mean), cost.running_tokens
+    mean = least = 0.0
+    if drawn:
+        mean = sum([one.utilization for one in drawn]) / len(drawn)
+        least = min([one.backlog_tokens * one.slowness for one in drawn])
+    affinity = affinity_of(cost, mean, least / cost.prefill_tokens_per_second)
+    running = cost.running_tokens
     uncached = affinity * weighed
     costs = [
         (uncached + one.backlog_tokens + running * (one.in_flight + one.others)) * one.slowness

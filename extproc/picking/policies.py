@@ -10,7 +10,8 @@ Scoring: what it costs to send a request to a worker, in tokens of prefill work.
            + running x requests in flight there
 
 An uncached token makes this request wait on an idle fleet, and others besides on a busy one: so
-affinity is 1 there and grows with the utilization of the fleet, as waiting does.
+affinity is 1 there and grows with the utilization of the fleet, as waiting does, and further
+where every worker has a queue.
 
 This runs for every worker at every request: plain numbers, no objects.
 
@@ -35,6 +36,11 @@ from kvstate.overlap import Overlap, worth_tokens
 # From this utilization on, the wait of those who come later counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
 
+# Where even the idlest worker has a queue, a token makes so many more wait for each second of it,
+# up to so many in all.
+WAITING_A_SECOND = 1.0
+MAX_WAITING = 10.0
+
 
 class Chance(Protocol):
     """The randomness that a pick may use; random.Random is one."""
@@ -43,18 +49,21 @@ class Chance(Protocol):
         """A number from 0 to below 1."""
 
 
-def affinity_of(cost: Cost, utilization: float) -> float:
+def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> float:
     """Returns the weight of an uncached token, relative to a token queued before the request.
 
     utilization: 0 to 1, the mean of the fleet's workers. What is added by each token to the wait of
     all who come later is in proportion to u / (1 - u); bounded, since u is a rough estimate, and
-    less than that where u is low: one burst makes no busy fleet.
+    less than that where u is low: one burst makes no busy fleet. queued_seconds: how long the queue
+    of the idlest worker takes. All who come within that time wait for each token, wherever they go.
     """
-    if utilization >= 0.5:  # noqa: PLR2004 - where u / (1 - u) is 1
-        return (cost.affinity_percent + cost.busy_affinity_percent) / 100
-    waiting = utilization / (1.0 - utilization)
-    if utilization < FULL_WEIGHT_UTILIZATION:
-        waiting *= utilization / FULL_WEIGHT_UTILIZATION
+    waiting = 1.0
+    if utilization < 0.5:  # noqa: PLR2004 - where u / (1 - u) is 1
+        waiting = utilization / (1.0 - utilization)
+        if utilization < FULL_WEIGHT_UTILIZATION:
+            waiting *= utilization / FULL_WEIGHT_UTILIZATION
+    if queued_seconds > 0.0:
+        waiting += min(MAX_WAITING, WAITING_A_SECOND * queued_seconds)
     return (cost.affinity_percent + cost.busy_affinity_percent * waiting) / 100
 
 

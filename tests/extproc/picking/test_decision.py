@@ -70,6 +70,15 @@ def test_load_outweighs_an_overlap_that_saves_less() -> None:
     assert decision(Query("m", [PROMPT]), held, "ab", loads={"b": Load(1)}).pick[0] == "a:1"
 
 
+@pytest.mark.parametrize(("queued", "picked"), [(0.0, "b:1"), (40_000.0, "a:1")])
+def test_a_prefix_is_kept_longer_where_every_worker_has_a_queue(queued: float, picked: str) -> None:
+    held = {"a": Overlap(16, (5, 0, 0, 0))}
+    loads = {"a": Load(0, queued + 300.0), "b": Load(0, queued)}
+    made = decision(Query("m", [PROMPT]), held, "ab", loads=loads)
+    assert made.pick[0] == picked
+    assert made.affinity == (1.0 if not queued else 6.0)
+
+
 def test_a_cost_is_uncached_tokens_and_queue_and_requests_in_flight() -> None:
     rules = Policy(cost=Cost(affinity_percent=200, busy_affinity_percent=0, running_tokens=10))
     held = {"a": Overlap(16, (2, 0, 0, 0))}

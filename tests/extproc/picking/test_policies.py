@@ -117,6 +117,17 @@ def test_an_uncached_token_costs_more_the_busier_the_fleet_is(
     assert affinity_of(cost, utilization) == pytest.approx(affinity)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "affinity"), [(0.5, 4.5), (3.0, 9.5), (10.0, 23.5), (99, 23.5)]
+)
+def test_an_uncached_token_costs_more_where_every_worker_has_a_queue(
+    seconds: float, affinity: float
+) -> None:
+    cost = Cost(affinity_percent=150, busy_affinity_percent=200)
+    assert affinity_of(cost, 0.9, seconds) == pytest.approx(affinity)
+    assert affinity_of(cost, 0.0, seconds) == pytest.approx(affinity - 2.0)
+
+
 @given(
     eligible=st.lists(st.integers(0, 300), min_size=1, unique=True),
     saved=st.lists(st.sampled_from([0.0, 16.0, 512.0])),
