@@ -201,7 +201,7 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         admin_at = address.parse(config.admin.listen)
         admin = admin_application(
             *(router, workers, observed, config.extproc.max_body_bytes),
-            *(admin_at.host, config.policy.header),
+            *(admin_at.host, config.policy.header, config.policy.session_header),
         )
         admin.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)

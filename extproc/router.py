@@ -423,6 +423,8 @@ class Router:
             query = msgspec.structs.replace(
                 query, policy=head.policy, demand=query.demand._replace(subset=head.subset)
             )
+        if head.session:
+            query = msgspec.structs.replace(query, session=head.session)
         trusted = workers.checks if query.is_tokenized else workers
         held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
         return self.placing.decide(

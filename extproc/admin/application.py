@@ -30,11 +30,12 @@ def admin_application(
     max_body_bytes: int,
     host: str,
     policy_header: str | None = None,
+    session_header: str | None = None,
 ) -> web.Application:
     """Returns everything that docs/admin.md lists, but for discovery.
 
-    host: where the server listens; requests may name it besides loopback. policy_header: of
-    requests that are explained.
+    host: where the server listens; requests may name it besides loopback. policy_header,
+    session_header: of requests that are explained.
     """
     # /explain wraps the body in an envelope, whose text escapes it once more at the worst
     application = web.Application(
@@ -42,7 +43,8 @@ def admin_application(
         middlewares=[errors_as_json(), same_host_only(host)],
     )
     application.add_routes(page_routes(workers))
-    application.add_routes(fleet_routes(router, workers, policy_header and policy_header.lower()))
+    named = [one and one.lower() for one in (policy_header, session_header)]
+    application.add_routes(fleet_routes(router, workers, *named))
     application.add_routes(decision_routes(observed, workers))
     application.add_routes(map_routes(observed, workers))
     return application

@@ -96,11 +96,15 @@ class _Envelope(msgspec.Struct):
 
 
 def fleet_routes(
-    router: Router, workers: Workers, policy_header: str | None = None
+    router: Router,
+    workers: Workers,
+    policy_header: str | None = None,
+    session_header: str | None = None,
 ) -> list[web.RouteDef]:
     """Returns GET /workers, POST /explain, GET and POST /events.
 
-    policy_header: the request header that may name a policy, None if none may.
+    policy_header, session_header: the request headers that may name a policy, and a session, in
+    lower case; None if none may.
     """
 
     async def get_workers(_: web.Request) -> web.Response:
@@ -109,7 +113,8 @@ def fleet_routes(
     async def post_explain(request: web.Request) -> web.Response:
         envelope = _envelope_of(await request.read())
         policy = _header_of(envelope, policy_header)
-        head = Head("POST", path_of(envelope.path), None, policy)
+        session = _header_of(envelope, session_header) or ""
+        head = Head("POST", path_of(envelope.path), None, policy, session=session)
         return answered(await router.explain(head, bytes(envelope.body)))
 
     async def get_events(_: web.Request) -> web.Response:

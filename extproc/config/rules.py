@@ -66,9 +66,13 @@ def _limits(config: Config) -> Iterator[str]:
 
 def _headers(config: Config) -> Iterator[str]:
     policy = config.policy
-    for key, name in (("header", policy.header), ("rank_header", policy.rank_header)):
+    for key in ("header", "session_header", "rank_header"):
+        name = getattr(policy, key)
         if name is not None and not _HEADER.fullmatch(name):
             yield f"policy.{key}: is not a valid header name: {name!r}"
+    session = policy.session_header
+    if session and session.lower() == (policy.header or "").lower():
+        yield f"policy.session_header: {session!r} is already used as policy.header"
     name = (policy.rank_header or "").lower()
     if name in _TAKEN:
         yield f"policy.rank_header: {policy.rank_header!r} is a reserved header"

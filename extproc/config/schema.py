@@ -448,6 +448,11 @@ class Policy:
         minimum=1,
         maximum=8,
     )
+    session_header: str | None = key(
+        "a request header whose value keeps requests together whose tokens are not known, or whose"
+        " body is not read: they prefer the same worker; by default none is read",
+        None,
+    )
     rank_header: str | None = key(
         "a request header that names the data-parallel rank which holds most of the prompt, for"
         " workers whose ranks share one HTTP port. auto: X-data-parallel-rank, if every worker with"

@@ -11,6 +11,7 @@ from extproc.picking.eligibility import ANY, Candidate, Demand, Roster, places_w
 from extproc.picking.load import Load
 from extproc.picking.policies import (
     LOOK_AT_OVERLAP,
+    MAX_SESSION_LETTERS,
     POLICIES,
     SAMPLED,
     Chance,
@@ -21,6 +22,7 @@ from extproc.picking.policies import (
     endpoints_named,
     rank_of,
     sample_of,
+    session_credit,
 )
 from extproc.picking.sent import NO_CLAIMS, Claims, Marks, Sent, claims_of
 from extproc.structs import Frozen, Light
@@ -52,7 +54,8 @@ class Query(Frozen, frozen=True):
     not to. demand: which workers it may go to. policy: what it asks for in its header, if that is
     configured. answers: how many are asked for, to each prompt. is_tokenized: whether a prompt was
     tokenized here; clients may send token ids themselves. may_split: whether it can be sent so that
-    one worker computes the prompt and another one answers.
+    one worker computes the prompt and another one answers. session: what names the client's
+    session, "" for none; it counts only where the prompt's tokens are not known.
     """
 
     model: str | None
@@ -69,6 +72,7 @@ class Query(Frozen, frozen=True):
     answers: int = 1
     is_tokenized: bool = False
     may_split: bool = True
+    session: str = ""
 
     @property
     def sole(self) -> Prompt | None:
@@ -145,7 +149,8 @@ class Decision(Frozen, frozen=True):
     each prompt. claims: what was made of them, by name. affinity, running: the
     weights of an uncached token and of a request in flight. rank: the data-parallel rank that the
     request is to name, None for none. sampled: places of the workers that the pick looked at, None
-    if it looked at all. split: None where every worker takes whole requests.
+    if it looked at all. split: None where every worker takes whole requests. session: the workers
+    that its session belongs to, the first one first, and by how many tokens they are preferred.
     """
 
     model: str | None
@@ -171,6 +176,7 @@ class Decision(Frozen, frozen=True):
     rank: int | None = None
     sampled: Sequence[int] | None = None
     split: Split | None = None
+    session: Mapping[str, float] = {}
 
     @property
     def prefill(self) -> "Decision | None":
@@ -209,13 +215,15 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     claims = _claims(held, marks, snapshot, now) if query.reads_cache else {}
     roster = snapshot.roster or Roster(workers)
     excluded, eligible = _eligible(query, snapshot, roster)
-    sampled = _sampled(eligible, excluded, claims, (snapshot, roster), rng)
-    survey = _survey(eligible, sampled, snapshot, claims, weighed, now)
+    session = _session(query, eligible, snapshot, weighed) if query.session else {}
+    saved = _saved(claims, session)
+    sampled = _sampled(eligible, excluded, saved, (snapshot, roster), rng)
+    survey = _survey(eligible, sampled, snapshot, saved, weighed, now)
     if sampled is not None and _is_full(survey, rules.max_in_flight):
         sampled = None
-        survey = _survey(eligible, None, snapshot, claims, weighed, now)
+        survey = _survey(eligible, None, snapshot, saved, weighed, now)
     verdict, candidates = _candidates(query, survey, excluded, snapshot)
-    order = _order(candidates, survey, claims, weighed, (snapshot, rng))
+    order = _order(candidates, survey, saved, weighed, (snapshot, rng))
     first = order[0].name if order else ""
     claimed = claims.get(first, NO_CLAIMS)
     overlaps = [each[first] for each in held if first in each]
@@ -253,6 +261,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
         running=rules.cost.running_tokens,
         rank=rank,
         sampled=sampled,
+        session=session,
     )
 
 
@@ -297,6 +306,31 @@ def _claims(
     return claims_of(held, expected, snapshot.state, snapshot.rules.cost, snapshot.block_size)
 
 
+def _saved(claims: Mapping[str, Claims], session: Mapping[str, float]) -> dict[str, float]:
+    """Returns by how many tokens each worker is preferred: what it saves, or for the session."""
+    saved = {name: one.saved for name, one in claims.items()}
+    for name, tokens in session.items():
+        saved[name] = max(saved.get(name, 0.0), tokens)
+    return saved
+
+
+def _session(
+    query: Query, eligible: Sequence[int], snapshot: Snapshot, weighed: float
+) -> dict[str, float]:
+    """Returns the workers that the query's session belongs to, among those that do not fail.
+
+    None where something better is known, or nothing would be saved.
+    """
+    if query.prompts or not query.reads_cache or len(query.session) > MAX_SESSION_LETTERS:
+        return {}
+    workers, ejected = [snapshot.workers[place] for place in eligible], snapshot.ejected
+    sound = [worker.name for worker in workers if worker.endpoint not in ejected]
+    percent = snapshot.rules.cost.uncertain_percent
+    names = sound or [worker.name for worker in workers]
+    credit = session_credit(query.session, names, weighed)
+    return {name: tokens * percent / 100 for name, tokens in credit.items()}
+
+
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:
     """Returns why each worker is excluded, and the places of those that may answer.
 
@@ -314,7 +348,7 @@ def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[st
 def _sampled(
     eligible: Sequence[int],
     excluded: Sequence[str],
-    claims: Mapping[str, Claims],
+    saved: Mapping[str, float],
     around: tuple[Snapshot, Roster],
     chance: Chance,
 ) -> list[int] | None:
@@ -331,8 +365,8 @@ def _sampled(
         eligible = sound or eligible
     places = roster.places
     holders = {
-        places[name]: one.saved
-        for name, one in claims.items()
+        places[name]: tokens
+        for name, tokens in saved.items()
         if name in places and not excluded[places[name]]
     }
     return sample_of(eligible, holders, count, chance)
@@ -342,7 +376,7 @@ def _survey(
     eligible: Sequence[int],
     sampled: Sequence[int] | None,
     snapshot: Snapshot,
-    claims: Mapping[str, Claims],
+    saved: Mapping[str, float],
     weighed: float,
     now: float,
 ) -> _Survey:
@@ -363,10 +397,10 @@ def _survey(
         (uncached + one.backlog_tokens + running * (one.in_flight + one.others)) * one.slowness
         for one in loads
     ]
-    if claims:
+    if saved:
         for at, worker in enumerate(workers):
-            if worker.name in claims:
-                costs[at] -= affinity * claims[worker.name].saved * loads[at].slowness
+            if worker.name in saved:
+                costs[at] -= affinity * saved[worker.name] * loads[at].slowness
     return _Survey(places, workers, loads, costs, affinity)
 
 
@@ -425,7 +459,7 @@ def _spared(
 def _order(
     candidates: Sequence[int],
     survey: _Survey,
-    claims: Mapping[str, Claims],
+    saved: Mapping[str, float],
     weighed: float,
     around: tuple[Snapshot, Chance],
 ) -> list[Candidate]:
@@ -439,7 +473,7 @@ def _order(
     columns = Columns(
         weighed,
         costs,
-        lambda: [claims.get(worker.name, NO_CLAIMS).saved for worker in workers],
+        lambda: [saved.get(worker.name, 0.0) for worker in workers],
         lambda: [load.in_flight + load.others for load in loads],
         snapshot.turn,
         rules.cache_aware,

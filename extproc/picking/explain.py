@@ -56,9 +56,16 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "rank": decision.rank,
         "verdict": decision.verdict.value,
         "reason": decision.reason,
+        "session": _session_worker(decision),
         "why": why(decision),
         "prefill": _prefill(decision),
     }
+
+
+def _session_worker(decision: Decision) -> str | None:
+    """The endpoint of the worker that its session belongs to, None where that does not count."""
+    first = next(iter(decision.session), None)
+    return next((one.endpoint for one in decision.workers if one.name == first), None)
 
 
 def _prefill(decision: Decision) -> dict[str, Any] | None:
@@ -104,6 +111,10 @@ def why(decision: Decision) -> str:
         words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
     if decision.sampled is not None:
         words += f"; {len(decision.sampled)} of {len(decision.workers)} workers were looked at"
+    owner = _session_worker(decision)
+    if owner is not None:
+        costly = "" if owner == first else ", which has too much to do"
+        words += f"; its session belongs to {owner}{costly}"
     if decision.split is not None:
         words += f"; {_who_computes(decision.split)}"
     return words if decision.prompt_tokens else f"{words}; without tokens: {decision.reason}"
@@ -136,7 +147,8 @@ def _candidate(decision: Decision, at: int, state: str, load: Load) -> dict[str,
     worker = decision.workers[at]
     overlaps = [each[worker.name] for each in decision.held if worker.name in each]
     claimed = decision.claims.get(worker.name, NO_CLAIMS)
-    terms = _terms(decision, decision.weighed_tokens - claimed.saved, load)
+    beyond = max(0.0, decision.session.get(worker.name, 0.0) - claimed.saved)
+    terms = _terms(decision, decision.weighed_tokens - claimed.saved, load, beyond)
     return {
         "endpoint": worker.endpoint,
         "state": state,
@@ -148,23 +160,27 @@ def _candidate(decision: Decision, at: int, state: str, load: Load) -> dict[str,
         "speculative_tokens": claimed.speculative,
         "approximate_tokens": claimed.approximate,
         "in_flight": load.in_flight,
-        "cost": round(terms["uncached"] + terms["queued"] + terms["running"], 3),
+        "cost": round(terms["uncached"] + terms["queued"] + terms["running"] - terms["session"], 3),
         "cost_terms": terms,
         "reported": _reported(load),
         "excluded": decision.excluded[at] or None,
     }
 
 
-def _terms(decision: Decision, uncached_tokens: float, load: Load) -> dict[str, float]:
+def _terms(
+    decision: Decision, uncached_tokens: float, load: Load, session_tokens: float
+) -> dict[str, float]:
     """The terms that add up to the cost, and what the first of them is made of.
 
-    slowness: how many times as long as configured the worker takes, which is in all terms.
+    slowness: how many times as long as configured the worker takes, which is in all terms. session:
+    what the cost is less by for the request's session.
     """
     slowness = load.slowness
     return {
         "uncached_tokens": round(uncached_tokens, 3),
         "slowness": round(slowness, 3),
         "uncached": round(slowness * decision.affinity * uncached_tokens, 3),
+        "session": round(slowness * decision.affinity * session_tokens, 3),
         "queued": round(slowness * load.backlog_tokens, 3),
         "running": round(slowness * decision.running * (load.in_flight + load.others), 3),
     }

@@ -23,9 +23,12 @@ that names a rank is not balanced over the ranks by its engine: so it names one 
 rank saves is more than what it has to do beyond the idlest one.
 """
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import NamedTuple, Protocol
+
+import xxhash
 
 from extproc.config import schema
 from extproc.config.schema import AUTO, Cost, Policy
@@ -40,6 +43,26 @@ FULL_WEIGHT_UTILIZATION = 0.25
 # up to so many in all.
 WAITING_A_SECOND = 1.0
 MAX_WAITING = 10.0
+
+
+# A longer name of a session counts for none: only the end of it might tell clients apart.
+MAX_SESSION_LETTERS = 256
+
+# A request of a session counts for so many tokens at least, by which its worker is preferred.
+LEAST_SESSION_TOKENS = 2_048.0
+
+
+def session_credit(session: str, workers: Sequence[str], tokens: float) -> dict[str, float]:
+    """Returns the workers that a session belongs to, and the tokens that each is preferred by.
+
+    The same session has the same two of the same workers, on every router; where a worker comes or
+    goes, only sessions change that belong to it. The second one, by half as many tokens, is for
+    when the first one has too much to do. workers: their names. tokens: of the request.
+    """
+    key, credit = session.encode(errors="surrogatepass"), max(tokens, LEAST_SESSION_TOKENS)
+    keyed = ((xxhash.xxh3_64_intdigest(name.encode() + b"\0" + key), name) for name in workers)
+    first = heapq.nlargest(2, keyed)
+    return {name: credit / (1 + at) for at, (_, name) in enumerate(first)}
 
 
 class Chance(Protocol):

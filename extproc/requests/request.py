@@ -101,7 +101,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
     content_length: in bytes, None if the headers do not tell it. policy: the name in the header
     that may choose a policy, None without one. subset: the endpoints (ip:port) that the proxy
-    allows, None for all.
+    allows, None for all. session: the value of the header that names the client's session, ""
+    without one.
     """
 
     method: str
@@ -109,6 +110,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     content_length: int | None
     policy: str | None = None
     subset: frozenset[str] | None = None
+    session: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):

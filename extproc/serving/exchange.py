@@ -50,12 +50,13 @@ class Service:
         self.accounts = config.accounting.responses != "none"
         self.reads_usage = config.accounting.responses == "usage"
         self.legs = Legs(config) if config.disaggregation.mode is not None else None
-        header = config.policy.header
+        header, session = config.policy.header, config.policy.session_header
         self.spoken = Spoken(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=Budget(_BODIES_BYTES),
             names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
+            session_header=None if session is None else session.lower(),
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
             owned=self.legs.headers if self.legs is not None else (),

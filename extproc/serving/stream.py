@@ -89,12 +89,15 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     served: str = ""
 
 
-def head_of(message: ProcessingRequest, policy_header: str | None) -> Head:
+def head_of(
+    message: ProcessingRequest, policy_header: str | None, session_header: str | None = None
+) -> Head:
     """Returns what of a request's headers decides how it is treated.
 
-    policy_header: the header that may name a policy, in lower case; None if none may.
+    policy_header, session_header: the headers that may name a policy, and the client's session, in
+    lower case; None if none may.
     """
-    method = path = ""
+    method = path = session = ""
     length: int | None = None
     policy: str | None = None
     for header in message.request_headers.headers.headers:
@@ -107,7 +110,9 @@ def head_of(message: ProcessingRequest, policy_header: str | None) -> Head:
             length = _number(_text(header), _LENGTH_DIGITS)
         elif key == policy_header:
             policy = _text(header)
-    return Head(method, path, length, policy, _subset(message))
+        elif key == session_header:
+            session = _text(header)
+    return Head(method, path, length, policy, _subset(message), session)
 
 
 def traceparent_of(message: ProcessingRequest) -> str:
@@ -259,7 +264,8 @@ class Spoken(msgspec.Struct, frozen=True):
     bodies: what the bodies collected on all streams together may keep; one for which there is no
     room counts as too long.
     names_model: whether routes choose a cluster by a model header that we set.
-    policy_header: the request header that may name a policy, in lower case; None if none may.
+    policy_header, session_header: the request headers that may name a policy, and the client's
+    session, in lower case; None if none may.
     dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" speaks it with a proxy that
     tells no mode.
     reads_usage: whether responses in dialect A are asked for where they may tell usage.
@@ -271,6 +277,7 @@ class Spoken(msgspec.Struct, frozen=True):
     bodies: Budget
     names_model: bool
     policy_header: str | None = None
+    session_header: str | None = None
     dialect: str = "auto"
     reads_usage: bool = False
     owned: tuple[str, ...] = ()
@@ -367,7 +374,9 @@ class Stream:
         return Ask(self._head, body, reason, finds_model, wants_endpoint=self.is_duplex)
 
     def _request_headers(self, message: ProcessingRequest) -> Step:
-        self._head = head = head_of(message, self._spoken.policy_header)
+        self._head = head = head_of(
+            message, self._spoken.policy_header, self._spoken.session_header
+        )
         self._is_last = message.request_headers.end_of_stream
         unkeyed = why_unkeyed(head.method, head.path)
         if unkeyed:

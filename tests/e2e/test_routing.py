@@ -254,3 +254,21 @@ async def test_what_a_request_body_hides_is_never_logged(shared: System) -> None
         pass
     with contextlib.suppress(FileNotFoundError):
         assert "secret" not in shared.log.read_text()
+
+
+async def test_a_session_stays_on_its_worker_where_no_tokens_are_known() -> None:
+    blind = {
+        "models": [{"name": "tiny"}],
+        "policy": {"session_header": "X-Session"},
+    }
+    async with running(workers=3, changes=blind) as system:
+        for session in ("one", "two"):
+            headers = {"x-session": session}
+            texts = [long_text(f"{session} asks {number}") for number in range(8)]
+            answers = [await system.send(chat(text), headers=headers) for text in texts]
+            assert {status for status, _, _ in answers} == {200}
+            assert len({worker for _, worker, _ in answers}) == 1
+        envelope = {"path": CHAT, "headers": {"x-Session": "two"}, "body": chat("hello")}
+        async with system.session.post(f"{system.admin}/explain", json=envelope) as response:
+            explained = await response.json()
+        assert explained["session"] == explained["pick"][0] == answers[-1][1]

@@ -437,3 +437,52 @@ def test_a_rank_that_has_more_to_do_than_it_saves_is_not_named() -> None:
     # the engine may take the other rank, so nothing is certain
     assert (made.certain_tokens, made.uncertain_tokens, made.reason) == (0, 96, "uncertain_overlap")
     assert made.held == [{"c": Overlap(16, uncertain=6, rank=1)}]
+
+
+BLIND = Query("m", reason="body_too_large", unread_bytes=40_000, session="chat 7")
+
+
+def test_requests_of_a_session_whose_tokens_are_not_known_go_to_the_same_two_workers() -> None:
+    owner, second, *_ = decision(BLIND).pick
+    for seed in range(20):
+        assert decision(BLIND, seed=seed).pick[:2] == (owner, second)
+        assert decision(BLIND, seed=seed, workers="dcba").pick[:2] == (owner, second)
+    others = {
+        decision(msgspec.structs.replace(BLIND, session=str(number))).pick[0]
+        for number in range(50)
+    }
+    assert len(others) == 4
+
+
+def test_a_session_goes_to_its_second_worker_where_the_first_has_too_much_to_do_or_fails() -> None:
+    made = decision(BLIND)
+    owner, second = made.worker, made.pick[1]
+    assert decision(BLIND, loads={owner: Load(3)}).worker == owner
+    assert decision(BLIND, loads={owner: Load(0, 100_000.0)}).pick[0] == second
+    assert decision(BLIND, ejected={made.pick[0]: "fails"}).pick[0] == second
+    assert decision(BLIND, unfit={made.pick[0]: "draining"}).pick[0] == second
+    full = {owner: Load(9)}
+    assert decision(BLIND, loads=full, rules=Policy(max_in_flight=9)).pick[0] == second
+    everybody = dict.fromkeys([f"{name}:1" for name in "abcd"], "fails")
+    assert decision(BLIND, ejected=everybody).worker == owner
+
+
+def test_a_session_counts_with_every_policy_that_looks_at_what_is_held_and_in_a_sample() -> None:
+    owner = decision(BLIND).worker
+    for policy in ("cache_aware", "prefix_cache"):
+        assert decision(BLIND, policy=policy).worker == owner
+    assert {decision(BLIND, sample=1, seed=seed).worker for seed in range(20)} == {owner}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Query("m", [PROMPT], session="chat 7"),
+        msgspec.structs.replace(BLIND, session="x" * 257),
+        msgspec.structs.replace(BLIND, reads_cache=False),
+        msgspec.structs.replace(BLIND, left_to_proxy="it calls no model"),
+    ],
+    ids=["tokens known", "too long", "reads no cache", "left to the proxy"],
+)
+def test_a_session_does_not_count_against_what_is_known(query: Query) -> None:
+    assert decision(query).session == {}

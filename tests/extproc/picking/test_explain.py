@@ -39,7 +39,7 @@ def decision(query: Query = QUERY, **fields: Any) -> Decision:
     snapshot = Snapshot(
         workers=[Candidate(name, f"{name}:1", "serves n" * (name == "x")) for name in workers],
         held=[held for _ in query.prompts],
-        load=lambda *_: load,
+        load=fields.pop("load_of", lambda *_: load),
         **(defaults | fields),
     )
     return decide(query, snapshot, 0.0, Random(0))
@@ -53,6 +53,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
         "model": "m",
         "prompt_tokens": 100,
         "policy": "cost",
+        "session": None,
         "candidates": [
             {
                 "endpoint": "a:1",
@@ -67,6 +68,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
                 "cost_terms": {
                     "uncached_tokens": pytest.approx(uncached),
                     "slowness": 1.0,
+                    "session": 0.0,
                     "uncached": pytest.approx(1.5 * uncached),
                     "queued": 7.0,
                     "running": 3 * 64.0,
@@ -178,3 +180,24 @@ def test_the_words_say_that_all_are_busy() -> None:
         "shed",
         "over its limit of requests",
     )
+
+
+def test_the_worker_that_a_session_belongs_to_is_told_and_what_that_counts_for() -> None:
+    query = Query("m", reason="body_too_large", unread_bytes=4_000, session="chat 7")
+    made = decision(query, held={})
+    shown = explanation(made, lambda _: "live")
+    terms = {one["endpoint"]: one["cost_terms"]["session"] for one in shown["candidates"]}
+    costs = {one["endpoint"]: one["cost"] for one in shown["candidates"]}
+    assert shown["session"] == shown["pick"][0]
+    assert sorted(terms.values()) == [1.5 * 512, 1.5 * 1024]
+    assert costs == {name: pytest.approx(1.5 * 1_000 - term) for name, term in terms.items()}
+    assert f"; its session belongs to {made.pick[0]};" in f"{why(made)};"
+
+
+def test_a_session_whose_worker_has_too_much_to_do_is_told() -> None:
+    query = Query("m", reason="no_body", session="chat 7")
+    owner = decision(query, held={}).pick[0]
+    busy = {owner: Load(0, 50_000.0)}
+    made = decision(query, held={}, load_of=lambda endpoint, _: busy.get(endpoint, Load()))
+    assert made.pick[0] != owner
+    assert f"its session belongs to {owner}, which has too much to do" in why(made)

@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -18,6 +19,7 @@ from extproc.picking.policies import (
     best,
     sample_of,
     sample_size,
+    session_credit,
 )
 
 
@@ -159,3 +161,39 @@ def test_a_sample_is_smaller_while_other_routers_are_heard_of() -> None:
     assert (size(), size(sample=0), size(sample=3)) == (SAMPLE_AMONG_ROUTERS, 0, 3)
     loads.forget("other")
     assert size() == SAMPLE_ALONE
+
+
+NAMES = st.lists(st.text("abcdef:.0123", min_size=1), min_size=1, max_size=12, unique=True)
+
+
+def owner_of(session: str, names: Sequence[str]) -> str:
+    return next(iter(session_credit(session, names, 0.0)))
+
+
+@given(NAMES, st.text(max_size=20), st.randoms())
+def test_a_session_changes_only_if_its_own_worker_goes_or_a_new_one_takes_it(
+    names: list[str], session: str, rng: Random
+) -> None:
+    owner, *second = session_credit(session, rng.sample(names, len(names)), 0.0)
+    changed = rng.choice(names)
+    left = [name for name in names if name != changed]
+    if changed == owner:
+        assert [*session_credit(session, left, 0.0)][:1] == second
+    else:
+        assert owner_of(session, left) == owner
+
+
+def test_sessions_are_spread_and_one_in_so_many_goes_to_a_new_worker() -> None:
+    names = [f"10.0.0.{number}:80" for number in range(8)]
+    before = {name: owner_of(name, names) for name in map(str, range(2_000))}
+    assert all(150 < count < 350 for count in Counter(before.values()).values())
+    after = {name: owner_of(name, [*names, "new:80"]) for name in before}
+    moved = {one for one in before if before[one] != after[one]}
+    assert {after[one] for one in moved} == {"new:80"}
+    assert 150 < len(moved) < 300
+
+
+@pytest.mark.parametrize(("tokens", "credit"), [(0.0, 2_048.0), (9_000.0, 9_000.0)])
+def test_the_second_worker_of_a_session_is_preferred_by_half(tokens: float, credit: float) -> None:
+    assert [*session_credit("s", ["a", "b", "c"], tokens).values()] == [credit, credit / 2]
+    assert session_credit("\udcff", [], tokens) == {}

@@ -41,6 +41,12 @@ def test_a_policy_is_read_where_one_may_be_named() -> None:
     assert head_of(message, None).policy is None
 
 
+def test_a_session_is_read_where_one_may_be_named() -> None:
+    message = head(headers={"x-session": "chat 7"})
+    assert head_of(message, None, "x-session").session == "chat 7"
+    assert head_of(message, None, "x-other").session == head_of(message, None).session == ""
+
+
 @pytest.mark.parametrize("hint", ["10.0.0.1:1,10.0.0.2:1", ["10.0.0.1:1", "10.0.0.2:1"]])
 def test_the_proxys_hint_names_the_endpoints_that_are_allowed(hint: object) -> None:
     message = with_metadata(head(), "envoy.lb.subset_hint", **{SUBSET: hint})
