@@ -41,6 +41,10 @@ FORGET_SECONDS = 0.1
 # After so many ticks without news it says that it is there.
 ALIVE_TICKS = 4
 
+# That it shares again is logged after so long without a fault: an engine that is slow, or a machine
+# that is busy, comes and goes several times a second.
+SETTLED_SECONDS = 1.0
+
 # Hearing takes at most this share of the time, whatever arrives: of each window, so much.
 WINDOW_SECONDS = 0.1
 MOST_SECONDS = 0.02
@@ -129,7 +133,7 @@ class Sharing:
         self._tasks: list[asyncio.Task[None]] = []
         self._did_tell = False
         self._window_ends = self._worked = self._ticked_at = 0.0
-        self._said = ""
+        self._said, self._faulty_at = "", 0.0
         self._patient_until = monotonic() + 2 * CONNECT_SECONDS
         self.told = self.told_bytes = self.untold = self.heard_bytes = 0
 
@@ -203,7 +207,8 @@ class Sharing:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
         # after a pause of our own, what the others said meanwhile is still to be read
         for other in self.picture.forget(now) if was_here else ():
-            log.info("router %s is silent and not counted any more", other.origin)
+            if not self._said:
+                log.info("router %s is silent and not counted any more", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
         messages = self._telling.due(self._fleet.loads, now, time.time_ns() // 1000)
@@ -215,18 +220,19 @@ class Sharing:
             else:
                 self.untold += len(messages)
                 self._telling.hello()
-        self._say()
+        self._say(time.monotonic())
 
-    def _say(self) -> None:
+    def _say(self, now: float) -> None:
         """Logs once that it decides alone, and once that it does not any more."""
         fault = self._transport.fault
-        is_beginning = fault == CONNECTING and self._monotonic() < self._patient_until
-        if bool(fault) is bool(self._said) or is_beginning:
-            return
-        self._said = fault
         if fault:
+            self._faulty_at = now
+        is_beginning = fault == CONNECTING and now < self._patient_until
+        if fault and not self._said and not is_beginning:
+            self._said = fault
             log.warning("not shared with other routers: %s: %s", self._options.url, fault)
-        else:
+        elif self._said and now - self._faulty_at >= SETTLED_SECONDS:
+            self._said = ""
             log.info("shared with other routers over %s", self._options.url)
 
     def _hear(self, message: bytes) -> float:
@@ -241,7 +247,7 @@ class Sharing:
         news = self.picture.hear(message, now, time.time_ns() // 1000)
         if news is not None and news.is_hello:
             self._telling.asked()
-        if len(self.picture.others) > routers and news is not None:
+        if len(self.picture.others) > routers and news is not None and not self._said:
             log.info("router %s is heard", news.origin)
         self._worked += time.thread_time() - began
         return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS else 0.0

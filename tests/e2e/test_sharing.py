@@ -35,14 +35,16 @@ async def test_a_request_of_one_router_is_load_and_a_claim_for_the_other(tmp_pat
         assert await second.running(text) == 0
         request = asyncio.create_task(system.send(chat(text)))
 
-        async def is_seen() -> bool:
-            return await second.running(text) > 0
+        claims: list[dict[str, Any]] = []
 
-        await until(is_seen, "the other router counts the request")
-        decision = await second.explain(text)
-        (claimed,) = (one for one in decision["candidates"] if one["speculative_tokens"])
-        assert claimed["cost_terms"]["queued"] > 0
-        assert claimed["cost_terms"]["running"] > 0
+        async def is_seen() -> bool:
+            candidates = (await second.explain(text))["candidates"]
+            claims[:] = (one for one in candidates if one["speculative_tokens"])
+            terms = [one["cost_terms"] for one in claims]
+            return len(terms) == 1 and terms[0]["queued"] > 0 and terms[0]["running"] > 0
+
+        await until(is_seen, "the other router counts the request, and its prompt")
+        (claimed,) = claims
         status, worker, _ = await request
         assert (status, worker) == (200, claimed["endpoint"])
 

@@ -38,6 +38,10 @@ class Part:
         """Whether it runs and is not stopped."""
         return self.runs and not self._is_stopped
 
+    def log_lines(self) -> list[str]:
+        """What it has logged."""
+        return self._log.read_text(errors="replace").splitlines()
+
     def start(self) -> None:
         """Starts it; `wait` says when it is there."""
         assert not self.runs

@@ -49,10 +49,14 @@ class Place:
 
 
 class Stage:
-    """All processes. Those that a test has broken are made whole by `heal`."""
+    """All processes. Those that a test has broken are made whole by `heal`.
 
-    def __init__(self, directory: Path, server: str) -> None:
+    sharing: where the two routers meet, "" if they share nothing.
+    """
+
+    def __init__(self, directory: Path, server: str, sharing: str = "") -> None:
         self.server = server
+        self._sharing = sharing
         self._directory = directory
         self._ports = [[free_port() for _ in range(3)] for _ in range(WORKERS)]
         self.endpoints = [f"127.0.0.1:{api}" for api, _, _ in self._ports]
@@ -138,6 +142,8 @@ class Stage:
                 for api, events, replay in self._ports
             ],
         }
+        if self._sharing:
+            configuration["sharing"] = {"url": self._sharing, "name": f"router-{number}"}
         config_file.write_text(yaml.safe_dump(configuration))
         return Place(config_file, f"http://{admin}", f"http://{metrics}", extproc)
 
@@ -162,9 +168,9 @@ class Stage:
 
 
 @contextmanager
-def staged(directory: Path, server: str) -> Iterator[Stage]:
+def staged(directory: Path, server: str, sharing: str = "") -> Iterator[Stage]:
     """A stage, none of whose processes runs yet."""
-    stage = Stage(directory, server)
+    stage = Stage(directory, server, sharing)
     try:
         yield stage
     finally:
