@@ -102,12 +102,14 @@ class Rank:
 
     def overlap(self, prompt: Prompt, size: int) -> Overlap | None:
         """The leading blocks of a prompt that are held; None if there is not even the first."""
-        tiers, uncertain, believed = [0, 0, 0, 0], 0, self.trusted
-        doubted = {tier_of(medium) for medium in self.aging - self.removing}
         mine = [
             copy for copy in self.copies if copy.held.size == size and copy.held.lora == prompt.lora
         ]
-        for path in _paths(prompt, size) if mine else ():
+        if not mine:
+            return None
+        tiers, uncertain, believed = [0, 0, 0, 0], 0, self.trusted
+        doubted = {tier_of(medium) for medium in self.aging - self.removing}
+        for path in _paths(prompt, size):
             same = [copy for copy in mine if copy.held.path == path]
             on_tiers = [tier_of(copy.place.medium) or 0 for copy in same if copy.certain]
             certain = [tier for tier in on_tiers if tier not in doubted]
@@ -155,14 +157,14 @@ def best_overlaps(ranks: list[Rank], prompt: Prompt, sizes: set[int]) -> dict[st
     for rank in ranks:
         overlaps = [overlap for size in sizes if (overlap := rank.overlap(prompt, size))]
         found.setdefault(rank.worker, []).extend(overlaps)
-    return {
-        worker: [
-            overlap
-            for overlap in overlaps
-            if overlap.rank_order == max(other.rank_order for other in overlaps)
-        ]
+    best = {
+        worker: max(overlap.rank_order for overlap in overlaps)
         for worker, overlaps in found.items()
         if overlaps
+    }
+    return {
+        worker: [overlap for overlap in found[worker] if overlap.rank_order == order]
+        for worker, order in best.items()
     }
 
 

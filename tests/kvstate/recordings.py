@@ -88,9 +88,11 @@ class Replayed:
     spaces: dict[int | str, tuple[str | None, str | None]] = field(default_factory=dict)
     blocks: dict[tuple[int, ...], set[int | str]] = field(default_factory=dict)  # by path
     lengths: set[int] = field(default_factory=set)  # of paths
+    chains: dict[int | str, list[int | str]] = field(default_factory=dict)  # since the last event
 
     def apply(self, event: dict[str, Any]) -> None:
         """Follows one event."""
+        self.chains.clear()
         hashes = [_readable(block) for block in event.get("block_hashes", [])]
         if event["type"] == "AllBlocksCleared":
             self.copies.clear()
@@ -101,10 +103,10 @@ class Replayed:
 
     def chain(self, block: int | str) -> list[int | str]:
         """The hashes from the first block of a prompt to this one."""
-        chain = [block]
-        while (parent := self.parents[chain[-1]]) is not None:
-            chain.append(parent)
-        return chain[::-1]
+        if block not in self.chains:
+            parent = self.parents[block]
+            self.chains[block] = [block] if parent is None else [*self.chain(parent), block]
+        return self.chains[block]
 
     def overlap(self, tokens: list[int], lora: str | None, salt: str | None) -> int:
         """Leading blocks held of a prompt, short of its last token."""

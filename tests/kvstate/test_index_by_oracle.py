@@ -233,9 +233,10 @@ class CompiledIndexMachine(IndexMachine):
     compiled = True
 
 
-# More than ten thousand steps on each core.
-SETTINGS = settings(stateful_step_count=40)
+# About four thousand steps on the plain core, and every second of these examples on the other.
 TestPlainIndexByOracle = pytest.mark.slow(IndexMachine.TestCase)
-TestPlainIndexByOracle.settings = SETTINGS
+TestPlainIndexByOracle.settings = settings(stateful_step_count=40)
 TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)
-TestCompiledIndexByOracle.settings = SETTINGS
+TestCompiledIndexByOracle.settings = settings(
+    stateful_step_count=40, max_examples=settings().max_examples // 2
+)
