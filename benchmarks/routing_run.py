@@ -205,7 +205,10 @@ class _Router:
         self.sharer: Sharer | None = None
         if contestant.tick_seconds and self._sent is not None:
             rate, tick = contestant.prefill_rate, contestant.tick_seconds
-            self.sharer = Sharer(number, endpoints, rate, self._sent, self._holdings, tick)
+            self.sharer = Sharer(
+                *(number, endpoints, rate, self._sent, self._holdings, tick),
+                learns=contestant.learns,
+            )
             self._loads = self.sharer.loads
         self._workers = [Candidate(str(n), str(n)) for n in range(cell.workers)]
         self._roster = Roster(self._workers)

@@ -10,7 +10,7 @@ from random import Random
 
 from extproc.picking.load import EndpointLoad, Loads
 from extproc.picking.sent import Holdings, Sent
-from extproc.sharing.messages import Keys, keys_of, worker_id
+from extproc.sharing.messages import keys_of, worker_id
 from extproc.sharing.picture import Picture, Place
 from extproc.sharing.telling import Telling
 
@@ -35,13 +35,14 @@ class Sharer:
         sent: Sent,
         holdings: Mapping[str, Holdings],
         tick_seconds: float,
-        keys: Keys = KEYS,
+        *,
+        learns: bool = False,
     ) -> None:
-        self.telling = Telling(keys, f"router-{number}", 1)
-        self.loads = Loads(endpoints, prefill_rate, self.telling.touched)
-        places = {worker_id(keys, name): Place(name, one) for name, one in holdings.items()}
+        self.telling = Telling(KEYS, f"router-{number}", 1)
+        self.loads = Loads(endpoints, prefill_rate, self.telling.touched, learns=learns)
+        places = {worker_id(KEYS, name): Place(name, one) for name, one in holdings.items()}
         self.picture = Picture(
-            keys, self.loads, sent, lambda: places, _forget_seconds(tick_seconds)
+            KEYS, self.loads, sent, lambda: places, _forget_seconds(tick_seconds)
         )
 
     def tick(self, now: float) -> Sequence[bytes]:

@@ -98,7 +98,8 @@ class EndpointLoad:
     over, and whoever has the same address later begins with an idle one.
 
     told: what each other router said last of its own requests; shared, shared_tokens: the requests
-    of all of these, and their uncached tokens.
+    of all of these, and their uncached tokens. ahead_tokens: of theirs, those that came after the
+    last request of ours whose computing will be told: the next such one waits for them.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
@@ -112,6 +113,7 @@ class EndpointLoad:
     sent_tokens: float = 0.0
     shared: int = 0
     shared_tokens: int = 0
+    ahead_tokens: float = 0.0
     told: dict[str, Gauges] = field(default_factory=dict)
     speed: Speed["Booking"] = field(default_factory=Speed)
 
@@ -121,7 +123,8 @@ class Booking(Record, eq=False):
 
     load: the record that it is booked in. rank: the one that it names, None if none. prompt: by
     which the worker's feed tells when it is computed; None where it does not. computed_at: when
-    that was seen, None while it was not.
+    that was seen, None while it was not. ahead_tokens: what other routers sent there since the
+    request of ours before it, which is computed first.
     """
 
     endpoint: str
@@ -132,6 +135,7 @@ class Booking(Record, eq=False):
     prompt: Prompt | None = None
     is_sure: bool = True
     computed_at: float | None = None
+    ahead_tokens: float = 0.0
 
 
 _IDLE = Load()
@@ -187,8 +191,8 @@ class Loads:
         return EndpointLoad() if found is None else found
 
     def _add(self, booking: Booking, now: float) -> None:
-        state = booking.load
-        state.backlog_tokens = self._backlog(state, now) + booking.uncached_tokens
+        state, left = booking.load, self._backlog(booking.load, now)
+        state.backlog_tokens = left + booking.uncached_tokens
         state.lately_tokens = _faded(state, now) + booking.uncached_tokens
         state.backlog_at = now
         state.bookings.add(booking)
@@ -203,12 +207,28 @@ class Loads:
             if booking.prompt is None:
                 state.speed.begin_unseen(work, now)
             else:
-                state.speed.begin(booking, work, now, is_sure=booking.is_sure)
+                self._begin(booking, min(state.ahead_tokens, left), now)
+
+    def _begin(self, booking: Booking, ahead_tokens: float, now: float) -> None:
+        """Has the speed learned from a request; ahead_tokens: of other routers, just before it.
+
+        What of those is left when the worker computes nothing else of ours is a guess, and spoils
+        the measurement.
+        """
+        state, speed = booking.load, booking.load.speed
+        state.ahead_tokens = 0.0
+        if speed.waiting:
+            booking.ahead_tokens = ahead_tokens
+        else:
+            speed.begin_unseen(ahead_tokens / self._rate, now)
+        work = (booking.uncached_tokens + booking.ahead_tokens) / self._rate
+        speed.begin(booking, work, now, is_sure=booking.is_sure)
 
     def revise(self, booking: Booking, uncached_tokens: float) -> None:
         """The oldest request's uncached tokens are known better, now that it is its turn."""
         booking.is_sure = True
-        booking.load.speed.revise(booking, uncached_tokens / self._rate)
+        work = (uncached_tokens + booking.ahead_tokens) / self._rate
+        booking.load.speed.revise(booking, work)
 
     def computed(self, booking: Booking, now: float) -> None:
         """The worker's feed told that a prompt is computed."""
@@ -249,6 +269,7 @@ class Loads:
         self.end(booking, now)
         booking.endpoint, booking.began_at = endpoint, now
         booking.prompt = booking.computed_at = None
+        booking.ahead_tokens = 0.0
         booking.load = self._record(endpoint)
         self._add(booking, now)
         return True
@@ -346,8 +367,7 @@ class Loads:
         state.backlog_tokens = self._backlog(state, now) + tokens
         state.lately_tokens = _faded(state, now)
         state.backlog_at = now
-        if self._learns:
-            state.speed.begin_unseen(tokens / self._rate, now)
+        state.ahead_tokens += tokens
 
     def in_flight_of(self, router: str) -> int:
         """Requests under way of another router, as it told."""

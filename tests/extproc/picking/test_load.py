@@ -1,4 +1,6 @@
 from array import array
+from collections import deque
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -108,6 +110,46 @@ def test_what_another_router_sent_stays_in_the_queue_when_a_prompt_is_computed(
     ours = loads.begin("a", 100, 0.0, prompt=Prompt("m", array("I", range(9))))
     loads.computed(ours, 0.0)
     assert loads.load("a", 0.0).backlog_tokens == 500
+
+
+@pytest.mark.parametrize("slowness", [0.5, 2.0])
+def test_the_speed_is_learned_where_other_routers_send_most_of_it(slowness: float) -> None:
+    loads, rng = Loads({"a": EndpointLoad()}, 1_000.0, learns=True), Random(1)
+    seconds = 0.2 * slowness  # of each prompt of 200 tokens
+    now = free_at = 0.0
+    sent, theirs = 0, deque[float]()
+    ours: deque[tuple[float, Booking]] = deque()
+    for _ in range(400):
+        now += rng.expovariate(0.9 / seconds)
+        while ours and ours[0][0] <= now:
+            computed_at, booking = ours.popleft()
+            loads.computed(booking, computed_at)
+            loads.end(booking, computed_at + 1.0)
+        while theirs and theirs[0] <= now:
+            theirs.popleft()
+        free_at = max(free_at, now) + seconds
+        if rng.random() < 0.25:
+            prompt = Prompt("m", array("I", [0]) * 200)
+            ours.append((free_at, loads.begin("a", 200, now, prompt=prompt)))
+        else:
+            sent += 200
+            theirs.append(free_at)
+        gauges = Gauges(len(theirs), 200 * len(theirs), sent, 0, 0)
+        loads.told("other", "a", gauges, now, is_known=True)
+    assert loads.load("a", now).slowness == pytest.approx(slowness, rel=0.25)
+    assert loads.speed_shown("a")["confidence"] > 0.5
+
+
+def test_a_prompt_that_waits_for_anothers_is_revised_without_them() -> None:
+    loads = Loads({"a": EndpointLoad()}, 1_000.0, learns=True)
+    prompt = Prompt("m", array("I", [0]) * 500)
+    loads.begin("a", 500, 0.0, prompt=prompt)
+    loads.told("other", "a", Gauges(1, 300, 300, 300, 300), 0.0, is_known=True)
+    behind = loads.begin("a", 500, 0.0, prompt=prompt, is_sure=False)
+    assert behind.ahead_tokens == 300
+    loads.computed(next(iter(behind.load.speed.waiting)), 0.5)
+    loads.revise(behind, 100)
+    assert behind.load.speed.waiting[behind] == (0.4, True)
 
 
 def test_a_request_that_is_over_leaves_no_backlog() -> None:
