@@ -317,14 +317,7 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
     if member is not None:
         config = member.part_of(config)
     logs.configure(config.log.level, config.log.format, member and member.number)
-    before, files = raise_file_limit()
-    log.info("open files: %d at most (raised from %d)", files, before)
-    if files < FEW_FILES:
-        log.warning(
-            "only %d files may be open, connections among them: raise the limit (ulimit -Hn,"
-            " LimitNOFILE) for fleets of hundreds of workers",
-            files,
-        )
+    _raise_file_limit()
     for doubt in doubts(config, os.path.exists):
         log.warning("%s", doubt)
     stopped, leave_ms = asyncio.Event(), config.extproc.leave_ms
@@ -336,8 +329,9 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
 
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop)
+    is_orphan = asyncio.Event()
     if member is not None:
-        _end_with_parent(loop, stop)
+        _end_with_parent(loop, is_orphan, stop)
     # what it would reload has just been read; unhandled, it would end the process
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with running(config, member) as parts:
@@ -372,6 +366,19 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
             log.info("stopping: not ready, and for %d ms new streams are still taken", leave_ms)
             await asyncio.sleep(leave_ms / 1000)
         log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
+    if member is not None and is_orphan.is_set():
+        member.leave()
+
+
+def _raise_file_limit() -> None:
+    before, files = raise_file_limit()
+    log.info("open files: %d at most (raised from %d)", files, before)
+    if files < FEW_FILES:
+        log.warning(
+            "only %d files may be open, connections among them: raise the limit (ulimit -Hn,"
+            " LimitNOFILE) for fleets of hundreds of workers",
+            files,
+        )
 
 
 def _resident_mib() -> int:
@@ -389,13 +396,19 @@ def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _end_with_parent(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Stops when the other end of standard input is closed: the parent holds it, and is gone."""
+def _end_with_parent(
+    loop: asyncio.AbstractEventLoop, is_orphan: asyncio.Event, stop: Callable[[], None]
+) -> None:
+    """Stops when the other end of standard input is closed: the parent holds it, and is gone.
+
+    is_orphan: is set then.
+    """
     lifeline = sys.stdin.fileno()
 
     def ended() -> None:
         loop.remove_reader(lifeline)
         log.warning("the parent process is gone")
+        is_orphan.set()
         stop()
 
     loop.add_reader(lifeline, ended)

@@ -104,6 +104,15 @@ class Member(NamedTuple):
         """Returns whether a process was ready once, however often it was started since."""
         return self._mark(number).exists()
 
+    def leave(self) -> None:
+        """Removes what is left of this process, and with the last one the directory.
+
+        That is the parent's to do, but for one that was killed.
+        """
+        with contextlib.suppress(OSError):  # others are still there
+            self._mark(self.number).unlink(missing_ok=True)
+            Path(self.directory).rmdir()
+
     def _mark(self, number: int) -> Path:
         return Path(self.directory) / f"{number}.ready"
 

@@ -75,8 +75,11 @@ class Parent:
 async def parent(config: Path, *options: str) -> AsyncIterator[Parent]:
     log = config.with_name("log")
     command = [sys.executable, "-m", "extproc", "serve", "--config", str(config), *options]
+    environment = {**os.environ, "TMPDIR": str(config.parent)}
     with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=errors)
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stderr=errors, env=environment
+        )
     one = Parent(process, config, log)
     try:
         yield one
@@ -135,6 +138,8 @@ async def test_processes_do_not_outlive_a_parent_that_is_killed(tmp_path: Path) 
     async with parent(configuration(tmp_path)) as one:
         await until(one.all_ready, "both are ready")
         one.process.kill()  # parent() then waits for the others
+    left = [*tmp_path.glob("kvsteer-*"), *tmp_path.glob("kvsteer-*/*")]  # noqa: ASYNC240
+    assert not left, one.said()
 
 
 async def test_a_process_that_cannot_start_ends_them_all(tmp_path: Path) -> None:
