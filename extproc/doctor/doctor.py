@@ -34,7 +34,7 @@ from extproc.picking.sent import Sent
 from extproc.serving.certificates import Certificates
 from extproc.sharing.carriers import transport_of
 from extproc.sharing.picture import Picture
-from extproc.sharing.sharing import telling_of
+from extproc.sharing.sharing import ALIVE_TICKS, telling_of
 from extproc.tokenizing.tokens import Tokenizer
 
 T = TypeVar("T")
@@ -330,7 +330,7 @@ async def overhear(options: Sharing, seconds: float) -> Overheard:
     return Overheard(fault, ages, picture.counts)
 
 
-# A router that shares says that it is there twenty times a second and more.
+# At least; and as long as a router may be silent, and a tick more.
 HEAR_SECONDS = 1.5
 
 
@@ -341,7 +341,8 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
         return []
     about = About(f"sharing {options.url}")
     try:
-        heard = await overhear(options, min(seconds, HEAR_SECONDS))
+        silent_seconds = (ALIVE_TICKS + 1) * options.tick_ms / 1000
+        heard = await overhear(options, max(min(seconds, HEAR_SECONDS), silent_seconds))
     except StartError as error:
         return [about.wrong("sharing-unreachable", str(error))]
     if heard.fault:

@@ -1,5 +1,6 @@
 """What the doctor says of routers that share."""
 
+import asyncio
 from pathlib import Path
 
 from extproc.config.schema import Config
@@ -20,6 +21,15 @@ async def test_each_router_is_named_with_the_age_of_its_last_word(tmp_path: Path
     async with running_engine(tmp_path) as engine, part(url=engine.url, name="one"):
         (found,) = await visit_sharing(Config(sharing=Sharing(engine.url)), 1.0)
     assert found.verdict is Verdict.RIGHT
+    assert found.says.startswith("router one was heard ")
+
+
+async def test_a_router_is_heard_that_speaks_seldom(tmp_path: Path) -> None:
+    sharing = Sharing(f"directory:{tmp_path}", tick_ms=700)
+    async with part(url=sharing.url, name="one", tick_ms=700) as one:
+        while not one.sharing.told:  # noqa: ASYNC110 - the next word is seconds away
+            await asyncio.sleep(0.02)
+        (found,) = await visit_sharing(Config(sharing=sharing), 1.0)
     assert found.says.startswith("router one was heard ")
 
 
