@@ -23,7 +23,8 @@ GOOD = [Row(0, 0, "a", None, 0, 0), Row(0, 1, "a", "a", 16, 16), Row(1, 0, "b", 
 
 
 async def test_the_demo_passes_its_own_check() -> None:
-    command = [sys.executable, "-m", "extproc", "demo", "--check", "--port", str(free_port())]
+    command = [sys.executable, "-m", "extproc", "demo", "--check", "--workers", "2"]
+    command += ["--port", str(free_port())]
     demo = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     told, _ = await demo.communicate()
     assert demo.returncode == 0, told.decode()

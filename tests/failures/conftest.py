@@ -41,7 +41,13 @@ TABLE = Table(
 )
 
 
-@pytest.fixture(scope="session", params=servers())
+# Starting all parts takes many seconds, and breaking them under load as many again.
+SERVERS = [
+    pytest.param(name, marks=[] if name == "lean" else pytest.mark.slow) for name in servers()
+]
+
+
+@pytest.fixture(scope="session", params=SERVERS)
 def one_stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
