@@ -211,6 +211,8 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     from extproc.admin_client import ask  # noqa: PLC0415
 
+    if sys.stdin.isatty():
+        print("reads a request's body, as JSON, from standard input", file=sys.stderr)
     try:
         body = json.load(sys.stdin)
     except (ValueError, RecursionError) as error:

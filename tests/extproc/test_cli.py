@@ -1,5 +1,7 @@
 import io
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
@@ -151,6 +153,17 @@ def test_explaining_without_a_router_says_so() -> None:
     command = [*KVSTEER, "explain", "--admin", admin]
     absent = subprocess.run(command, input="{}", capture_output=True, text=True, check=False)
     assert (absent.returncode, admin in absent.stderr) == (1, True)
+
+
+def test_explain_says_what_it_waits_for_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "wb") as keyboard, os.fdopen(theirs) as terminal:
+        keyboard.write(b"nothing\n\x04")
+        keyboard.flush()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", terminal)
+            assert main(["explain"]) == 2
+    assert capsys.readouterr().err.startswith("reads a request's body, as JSON, from standard inp")
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\udcff"])
