@@ -83,6 +83,10 @@ def with_events(rest: str) -> str:
             "policy.rank_header: 'Content-Length' is a reserved header",
         ),
         (
+            [MODEL, WORKER, "policy: {session_header: X-Who, header: x-who}"],
+            "policy.session_header: 'X-Who' is already used as policy.header",
+        ),
+        (
             [MODEL, WORKER, "policy: {rank_header: X-Rank, header: x-rank}"],
             "policy.rank_header: 'X-Rank' is already used as policy.header",
         ),
