@@ -68,6 +68,11 @@ class OtherRouter:
     async def is_ready(self) -> bool:
         return (await self.readiness())[0] == 200
 
+    async def feeds(self) -> set[str]:
+        """The states of all workers' feeds."""
+        async with self._session.get(f"{self._admin}/workers") as response:
+            return {feed["state"] for worker in await response.json() for feed in worker["feeds"]}
+
     async def decisions(self) -> int:
         """How many requests it has decided."""
         return await decisions(self._session, self._metrics)

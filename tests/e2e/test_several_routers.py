@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.e2e.other_router import OtherRouter, decisions, other_router
 from tests.e2e.system import System, chat, long_text, running, until
@@ -218,6 +219,25 @@ async def test_a_router_that_has_not_heard_its_workers_yet_is_not_asked() -> Non
         for _ in range(20):
             await routers.send()
         assert await routers.decided() == (20, 0)
+
+
+async def test_a_newcomer_does_not_wait_for_replays_that_no_publisher_has() -> None:
+    waits = {"ready_deadline_ms": 600_000}
+    async with running(changes={"events": waits}) as system:
+        listed = yaml.safe_load(system.config_file.read_text())["workers"]
+        for worker in listed:
+            del worker["events"]["replay"]
+        async with other_router(system, workers=listed) as newcomer:
+            await until(newcomer.is_ready, "it is ready")
+            assert await newcomer.feeds() == {"degraded"}
+            text = long_text("after it came")
+            await system.serve(system.workers[0], text)
+
+            async def is_learned() -> bool:
+                candidates = (await newcomer.explain(text))["candidates"]
+                return any(one["overlap_tokens"] for one in candidates)
+
+            await until(is_learned, "it knows what was stored since")
 
 
 @pytest.mark.slow

@@ -1,0 +1,75 @@
+"""Valkey's own container, as the compose file runs it, between two routers' parts in sharing."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.docker.test_compose import why_no_engine
+from tests.docker.test_compose_files import services
+from tests.extproc.sharing.test_sharing import two, until
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+
+CONFINED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true")
+
+
+def docker(*command: str) -> str:
+    whole = [shutil.which("docker") or "docker", *command]
+    done = subprocess.run(whole, check=True, capture_output=True, text=True, timeout=240)
+    return done.stdout.strip()
+
+
+def image_of(service: dict[str, Any]) -> str:
+    """Without the variable that may name another one."""
+    return str(service["image"]).partition(":-")[2].rstrip("}")
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    if reason := why_no_engine():
+        pytest.skip(f"needs a Docker engine: {reason}")
+    wanted = image_of(services()["valkey"])
+    if not docker("image", "ls", "--quiet", wanted):
+        try:
+            docker("pull", "--quiet", wanted)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"{wanted} is not here and cannot be pulled: {error.stderr.strip()}")
+    return wanted
+
+
+@pytest.fixture
+def container(image: str) -> Iterator[str]:
+    service = services()["valkey"]
+    rights = (*CONFINED, f"--user={service['user']}", *(f"--tmpfs={at}" for at in service["tmpfs"]))
+    name = docker(
+        "run", "--detach", "--publish=127.0.0.1::6379", *rights, image, *service["command"]
+    )
+    try:
+        yield name
+    finally:
+        docker("rm", "--force", name)
+
+
+async def test_routers_share_through_valkeys_container_and_are_alone_without_it(
+    container: str,
+) -> None:
+    url = f"valkey://{docker('port', container, '6379/tcp').splitlines()[0]}"
+    async with two(url=url) as (one, other):
+        one.send()
+        await until(lambda: other.others() == 1, "shared")
+        docker("pause", container)
+        await until(lambda: one.is_alone() and other.is_alone(), "alone while it is paused")
+        docker("unpause", container)
+        await until(lambda: other.others() == 1 and not other.is_alone(), "shared again")
+        docker("stop", "--timeout=1", container)
+        await until(lambda: one.is_alone() and other.others() == 0, "alone without it")
+
+
+async def test_valkey_refuses_who_may_not_publish(container: str) -> None:
+    url = f"valkey://{docker('port', container, '6379/tcp').splitlines()[0]}"
+    async with two(url=url) as (one, _):
+        docker("exec", container, "valkey-cli", "ACL", "SETUSER", "default", "-publish")
+        await until(lambda: "permission" in one.sharing.note().lower(), "refused")
