@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import yaml
 
 from tests.e2e.existing_envoy import Tree, add, address, behind, connection_manager, fragments
-from tests.e2e.system import System, all_answer, chat, long_text
+from tests.e2e.system import System, all_answer, chat, long_text, until
 from tests.ports import free_port
 
 
@@ -30,9 +31,13 @@ def steered(envoy: Tree, router_port: int) -> Tree:
     return envoy
 
 
-@pytest.fixture
-async def system(tmp_path: Path) -> AsyncIterator[System]:
-    async with behind(tmp_path, steered) as one:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
+    """For tests that leave it as it was."""
+    async with behind(tmp_path_factory.mktemp("system"), steered) as one:
         await one.start_router()
         yield one
 
@@ -137,10 +142,20 @@ async def unsteered(system: System) -> int:
 
 
 async def test_switched_off_it_goes_on_by_load_alone(system: System) -> None:
-    body = chat(long_text("alpha"), model="my-model")
-    off = {"enabled": False}
-    async with system.session.post(f"{system.admin}/events", json=off) as response:
-        assert response.status == 200
+    async def states() -> list[str]:
+        return [feed["state"] for worker in await system.status() for feed in worker["feeds"]]
+
+    async def are_live() -> bool:
+        return await states() == ["live", "live"]
+
+    async def switch(*, on: bool) -> None:
+        switched = {"enabled": on}
+        async with system.session.post(f"{system.admin}/events", json=switched) as response:
+            assert response.status == 200
+
+    body = chat(long_text("switched off"), model="my-model")
+    await switch(on=False)
     assert {(await system.send(body))[0] for _ in range(3)} == {200}
-    states = [feed["state"] for worker in await system.status() for feed in worker["feeds"]]
-    assert "live" not in states
+    assert "live" not in await states()
+    await switch(on=True)
+    await until(are_live, "the feeds are followed again")

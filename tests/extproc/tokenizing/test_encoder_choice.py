@@ -53,7 +53,7 @@ def ids_of(choice: Choice, text: str) -> Tokens:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
 @example(text="The<a><b><c>fox")
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
     encode = in_parts(
