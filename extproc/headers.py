@@ -23,5 +23,13 @@ PREFILLER = "x-prefiller-host-port"
 PREFILL_CLUSTER = "x-kvsteer-prefill-cluster"
 PREFILL_TAIL = "x-kvsteer-prefill-tail"
 
+# llm-d's: host:port of a worker to pull a part of the prompt from, and of one that encodes what is
+# no text, which we never name: its sidecar would obey a client who does.
+KV_SOURCE = "x-kv-cache-source-host-port"
+ENCODERS = "x-encoder-hosts-ports"
+
 # What says where a prompt is computed, by `disaggregation.mode`.
-OF_LEGS = {"header": (PREFILLER,), "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL)}
+OF_LEGS = {
+    "header": (PREFILLER, KV_SOURCE, ENCODERS),
+    "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL),
+}

@@ -11,7 +11,6 @@ import msgspec
 
 from extproc.checking.self_check import Watched
 from extproc.config.schema import Config, Model
-from extproc.config.sections import MIRROR
 from extproc.errors import RequestError
 from extproc.observing.course import Course, Traces
 from extproc.observing.elsewhere import WarningLimit
@@ -324,7 +323,8 @@ class Router:
         booking = self.placing.book(decision, now, self._told_of(decision, query))
         if booking is not None and query.prompts:
             self._watch(decision, query, booking)
-        is_whole = decision.prefill is None  # else its engine counts what it was handed as cached
+        # else its engine counts what it was handed as cached
+        is_whole = decision.prefill is None and decision.source is None
         if booking is not None and self._compares and is_whole and query.sole is not None:
             self._compared[booking] = query.sole
         return decision, booking
@@ -407,7 +407,7 @@ class Router:
 
     def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
         disaggregation = self._config.disaggregation
-        if disaggregation.mode == MIRROR and self._workers.has_roles:
+        if disaggregation.changes_bodies:
             body = None if ask.wants_endpoint else ask.body
             if not may_split(disaggregation.connector, ask.head.path, body):
                 query = msgspec.structs.replace(query, may_split=False)

@@ -48,8 +48,8 @@ class Job:
     """Tells several answers to one prompt apart."""
     reuse: bool = True
     """Off: the cache is filled but not read."""
-    is_received: bool = False
-    """Another worker computed the prompt but for its last token."""
+    received_tokens: int = 0
+    """Of the prompt, those that another worker computed; the last one is computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Engine:
             request.cached_tokens = found
             self.counters.queried_tokens += len(job.prompt)
             self.counters.hit_tokens += found
-        uncached = 1 if job.is_received else len(request.tokens) - found
+        uncached = max(1, len(request.tokens) - max(found, job.received_tokens))
         await self._step(self._latency.prefill_seconds(uncached))
 
     async def _step(self, seconds: float) -> None:

@@ -152,6 +152,8 @@ class Generator:
         half = self._worker.handover.half_of(body)
         if half is not None:
             jobs = [_halved(job, half) for job in jobs]
+        elif source := self._worker.handover.source_of(body):
+            jobs = [await self._pulled(job, source, engine) for job in jobs]
         run = _Run(engine, jobs, usage, dialect.habits.reports_last_answer)
         if half is None:
             return await self._send(request, body, run, form)
@@ -160,6 +162,12 @@ class Generator:
         )
         async with self._worker.handover.taking_part(half, missing):
             return await self._send(request, body, run, form)
+
+    async def _pulled(self, job: Job, source: str, engine: Engine) -> Job:
+        """A job, after what another worker holds more of its prompt has come from there."""
+        held = engine.cache.held_tokens(job.prompt, job.namespace)
+        tokens = await self._worker.handover.pull(source, job.prompt, job.namespace, held)
+        return replace(job, received_tokens=tokens)
 
     async def _send(
         self, request: web.Request, body: Generation, run: _Run, form: Form
@@ -214,7 +222,7 @@ class Generator:
 def _halved(job: Job, half: Half) -> Job:
     """What is left of a job whose other half another worker does."""
     if half.place:
-        return replace(job, is_received=True)
+        return replace(job, received_tokens=len(job.prompt))
     return replace(job, output_tokens=1)
 
 

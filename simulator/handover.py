@@ -4,12 +4,14 @@ Both get the request at about the same time, in any order, and find each other b
 SGLang's `bootstrap_room`, or the id in vLLM's `kv_transfer_params`. SGLang's prefill worker waits
 for its partner before it computes, vLLM's keeps what it computed; both give up after their time
 limit (300 s by default: SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and _WAITING_TIMEOUT), and so does
-a decode worker that gets nothing. The partner asks over HTTP, where engines have protocols of their
+a decode worker that gets nothing. A plain worker may be told of one that holds more of a prompt
+than itself (vLLM's `remote_kv_source`): it asks for that, and computes what it does not get. The
+partner asks over HTTP, where engines have protocols of their
 own, and the transfer takes time in proportion to its tokens.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,11 +19,14 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp import web
 
+from simulator.hashing import Namespace
+from simulator.rank import Rank
 from simulator.requests import Generation
 from simulator.responses import ApiError, bad_request
 from simulator.settings import Settings
 
 _PATH = "/handover/"
+_HELD = "/held"
 _MAX_ROOMS = 100_000
 
 
@@ -46,11 +51,14 @@ class _Room:
 class Handover:
     """One worker's half of the transfers.
 
-    counts: of halves that were finished, and that were left without their partner.
+    ranks: what they hold is handed to whoever asks for it. counts: of halves that were finished,
+    and that were left without their partner; of tokens that came from other workers.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, ranks: Sequence[Rank] = ()) -> None:
         self._settings = settings
+        self._ranks = ranks
+        self.pulled_tokens = 0
         self._rooms: dict[str, _Room] = {}
         self._client: aiohttp.ClientSession | None = None
         self.finished = 0
@@ -64,7 +72,9 @@ class Handover:
     def application(self) -> web.Application:
         """Returns what decode workers ask."""
         application = web.Application()
-        application.add_routes([web.get(f"{_PATH}{{room}}", self._hand_over)])
+        application.add_routes(
+            [web.get(f"{_PATH}{{room}}", self._hand_over), web.post(_HELD, self._tell_held)]
+        )
         return application
 
     async def close(self) -> None:
@@ -98,6 +108,40 @@ class Handover:
         if said.get("do_remote_prefill"):
             return Half((said["transfer_id"],), said["remote_bootstrap_addr"].partition("//")[2])
         return Half((said["transfer_id"],)) if said.get("do_remote_decode") else None
+
+    def source_of(self, body: Generation) -> str:
+        """Returns host:port of the worker that holds more of the prompt; "" if none is named."""
+        source = (body.kv_transfer_params or {}).get("remote_kv_source")
+        return "" if source is None else f"{source['remote_host']}:{source['remote_port']}"
+
+    async def pull(self, place: str, prompt: Sequence[int], namespace: Namespace, held: int) -> int:
+        """Fetches what another worker holds beyond what is held here.
+
+        Returns how many leading tokens are there then; `held` if the other one does not answer, or
+        an adapter is to compute them.
+        """
+        if namespace.adapter is not None:
+            return held
+        asked = {"tokens": list(prompt), "salt": namespace.salt}
+        limit = aiohttp.ClientTimeout(total=self._settings.transfer_timeout_seconds)
+        try:
+            async with self._session().post(
+                f"http://{place}{_HELD}", json=asked, timeout=limit
+            ) as answer:
+                answer.raise_for_status()
+                told = int(await answer.text())
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return held
+        more = max(0, told - held)
+        await asyncio.sleep(more / self._settings.transfer_tokens_per_second)
+        self.pulled_tokens += more
+        return held + more
+
+    async def _tell_held(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        namespace = Namespace(salt=asked["salt"])
+        held = [rank.engine.cache.held_tokens(asked["tokens"], namespace) for rank in self._ranks]
+        return web.Response(text=str(max(held, default=0)))
 
     @asynccontextmanager
     async def taking_part(self, half: Half, tokens: int) -> AsyncIterator[None]:
@@ -166,12 +210,15 @@ class Handover:
         room.taken.set()
         return web.Response()
 
-    async def _fetch(self, place: str, room: str) -> None:
+    def _session(self) -> aiohttp.ClientSession:
         if self._client is None:
             self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self._client
+
+    async def _fetch(self, place: str, room: str) -> None:
         limit = aiohttp.ClientTimeout(total=self._settings.transfer_timeout_seconds)
         try:
-            async with self._client.get(f"http://{place}{_PATH}{room}", timeout=limit) as answer:
+            async with self._session().get(f"http://{place}{_PATH}{room}", timeout=limit) as answer:
                 answer.raise_for_status()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self.left_alone += 1

@@ -63,7 +63,7 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
             settings=settings,
             ranks=ranks,
             faults=Faults(ranks),
-            handover=Handover(settings),
+            handover=Handover(settings, ranks),
         )
         stack.push_async_callback(worker.handover.close)
         if settings.transfer_listen is not None:

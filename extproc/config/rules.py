@@ -22,7 +22,7 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, PREFILL, SGLANG
+from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, OFFLOADING, PREFILL, SGLANG
 from extproc.config.sharing_rules import router_faults, sharing_doubts, sharing_faults
 
 AT_LEAST_ONE = "at least one is needed"
@@ -81,6 +81,15 @@ def _headers(config: Config) -> Iterator[str]:
 
 
 def _legs(config: Config) -> Iterator[str]:
+    rules = config.disaggregation
+    if rules.min_pulled_tokens is not None:
+        if rules.connector != OFFLOADING:
+            yield "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading"
+        if rules.mode is None and config.extproc.dialect == "epp":
+            yield (
+                "disaggregation.min_pulled_tokens: needs bodies that can be changed (dialect"
+                " buffered), or a sidecar (disaggregation.mode: header)"
+            )
     if config.disaggregation.mode != MIRROR:
         return
     if config.disaggregation.connector == NIXL:

@@ -73,6 +73,13 @@ class Disaggregation:
         " it is answering, in percent of the same delay to the request itself",
         50,
     )
+    min_pulled_tokens: int | None = key(
+        "fewest tokens of a prompt that another worker has to hold beyond what the picked one does,"
+        " so that it is named as the one to pull them from (vLLM's OffloadingConnector with a p2p"
+        " tier, between workers whose transfer_port is set); by default none ever is",
+        None,
+        minimum=1,
+    )
     transfer_port: int = key(
         "the port on which prefill workers hand over what they computed (mirror only): SGLang's"
         " --disaggregation-bootstrap-port, vLLM's VLLM_MOONCAKE_BOOTSTRAP_PORT, or the port of the"
@@ -81,6 +88,12 @@ class Disaggregation:
         minimum=1,
         maximum=65_535,
     )
+
+    @property
+    def changes_bodies(self) -> bool:
+        """Whether requests say in their bodies what else they need than the worker they go to."""
+        pulls = self.min_pulled_tokens is not None
+        return self.mode == MIRROR or (pulls and self.mode != HEADER)
 
     def answers_alone(self, role: str) -> bool:
         """Returns whether a worker of a role can answer a request without any other one."""

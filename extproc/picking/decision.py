@@ -1,6 +1,6 @@
 """The decision: pure, and the same for a request that is routed and one that is explained."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -99,10 +99,11 @@ class Snapshot(Frozen, frozen=True):
     held: for each prompt, the overlap of every worker that holds something of it. load: of an
     endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
     a worker's feeds, by name. unfit: endpoints that get no requests, and why. ejected: endpoints
-    that fail, and why, to be picked only where no other one is left. ranks: what is known of ranks,
-    where requests may name one. block_size: of a worker's cache, in tokens, by name. sample: how
-    many workers are looked at by chance, besides those that hold something of the prompt; 0 for
-    all. roster: of the workers, None where there is none yet.
+    that fail, and why, to be picked only where no other one is left. doubted: endpoints whose last
+    answer failed or came from elsewhere: they compute prompts for others only where all are. ranks:
+    what is known of ranks, where requests may name one. block_size: of a worker's cache, in tokens,
+    by name. sample: how many workers are looked at by chance, besides those that hold something of
+    the prompt; 0 for all. roster: of the workers, None where there is none yet.
     """
 
     workers: Sequence[Candidate]
@@ -115,6 +116,7 @@ class Snapshot(Frozen, frozen=True):
     state: Callable[[str], str] = _always_live
     unfit: Mapping[str, str] = {}
     ejected: Mapping[str, str] = {}
+    doubted: Collection[str] = ()
     ranks: Ranks | None = None
     block_size: Callable[[str], int] = one_token
     sample: int = 0
@@ -136,6 +138,17 @@ class Split(Frozen, frozen=True):
     outcome: str = ""
 
 
+class Source(NamedTuple):
+    """Another worker to pull a part of the prompt from.
+
+    endpoint: of the worker; port: where it hands over. tokens: that it holds beyond the pick.
+    """
+
+    endpoint: str
+    port: int
+    tokens: int
+
+
 class Decision(Frozen, frozen=True):
     """Where a request goes, and all that it was decided on.
 
@@ -151,6 +164,8 @@ class Decision(Frozen, frozen=True):
     request is to name, None for none. sampled: places of the workers that the pick looked at, None
     if it looked at all. split: None where every worker takes whole requests. session: the workers
     that its session belongs to, the first one first, and by how many tokens they are preferred.
+    source: whom the pick is to pull a part of the prompt from, which is none of its uncached_tokens
+    then; None for none.
     """
 
     model: str | None
@@ -177,6 +192,7 @@ class Decision(Frozen, frozen=True):
     sampled: Sequence[int] | None = None
     split: Split | None = None
     session: Mapping[str, float] = {}
+    source: Source | None = None
 
     @property
     def prefill(self) -> "Decision | None":
@@ -184,7 +200,7 @@ class Decision(Frozen, frozen=True):
         return None if self.split is None else self.split.prefill
 
 
-__all__ = ["Candidate", "Decision", "Query", "Snapshot", "Split", "Verdict", "decide"]
+__all__ = ["Candidate", "Decision", "Query", "Snapshot", "Source", "Split", "Verdict", "decide"]
 
 # Of a text whose tokens are not known, so many bytes are taken for one.
 TEXT_BYTES_PER_TOKEN = 4

@@ -59,6 +59,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "session": _session_worker(decision),
         "why": why(decision),
         "prefill": _prefill(decision),
+        "source": None if decision.source is None else decision.source._asdict(),
     }
 
 
@@ -117,6 +118,8 @@ def why(decision: Decision) -> str:
         words += f"; its session belongs to {owner}{costly}"
     if decision.split is not None:
         words += f"; {_who_computes(decision.split)}"
+    if decision.source is not None:
+        words += f"; it pulls {decision.source.tokens} tokens from {decision.source.endpoint}"
     return words if decision.prompt_tokens else f"{words}; without tokens: {decision.reason}"
 
 

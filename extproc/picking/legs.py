@@ -13,17 +13,18 @@ All in tokens of prefill work. A worker of role both takes whole requests only: 
 could do half of one is not known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
 from extproc.config.sections import BOTH, DECODE, MIRROR, PREFILL, SGLANG, Disaggregation
-from extproc.picking.decision import Decision, Query, Snapshot, Split, decide
+from extproc.picking.decision import Decision, Query, Snapshot, Source, Split, decide
 from extproc.picking.eligibility import Candidate, why_excluded
 from extproc.picking.load import Load
 from extproc.picking.policies import Chance
+from kvstate.overlap import Overlap
 
 Value = TypeVar("Value")
 
@@ -65,6 +66,7 @@ def decide_legs(
         and worker.endpoint not in snapshot.ejected
         and not why_excluded(worker, query.demand, snapshot.unfit)
     ]
+    helpers = [one for one in helpers if one.endpoint not in snapshot.doubted] or helpers
     whole = _why_whole(query, rules, helpers) if computes else NO_PROMPT
     # SGLang's decode workers cannot compute a prompt
     needs_helper = computes and rules.connector == SGLANG
@@ -152,3 +154,36 @@ def _of_pick(decision: Decision, column: Sequence[Value]) -> Value:
     """Returns the entry of the first pick in a column of all workers."""
     places = [worker.name for worker in decision.workers]
     return column[places.index(decision.worker)]
+
+
+def with_source(query: Query, decision: Decision, least: int, ejected: Collection[str]) -> Decision:
+    """Names the worker that holds most of the prompt, if that is enough more than the pick does.
+
+    least: tokens that it has to hold beyond the pick. ejected: endpoints that fail. Both workers
+    have to have a port where KV blocks are handed over. A retry does not go to the source: nobody
+    is to pull from himself.
+    """
+    is_whole = decision.prefill is None and query.may_split and query.reads_cache
+    if not (decision.pick and is_whole and query.sole is not None):
+        return decision
+    held = decision.held[0]
+    own = _certain(held, decision.worker)
+    ports = {worker.name: worker.transfer_port for worker in decision.workers}
+    able = [
+        Source(worker.endpoint, worker.transfer_port, _certain(held, worker.name) - own)
+        for worker, why in zip(decision.workers, decision.excluded, strict=True)
+        if worker.transfer_port is not None and not why and worker.endpoint not in ejected
+    ]
+    source = max(able, key=lambda one: one.tokens, default=None)
+    if source is None or source.tokens < least or ports[decision.worker] is None:
+        return decision
+    return msgspec.structs.replace(
+        decision,
+        source=source,
+        pick=tuple([endpoint for endpoint in decision.pick if endpoint != source.endpoint]),
+        uncached_tokens=max(0.0, decision.uncached_tokens - source.tokens),
+    )
+
+
+def _certain(held: Mapping[str, Overlap], name: str) -> int:
+    return held[name].certain_tokens if name in held else 0

@@ -13,7 +13,7 @@ from typing import Protocol
 from extproc.config.schema import Config
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate, Roster
-from extproc.picking.legs import decide_legs
+from extproc.picking.legs import decide_legs, with_source
 from extproc.picking.load import Booking, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of, sample_size
 from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Lifetimes, Sent
@@ -153,13 +153,19 @@ class Placing:
             block_size=self._fleet.block_size,
             unfit=dict.fromkeys(draining, DRAINING) if draining else {},
             ejected=self._upstreams.ejected(now),
+            doubted=self._upstreams.doubted() if self._fleet.has_roles else (),
             ranks=self._ranks if self._fleet.names_ranks else None,
             sample=sample_size(self._rules, is_alone=not self.loads.routers),
             roster=self._roster_of(query.model, workers),
         )
+        rules = self._config.disaggregation
         if self._fleet.has_roles:
-            return decide_legs(query, snapshot, self._config.disaggregation, now, rng)
-        return decide(query, snapshot, now, rng)
+            made = decide_legs(query, snapshot, rules, now, rng)
+        else:
+            made = decide(query, snapshot, now, rng)
+        if rules.min_pulled_tokens is None:
+            return made
+        return with_source(query, made, rules.min_pulled_tokens, snapshot.ejected)
 
     def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
         """The roster of a model's workers, which is kept as long as the same list is given."""

@@ -6,7 +6,7 @@ endpoint that is named to it is used whether it is ejected or not. The same hold
 dead.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
@@ -284,6 +284,10 @@ class Upstreams:
             self._note_suspect(record)
         known = (*self._suspects, *self._ejected)
         return {one.endpoint: reason for one in known if (reason := one.reason(now))}
+
+    def doubted(self) -> Collection[str]:
+        """The endpoints whose last answer failed in a way that asks for their health."""
+        return [one.endpoint for one in self._suspects if one.is_doubted]
 
     def reason(self, endpoint: str, now: float) -> str:
         """Why an endpoint is ejected now, "" if it is not."""

@@ -104,6 +104,23 @@ def transfer(
     )
 
 
+def pulled(source: str, port: int, number: int) -> Transfer:
+    """Returns the field of a body whose worker is to pull a part of the prompt from another one.
+
+    source: ip:port of that one; port: where it hands over. number: a random one of 63 bits.
+    """
+    place = {"remote_host": address.parse(source).host, "remote_port": port}
+    return Transfer(
+        _members(
+            {
+                "kv_transfer_params": {
+                    "remote_kv_source": {"kv_request_id": f"{number:016x}", **place}
+                }
+            }
+        )
+    )
+
+
 def _members(fields: dict[str, object]) -> bytes:
     return msgspec.json.encode(fields)[1:-1]
 

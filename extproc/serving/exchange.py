@@ -49,7 +49,9 @@ class Service:
         self.is_traced = router.is_traced
         self.accounts = config.accounting.responses != "none"
         self.reads_usage = config.accounting.responses == "usage"
-        self.legs = Legs(config) if config.disaggregation.mode is not None else None
+        rules = config.disaggregation
+        has_legs = rules.mode is not None or rules.changes_bodies
+        self.legs = Legs(config) if has_legs else None
         header, session = config.policy.header, config.policy.session_header
         self.spoken = Spoken(
             max_body_bytes=config.extproc.max_body_bytes,

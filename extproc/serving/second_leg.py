@@ -5,11 +5,10 @@ from collections.abc import Callable
 
 from extproc import headers
 from extproc.config.schema import Config
-from extproc.config.sections import MIRROR
 from extproc.endpoint_files import cluster_names, prefill_cluster
 from extproc.picking.decision import Decision, Refusal, refused_body
 from extproc.requests.request import Ask
-from extproc.requests.transfer_fields import Transfer, edited, may_hide, transfer
+from extproc.requests.transfer_fields import Transfer, edited, may_hide, pulled, transfer
 
 # Of a room: SGLang takes positive numbers of 64 bits.
 ROOM_BITS = 63
@@ -27,7 +26,7 @@ class Legs:
 
     def __init__(self, config: Config, bits: Callable[[int], int] = secrets.randbits) -> None:
         self._rules = config.disaggregation
-        self._mirrors = self._rules.mode == MIRROR
+        self._changes_bodies = self._rules.changes_bodies
         self.headers: tuple[str, ...] = headers.OF_LEGS.get(self._rules.mode or "", ())
         clusters = cluster_names(model.name for model in config.models)
         self._clusters = {model: prefill_cluster(name) for model, name in clusters.items()}
@@ -35,9 +34,8 @@ class Legs:
 
     def of(self, decision: Decision, ask: Ask) -> Said | Refusal:
         """Returns what a request says, or why it is refused."""
-        if not self._mirrors:
-            prefill = decision.prefill
-            return _NOTHING if prefill is None else (((headers.PREFILLER, prefill.pick[0]),), None)
+        if not self._changes_bodies:
+            return self._to_sidecar(decision), None
         if ask.body is None or ask.wants_endpoint:
             return _NOTHING
         changed = edited(ask.body, self._transfer(decision, ask))
@@ -47,8 +45,16 @@ class Legs:
         body = None if changed.body is ask.body else changed.body
         return self._headers(decision, changed.tail), body
 
+    def _to_sidecar(self, decision: Decision) -> tuple[tuple[str, str], ...]:
+        prefill, source = decision.prefill, decision.source
+        if prefill is not None:
+            return ((headers.PREFILLER, prefill.pick[0]),)
+        return () if source is None else ((headers.KV_SOURCE, source.endpoint),)
+
     def _transfer(self, decision: Decision, ask: Ask) -> Transfer | None:
-        prefill = decision.prefill
+        prefill, source = decision.prefill, decision.source
+        if source is not None:
+            return pulled(source.endpoint, source.port, self._bits(ROOM_BITS))
         if prefill is None:
             return None
         names = [worker.name for worker in prefill.workers]

@@ -64,6 +64,24 @@ async def test_sglangs_workers_refuse_a_request_without_a_room() -> None:
         assert [await one.ask(worker) for worker in (one.prefill, one.decode)] == [400, 400]
 
 
+async def test_a_plain_worker_pulls_what_another_one_holds_and_computes_the_rest() -> None:
+    async with pair("vllm-0.32") as one:
+        source = {"kv_request_id": "1", "remote_host": "127.0.0.1", "remote_port": one.port}
+        named = {"kv_transfer_params": {"remote_kv_source": source}}
+        assert await one.ask(one.decode, **named, cache_salt="other") == 200
+        assert one.decode.handover.pulled_tokens == 0  # nobody holds anything yet
+        assert await one.ask(one.prefill) == 200
+        assert await one.ask(one.decode, **named) == 200
+        pulled = one.decode.handover.pulled_tokens
+        assert pulled > 100
+        assert await one.ask(one.decode, **named) == 200
+        assert one.decode.handover.pulled_tokens == pulled
+        nowhere = named | {"prompt": "x " * 50}
+        source["remote_port"] = free_port()
+        assert await one.ask(one.decode, **nowhere) == 200
+        assert one.decode.handover.pulled_tokens == pulled
+
+
 async def test_a_half_without_its_partner_fails_at_its_time_limit() -> None:
     async with pair(SGLANG, transfer_timeout_seconds=0.2) as one:
         assert await one.ask(one.prefill, **one.room()) == 500

@@ -89,12 +89,14 @@ function computing({ prefill }) {
   return ` ${who}: ${prefill.why}${costs}.${other}`;
 }
 
+const pulling = ({ source }) => (source ? ` It pulls ${plural(source.tokens, "token")} from ${source.endpoint}.` : "");
+
 // The answer to the question, as a sentence.
 export function sentence(told, subject) {
   const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
-  where.append(because(told, first), others(told, first), computing(told));
+  where.append(because(told, first), others(told, first), computing(told), pulling(told));
   if (told.served && told.served !== first.endpoint) where.append(" But ", strong(told.served), " answered.");
   return where;
 }

@@ -107,6 +107,20 @@ def with_events(rest: str) -> str:
             ),
         ),
         (
+            [MODEL, WORKER, "disaggregation: {min_pulled_tokens: 64}"],
+            "disaggregation.min_pulled_tokens: needs disaggregation.connector: offloading",
+        ),
+        (
+            [
+                *(MODEL, WORKER, "extproc: {dialect: epp}"),
+                "disaggregation: {min_pulled_tokens: 64, connector: offloading}",
+            ],
+            (
+                "disaggregation.min_pulled_tokens: needs bodies that can be changed (dialect"
+                " buffered), or a sidecar (disaggregation.mode: header)"
+            ),
+        ),
+        (
             [MODEL, WORKER, MIRROR, "extproc: {dialect: epp}"],
             "disaggregation.mode: mirror needs bodies that can be changed: dialect buffered",
         ),

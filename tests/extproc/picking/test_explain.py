@@ -92,6 +92,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
         "why": "cost: a:1 is expected to hold 48 certain + 16 uncertain of 100 prompt tokens,"
         " cost 270",
         "prefill": None,
+        "source": None,
     }
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from extproc.config.schema import Policy
 from extproc.config.sections import Disaggregation
-from extproc.picking.decision import Decision, Query, Snapshot, Verdict
+from extproc.picking.decision import Decision, Query, Snapshot, Verdict, decide
 from extproc.picking.eligibility import Candidate, Demand
 from extproc.picking.explain import explanation, why
-from extproc.picking.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs
+from extproc.picking.legs import COMPUTES_FOR_OTHERS, WORDS, decide_legs, with_source
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
@@ -160,6 +160,13 @@ def test_prefill_workers_that_cannot_take_it_are_left_out() -> None:
     assert legs(decided(loads=busy, query=subset)) == ("d", "q")
 
 
+def test_a_prefill_worker_in_doubt_is_used_only_where_all_are() -> None:
+    busy = {"d": BUSY}
+    assert legs(decided(loads=busy, held={"p": 200}, doubted=["p:1"])) == ("d", "q")
+    assert legs(decided(loads=busy, held={"p": 200}, doubted=["p:1", "q:1"])) == ("d", "p")
+    assert legs(decided("pd", loads=busy, doubted=["p:1", "d:1"])) == ("d", "p")
+
+
 def test_a_retry_of_two_legs_finds_decode_workers_only() -> None:
     made = decided("pdeb", loads={"d": BUSY, "e": BUSY, "b": Load(9, 50_000.0)})
     assert legs(made)[1] == "p"
@@ -206,3 +213,56 @@ def test_an_explanation_shows_both_legs_and_why() -> None:
     whole = explanation(decided(), lambda _: "live")["prefill"]
     assert (whole["pick"], "candidates" in whole) == (None, False)
     assert "it computes the prompt" in why(decided())
+
+
+def pulling(
+    held: Mapping[str, int], query: Query = QUERY, ejected: tuple[str, ...] = (), ports: str = "abc"
+) -> Decision:
+    """Decides among plain workers by turn, so the first one is picked; held: blocks of 16 tokens.
+
+    ports: the workers that hand over.
+    """
+    overlaps = {name: Overlap(16, (blocks, 0, 0, 0)) for name, blocks in held.items()}
+    workers = [
+        Candidate(name, f"{name}:1", transfer_port=5710 if name in ports else None)
+        for name in "abc"
+    ]
+    snapshot = Snapshot(workers, [overlaps for _ in query.prompts], idle, "round_robin", 0)
+    made = decide(query, snapshot, 0.0, Random(0))
+    return with_source(query, made, 512, ejected)
+
+
+def idle(*_: object) -> Load:
+    return Load()
+
+
+def test_who_holds_enough_more_than_the_pick_is_named_to_pull_from() -> None:
+    made = pulling({"a": 10, "b": 100, "c": 200})
+    assert made.source == ("c:1", 5710, 190 * 16)
+    assert made.pick == ("a:1", "b:1")
+    assert made.uncached_tokens == 4000 - 200 * 16
+    assert explanation(made, lambda _: "live")["source"]["endpoint"] == "c:1"
+    assert "it pulls 3040 tokens from c:1" in why(made)
+
+
+def test_nothing_is_pulled_where_it_is_not_worth_it_or_cannot_be() -> None:
+    assert pulling({"a": 10, "b": 41}).source is None
+    assert pulling({"a": 200, "b": 10}).source is None
+    assert pulling({}).source is None
+    assert pulling({"b": 100}, ports="ac").source is None
+    assert pulling({"b": 100}, ports="bc").source is None
+    assert pulling({"b": 100, "c": 90}, ejected=("b:1",)).source == ("c:1", 5710, 90 * 16)
+    for query in (
+        msgspec.structs.replace(QUERY, may_split=False),
+        msgspec.structs.replace(QUERY, answers=2),
+        msgspec.structs.replace(QUERY, reads_cache=False),
+        Query("m"),
+    ):
+        assert pulling({"b": 100}, query).source is None
+
+
+def test_a_request_of_two_legs_pulls_nothing_besides() -> None:
+    made = decided(loads={"d": BUSY}, held={"p": 200})
+    assert with_source(QUERY, made, 1, ()) is made
+    nobody = decided("p")
+    assert with_source(QUERY, nobody, 1, ()) is nobody

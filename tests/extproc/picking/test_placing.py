@@ -444,4 +444,5 @@ def test_one_failure_has_the_prefill_worker_asked_whether_it_is_well() -> None:
         assert booking is not None
         one.answered(booking, status, "a:1", 0.0)
         assert fleet_of(one).upstream("c:1").is_doubted is is_doubted
+        assert ("c:1" in fleet_of(one).upstreams.doubted()) is is_doubted
         one.release(booking, 0.0)

@@ -11,6 +11,7 @@ from extproc.requests.transfer_fields import (
     edited,
     may_hide,
     may_split,
+    pulled,
     transfer,
 )
 
@@ -140,3 +141,15 @@ def test_a_body_can_be_split_where_engines_read_the_fields() -> None:
     assert not may_split("sglang", CHAT, None)
     assert not may_split("sglang", CHAT, b" " * (MAX_EDITED_BYTES + 1))
     assert not may_split("sglang", "/v1/embeddings", b"{}")
+
+
+def test_a_body_names_whom_to_pull_from_in_the_place_of_whom_the_client_names() -> None:
+    own = b'{"model": "m", "kv_transfer_params": {"remote_kv_source": {"remote_host": "evil"}}}'
+    made = edited(own, pulled("[fd00::1]:8000", 5710, 10))
+    assert made is not None
+    place = {"kv_request_id": f"{10:016x}", "remote_host": "fd00::1", "remote_port": 5710}
+    assert json.loads(made.body) == {
+        "model": "m",
+        "kv_transfer_params": {"remote_kv_source": place},
+    }
+    assert made.tail == ""
