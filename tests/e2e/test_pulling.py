@@ -1,8 +1,8 @@
 """A worker that pulls a part of a prompt from another one that holds more, behind a real Envoy."""
 
 from simulator.worker import Worker
-from tests.e2e.system import System, chat, long_text, running
-from tests.e2e.test_disaggregation import patient, queried
+from tests.e2e.system import System, chat, long_text, patient, running
+from tests.e2e.test_disaggregation import queried
 
 PULLING = {"connector": "offloading", "min_pulled_tokens": 64}
 THEIRS = {"kv_request_id": "1", "remote_host": "127.0.0.1", "remote_port": 1}
