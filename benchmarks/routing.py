@@ -58,7 +58,7 @@ How: the engines of the benchmark of policies. Of eight, four compute prompts fo
 each takes whole requests. The router's own decide_legs() and books pick the workers, and learn
 their speeds; fixed rules only say otherwise when a prompt is computed elsewhere: always, or from a
 number of tokens on that the worker which answers does not hold. A transfer takes 10 ms and 10 us a
-token (slow transfers: 125 us); its answer begins before all prompts that wait there. Goodput:
+token (slow transfers: 125 us); the answer then begins before prompts that wait there. Goodput:
 requests a second whose first token comes within 3 s, and whose tokens come within 25 ms of each
 other on average. Ratios are paired by seed; intervals are of 95 %. The better one of the fixed
 rules is found for each cell.
