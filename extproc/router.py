@@ -277,6 +277,7 @@ class Router:
         observer: Observer | None = None,
     ) -> None:
         self._config = config
+        self._changes_bodies = config.disaggregation.changes_bodies
         self._models = Models(config.models)
         self._workers = workers
         self._tokens = PromptTokens(tokenizers, config.extproc.deadline_ms / 1000)
@@ -406,10 +407,9 @@ class Router:
         self._tokens.close()
 
     def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
-        disaggregation = self._config.disaggregation
-        if disaggregation.changes_bodies:
+        if self._changes_bodies:
             body = None if ask.wants_endpoint else ask.body
-            if not may_split(disaggregation.connector, ask.head.path, body):
+            if not may_split(self._config.disaggregation.connector, ask.head.path, body):
                 query = msgspec.structs.replace(query, may_split=False)
         try:
             return self._place(query, ask.head, course), query
