@@ -47,7 +47,7 @@ from extproc import address
 from extproc.config.schema import Config
 from extproc.config.sections import MIRROR, PREFILL, SGLANG, RouterTls
 from extproc.endpoint_files import cluster_names, path_of, prefill_cluster
-from extproc.envoy_routers import conversation_hashes, stream_metadata, use_several
+from extproc.envoy_routers import at_another, conversation_hashes, stream_metadata, use_several
 from extproc.errors import ConfigError
 from extproc.headers import (
     DESTINATION,
@@ -71,6 +71,10 @@ HEADING = """\
 #       "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute
 #       disabled: true
 """
+
+# Of Envoys: one that can choose among several routers, and ask another one, has more.
+OLDEST = "Needs Envoy 1.35 or newer."
+OLDEST_FOR_SEVERAL = "Needs an Envoy newer than 1.36; tested with 1.40."
 
 NO_LIMIT = timedelta(0)
 
@@ -119,7 +123,10 @@ def render(config: Config) -> str:
         raise ConfigError(["envoy.router_tls: missing: the router serves TLS (extproc.tls)"])
     # Fields keep their own names: betterproto2's snake case makes consecutive_5_xx of one of them.
     tree = _bootstrap(config).to_dict(casing=typing.cast("typing.Any", str))
-    return HEADING + yaml.safe_dump(tree, sort_keys=False)
+    heading = (
+        HEADING if config.envoy.routers is None else HEADING.replace(OLDEST, OLDEST_FOR_SEVERAL)
+    )
+    return heading + yaml.safe_dump(tree, sort_keys=False)
 
 
 def _bootstrap(config: Config) -> bootstrap.Bootstrap:
@@ -354,6 +361,8 @@ def router_cluster(config: Config) -> cluster.Cluster:
             http2_protocol_options=core.Http2ProtocolOptions()
         ),
         hash_policy=conversation_hashes(envoy.routers),
+        # a stream that cannot be opened is opened at another router
+        retry_policy=at_another(_retry_policy(), envoy.routers) if envoy.routers else None,
     )
     found = _cluster(ROUTER, members, DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)

@@ -7,6 +7,9 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint
 from envoy_data_plane.envoy.config.route import v3 as route
 from envoy_data_plane.envoy.extensions.load_balancing_policies.ring_hash import v3 as ring_hash
+from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import (
+    v3 as previous_priorities,
+)
 from envoy_data_plane.envoy.type import v3 as percent
 from envoy_data_plane.google.protobuf import Any
 
@@ -45,6 +48,16 @@ def conversation_hashes(routers: Routers | None) -> list[route.RouteActionHashPo
         )
         for one in stream_metadata(routers)
     ]
+
+
+def at_another(retries: route.RetryPolicy, routers: Routers) -> route.RetryPolicy:
+    """Returns retries that turn to a standby, where the one before it is not left out yet."""
+    if routers.choice == STANDBY:
+        tried = previous_priorities.PreviousPrioritiesConfig(update_frequency=1)
+        retries.retry_priority = route.RetryPolicyRetryPriority(
+            name="envoy.retry_priorities.previous_priorities", typed_config=Any.pack(tried)
+        )
+    return retries
 
 
 def use_several(found: cluster.Cluster, routers: Routers, processes: int) -> None:

@@ -206,6 +206,18 @@ async def test_a_router_that_leaves_is_missed_by_no_request(choice: str) -> None
         assert routers.system.router.returncode == 0
 
 
+@pytest.mark.parametrize("choice", ["any", "standby", "conversation"])
+async def test_a_router_that_dies_between_two_requests_is_missed_by_none(choice: str) -> None:
+    async with two(choice) as routers:
+        await routers.until_healthy(2)
+        for number in range(6):
+            await routers.send(f"conversation {number}")
+        await routers.system.stop_router()
+        for number in range(6):
+            await routers.send(f"conversation {number}")
+        assert await routers.passed_unsteered() == 0
+
+
 async def test_a_router_that_has_not_heard_its_workers_yet_is_not_asked() -> None:
     listed = {"endpoint": "127.0.0.1:1", "events": {"zmq": f"tcp://127.0.0.1:{free_port()}"}}
     waits: dict[str, Any] = {"workers": [listed], "events": {"ready_deadline_ms": 600_000}}

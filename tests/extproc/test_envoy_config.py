@@ -147,6 +147,17 @@ def test_several_routers_are_asked_whether_they_are_ready() -> None:
     assert "common_lb_config" not in alone
 
 
+@pytest.mark.parametrize("choice", ROUTER_CHOICES)
+def test_a_stream_that_one_router_does_not_take_is_offered_to_another(choice: str) -> None:
+    text = render(several(choice))
+    assert "Needs an Envoy newer than 1.36" in text
+    options = clusters(yaml.safe_load(text))["kvsteer"]["typed_extension_protocol_options"]
+    retries = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["retry_policy"]
+    assert "connect-failure" in retries["retry_on"]
+    assert ("retry_priority" in retries) is (choice == "standby")
+    assert "Needs Envoy 1.35 or newer" in render(configuration())
+
+
 def test_a_standby_is_of_a_lower_priority_with_all_its_processes() -> None:
     assert priorities(several("any")) == [[9002, 9002]]
     assert priorities(several("standby", "a:1", "b:2", "c:3")) == [[1], [2], [3]]
