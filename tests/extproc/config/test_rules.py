@@ -628,3 +628,11 @@ def test_a_fleet_that_anybody_could_tell_anything_is_doubted() -> None:
     assert not doubts("url: redis://a, secret_file: f")
     assert not doubts("url: redis://a, password_file: f")
     assert not doubts("url: directory:/a")
+
+
+def test_bodies_are_changed_for_a_mirror_and_for_pulls_without_a_sidecar() -> None:
+    pulls = Disaggregation(connector="offloading", min_pulled_tokens=64)
+    assert Disaggregation("mirror").changes_bodies
+    assert pulls.changes_bodies
+    assert not replace(pulls, mode="header").changes_bodies
+    assert not Disaggregation().changes_bodies

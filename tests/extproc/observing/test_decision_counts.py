@@ -6,10 +6,12 @@ from msgspec.structs import replace
 
 from extproc.observing.buckets import Seen
 from extproc.observing.course import Course
-from extproc.observing.decision_counts import BATCH, DecisionCounts
+from extproc.observing.decision_counts import BATCH, DecisionCollector, DecisionCounts
 from extproc.picking.decision import Candidate, Decision, Query, Snapshot, Split, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
+
+SPLIT = "kvsteer_disaggregation"
 
 
 def decision(held: int = 0, reason: str = "") -> Decision:
@@ -52,7 +54,11 @@ def test_decisions_are_counted_by_model_and_reason() -> None:
 def test_who_computes_a_prompt_is_counted_where_workers_take_parts_of_requests() -> None:
     apart, here = (Split(None, "in words", outcome=outcome) for outcome in ("apart", "here"))
     split = [replace(decision(), split=one) for one in (apart, here, apart)]
-    assert counted(*split, decision()).by_split == {("m", "apart"): 2, ("m", "here"): 1}
+    counts = counted(*split, decision())
+    assert counts.by_split == {("m", "apart"): 2, ("m", "here"): 1}
+    families = {one.name: one for one in DecisionCollector(counts).collect()}
+    shown = [(one.labels["outcome"], one.value) for one in families[SPLIT].samples]
+    assert shown == [("apart", 2), ("here", 1)]
 
 
 def test_what_is_settled_is_counted_once() -> None:

@@ -446,3 +446,9 @@ def test_one_failure_has_the_prefill_worker_asked_whether_it_is_well() -> None:
         assert fleet_of(one).upstream("c:1").is_doubted is is_doubted
         assert ("c:1" in fleet_of(one).upstreams.doubted()) is is_doubted
         one.release(booking, 0.0)
+
+
+def test_a_failure_of_an_endpoint_that_is_gone_is_counted_nowhere() -> None:
+    one, _ = of_legs()
+    fleet_of(one).upstreams.failed_half("gone:1")
+    assert fleet_of(one).upstreams.get("gone:1") is None
