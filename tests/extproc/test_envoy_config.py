@@ -517,6 +517,8 @@ def test_a_prefill_worker_gets_no_request_that_nobody_sent_it() -> None:
     assert "prefill-m" not in clusters
     assert all("request_mirror_policies" not in one["route"] for one in routes)
     assert "remove: x-prefiller-host-port" in text
+    assert "remove: x-kv-cache-source-host-port" in text
+    assert "remove: x-encoder-hosts-ports" in text
 
 
 def test_every_route_mirrors_to_the_cluster_that_the_router_names() -> None:
