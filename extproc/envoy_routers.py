@@ -66,9 +66,10 @@ def use_several(found: cluster.Cluster, routers: Routers, processes: int) -> Non
     processes: of each router; they stand beside each other among the cluster's members.
     """
     found.health_checks = [_health_check()]
-    # Where none is ready any is tried: by default this begins where half of them are not.
+    # Where none is ready any is tried: by default this begins where half of them are not. Changes
+    # of health are used at once: by default Envoy collects them for a second.
     found.common_lb_config = cluster.ClusterCommonLbConfig(
-        healthy_panic_threshold=percent.Percent(value=1.0)
+        healthy_panic_threshold=percent.Percent(value=1.0), update_merge_window=timedelta()
     )
     if routers.choice == CONVERSATION:
         found.load_balancing_policy = _ring()

@@ -143,6 +143,12 @@ async def test_a_standby_takes_over_with_what_the_workers_hold_and_gives_back() 
             assert await routers.passed_unsteered() == passed
             await system.start_router()
             await routers.until_healthy(2)
+
+        async def has_given_back() -> bool:
+            await routers.send()
+            return (await routers.decided())[0] > 0
+
+        await until(has_given_back, "the first one decides")
         before = await routers.decided()
         for _ in range(10):
             await routers.send()
