@@ -1,6 +1,6 @@
 """Benchmark of ext_proc through a real Envoy: what our decision costs, and what it adds.
 
-python benchmarks/extproc.py [--quick] [--json FILE]
+python benchmarks/extproc.py [--quick] [--rounds N] [--json FILE]
 """
 
 import sys

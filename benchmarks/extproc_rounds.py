@@ -206,10 +206,11 @@ def overview(figures: Measured, missing: dict[str, str], cells: Sequence[Cell]) 
     return "\n".join([*lines, *(f"{name}: {reason}" for name, reason in missing.items())])
 
 
-def compared(quick: bool) -> tuple[list[Row], str]:  # noqa: FBT001
-    """The rows and the overview."""
+def compared(quick: bool, rounds: int | None) -> tuple[list[Row], str]:  # noqa: FBT001
+    """The rows and the overview; rounds: so many, of a second each, instead of what is usual."""
     wrk = found_wrk()
-    cells, rounds, seconds = (QUICK, 3, 1) if quick else (FULL, 7, 2)
+    cells, usual, seconds = (QUICK, 3, 1) if quick else (FULL, 7, 2)
+    rounds, seconds = (usual, seconds) if rounds is None else (rounds, 1)
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
         directory = Path(name)
         bodies = directory / "bodies"
@@ -230,12 +231,12 @@ def compared(quick: bool) -> tuple[list[Row], str]:  # noqa: FBT001
 
 def main() -> None:
     """Measures all and prints the tables."""
-    wanted = arguments(
-        "Benchmark of ext_proc through Envoy.", "less of all, within two minutes"
-    ).parse_args()
+    parser = arguments("Benchmark of ext_proc through Envoy.", "less of all, within two minutes")
+    parser.add_argument("--rounds", type=int, metavar="N", help="N rounds of a second each")
+    wanted = parser.parse_args()
     started = time.monotonic()
     try:
-        rows, seen = compared(wanted.quick)
+        rows, seen = compared(wanted.quick, wanted.rounds)
     except CannotRunError as error:
         raise SystemExit(str(error)) from None
     rows.append(metrics_row(quick=wanted.quick))
