@@ -26,12 +26,14 @@ ABSENT = (
     "kind!~",
     "kvsteer_answered_elsewhere_total",
     "kvsteer_connection_faults_total",
+    "kvsteer_disaggregation_total",
     "kvsteer_discovery_",
     "kvsteer_prediction_drifts_total",
     "kvsteer_remote_tokenizer",
     "kvsteer_served_elsewhere_total",
     "kvsteer_sharing_",
     "kvsteer_tls_",
+    "kvsteer_worker_failed_halves_total",
     "kvsteer_worker_report_age_seconds",
 )
 
