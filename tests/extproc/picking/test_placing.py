@@ -452,3 +452,17 @@ def test_a_failure_of_an_endpoint_that_is_gone_is_counted_nowhere() -> None:
     one, _ = of_legs()
     fleet_of(one).upstreams.failed_half("gone:1")
     assert fleet_of(one).upstreams.get("gone:1") is None
+
+
+def test_a_worker_that_holds_more_is_named_to_pull_from_where_that_is_configured() -> None:
+    rules = Disaggregation("header", "offloading", min_pulled_tokens=64)
+    config = Config(models=(Model("m"),), disaggregation=rules)
+    one = books(config, Fleet(config))
+    for _ in range(20):
+        one.loads.begin("b:1", 0.0, 0.0)
+    workers = [Candidate(name, f"{name}:1", transfer_port=5710) for name in "ab"]
+    held = [{"b": Overlap(16, (20, 0, 0, 0))}]
+    made = one.decide(QUERY, workers, held, lambda _: "live", 0.0, Random(0))
+    assert made.worker == "a"
+    assert made.source is not None
+    assert (made.source.endpoint, made.source.tokens) == ("b:1", 320)
