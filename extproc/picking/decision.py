@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -339,12 +340,12 @@ def _session(
     """
     if query.prompts or not query.reads_cache or len(query.session) > MAX_SESSION_LETTERS:
         return {}
-    workers, ejected = [snapshot.workers[place] for place in eligible], snapshot.ejected
-    sound = [worker.name for worker in workers if worker.endpoint not in ejected]
+    # by address, since routers that find workers in different ways may name them differently
+    names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, eligible)}
+    sound = [endpoint for endpoint in names if endpoint not in snapshot.ejected]
     percent = snapshot.rules.cost.uncertain_percent
-    names = sound or [worker.name for worker in workers]
-    credit = session_credit(query.session, names, weighed)
-    return {name: tokens * percent / 100 for name, tokens in credit.items()}
+    credit = session_credit(query.session, sound or list(names), weighed)
+    return {names[endpoint]: tokens * percent / 100 for endpoint, tokens in credit.items()}
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:
@@ -402,6 +403,9 @@ def _survey(
         workers = [workers[place] for place in places]
     loads = [load(worker.endpoint, now) for worker in workers]
     drawn = loads if sampled is None else loads[: snapshot.sample]
+    if sampled is None and snapshot.ejected:  # what fails is idle, and says nothing of the rest
+        sound = [worker.endpoint not in snapshot.ejected for worker in workers]
+        drawn = list(compress(loads, sound)) or loads
     mean = least = 0.0
     if drawn:
         mean = sum([one.utilization for one in drawn]) / len(drawn)

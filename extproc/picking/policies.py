@@ -57,7 +57,7 @@ def session_credit(session: str, workers: Sequence[str], tokens: float) -> dict[
 
     The same session has the same two of the same workers, on every router; where a worker comes or
     goes, only sessions change that belong to it. The second one, by half as many tokens, is for
-    when the first one has too much to do. workers: their names. tokens: of the request.
+    when the first one has too much to do. workers: their endpoints. tokens: of the request.
     """
     key, credit = session.encode(errors="surrogatepass"), max(tokens, LEAST_SESSION_TOKENS)
     keyed = ((xxhash.xxh3_64_intdigest(name.encode() + b"\0" + key), name) for name in workers)

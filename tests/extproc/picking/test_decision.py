@@ -79,6 +79,14 @@ def test_a_prefix_is_kept_longer_where_every_worker_has_a_queue(queued: float, p
     assert made.affinity == (1.0 if not queued else 6.0)
 
 
+def test_a_worker_that_fails_says_nothing_of_how_busy_the_others_are() -> None:
+    loads = {name: Load(0, 40_000.0, utilization=0.5) for name in "ab"}
+    made = decision(Query("m", [PROMPT]), workers="abc", loads=loads, ejected={"c:1": "fails"})
+    assert made.affinity == 7.0
+    nobody = dict.fromkeys(["a:1", "b:1", "c:1"], "fails")
+    assert decision(Query("m", [PROMPT]), workers="abc", loads=loads, ejected=nobody).affinity < 2
+
+
 def test_a_cost_is_uncached_tokens_and_queue_and_requests_in_flight() -> None:
     rules = Policy(cost=Cost(affinity_percent=200, busy_affinity_percent=0, running_tokens=10))
     held = {"a": Overlap(16, (2, 0, 0, 0))}
@@ -452,6 +460,14 @@ def test_requests_of_a_session_whose_tokens_are_not_known_go_to_the_same_two_wor
         for number in range(50)
     }
     assert len(others) == 4
+
+
+def test_a_session_has_the_same_workers_whatever_a_router_calls_them() -> None:
+    named = [Candidate(f"pod-{name}", f"{name}:1") for name in "abcd"]
+    here = Snapshot(named, [], lambda *_: Load(), "cost", 0)
+    for number in range(20):
+        query = msgspec.structs.replace(BLIND, session=str(number))
+        assert decide(query, here, 0.0, Random(0)).pick[:2] == decision(query).pick[:2]
 
 
 def test_a_session_goes_to_its_second_worker_where_the_first_has_too_much_to_do_or_fails() -> None:
