@@ -69,6 +69,10 @@ class Usage(NamedTuple):
 
 UNKNOWN = Usage()
 
+# What became of a steered request: it reached the worker that was named, it reached another one, or
+# the proxy did not tell.
+DELIVERIES = ("delivered", "elsewhere", "unknown")
+
 
 class Outcome(NamedTuple):
     """One request that a worker was picked for, when it is over.
@@ -82,6 +86,10 @@ class Outcome(NamedTuple):
     certainly held at the pick. is_comparable: whether the report is of this one prompt, which is
     `prompt`. is_whole: whether the response was read to its end. held: what every worker held of
     the prompt at the pick, by name.
+    is_steered: whether the pick was named to the proxy; where it was not, the request was decided
+    and noted, and the proxy chose. delivery: whether a steered request reached the picked worker,
+    one of `DELIVERIES`; of one that was not steered it is unknown. picked_tokens: of the prompt,
+    those that the picked worker certainly held at the pick, whoever answered.
     """
 
     model: str
@@ -96,6 +104,9 @@ class Outcome(NamedTuple):
     is_whole: bool = True
     prompt: Prompt | None = None
     held: Mapping[str, Overlap] = {}
+    is_steered: bool = True
+    delivery: str = "unknown"
+    picked_tokens: int = 0
 
     @property
     def error_tokens(self) -> int | None:
@@ -489,6 +500,7 @@ class Account:
         self._sole = sole
         self._began_at = began_at
         self._worker = decision.worker
+        self._delivery = "unknown"
         self._status: int | None = None
         self._headers_at: float | None = None
         self._first_byte_at: float | None = None
@@ -507,7 +519,10 @@ class Account:
         """
         self._status = status
         self._headers_at = now
-        if not served or served == self._decision.pick[0]:
+        is_picked = served == self._decision.pick[0]
+        if served and self._decision.is_steered:
+            self._delivery = "delivered" if is_picked else "elsewhere"
+        if not served or is_picked:
             return None
         self._worker = self.worker_at(served)
         return served
@@ -529,19 +544,26 @@ class Account:
     def outcome(self) -> Outcome:
         """What is known when the stream is over."""
         decision, worker = self._decision, self._worker
-        held = [each[worker].certain_tokens for each in decision.held if worker in each]
         first = self._headers_at if self._first_byte_at is None else self._first_byte_at
         return Outcome(
             model=decision.model or "",
             worker=worker,
-            is_moved=worker != decision.worker,
+            is_moved=decision.is_steered and worker != decision.worker,
             status=self._status,
             ttft_seconds=None if first is None else first - self._began_at,
             prompt_tokens=decision.prompt_tokens,
-            predicted_tokens=sum(held),
+            predicted_tokens=self._held_by(worker),
             reported=UNKNOWN if self._scanner is None else self._scanner.usage,
             is_comparable=self._sole is not None and not self.has_failed,
             is_whole=self._is_whole,
             prompt=self._sole,
             held=decision.held[0] if len(decision.held) == 1 else {},
+            is_steered=decision.is_steered,
+            delivery=self._delivery,
+            picked_tokens=decision.certain_tokens,
         )
+
+    def _held_by(self, worker: str) -> int:
+        """The prompt's tokens that a worker certainly held at the pick."""
+        held = self._decision.held
+        return sum([each[worker].certain_tokens for each in held if worker in each])

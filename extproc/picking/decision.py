@@ -166,7 +166,8 @@ class Decision(Frozen, frozen=True):
     if it looked at all. split: None where every worker takes whole requests. session: the workers
     that its session belongs to, the first one first, and by how many tokens they are preferred.
     source: whom the pick is to pull a part of the prompt from, which is none of its uncached_tokens
-    then; None for none.
+    then; None for none. is_steered: whether the pick is named to the proxy; where it is not, it is
+    noted alone, and the proxy chooses.
     """
 
     model: str | None
@@ -194,6 +195,7 @@ class Decision(Frozen, frozen=True):
     split: Split | None = None
     session: Mapping[str, float] = {}
     source: Source | None = None
+    is_steered: bool = True
 
     @property
     def prefill(self) -> "Decision | None":

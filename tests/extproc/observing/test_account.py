@@ -1,5 +1,6 @@
 from array import array
 
+import msgspec
 import pytest
 
 from extproc.observing.outcomes import UNKNOWN, Account, Usage
@@ -82,3 +83,25 @@ def test_a_body_is_whole_once_its_last_piece_was_read() -> None:
     assert not one.outcome().is_whole
     one.read(BODY[50:], 12.0, is_last=True)
     assert one.outcome().is_whole
+
+
+@pytest.mark.parametrize(
+    ("served", "delivery"),
+    [("10.0.0.1:1", "delivered"), ("10.0.0.2:1", "elsewhere"), ("", "unknown")],
+)
+def test_a_steered_request_was_delivered_where_the_picked_worker_answered(
+    served: str, delivery: str
+) -> None:
+    one = account()
+    one.respond(200, served, 10.5)
+    outcome = one.outcome()
+    assert (outcome.is_steered, outcome.delivery) == (True, delivery)
+
+
+def test_of_an_unsteered_request_both_workers_predictions_are_told() -> None:
+    sole = Prompt("m", array("I", range(100)))
+    one = Account(msgspec.structs.replace(decided(1), is_steered=False), sole, began_at=10.0)
+    one.respond(200, "10.0.0.2:1", 10.5)
+    outcome = one.outcome()
+    assert (outcome.worker, outcome.predicted_tokens, outcome.picked_tokens) == ("second", 16, 64)
+    assert (outcome.is_steered, outcome.is_moved, outcome.delivery) == (False, False, "unknown")
