@@ -220,7 +220,7 @@ class Sharing:
             else:
                 self.untold += len(messages)
                 self._telling.hello()
-        self._say(time.monotonic())
+        self._say(self._monotonic())
 
     def _say(self, now: float) -> None:
         """Logs once that it decides alone, and once that it does not any more."""
