@@ -160,11 +160,11 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
     tokenizers = load_tokenizers(config)
     async with contextlib.AsyncExitStack() as stack:
         certificates = await stack.enter_async_context(_certificates(config))
-
-        def emptied(worker: str) -> None:
-            workers.emptied(worker)
-
-        fleet = Fleet(secrets.randbits(64), time.time, random.random, emptied)
+        fleet = Fleet(
+            *(secrets.randbits(64), time.time, random.random),
+            emptied=lambda worker: workers.emptied(worker),  # noqa: PLW0108 - made below
+            cut=lambda worker: workers.cut(worker),  # noqa: PLW0108
+        )
         discovery = Discovery(listed(config.workers), sources_of(config))
         telling = None if config.sharing is None else telling_of(config.sharing)
         workers = Workers(config, fleet, _open, discovery.fault, telling=telling)

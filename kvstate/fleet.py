@@ -78,7 +78,8 @@ class Fleet:
 
     secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
     chance: 0 to 1, for jitter. emptied: is called with the name of a worker one of whose ranks lost
-    all that it held, by a restart or by clearing its cache. names_ranks: whether requests can name
+    all that it held, by a restart or by clearing its cache. cut: is called with the name of a
+    worker whose feed lost its connection. names_ranks: whether requests can name
     the rank of a worker that is to compute them; if not, certain is only what all its ranks hold.
     """
 
@@ -88,10 +89,12 @@ class Fleet:
         clock: Callable[[], float],
         chance: Callable[[], float] = lambda: 0.5,
         emptied: Callable[[str], None] = lambda _: None,
+        cut: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.names_ranks = False
         self._index = Index(secret)
         self._emptied = emptied
+        self._cut = cut
         self._clock = clock
         self._shared = Shared(Turns(), ReplaySlots(), clock, chance)
         self._followed: dict[str, list[_Followed]] = {}
@@ -128,9 +131,11 @@ class Fleet:
 
     def _follow(self, owner: Owner, transport: Transport, shared: Shared) -> _Followed:
         place = Place(owner.worker, owner.rank)
-        emptied = functools.partial(self._emptied, place.worker)
+        emptied, cut = (
+            functools.partial(tell, place.worker) for tell in (self._emptied, self._cut)
+        )
         feed = Feed(transport.recovery)
-        subscriber = Subscriber(place, feed, owner, transport, shared, emptied)
+        subscriber = Subscriber(place, feed, owner, transport, shared, emptied, cut)
         return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()))
 
     async def _keep_expiring(self) -> None:

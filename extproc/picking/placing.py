@@ -251,8 +251,9 @@ class Placing:
             self.disclaim(booking)
         if leg is not None:  # whoever of both fails, fails with every other partner too
             self._upstreams.answered(leg.endpoint, status, now)
-            self._upstreams.doubt(leg.endpoint, is_doubted=status >= FIRST_SERVER_ERROR)
             if status >= FIRST_SERVER_ERROR:
+                # only its health clears it: an answer may be older than the fault
+                self._upstreams.doubt(leg.endpoint, is_doubted=True)
                 for endpoint in (leg.endpoint, booking.endpoint):
                     self._upstreams.failed_half(endpoint)
         if served not in ("", booking.endpoint):

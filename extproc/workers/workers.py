@@ -464,6 +464,16 @@ class Workers:
         """A worker told that it lost all that it held."""
         self.holdings(name).lose(self.monotonic())
 
+    def cut(self, name: str) -> None:
+        """The feed of a worker lost its connection: mostly that is how it dies.
+
+        Until its health was asked for, it computes no prompt for another worker where others can:
+        a request that names one which is dead cannot be mended by a retry.
+        """
+        worker = self.records.get(name)
+        if worker is not None:
+            self.upstreams.doubt(worker.endpoint, is_doubted=True)
+
     def _note_moved(self, worker: Worker, endpoint: str) -> None:
         """A worker has another address."""
         self._table.move(worker, endpoint)

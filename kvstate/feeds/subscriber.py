@@ -182,11 +182,18 @@ class FeedNews:
 
     counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: more
     comes than is applied, so that nothing is certain. listener: is shown
-    every batch after it was applied; None, as mostly, costs nothing. emptied: is called when the
+    every batch after it was applied; None, as mostly, costs nothing. cut: is called when the
+    connection of a feed that was followed is lost. emptied: is called when the
     rank lost all that it held, by a restart of the publisher or by clearing its cache.
     """
 
-    def __init__(self, place: Place, feed: Feed, emptied: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        feed: Feed,
+        emptied: Callable[[], None] = lambda: None,
+        cut: Callable[[], None] = lambda: None,
+    ) -> None:
         self.place = place
         self.counts: Counter[str] = Counter()
         self.replay_fault = ""
@@ -194,6 +201,7 @@ class FeedNews:
         self.listener: Listener | None = None
         self._feed = feed
         self._emptied = emptied
+        self._cut = cut
         self._told = feed.state, feed.reason
         self._restarts_told = 0
         self._is_unreached_told = False
@@ -227,8 +235,10 @@ class FeedNews:
             level = logging.DEBUG if self._is_unreached_told else logging.WARNING
             self._is_unreached_told = True
         else:
-            is_lost = self.is_behind or (state is State.STALE and before is not State.STALE)
-            level = logging.WARNING if is_lost else logging.INFO
+            is_cut = state is State.STALE and before is not State.STALE
+            level = logging.WARNING if self.is_behind or is_cut else logging.INFO
+            if is_cut:
+                self._cut()
         log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
 
     def tell_restart(self) -> None:
@@ -426,6 +436,7 @@ class Subscriber:
     """Runs one rank's feed until it is cancelled.
 
     feed: made for the transport's recovery. emptied: is called when the rank lost all that it held.
+    cut: is called when the connection of a feed that was followed is lost.
     """
 
     def __init__(
@@ -436,10 +447,11 @@ class Subscriber:
         transport: Transport,
         shared: Shared,
         emptied: Callable[[], None] = lambda: None,
+        cut: Callable[[], None] = lambda: None,
     ) -> None:
         self.place = place
         self.feed = feed
-        self.news = FeedNews(place, feed, emptied)
+        self.news = FeedNews(place, feed, emptied, cut)
         self.counts = self.news.counts
         self.lag_seconds = 0.0
         self.load: EngineLoad | None = None

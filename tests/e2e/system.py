@@ -99,6 +99,13 @@ class System:
         """Takes a worker away: its port refuses connections from now on."""
         await self._stops[endpoint]()
 
+    async def kill_worker(self, endpoint: str) -> None:
+        """Kills a worker: all its connections end at once, those of its events, too."""
+        at = [one.endpoint for one in self.workers].index(endpoint)
+        for rank in self.workers[at].ranks:
+            rank.close()
+        await self.stop_worker(endpoint)
+
     async def start_worker(self, endpoint: str) -> None:
         """Brings back a worker of one rank that was taken away: same ports, nothing cached."""
         at = [one.endpoint for one in self.workers].index(endpoint)

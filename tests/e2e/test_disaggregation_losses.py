@@ -57,7 +57,7 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
             for endpoint in endpoints:
                 await asyncio.sleep(1 + chance.random())
                 killed.append(time.monotonic())
-                await system.stop_worker(endpoint)
+                await system.kill_worker(endpoint)
                 await asyncio.sleep(4 + chance.random())
                 await system.start_worker(endpoint)
 
@@ -89,4 +89,4 @@ async def test_hardly_more_is_lost_than_plain_workers_would_lose(
     print(f"\nof {REQUESTS:,} requests each: split {split}, plain {plain}")
     assert plain.later == 0
     # those that name a prefill worker before the first of them has failed
-    assert split.later <= CLIENTS * split.kills / 2
+    assert split.later <= split.kills

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kvstate.events import Batch
 from kvstate.feeds.feed import State
 from kvstate.feeds.replays import ReplaySlots
-from kvstate.feeds.transport import Connected, Malformed, MemoryTransport
+from kvstate.feeds.transport import Connected, Disconnected, Malformed, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Overlap
 from tests.kvstate.publishing import block, chain, payload, until
@@ -90,6 +90,20 @@ async def test_a_worker_that_lost_all_it_held_is_named() -> None:
     first.put(Batch(0, payload(0, block(5), life=1)))
     await until(lambda: told == ["w", "w"])
     assert fleet.feeds("w")[0].restarts == 1
+    await fleet.close()
+
+
+async def test_a_worker_whose_connection_is_lost_is_named_once() -> None:
+    told: list[str] = []
+    fleet = Fleet(12345678, clock=lambda: 0.0, cut=told.append)
+    publisher = transport(1)
+    fleet.add("w", "m", [publisher])
+    await until(lambda: fleet.state("w") is State.LIVE)
+    assert told == []
+    for reason in ("closed", "refused"):
+        publisher.put(Disconnected(reason))
+        await until(lambda reason=reason: reason in fleet.feeds("w")[0].reason)  # type: ignore[misc]
+    assert told == ["w"]
     await fleet.close()
 
 

@@ -437,9 +437,9 @@ def test_where_workers_have_roles_every_response_is_looked_at() -> None:
     assert {one.wants_status() for _ in range(REQUESTS_A_LOOK)} == {True}
 
 
-def test_one_failure_has_the_prefill_worker_asked_whether_it_is_well() -> None:
+def test_after_one_failure_only_its_health_clears_a_prefill_worker() -> None:
     one, made = of_legs()
-    for status, is_doubted in ((500, True), (200, False), (400, False)):
+    for status, is_doubted in ((200, False), (400, False), (500, True), (200, True)):
         booking = one.book(made, 0.0)
         assert booking is not None
         one.answered(booking, status, "a:1", 0.0)
