@@ -1,14 +1,17 @@
 """The compiled request path: what may be compiled, when it runs, and that it does the same."""
 
 import ast
+import builtins
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -83,6 +86,48 @@ def test_structs_of_compiled_modules_inherit_what_their_keywords_say(module: str
             said = {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
             assert said == {name: getattr(found, name) for name in said}, node.name
             assert said.keys() == _set_by(found), node.name
+
+
+def test_what_compiled_classes_derive_from_is_there_where_they_are_compiled() -> None:
+    """Where mypyc does not know a base, a process is killed at the first use of such an object."""
+    bases = {base for module in COMPILED for base in _libraries_derived_from(module)}
+    assert bases <= set(compile_path.LIBRARIES)
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text()
+    (listed,) = re.findall(r"for name in ([^;]+);", dockerfile)
+    assert {name.replace("_", "-") for name in compile_path.LIBRARIES} <= set(listed.split())
+
+
+def _libraries_derived_from(module: str) -> Iterator[str]:
+    nodes = list(ast.walk(tree_of(module)))
+    own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    imported = {
+        alias.asname or alias.name: node.module or ""
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in nodes:
+        for base in node.bases if isinstance(node, ast.ClassDef) else ():
+            name = ast.unparse(base).partition("[")[0].partition(".")[0]
+            top = imported.get(name, name).partition(".")[0]
+            if top not in {"extproc", *own, *sys.stdlib_module_names, *dir(builtins)}:
+                yield top
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_where_a_base_is_unknown(tmp_path: Path) -> None:
+    module = f"extproc.{compile_path.MODULES[0]}"
+    config = tmp_path / "mypy.ini"
+    config.write_text(compile_path._MYPY)
+    source = tmp_path / f"{module.replace('.', '/')}.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("from missing import Base\n\n\nclass Derived(Base):\n    pass\n")
+    command = [sys.executable, "-m", "mypy", f"--config-file={config}", "--cache-dir=/dev/null"]
+    run = subprocess.run(
+        [*command, source.relative_to(tmp_path)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert 'Class cannot subclass "Base"' in run.stdout
 
 
 def _set_by(config: msgspec.structs.StructConfig) -> set[str]:

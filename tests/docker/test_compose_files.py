@@ -147,3 +147,12 @@ def test_nothing_in_the_dockerfile_needs_more_than_the_legacy_builder() -> None:
     lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
     needing = ("# syntax", "RUN --mount", "COPY --link", "COPY --chmod")
     assert [line for line in lines if line.startswith(needing)] == []
+
+
+def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
+    lines = (ROOT / "deploy/Dockerfile").read_text().splitlines()
+    copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ")]
+    copied = {name for names in copies for name in names if not names[0].startswith("--from")}
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert copied == {line[1:] for line in ignored if line.startswith("!")}
+    assert [name for name in copied if not (ROOT / name).exists()] == []
