@@ -197,7 +197,6 @@ class _Router:
         self._view = view
         endpoints = {str(n): EndpointLoad() for n in range(cell.workers)}
         self._endpoints = endpoints
-        self._looked_at = 0.0
         self._awaited: list[dict[Booking, Request]] = [{} for _ in range(cell.workers)]
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._sent = TokensSent(1) if contestant.expects else None
@@ -228,35 +227,33 @@ class _Router:
             running = len(engine.running) + (engine.head is not None)
             self._loads.report(str(number), Report(running, len(engine.waiting), now), now)
 
-    def _look_until(self, now: float) -> None:
-        """Looks which prompts are computed, at each time to look until now."""
+    def know(self) -> None:
+        """Has somebody tell how fast each engine is, if that is what is compared."""
         if self._contestant.knows:
             for number, engine in enumerate(self.fleet.engines):
                 slowness = self._contestant.prefill_rate / engine.speed.prefill_rate
                 speed = self._endpoints[str(number)].speed
                 speed.slowness, speed.pace = slowness, 1.0 / slowness
-        if not self._contestant.learns:
-            return
-        while self._looked_at + LOOK_SECONDS <= now:
-            self._looked_at += LOOK_SECONDS
-            self._view.update(self._looked_at)
-            for number, awaited in enumerate(self._awaited):
-                for booking, request in list(awaited.items())[:MAX_AHEAD]:
-                    is_first = booking is next(iter(booking.load.speed.waiting), None)
-                    if not booking.is_sure and not is_first:
-                        continue
-                    if self._view.holds(number, last_block(request.blocks)):
-                        self._loads.computed(booking, self._looked_at)
-                        del awaited[booking]
-                    elif not booking.is_sure:
-                        held = self._view.overlaps(request.blocks).get(str(number))
-                        tokens = request.tokens - (held.certain_tokens if held else 0)
-                        self._loads.revise(booking, tokens)
-                        booking.is_sure = True
-                self._loads.look(str(number), self._looked_at)
+
+    def look(self, now: float) -> None:
+        """Looks which prompts are computed."""
+        self._view.update(now)
+        for number, awaited in enumerate(self._awaited):
+            for booking, request in list(awaited.items())[:MAX_AHEAD]:
+                is_first = booking is next(iter(booking.load.speed.waiting), None)
+                if not booking.is_sure and not is_first:
+                    continue
+                if self._view.holds(number, last_block(request.blocks)):
+                    self._loads.computed(booking, now)
+                    del awaited[booking]
+                elif not booking.is_sure:
+                    held = self._view.overlaps(request.blocks).get(str(number))
+                    tokens = request.tokens - (held.certain_tokens if held else 0)
+                    self._loads.revise(booking, tokens)
+            self._loads.look(str(number), now)
 
     def pick(self, request: Request, now: float) -> int:
-        self._look_until(now)
+        self.know()
         self._scrape(now)
         decision = self._decide(request, now)
         self._turn += 1
@@ -306,7 +303,7 @@ class _Router:
         return decide(Query("m", [prompt]), snapshot, now, self._rng)
 
     def over(self, request: Request, now: float) -> None:
-        self._look_until(now)
+        self.know()
         booking, claim = self._open.pop(id(request))
         self._awaited[int(booking.endpoint)].pop(booking, None)
         self._loads.end(booking, now)
@@ -328,9 +325,20 @@ class _Routers:
         sharers = [one.sharer for one in self.all if one.sharer is not None]
         self._exchange = Exchange(sharers, contestant.tick_seconds, self._chance)
         self._of: dict[int, _Router] = {}
+        self._learns = contestant.learns
+        self._looked_at = 0.0
+
+    def _until(self, now: float) -> None:
+        """Does what is due until now, in order of time: all see the same events at each time."""
+        while self._learns and self._looked_at + LOOK_SECONDS <= now:
+            self._looked_at += LOOK_SECONDS
+            self._exchange.until(self._looked_at)
+            for router in self.all:
+                router.look(self._looked_at)
+        self._exchange.until(now)
 
     def pick(self, request: Request, now: float) -> int:
-        self._exchange.until(now)
+        self._until(now)
         if not request.is_own:
             return self._strangers.randrange(len(self.fleet.engines))
         number = self._chance.randrange(len(self.all))
@@ -341,7 +349,7 @@ class _Routers:
         return served
 
     def over(self, request: Request, now: float) -> None:
-        self._exchange.until(now)
+        self._until(now)
         if request.is_own:
             self._of.pop(id(request)).over(request, now)
 
