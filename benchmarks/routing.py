@@ -2,7 +2,7 @@
 
 python benchmarks/routing.py [--quick] [--json FILE] [--plot FILE.svg] [--trace FILE] [--tuning]
     [--speeds] [--seeds N]
-python benchmarks/routing.py --routers [--quick] [--json FILE]
+python benchmarks/routing.py --routers [--speeds] [--quick] [--seeds N] [--json FILE]
 python benchmarks/routing.py --legs [--quick] [--seeds N] [--tuning] [--json FILE]
 """
 
@@ -50,7 +50,9 @@ How: the fleet, the arrivals and the decision of the benchmark of policies. Each
 one of the routers by chance. All of them see the events of all engines; each books its own
 requests, and is told of the others' by the messages of extproc/sharing, a millisecond on the way.
 Alone: nothing is told. All compared: `policy.sample: 0`; otherwise its default, 32 for one router
-and 12 while others are heard of. Ratios are paired by seed; intervals are of 95 %.
+and 12 while others are heard of. With --speeds: where speeds are learned, by one router and by four
+that share, in the cells of engines that are not as fast as configured, and in some others. Ratios
+are paired by seed; intervals are of 95 %.
 """
 
 LEGS_METHOD = """\
@@ -115,11 +117,20 @@ def main() -> None:
 
 def _compare_routers(wanted: argparse.Namespace, started: float) -> None:
     found: list[Row] = []
-    seeds = routing_routers.SEEDS[:QUICK_SEEDS] if wanted.quick else routing_routers.SEEDS
-    for cell in routing_routers.CELLS:
-        results = _results(cell, seeds, routing_routers.CONTESTANTS)
+    seeds = routing_routers.SEEDS[: QUICK_SEEDS if wanted.quick else wanted.seeds]
+    cells, contestants, compared = (
+        (routing_routers.CELLS, routing_routers.CONTESTANTS, routing_routers.rows)
+        if not wanted.speeds
+        else (
+            routing_routers.LEARNED_CELLS,
+            routing_routers.LEARNED_CONTESTANTS,
+            routing_routers.learned_rows,
+        )
+    )
+    for cell in cells:
+        results = _results(cell, seeds, contestants)
         print(routing_routers.summary(cell.name, results), flush=True)
-        found += routing_routers.rows(cell.name, results)
+        found += compared(cell.name, results)
     how = _how(ROUTERS_METHOD, seeds)
     print(f"\n{table(found)}\n\n{how}\ntook {time.monotonic() - started:.0f} s")
     keep(found, wanted.json)

@@ -4,8 +4,9 @@ import statistics
 from collections.abc import Sequence
 
 from measure import Figure, Goal, Row
-from routing_cells import Cell
-from routing_compare import Results, interval
+from routing_cells import CELLS as STANDARD_CELLS
+from routing_cells import SPEED_CELLS, Cell
+from routing_compare import NOT_WORSE, PairedRow, Results, interval
 from routing_run import Contestant, Result
 from routing_workloads import multi_turn, shared_prefix, single_shot
 
@@ -49,6 +50,21 @@ def _shared(routers: int, ticks: int) -> str:
 
 CONTESTANTS = (ONE, *_contestants())
 
+# Whether routers that share learn speeds as well as one does: where engines are not as fast as
+# configured, where they are alike and busy, and where there are many.
+LEARNED_CELLS = (
+    *SPEED_CELLS,
+    *(one for one in STANDARD_CELLS if one.name in ("single shot, busy", "mixed")),
+    *CELLS,
+)
+
+ONE_LEARNED = ONE._replace(name="1 router, learned", learns=True)
+FOUR = ONE._replace(routers=4, tick_seconds=0.01, name="4, every 10 ms, nothing learned")
+FOUR_LEARNED = FOUR._replace(name="4, every 10 ms, learned", learns=True)
+FOUR_KNOW = FOUR._replace(name="4, every 10 ms, right by hand", knows=True)
+
+LEARNED_CONTESTANTS = (ONE_LEARNED, FOUR, FOUR_LEARNED, FOUR_KNOW)
+
 AS_ONE = Goal(1.10, "<= 1.10")
 SAME_HITS = Goal(0.01, "<= 0.01", of_ratio=False)
 
@@ -68,9 +84,20 @@ def rows(cell: str, results: Results) -> list[Row]:
     return made
 
 
+def learned_rows(cell: str, results: Results) -> list[Row]:
+    """What the goals are about: four routers learn as one does, and lose nothing."""
+    ours, what = _figure(results[FOUR_LEARNED.name], "p90"), f"{cell}: four that learn"
+    return [
+        Row(f"{what}, p90 / one's", ours, _figure(results[ONE_LEARNED.name], "p90"), AS_ONE),
+        PairedRow(
+            f"{what}, p90 / nothing learned", ours, _figure(results[FOUR.name], "p90"), NOT_WORSE
+        ),
+    ]
+
+
 def summary(cell: str, results: Results) -> str:
     """All contestants in one cell: means over the seeds, ratios paired by seed with intervals."""
-    one = results[ONE.name]
+    one = next(iter(results.values()))
     lines = [
         f"{cell}\n  {'':32}  hit   p50 s   p90 s   p99 s  p90 / one router's  p99 / one router's"
     ]

@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import exp
 from typing import NamedTuple
 
@@ -75,9 +76,10 @@ class Load(Light, frozen=True, gc=False):
 class Gauges(NamedTuple):
     """What one router's own requests are to an endpoint, as it tells the others.
 
-    booked_tokens: uncached tokens of its requests in flight. sent_tokens: all that it ever sent
-    there, so that a message that is lost is made good by the next one. For those that do not know
-    the figures before: backlog_tokens, its part of the queue; lately_tokens, of all routers.
+    booked_tokens: uncached tokens of its requests in flight, but for those that it knows to be
+    computed. sent_tokens: all that it ever sent there, so that a message that is lost is made good
+    by the next one. For those that do not know the figures before: backlog_tokens, its part of the
+    queue; lately_tokens, of all routers.
     """
 
     in_flight: int
@@ -97,12 +99,15 @@ class EndpointLoad:
     It goes with the endpoint. A request that is still under way then keeps the record until it is
     over, and whoever has the same address later begins with an idle one.
 
-    told: what each other router said last of its own requests; shared, shared_tokens: the requests
-    of all of these, and their uncached tokens. ahead_tokens: of theirs, those that came after the
-    last request of ours whose computing will be told: the next such one waits for them.
+    queued: those of its requests that are not known to be computed, oldest first; booked_tokens:
+    their uncached tokens. told: what each other router said last of its own requests; shared,
+    shared_tokens: the requests of all of these, and their booked tokens. ahead_tokens: of theirs,
+    those that came after the last request of ours whose computing will be told: the next such one
+    waits for them.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
+    queued: dict["Booking", None] = field(default_factory=dict)
     booked_tokens: float = 0.0
     backlog_tokens: float = 0.0
     backlog_at: float = -math.inf
@@ -196,6 +201,7 @@ class Loads:
         state.lately_tokens = _faded(state, now) + booking.uncached_tokens
         state.backlog_at = now
         state.bookings.add(booking)
+        state.queued[booking] = None
         state.booked_tokens += booking.uncached_tokens
         state.sent_tokens += booking.uncached_tokens
         if self._touched is not None:
@@ -231,16 +237,22 @@ class Loads:
         booking.load.speed.revise(booking, work)
 
     def computed(self, booking: Booking, now: float) -> None:
-        """The worker's feed told that a prompt is computed."""
-        state, speed = booking.load, booking.load.speed
+        """The worker's feed told that a prompt is computed, and with it all that came before it.
+
+        These leave the queue, and other routers are told so. They would otherwise have to guess
+        from its speed what is left of the queue, and be wrong by more and more.
+        """
+        state = booking.load
         booking.prompt, booking.computed_at = None, now
         backlog = self._backlog(state, now)
-        speed.computed(booking, now, self._common)
-        if not state.shared:
-            waiting = sum([work for work, _ in speed.waiting.values()])
-            backlog = min(backlog, waiting * self._rate)
-        state.backlog_tokens, state.lately_tokens = backlog, _faded(state, now)
-        state.backlog_at = now
+        state.speed.computed(booking, now, self._common)
+        if booking in state.queued:
+            for one in list(takewhile(lambda one: one is not booking, state.queued)):
+                _leave_queue(one)
+            _leave_queue(booking)
+            if self._touched is not None:
+                self._touched.add(booking.endpoint)
+        _bound(state, backlog, now)
 
     def look(self, endpoint: str, now: float) -> None:
         """Notices that an endpoint is late with what it has to compute."""
@@ -256,9 +268,9 @@ class Loads:
         elif booking in state.speed.waiting:
             state.speed.drop(booking)
         state.bookings.remove(booking)
-        # kept, not summed up: thousands may be in flight; what sums lose ends with the last of them
-        state.booked_tokens -= booking.uncached_tokens if state.bookings else state.booked_tokens
-        state.backlog_tokens = min(state.backlog_tokens, state.booked_tokens + state.shared_tokens)
+        if booking in state.queued:
+            _leave_queue(booking)
+        _bound(state, self._backlog(state, now), now)
         if self._touched is not None:
             self._touched.add(booking.endpoint)
 
@@ -309,7 +321,9 @@ class Loads:
         each = state.shared_tokens / state.shared if state.shared else 0.0
         least = sum(arrived[:own_waiting]) + unseen + each * shared_waiting
         most = sum(arrived[: own_waiting + 1]) + unseen
-        most += each * min(state.shared, shared_waiting + 1)
+        # no tokens are told of those that are computed, so one that waits may be more than the mean
+        most_each = max(each, self._mean_uncached)
+        most += min(most_each * min(state.shared, shared_waiting + 1), state.shared_tokens)
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
@@ -359,7 +373,7 @@ class Loads:
             if more:
                 self._queue(state, more, now)
                 state.lately_tokens += more
-        state.backlog_tokens = min(state.backlog_tokens, state.booked_tokens + state.shared_tokens)
+        _bound(state, self._backlog(state, now), now)
         return True
 
     def _queue(self, state: EndpointLoad, tokens: float, now: float) -> None:
@@ -374,7 +388,7 @@ class Loads:
         states = self._endpoints.values()
         return sum(told.in_flight for one in states if (told := one.told.get(router)))
 
-    def forget(self, router: str) -> None:
+    def forget(self, router: str, now: float) -> None:
         """Nothing is known any more of another router's requests."""
         self.routers.discard(router)
         for state in self._endpoints.values():
@@ -382,8 +396,7 @@ class Loads:
             if before is not None:
                 state.shared -= before.in_flight
                 state.shared_tokens -= before.booked_tokens
-                most = state.booked_tokens + state.shared_tokens
-                state.backlog_tokens = min(state.backlog_tokens, most)
+                _bound(state, self._backlog(state, now), now)
 
     def speed_shown(self, endpoint: str) -> dict[str, float]:
         """What is known of an endpoint's speed, for people and metrics."""
@@ -440,6 +453,21 @@ class Loads:
         """Uncached tokens of requests that we know of and that are probably not computed yet."""
         done = max(0.0, now - state.backlog_at) * self._rate * state.speed.pace
         return max(0.0, state.backlog_tokens - done)
+
+
+def _leave_queue(booking: Booking) -> None:
+    """A request is computed, or over."""
+    state = booking.load
+    del state.queued[booking]
+    # kept, not summed up: thousands may be queued; what sums lose ends with the last of them
+    state.booked_tokens -= booking.uncached_tokens if state.queued else state.booked_tokens
+
+
+def _bound(state: EndpointLoad, backlog_tokens: float, now: float) -> None:
+    """Sets the queue as of now: an estimate, and no more than is not known to be computed."""
+    most = state.booked_tokens + state.shared_tokens
+    state.lately_tokens = _faded(state, now)
+    state.backlog_tokens, state.backlog_at = min(backlog_tokens, most), now
 
 
 def _faded(state: EndpointLoad, now: float) -> float:

@@ -178,6 +178,6 @@ class Picture:
     def _drop(self, other: Other, now: float) -> None:
         """A router is gone: its requests may be under way, but nobody says so any more."""
         del self.others[other.origin]
-        self._loads.forget(other.origin)
+        self._loads.forget(other.origin, now)
         for claim in other.claims.values():
             self._sent.end(claim, now)

@@ -11,6 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import routing_legs
+import routing_sharing
 from routing_cells import Cell
 from routing_fleet import BLOCK_TOKENS, HANDOVER_SECONDS, Fleet, Request, Speed
 from routing_run import Contestant, Result, arrivals, run
@@ -26,6 +27,7 @@ from routing_workloads import (
 )
 
 from extproc.config.schema import Policy
+from extproc.picking.load import Booking, Loads
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")
@@ -111,6 +113,32 @@ def test_routers_that_share_and_sample_are_nearly_as_good_as_one() -> None:
         assert shared.p90 < 0.9 * alone.p90
         assert shared.p99 < herd.p99
         assert shared.hit_rate > one.hit_rate - 0.02
+
+
+def test_routers_that_share_learn_speeds_as_well_as_one_does() -> None:
+    cell = Cell("1:2:4", single_shot(22, 40), workers=9, rates=(4_000.0, 8_000.0, 16_000.0))
+    learns = DEFAULT._replace(learns=True)
+    four = DEFAULT._replace(routers=4, tick_seconds=0.01)
+    one, shared, unlearned = results(cell, learns, four._replace(learns=True), four)
+    assert shared.p90 < 1.3 * one.p90
+    assert shared.p90 < 0.5 * unlearned.p90
+
+
+def test_no_router_of_a_simulation_looks_at_a_time_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[float] = []
+
+    class Watched(Loads):
+        def computed(self, booking: Booking, now: float) -> None:
+            seen.append(now)
+            super().computed(booking, now)
+
+    monkeypatch.setattr(routing_sharing, "Loads", Watched)
+    four = DEFAULT._replace(learns=True, routers=4, tick_seconds=0.01)
+    results(Cell("few", single_shot(4, 20), workers=2), four)
+    assert seen
+    assert seen == sorted(seen)
 
 
 def test_a_herd_is_served_as_soon_as_by_least_request() -> None:

@@ -109,7 +109,22 @@ def test_what_another_router_sent_stays_in_the_queue_when_a_prompt_is_computed(
     assert loads.told("other", "a", gauges, 0.0, is_known=True)
     ours = loads.begin("a", 100, 0.0, prompt=Prompt("m", array("I", range(9))))
     loads.computed(ours, 0.0)
-    assert loads.load("a", 0.0).backlog_tokens == 500
+    assert loads.load("a", 0.0).backlog_tokens == 400
+
+
+def test_what_came_before_a_computed_prompt_leaves_the_queue_and_what_came_after_stays() -> None:
+    loads, prompt = Loads({"a": EndpointLoad()}, 100, learns=True), Prompt("m", array("I", [1]))
+    loads.begin("a", 200, 0.0)  # of which nobody tells
+    seen = loads.begin("a", 100, 0.0, prompt=prompt)
+    after = [loads.begin("a", tokens, 0.0) for tokens in (700, 50)]
+    loads.computed(seen, 0.0)
+    loads.computed(seen, 0.0)
+    assert loads.load("a", 0.0).backlog_tokens == 750
+    assert loads.move(seen, "nowhere", 0.0)
+    assert loads.load("a", 0.0).backlog_tokens == 750
+    for booking in after:
+        loads.end(booking, 0.0)
+    assert loads.load("a", 0.0) == Load(1, 0.0, 0.0, 1.05)
 
 
 @pytest.mark.parametrize("slowness", [0.5, 2.0])

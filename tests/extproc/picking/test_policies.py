@@ -159,7 +159,7 @@ def test_a_sample_is_smaller_while_other_routers_are_heard_of() -> None:
     assert size() == SAMPLE_ALONE
     loads.told("other", "w:1", Gauges(1, 1, 1, 1, 1), 0.0, is_known=True)
     assert (size(), size(sample=0), size(sample=3)) == (SAMPLE_AMONG_ROUTERS, 0, 3)
-    loads.forget("other")
+    loads.forget("other", 0.0)
     assert size() == SAMPLE_ALONE
 
 

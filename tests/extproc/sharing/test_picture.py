@@ -1,10 +1,11 @@
 from array import array
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.picking.load import EndpointLoad, Load, Loads, Report
+from extproc.picking.load import Booking, EndpointLoad, Load, Loads, Report
 from extproc.picking.sent import Marks
 from extproc.sharing import picture as picture_module
 from extproc.sharing.messages import News, WorkerNews, decoded, encoded, worker_id
@@ -15,10 +16,11 @@ from tests.extproc.sharing.routers import KEYS, WORKERS, Router, tell_all
 A, B = WORKERS
 PROMPT = Prompt("m", array("I", range(2_000)), None, None)
 
-# At a time, a router sends so many tokens to a worker, or its oldest request ends.
+# At a time, a router sends so many tokens to a worker, or its oldest request ends, or the oldest
+# prompt of the worker is seen to be computed.
 STEPS = st.lists(
     st.tuples(
-        st.floats(0, 0.5), st.integers(0, 2), st.sampled_from(WORKERS), st.integers(0, 4_000)
+        st.floats(0, 0.5), st.integers(0, 2), st.sampled_from(WORKERS), st.integers(-1_000, 4_000)
     ),
     max_size=40,
 )
@@ -31,13 +33,21 @@ def test_routers_that_hear_each_other_at_once_see_what_one_router_sees(
     routers = [Router(name) for name in "abc"]
     one = Loads({worker: EndpointLoad() for worker in WORKERS}, 1_000)
     under_way = [[] for _ in routers]  # type: ignore[var-annotated]
+    waiting = {worker: deque[tuple[Booking, Booking, Loads]]() for worker in WORKERS}
     now = 0.0
     tell_all(routers, now)
     for seconds, number, worker, tokens in steps:
         now += seconds
-        if tokens:
-            both = [loads.begin(worker, tokens, now) for loads in (one, routers[number].loads)]
+        if tokens > 0:
+            loads = routers[number].loads
+            both = one.begin(worker, tokens, now), loads.begin(worker, tokens, now)
             under_way[number].append(both)
+            waiting[worker].append((*both, loads))
+        elif tokens < 0:
+            if waiting[worker]:
+                alone, shared, loads = waiting[worker].popleft()
+                one.computed(alone, now)
+                loads.computed(shared, now)
         elif under_way[number]:
             alone, shared = under_way[number].pop(0)
             one.end(alone, now)
@@ -61,6 +71,29 @@ def test_what_one_sends_is_the_others_load_until_it_ends() -> None:
     other.hear(one.due(0.01), 0.01)
     seen = other.load(A, 0.01)
     assert (seen.others, seen.backlog_tokens) == (0, 0.0)
+
+
+def test_what_one_sees_computed_is_no_queue_of_the_others() -> None:
+    one, other = Router("one"), Router("other")
+    first, _ = one.loads.begin(A, 500, 0.0), one.loads.begin(A, 300, 0.0)
+    other.hear(one.due(0.0), 0.0)
+    other.loads.begin(A, 100, 0.0)
+    assert other.load(A, 0.0).backlog_tokens == 900
+    one.loads.computed(first, 0.05)
+    other.hear(one.due(0.05), 0.05)
+    seen = other.load(A, 0.05)
+    assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 2, 400)
+
+
+def test_what_waits_may_be_more_than_what_is_left_of_those_that_are_computed() -> None:
+    one, other = Router("one"), Router("other")
+    for _ in range(500):
+        other.loads.end(other.loads.begin(B, 900, 0.0), 0.0)
+    mine = [one.loads.begin(A, 900, 0.0) for _ in range(10)]
+    one.loads.computed(mine[-3], 0.0)
+    other.hear(one.due(0.0), 0.0)
+    other.loads.report(A, Report(running=9, waiting=1, asked_at=0.1), 0.1)
+    assert 1_600 < other.load(A, 0.1).backlog_tokens <= 1_800
 
 
 def test_a_message_that_is_lost_is_made_good_by_the_next() -> None:
@@ -101,7 +134,7 @@ def test_a_router_that_is_silent_is_forgotten_with_its_load() -> None:
     assert other.load(A, 0.0).backlog_tokens == 600
     assert [each.origin for each in other.picture.forget(0.21)] == ["one"]
     seen = other.load(A, 0.21)
-    assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 0, 0.0)
+    assert (seen.in_flight, seen.others, seen.backlog_tokens) == (1, 0, 100.0)
     other.hear(one.due(1.0), 1.0)
     assert other.load(A, 1.0).others == 1
 
