@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default=defaults.model, help="the name requests use (default: %(default)s)")
     add("--lora", action="append", default=[], metavar="NAME", help="an adapter; repeatable")
     add("--model-dir", type=Path, default=TINY_MODEL, help="tokenizer and chat template")
+    add("--chat-template", type=Path, help="a template instead of the model's own")
     add("--block-size", type=int, default=defaults.block_size_tokens, help="tokens a block")
     add("--blocks", type=int, default=defaults.blocks, help="blocks of the cache")
     add("--bigrams", action="store_true", help="SGLang: blocks of pairs of tokens, as with EAGLE")
@@ -82,6 +83,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         model=arguments.model,
         loras=tuple(arguments.lora),
         model_dir=arguments.model_dir,
+        chat_template=arguments.chat_template,
         block_size_tokens=arguments.block_size,
         blocks=arguments.blocks,
         bigrams=arguments.bigrams,

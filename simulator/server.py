@@ -49,7 +49,7 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
         OSError: an address is taken.
         ValueError: the model's directory cannot be used.
     """
-    tokens, writer = _read_model(settings.model_dir)
+    tokens, writer = _read_model(settings.model_dir, settings.chat_template)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(_listen(settings.listen))
         ranks: list[Rank] = []
@@ -75,9 +75,9 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
 
 
 @cache
-def _read_model(directory: Path) -> tuple[ModelTokens, Writer]:
+def _read_model(directory: Path, template: Path | None) -> tuple[ModelTokens, Writer]:
     """Reads a model once for all workers of a process: it takes longer than to start one."""
-    tokens = ModelTokens(directory)
+    tokens = ModelTokens(directory, template)
     return tokens, Writer(tokens)
 
 
@@ -135,7 +135,6 @@ class Api:
         return [
             web.post("/v1/chat/completions", self._chat),
             web.post("/v1/completions", self._completion),
-            web.post("/tokenize", self._tokenize),
             web.post("/reset_prefix_cache", self._reset_prefix_cache),
             web.get("/v1/models", self._models),
             web.get("/health", self._health),
@@ -149,16 +148,18 @@ class Api:
             return [
                 web.get("/kv_event_sources", self._kv_event_sources),
                 web.post("/v1/messages", self._message),
+                web.post("/tokenize", self._tokenize),
             ]
         if dialect.engine == "sglang":
             return [
                 web.get("/server_info", self._server_info),
                 web.get("/get_server_info", self._server_info),
                 web.post("/flush_cache", self._reset_prefix_cache),
+                web.post("/tokenize", self._tokenize),
             ]
         if dialect.engine == "trtllm":
             return [web.post("/kv_cache_events", self._kv_cache_events)]
-        return []
+        return [web.post("/tokenize", self._tokenize)]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generator.chat(request, await decoded(request, Chat))
@@ -172,6 +173,8 @@ class Api:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await decoded(request, Tokenize)
         self._generator.check_model(body.model)
+        if body.messages is not None and self._settings.speaks.engine == "sglang":
+            raise bad_request("a prompt is needed", "prompt")  # as releases before messages came
         tokens = await requests.of_tokenize(self._tokens, body)
         limit = self._settings.context_tokens
         return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens})

@@ -81,6 +81,8 @@ class Settings:
     """Names of LoRA adapters that requests may use instead."""
     model_dir: Path = TINY_MODEL
     """Holds the model's tokenizer and chat template."""
+    chat_template: Path | None = None
+    """A chat template instead of the model's own."""
     block_size_tokens: int = 16
     blocks: int = 1024
     """Blocks of each rank's cache; as in vLLM one of them is reserved."""

@@ -19,13 +19,14 @@ class PromptError(ValueError):
 class ModelTokens:
     """The tokenizer and chat template in a model's directory.
 
-    It reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+    It reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, or the template
+    that is given instead.
 
     Raises:
         ValueError: the tokenizer cannot be read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, template: Path | None = None) -> None:
         self._tokenizer = _load(directory / "tokenizer.json")
         config = json.loads((directory / "tokenizer_config.json").read_bytes())
         self._special_texts = {
@@ -35,8 +36,8 @@ class ModelTokens:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_exception
         environment.filters["tojson"] = _to_json
-        template = (directory / "chat_template.jinja").read_text()
-        self._template = environment.from_string(template)
+        source = (template or directory / "chat_template.jinja").read_text()
+        self._template = environment.from_string(source)
 
     @property
     def size(self) -> int:
