@@ -42,6 +42,7 @@ from extproc.tokenizing.prompt_tokens import AnyTokenizer
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left_alone
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.tracing.telemetry import telemetry
+from extproc.workers.verifying import VerifiedCollector
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource
 from kvstate.feeds.transport import Transport
@@ -167,7 +168,9 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         )
         discovery = Discovery(listed(config.workers), sources_of(config))
         telling = None if config.sharing is None else telling_of(config.sharing)
-        workers = Workers(config, fleet, _open, discovery.fault, telling=telling)
+        workers = Workers(
+            config, fleet, _open, discovery.fault, telling=telling, tokenizers=tokenizers
+        )
         metrics = Metrics(workers)
         metrics.expect_models(model.name for model in config.models)
         remote = remote_tokenizers(config, workers, metrics)
@@ -182,7 +185,11 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         sharing = await stack.enter_async_context(
             shared(config.sharing, telling, workers, router.placing.sent)
         )
-        for collector in (SharingCollector(sharing), DiscoveryCollector(discovery.status)):
+        for collector in (
+            SharingCollector(sharing),
+            DiscoveryCollector(discovery.status),
+            VerifiedCollector(workers.verifying.of_models),
+        ):
             metrics.registry.register(collector)
         ready_seconds = config.events.ready_deadline_ms / 1000
         is_ready = own = Readiness(
@@ -206,7 +213,9 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         admin.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
-        scraped = metrics_application(metrics, is_ready.hindrance, note_of(sharing))
+        scraped = metrics_application(
+            metrics, is_ready.hindrance, (note_of(sharing), workers.verifying.note)
+        )
         stack.push_async_callback((await listen(scraped, metrics_at, "metrics")).cleanup)
 
         stack.push_async_callback(workers.close)

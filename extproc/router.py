@@ -2,7 +2,6 @@
 
 import logging
 import traceback
-from array import array
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +21,7 @@ from extproc.picking.load import Booking
 from extproc.picking.placing import Placing
 from extproc.picking.upstreams import FIRST_FAILURE
 from extproc.requests.costly_json import is_light
+from extproc.requests.prompt import forms_of
 from extproc.requests.request import (
     ENGINES_REFUSE,
     NOT_INFERENCE,
@@ -225,9 +225,6 @@ def _unread(ask: Ask) -> Query:
     )
 
 
-_IDS = frozenset((array,))
-
-
 def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Query:
     model, lora = served
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in tokens]
@@ -235,8 +232,10 @@ def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Q
     if not request.reads_cache:
         # the prompt is known and weighed, though nothing of it will be read from what a worker has
         return Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False)
-    is_tokenized = not _IDS.issuperset(map(type, request.prompts))
-    return Query(model, prompts, demand=demand, answers=request.answers, is_tokenized=is_tokenized)
+    forms = 0
+    for one in request.prompts:
+        forms |= forms_of(one)
+    return Query(model, prompts, demand=demand, answers=request.answers, forms=forms)
 
 
 # What of a body log_prompts shows.
@@ -425,7 +424,7 @@ class Router:
             )
         if head.session:
             query = msgspec.structs.replace(query, session=head.session)
-        trusted = workers.checks if query.is_tokenized else workers
+        trusted = workers.checks.of(query.forms) if query.forms else workers
         held = [trusted.overlaps(prompt) if query.reads_cache else {} for prompt in query.prompts]
         return self.placing.decide(
             query,
@@ -442,7 +441,7 @@ class Router:
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
             return None
         picked = decision.prefill or decision
-        if self._workers.checks.state(picked.worker) != State.LIVE:
+        if self._workers.checks.of(query.forms).state(picked.worker) != State.LIVE:
             return None
         overlap = picked.held[0].get(picked.worker)
         if overlap is not None:
@@ -461,7 +460,7 @@ class Router:
         prompts, checks, watched = query.prompts, self._workers.checks, None
         try:
             checks.placed(decision.worker, prompts)
-            if query.is_tokenized and len(prompts) == 1:
+            if query.forms and len(prompts) == 1:
                 overlap = decision.held[0].get(decision.worker)
                 watched = checks.watch(decision.worker, prompts[0], overlap)
         except Exception as error:  # noqa: BLE001 - the request is on its way already

@@ -17,6 +17,7 @@ from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.picking.legs import WORDS
 from extproc.sharing.sharing import SharingCollector
+from extproc.workers.verifying import VerifiedCollector
 from tests.extproc.nobody import Nobody
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,6 +74,7 @@ def test_every_metric_is_documented_with_its_type() -> None:
     metrics = Metrics(Nobody())
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(SharingCollector(None))
+    metrics.registry.register(VerifiedCollector(dict))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = metrics.exposition().decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))

@@ -181,7 +181,7 @@ async def _ways() -> tuple[Traced, Traced]:
         config = parse(
             f"extproc: {{listen: '{listen}'}}\n"
             f"admin: {{listen: '{admin}'}}\nmetrics: {{listen: '{metrics}'}}\n"
-            f"models: [{{name: tiny, tokenizer: '{TINY_MODEL}'}}]\n"
+            f"models: [{{name: tiny, tokenizer: '{TINY_MODEL}', verify: off}}]\n"
             f"workers: [{{endpoint: '{worker.endpoint}', events: {feed}}}]\n",
             "ways",
         )

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import urlsplit
@@ -51,12 +51,12 @@ def admin_application(
 
 
 def metrics_application(
-    metrics: Metrics, hindrance: Callable[[], str], note: Callable[[], str] = str
+    metrics: Metrics, hindrance: Callable[[], str], notes: Sequence[Callable[[], str]] = ()
 ) -> web.Application:
     """Returns GET /metrics, /healthz and /readyz.
 
-    hindrance: says why the router is not ready, "" if it is. note: says what is wrong with a router
-    that is ready all the same, "" if nothing is.
+    hindrance: says why the router is not ready, "" if it is. notes: each says what is wrong with a
+    router that is ready all the same, "" if nothing is.
     """
 
     async def get_metrics(request: web.Request) -> web.Response:
@@ -68,7 +68,7 @@ def metrics_application(
 
     async def get_readyz(_: web.Request) -> web.Response:
         reason = hindrance()
-        lines = [reason or "ready", *filter(None, [note()])]
+        lines = [reason or "ready", *filter(None, [note() for note in notes])]
         text = "".join(f"{line}\n" for line in lines)
         return web.Response(text=text, status=503 if reason else 200)
 

@@ -37,8 +37,8 @@ _HEADERS = {
 }
 INDEX = "index.html"
 _PATHS = (
-    *("/workers", "/explain", "/events", "/decisions", "/prefixes", "/history", "/routers"),
-    *("/discovery", "/draining"),
+    *("/workers", "/models", "/explain", "/events", "/decisions", "/prefixes", "/history"),
+    *("/routers", "/discovery", "/draining"),
 )
 
 
@@ -101,7 +101,7 @@ def fleet_routes(
     policy_header: str | None = None,
     session_header: str | None = None,
 ) -> list[web.RouteDef]:
-    """Returns GET /workers, POST /explain, GET and POST /events.
+    """Returns GET /workers, GET /models, POST /explain, GET and POST /events.
 
     policy_header, session_header: the request headers that may name a policy, and a session, in
     lower case; None if none may.
@@ -109,6 +109,9 @@ def fleet_routes(
 
     async def get_workers(_: web.Request) -> web.Response:
         return answered(await listed(workers.statuses()))
+
+    async def get_models(_: web.Request) -> web.Response:
+        return web.json_response(workers.verifying.shown())
 
     async def post_explain(request: web.Request) -> web.Response:
         envelope = _envelope_of(await request.read())
@@ -130,6 +133,7 @@ def fleet_routes(
 
     return [
         web.get("/workers", get_workers),
+        web.get("/models", get_models),
         web.post("/explain", post_explain),
         web.get("/events", get_events),
         web.post("/events", post_events),

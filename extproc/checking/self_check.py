@@ -8,6 +8,8 @@ refused. Retried and aborted requests, short prompts, prompts that were cached a
 that cache nothing store nothing that could tell.
 
 A worker with 3 mismatches among its last 8 checked requests is distrusted, until 6 in a row match.
+So is one whose tokens of golden requests differ from ours (`extproc.checking.golden`), for requests
+of the forms that differ, until they are the same.
 Time is an argument: seconds of one monotonic clock.
 """
 
@@ -15,6 +17,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from extproc.checking.evidence import (
     Asked,
@@ -28,6 +31,7 @@ from extproc.checking.evidence import (
     is_stored,
     runs_of,
 )
+from extproc.requests.prompt import ALL_FORMS, FORM_NAMES
 from kvstate.events import AllCleared, BlocksStored, Event
 from kvstate.overlap import Tokens
 
@@ -156,15 +160,68 @@ class Result:
     difference: Difference | None = None
 
 
+# What golden requests may tell of a worker's tokens. OFF: nothing is compared.
+VERIFIED, DIFFERENT, NOT_VERIFIED, OFF = "verified", "differs", "not_verified", "off"
+VERIFICATIONS = (VERIFIED, DIFFERENT, NOT_VERIFIED, OFF)
+
+
+class Mismatch(NamedTuple):
+    """The first token in which a golden request differs.
+
+    request: its name. ours, engines: the ids there; None where the tokens end before. cause: the
+    likely one, in words.
+    """
+
+    request: str
+    position: int
+    ours: int | None
+    engines: int | None
+    cause: str
+
+
+class Verification(NamedTuple):
+    """What the golden requests told of a worker's tokens.
+
+    result: one of `VERIFICATIONS`. why: in words; "" where all is well. compared: how many requests
+    were. forms: those of which the tokens differ. mismatch: the first one that was found.
+    """
+
+    result: str = OFF
+    why: str = ""
+    compared: int = 0
+    forms: int = 0
+    mismatch: Mismatch | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """Returns it as GET /workers and GET /models show it."""
+        found = self.mismatch
+        return {
+            "result": self.result,
+            "why": self.why,
+            "compared": self.compared,
+            "forms": [name for form, name in FORM_NAMES.items() if form & self.forms],
+            "request": found and found.request,
+            "position": found and found.position,
+            "ours": found and found.ours,
+            "engine": found and found.engines,
+            "cause": found and found.cause,
+        }
+
+
+NOT_ASKED = Verification(NOT_VERIFIED, "it has not answered yet")
+
+
 class WorkerCheck:
     """The check of one worker.
 
-    worker: its name. is_listened: whether its events are shown to the self-check.
+    worker: its name. is_listened: whether its events are shown to the self-check. is_raised:
+    whether it was told that live traffic differs. verification: by golden requests.
     """
 
     def __init__(self, worker: str = "") -> None:
         self.worker = worker
-        self.is_listened = False
+        self.is_listened = self.is_raised = False
+        self.verification = Verification()
         self.result = Result()
         self.pending: list[Watched] = []
         self.placed = Placed()
@@ -180,6 +237,22 @@ class WorkerCheck:
     def is_well(self) -> bool:
         """Whether nothing was found for so long that it need not be listened to."""
         return self._unsuspicious >= LAST_CHECKED
+
+    @property
+    def distrusted_forms(self) -> int:
+        """The forms of requests whose tokens are not taken for the engine's."""
+        return ALL_FORMS if self.result.is_distrusted else self.verification.forms
+
+    def verify(self, verification: Verification) -> None:
+        """Takes what golden requests told.
+
+        What live traffic showed before the engine was mended says nothing of it any more.
+        """
+        is_mended = self.verification.forms and verification.result == VERIFIED
+        self.verification = verification
+        if is_mended:
+            self.result.is_distrusted = False
+            self._last.clear()
 
     def may_watch(self, now: float) -> bool:
         """Tells whether one more request may be watched now."""

@@ -8,7 +8,14 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from extproc.checking.evidence import Asked, usable_tokens
-from extproc.checking.self_check import MAX_PROMPT_TOKENS, Placed, Result, Watched, WorkerCheck
+from extproc.checking.self_check import (
+    MAX_PROMPT_TOKENS,
+    Placed,
+    Verification,
+    Watched,
+    WorkerCheck,
+)
+from extproc.requests.prompt import ALL_FORMS
 from kvstate.events import Body, Event, EventBatch
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
@@ -43,6 +50,16 @@ class HasCheck(Protocol):
         """Its self-check."""
 
 
+class Trust(Protocol):
+    """What is believed of workers for one request."""
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        """What each worker holds of a prompt, nothing of it certain where tokens differ."""
+
+    def state(self, worker: str) -> str:
+        """The state of a worker's feeds; DIFFERS where what they tell is of other tokens."""
+
+
 # How long one batch may take: decisions wait meanwhile. An honest one takes a few milliseconds.
 MAX_LOOK_SECONDS = 0.01
 EVENTS_AT_ONCE = 8  # between two looks at the clock
@@ -70,7 +87,7 @@ class SelfCheck:
         # weak: a check ends with the record that it is part of
         self._listened: WeakSet[WorkerCheck] = WeakSet()
         self._remembered: WeakKeyDictionary[WorkerCheck, None] = WeakKeyDictionary()  # lately last
-        self._distrusted: WeakSet[WorkerCheck] = WeakSet()
+        self._distrusted: WeakSet[WorkerCheck] = WeakSet()  # for requests of some forms, or all
         self._references: dict[str, deque[Tokens]] = {}  # by model
         self._lately: deque[tuple[float, str, Tokens]] = deque(maxlen=LATELY_PLACED)
 
@@ -121,30 +138,42 @@ class SelfCheck:
             if watched in record.check.pending:
                 record.check.give_up(watched)
 
-    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+    def of(self, forms: int) -> Trust:
+        """Returns what is to be believed for a request of these forms."""
+        return _OfForms(self, forms) if self._distrusted else self
+
+    def overlaps(self, prompt: Prompt, forms: int = ALL_FORMS) -> Mapping[str, Overlap]:
         """As the fleet has them, but nothing certain of workers whose tokens differ."""
         found = self._fleet.overlaps(prompt)
         if self._distrusted:
             for check in self._distrusted:
                 overlap = found.get(check.worker)
-                if overlap is not None and self._check(check.worker) is check:
+                if overlap is not None and self._differs(check, forms):
                     size, tiers, uncertain, rank = overlap
                     found[check.worker] = Overlap(size, uncertain=sum(tiers) + uncertain, rank=rank)
         return found
 
-    def state(self, worker: str) -> str:
+    def state(self, worker: str, forms: int = ALL_FORMS) -> str:
         """As the fleet has it; DIFFERS where the index cannot tell what a feed says of prompts."""
         state = self._fleet.state(worker)
         check = self._check(worker) if state is State.LIVE and self._distrusted else None
-        return DIFFERS if check is not None and check in self._distrusted else state.value
+        return DIFFERS if check is not None and self._differs(check, forms) else state.value
+
+    def _differs(self, check: WorkerCheck, forms: int) -> bool:
+        return bool(check.distrusted_forms & forms) and self._check(check.worker) is check
+
+    def judge(self, check: WorkerCheck, verification: Verification) -> None:
+        """Takes what golden requests told of a worker's tokens."""
+        check.verify(verification)
+        self._note(check)
 
     def status(self, worker: str) -> dict[str, Any]:
         """What GET /workers shows of it."""
         check = self._check(worker)
         if check is None:
-            return _shown(Result())
+            return _shown(WorkerCheck(worker))
         self._conclude_due(check)
-        return _shown(check.result)
+        return _shown(check)
 
     def _check(self, worker: str) -> WorkerCheck | None:
         record = self._records.get(worker)
@@ -241,15 +270,16 @@ class SelfCheck:
         return held >= usable_tokens(prompt.tokens, overlap.block_size)
 
     def _note(self, check: WorkerCheck) -> None:
-        result = check.result
-        if result.is_distrusted == (check in self._distrusted):
-            return
-        found = result.difference
-        if not result.is_distrusted:
+        if check.distrusted_forms:
+            self._distrusted.add(check)
+        else:
             self._distrusted.discard(check)
+        result, found = check.result, check.result.difference
+        if result.is_distrusted == check.is_raised:
+            return
+        if not result.is_distrusted:
             log.info("worker %s: its tokens match ours again", check.worker)
         elif found is not None:
-            self._distrusted.add(check)
             log.warning(
                 "worker %s: its tokens differ from ours, in the last case at position %d"
                 " (ours %d, the engine's %s); its overlap counts as uncertain",
@@ -258,17 +288,33 @@ class SelfCheck:
                 found.ours,
                 "not seen" if found.engines is None else found.engines,
             )
+        check.is_raised = result.is_distrusted
 
 
-def _shown(result: Result) -> dict[str, Any]:
-    found = result.difference
+class _OfForms:
+    """What is believed for requests of some forms, while the tokens of any worker differ."""
+
+    def __init__(self, checks: SelfCheck, forms: int) -> None:
+        self._checks = checks
+        self._forms = forms
+
+    def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
+        return self._checks.overlaps(prompt, self._forms)
+
+    def state(self, worker: str) -> str:
+        return self._checks.state(worker, self._forms)
+
+
+def _shown(check: WorkerCheck) -> dict[str, Any]:
+    result, found = check.result, check.result.difference
     return {
         "checked": result.matched + result.mismatched,
         "matched": result.matched,
         "mismatched": result.mismatched,
         "without_evidence": result.without_evidence,
-        "differs": result.is_distrusted,
+        "differs": bool(check.distrusted_forms),
         "position": found and found.position,
         "ours": found and found.ours,
         "engine": found and found.engines,
+        "verification": check.verification.shown(),
     }

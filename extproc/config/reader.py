@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from extproc.config.rules import AT_LEAST_ONE, broken_rules, worker_faults
-from extproc.config.schema import Config, Worker, WorkerEvents
+from extproc.config.schema import OFF, Config, Worker, WorkerEvents
 from extproc.config.sections import most
 from extproc.errors import ConfigError
 from extproc.tokenizer_files import TokenizerFiles
@@ -193,6 +193,8 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
         return _section(typing.cast("type", kind), raw, path, faults)
     if typing.get_origin(kind) is tuple:
         return _items(typing.get_args(kind)[0], raw, path, item, faults)
+    if raw is False and OFF in item.metadata["choices"]:
+        raw = OFF  # as YAML reads the word without quotes
     fault = _scalar_fault(kind, raw, item)
     if fault:
         faults.append(f"{path}: {fault}")

@@ -514,6 +514,10 @@ class Policy:
     refuse: bool = key("true: answer 503 if no worker may take a request", default=False)
 
 
+# When a model's tokens are compared with its workers'.
+START, OFF = "start", "off"
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteTokenizer:
     """The /tokenize of the model's workers, instead of files here."""
@@ -550,6 +554,13 @@ class Model:
     )
     policy: str | None = key(
         "the rule for this model, instead of policy.name", None, choices=POLICIES
+    )
+    verify: str = key(
+        "start: the tokens of a few golden requests are compared with each worker's POST /tokenize"
+        " from the start on, and a worker whose tokens differ is routed approximately until they"
+        " are the same; off: only live traffic tells",
+        "start",
+        choices=(START, OFF),
     )
 
 

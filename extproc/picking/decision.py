@@ -53,10 +53,11 @@ class Query(Frozen, frozen=True):
     unread_bytes: of a body that was not read. reads_cache: False where the worker computes the
     whole prompt, whatever it holds of it. left_to_proxy: why the proxy is to choose, "" if it is
     not to. demand: which workers it may go to. policy: what it asks for in its header, if that is
-    configured. answers: how many are asked for, to each prompt. is_tokenized: whether a prompt was
-    tokenized here; clients may send token ids themselves. may_split: whether it can be sent so that
-    one worker computes the prompt and another one answers. session: what names the client's
-    session, "" for none; it counts only where the prompt's tokens are not known.
+    configured. answers: how many are asked for, to each prompt. forms: of the prompts that were
+    tokenized here (`extproc.requests.prompt`), 0 if clients sent token ids themselves. may_split:
+    whether it can be sent so that one worker computes the prompt and another one answers. session:
+    what names the client's session, "" for none; it counts only where the prompt's tokens are not
+    known.
     """
 
     model: str | None
@@ -71,7 +72,7 @@ class Query(Frozen, frozen=True):
     demand: Demand = ANY
     policy: str | None = None
     answers: int = 1
-    is_tokenized: bool = False
+    forms: int = 0
     may_split: bool = True
     session: str = ""
 

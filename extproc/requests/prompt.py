@@ -50,6 +50,33 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 # A prompt before it is tokens: a conversation, a text, or token ids already.
 Prompt = Chat | Text | Tokens
 
+# What becomes tokens in a way of its own, so that it may be right while another form is wrong; each
+# is a bit. A conversation with tools is both a conversation and one with tools.
+TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
+ALL_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
+FORM_NAMES = {
+    TEXT: "texts",
+    CONVERSATION: "conversations",
+    TOOLS: "conversations with tools",
+    SWITCHES: "conversations with template arguments",
+}
+
+# The variables of a conversation without tools and without template arguments.
+_PLAIN_VARIABLES = {"add_generation_prompt", "continue_final_message"}
+
+
+def forms_of(prompt: Prompt) -> int:
+    """Returns the forms of a prompt, 0 for token ids, which are what the client says they are."""
+    if isinstance(prompt, Text):
+        return TEXT
+    if not isinstance(prompt, Chat):
+        return 0
+    others = prompt.variables.keys() - _PLAIN_VARIABLES
+    if not others:  # as most
+        return CONVERSATION
+    tools = TOOLS if "tools" in others else 0
+    return CONVERSATION | tools | (SWITCHES if len(others) > bool(tools) else 0)
+
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A request whose prompt can be keyed.

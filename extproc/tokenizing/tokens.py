@@ -3,7 +3,7 @@
 import json
 import logging
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,10 @@ class Started(msgspec.Struct, frozen=True, gc=False):
 class Tokenizer:
     """The tokenizer and chat templates of one model; safe to use from several threads."""
 
-    def __init__(self, choice: Choice, templates: ChatTemplates) -> None:
+    def __init__(
+        self, choice: Choice, templates: ChatTemplates, library: tokenizers.Tokenizer
+    ) -> None:
+        self._library = library
         self._texts = choice.texts
         self._frame = choice.frame
         self._whole = choice.whole
@@ -174,7 +177,7 @@ class Tokenizer:
             tokenizer.no_truncation()
             tokenizer.no_padding()
             choice = choose(tokenizer, model.name, MAX_KNOWN_BYTES)
-            return cls(choice, load(files.directory, override))
+            return cls(choice, load(files.directory, override), tokenizer)
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
@@ -187,6 +190,13 @@ class Tokenizer:
                 its text is not certain.
         """
         return self.start(prompt).finish()
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Returns the text of token ids, special tokens included; ids that are none are left out.
+
+        For golden requests only: a user's text is to be shown nowhere.
+        """
+        return self._library.decode(list(tokens), skip_special_tokens=False)
 
     def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
         """Renders a prompt and looks it up.

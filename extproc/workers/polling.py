@@ -20,6 +20,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_QUESTIONS = 64
 
 _OK = 200
+_JSON = {"Content-Type": "application/json"}
 
 
 class Client:
@@ -49,9 +50,36 @@ class Client:
         Raises:
             OSError, aiohttp.ClientError, TimeoutError: it does not answer.
         """
+        return await self._answer("GET", endpoint, path, seconds, max_bytes)
+
+    async def post(
+        self, endpoint: str, path: str, body: bytes, seconds: float, max_bytes: int
+    ) -> tuple[int, bytes]:
+        """The same of a POST of JSON.
+
+        Raises:
+            OSError, aiohttp.ClientError, TimeoutError: it does not answer.
+        """
+        return await self._answer("POST", endpoint, path, seconds, max_bytes, body)
+
+    async def _answer(
+        self,
+        method: str,
+        endpoint: str,
+        path: str,
+        seconds: float,
+        max_bytes: int,
+        asked: bytes | None = None,
+    ) -> tuple[int, bytes]:
         limit = aiohttp.ClientTimeout(total=seconds)
-        url = f"http://{endpoint}{path}"
-        async with self._session.get(url, allow_redirects=False, timeout=limit) as response:
+        async with self._session.request(
+            method,
+            f"http://{endpoint}{path}",
+            allow_redirects=False,
+            timeout=limit,
+            data=asked,
+            headers=None if asked is None else _JSON,
+        ) as response:
             body = bytearray()
             if response.status == _OK and max_bytes:
                 async for piece in response.content.iter_any():

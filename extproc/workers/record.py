@@ -4,6 +4,7 @@ Who keeps something about workers keeps it in their records, or in weak referenc
 them. So what is known of a worker goes with it, and nobody has to be told.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,6 +64,15 @@ class Following:
     reason: str = ""
 
 
+@dataclass(eq=False, slots=True)
+class Questioned:
+    """When a worker was asked for the tokens of golden requests, and how long to wait after a
+    failure. Seconds of one monotonic clock."""
+
+    at: float = -math.inf
+    retries: Backoff | None = None
+
+
 class Worker:
     """One worker.
 
@@ -72,15 +82,16 @@ class Worker:
     learned: what it told of itself. retries: how long to wait before it is asked for that again;
     did_answer: whether it did the last time. following: its feed. check: the self-check of its
     tokens. outcomes: what came of its requests. tokenizer: how often it failed to tell tokens.
-    polls: what it is asked again and again, by a name for the question. batches_seen: how many
-    batches had come of its feed at the last look for computed prompts. looks_due: how often those
-    are to be looked up still because of them.
+    questioned: how it was asked for golden requests' tokens. polls: what it is asked again and
+    again, by a name for the question. batches_seen: how many batches had come of its feed at the
+    last look for computed prompts. looks_due: how often those are to be looked up still because of
+    them.
     """
 
     __slots__ = (
         *("batches_seen", "check", "did_answer", "following", "holdings", "is_drained", "learned"),
-        *("looks_due", "member", "name", "outcomes", "place", "polls", "retries", "tokenizer"),
-        "upstream",
+        *("looks_due", "member", "name", "outcomes", "place", "polls", "questioned", "retries"),
+        *("tokenizer", "upstream"),
     )
 
     def __init__(self, name: str, member: Member) -> None:
@@ -97,6 +108,7 @@ class Worker:
         self.check = WorkerCheck(name)
         self.outcomes = WorkerOutcomes()
         self.tokenizer = Failures()
+        self.questioned = Questioned()
         self.polls: dict[str, Poll] = {}
         self.batches_seen = self.looks_due = 0
 

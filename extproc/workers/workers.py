@@ -26,6 +26,7 @@ from extproc.workers.feeds import Feeds, OpenTransports, feed_shown
 from extproc.workers.learning import Learning
 from extproc.workers.polling import Client, Polling, Question
 from extproc.workers.record import Learned, Table, Wanted, Worker
+from extproc.workers.verifying import Encoder, Verifying
 from kvstate.events import EngineLoad
 from kvstate.feeds.feed import State
 from kvstate.fleet import Fleet
@@ -56,10 +57,11 @@ class Workers:
     jitter.
     monotonic: seconds; the clock that loads are kept in. checks: whether their tokens are ours.
     records: by name. upstreams: the records of their endpoints. loads: what these have to do.
-    telling: tells other routers of our requests, None where routers do not share.
+    telling: tells other routers of our requests, None where routers do not share. tokenizers: those
+    here, by model. verifying: whether their tokens are the workers'.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the root of all that is known of workers
         self,
         config: Config,
         fleet: Fleet,
@@ -68,6 +70,8 @@ class Workers:
         chance: Callable[[], float] = random.random,
         monotonic: Callable[[], float] = time.monotonic,
         telling: Telling | None = None,
+        *,
+        tokenizers: Mapping[str, Encoder] | None = None,
     ) -> None:
         self.telling = telling
         self._config = config
@@ -101,6 +105,11 @@ class Workers:
             pace = Pace(policy.probe_interval_ms / 1000, chance, monotonic)
             self._asked.append(HealthProbe(table, pace, monotonic))
         self._learning = Learning(config.models, self._note_learned, chance)
+        self.verifying = Verifying(
+            *(table, config.models, tokenizers or {}, self._model_of),
+            lambda worker, told: self.checks.judge(worker.check, told),
+            *(chance, monotonic),
+        )
         self._resolving = Resolving(table, self._note_moved)
         self._feeds = Feeds(config, fleet, table, self._polling, self._wanted, open_transports)
         self._learned_more = False
@@ -149,7 +158,10 @@ class Workers:
         """Has a worker asked what it is to be asked, and nothing else."""
         for one in self._asked:
             self._poll(worker, one.question, one.ask, one.pace.first_seconds())
-        learning = self._learning
+        verifying, learning = self.verifying, self._learning
+        if verifying.is_needed:
+            verifying.expect(worker)
+            self._poll(worker, verifying.question, verifying.ask)
         if worker.found.worker.learn:
             self._poll(worker, learning.question, learning.ask)
         else:
@@ -463,6 +475,9 @@ class Workers:
     def emptied(self, name: str) -> None:
         """A worker told that it lost all that it held."""
         self.holdings(name).lose(self.monotonic())
+        worker = self.records.get(name)
+        if worker is not None:  # it may have been started anew
+            self.verifying.ask_now(worker)
 
     def cut(self, name: str) -> None:
         """The feed of a worker lost its connection: mostly that is how it dies.
@@ -478,6 +493,7 @@ class Workers:
         """A worker has another address."""
         self._table.move(worker, endpoint)
         self._learning.ask_now(worker)
+        self.verifying.ask_now(worker)
         self._note_change()
 
     def _note_change(self) -> None:

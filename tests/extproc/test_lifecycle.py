@@ -6,10 +6,13 @@ import signal
 import stat
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 
 from extproc.pb.kvsteer_ext_proc_pb2 import HttpHeaders, ProcessingRequest
+from simulator.server import running as simulated
+from simulator.settings import TINY_MODEL, Settings
 from tests.e2e.system import until
 from tests.extproc.router_process import router
 from tests.extproc.serving.identities import Identities
@@ -153,3 +156,33 @@ async def test_a_worker_that_is_away_is_waited_for_so_long(
     async with router(tmp_path, listen, sections=changes, status=expected) as one:
         assert await one.ready() == expected
         assert await one.readiness_words() == ("replays under way\n" if deadline_ms else "ready\n")
+
+
+async def test_a_router_serves_and_says_that_a_models_tokens_are_found_to_differ(
+    tmp_path: Path,
+) -> None:
+    template = tmp_path / "other.jinja"
+    template.write_text((TINY_MODEL / "chat_template.jinja").read_text() + "x")
+    admin = f"127.0.0.1:{free_port()}"
+    async with simulated(Settings(chat_template=template)) as worker:
+        sections = {
+            "admin": {"listen": admin},
+            "models": [{"name": "tiny", "tokenizer": str(TINY_MODEL)}],
+            "workers": [{"endpoint": worker.endpoint}],
+        }
+        async with router(tmp_path, listen_at("tcp", tmp_path), sections=sections) as one:
+
+            async def is_said() -> bool:
+                said = "ready\nmodel tiny: its tokens are found to differ by worker"
+                return (await one.readiness_words()).startswith(said)
+
+            await until(is_said, "the difference is told")
+            assert await one.ready() == 200
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"http://{admin}/models") as answer:
+                    (shown,) = await answer.json()
+                async with session.get(f"http://{one.metrics}/metrics") as answer:
+                    metrics = await answer.text()
+            assert (shown["result"], shown["request"]) == ("differs", "a conversation")
+            assert 'kvsteer_model_verified{model="tiny",result="differs"} 1.0' in metrics
+            assert one.log.read_text().count("its tokens are not those of worker") == 1

@@ -37,6 +37,7 @@ function advice(worker) {
 
 // In words, whatever there is to say about a worker's feeds.
 function reasons(worker) {
+  const verified = worker.tokens?.verification ?? {};
   const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
   if (worker.reason) said.unshift(worker.reason);
   if (worker.astray) said.unshift(`what is steered to it is answered elsewhere: ${worker.astray}`);
@@ -44,7 +45,8 @@ function reasons(worker) {
   if (worker.excluded) said.unshift(`takes no requests: ${worker.excluded}`);
   else if (worker.draining) said.unshift("draining: takes no new requests");
   if (worker.source_fault) said.push(`${worker.source}: ${worker.source_fault}`);
-  if (worker.tokens?.differs) said.push("its tokens differ from ours");
+  if (worker.tokens?.differs) said.push(["its tokens differ from ours", verified.why].filter(Boolean).join(": "));
+  if (verified.result === "not_verified") said.push(`its tokens are not verified: ${verified.why}`);
   if (!worker.feeds.length && !worker.reason) said.push("publishes no events");
   return said.join("; ");
 }

@@ -16,12 +16,15 @@ from prometheus_client import CollectorRegistry
 
 from extproc.checking import watch as self_check_watch
 from extproc.checking.self_check import (
+    DIFFERENT,
     EFFORT_BURST_SECONDS,
     EFFORT_SHARE,
     GRACE_SECONDS,
     LAST_CHECKED,
     MAX_WATCH_SECONDS,
+    VERIFIED,
     WATCHED_PER_SECOND_WHILE_WELL,
+    Verification,
     WorkerCheck,
 )
 from extproc.checking.watch import EVENTS_AT_ONCE, SelfCheck
@@ -30,6 +33,7 @@ from extproc.config.schema import Model
 from extproc.observing.metrics import Metrics
 from extproc.picking.load import Booking
 from extproc.requests import request
+from extproc.requests.prompt import CONVERSATION
 from extproc.requests.request import Ask, Head
 from extproc.router import Router
 from extproc.tokenizing.tokens import Tokenizer
@@ -266,7 +270,6 @@ async def test_what_differs_counts_as_uncertain_and_heals(
         assert explained["overlap_tokens"] == 0
         assert explained["uncertain_tokens"] >= 64  # the first turn has no difference in it
         assert explained["approximate_tokens"] > 128  # as without events
-        assert explained["state"] == "live"
         ids = {"model": "tiny", "prompt": tokens_of(chat(*turns[0])), "max_tokens": 2}
         assert (await one.explain_body("/v1/completions", ids))["overlap_tokens"] >= 64
         assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 1
@@ -620,3 +623,25 @@ async def test_a_check_that_fails_is_no_fault_of_the_request(
         await one.run(text(1))
         assert "self-check failed with RuntimeError" in caplog.text
         assert not any(word in caplog.text for word in WORDS)
+
+
+async def test_what_golden_requests_find_counts_as_uncertain_for_that_form_alone(run: Run) -> None:
+    async with run() as one:
+        await one.settle(await one.send(text(1)))
+        completion = {"model": "tiny", "prompt": text(2), "max_tokens": 2}
+        async with one.client.post(f"{one.worker.url}/v1/completions", json=completion) as answer:
+            assert answer.status == 200
+        await one.settle()
+        held = (await one.explain(text(1)))["overlap_tokens"]
+        assert held
+        (record,) = one.workers.records.values()
+        differs = Verification(DIFFERENT, "another template", forms=CONVERSATION)
+        one.workers.checks.judge(record.check, differs)
+        explained = await one.explain(text(1))
+        assert (explained["overlap_tokens"], explained["uncertain_tokens"]) == (0, held)
+        explained = await one.explain_body("/v1/completions", completion)
+        assert explained["overlap_tokens"]
+        assert one.status()["differs"]
+        assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 1
+        one.workers.checks.judge(record.check, Verification(VERIFIED))
+        assert (await one.explain(text(1)))["overlap_tokens"] == held

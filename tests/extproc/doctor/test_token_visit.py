@@ -1,27 +1,29 @@
-from extproc.doctor.findings import About
+from extproc.checking.golden import GOLDEN, Told
+from extproc.doctor.findings import About, Finding
 from extproc.doctor.token_visit import judge_tokens
 from kvstate.overlap import Tokens
 
 ABOUT = About("worker")
 
 
-def code_of(theirs: list[int], ours: list[int]) -> str:
-    claims = [
-        ("a", Tokens("I", [1]), Tokens("I", [1])),
-        ("b", Tokens("I", theirs), Tokens("I", ours)),
+def finding(theirs: list[int], ours: list[int]) -> Finding:
+    same = Tokens("I", [1])
+    told = [
+        Told(GOLDEN[0], same, same),
+        Told(GOLDEN[1], Tokens("I", ours), Tokens("I", theirs)),
     ]
-    return judge_tokens(ABOUT, claims, "/tokenize").code
+    return judge_tokens(ABOUT, told, str)
 
 
 def test_the_same_ids_are_right() -> None:
-    assert code_of([1, 2], [1, 2]) == ""
+    assert finding([1, 2], [1, 2]).code == ""
 
 
 def test_the_first_id_that_differs_is_named() -> None:
-    finding = judge_tokens(ABOUT, [("b", Tokens("I", [1, 5]), Tokens("I", [1, 6]))], "/tokenize")
-    assert finding.code == "tokens-differ"
-    assert "token 1 is 5 in the engine and 6 here" in finding.says
+    found = finding([1, 5], [1, 6])
+    assert found.code == "tokens-differ"
+    assert "token 1 is 5 in the engine and 6 here, by /tokenize" in found.says
 
 
 def test_one_more_id_is_a_difference() -> None:
-    assert code_of([1, 2, 3], [1, 2]) == "tokens-differ"
+    assert finding([1, 2, 3], [1, 2]).code == "tokens-differ"

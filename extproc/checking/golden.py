@@ -1,0 +1,281 @@
+"""Golden requests: a few of every form and API, whose tokens here and in an engine are compared.
+
+None of them holds a user's text, so what differs may be shown. A difference is named by the first
+token in which it shows, and by its likely cause: a template that differs in one byte makes every
+block another one, and nothing else would tell.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from extproc.checking.self_check import (
+    DIFFERENT,
+    NOT_VERIFIED,
+    VERIFIED,
+    Mismatch,
+    Verification,
+)
+from extproc.requests import chat_request, completion_request, messages_request, responses_request
+from extproc.requests.prompt import (
+    ALL_FORMS,
+    CONVERSATION,
+    SWITCHES,
+    TEXT,
+    TOOLS,
+    Chat,
+    InferenceRequest,
+    Text,
+    forms_of,
+)
+from extproc.tokenizing.remote_tokenizer_wire import PATH, question
+from kvstate.overlap import Tokens, shared_tokens
+
+
+class Golden(NamedTuple):
+    """A golden request.
+
+    name: in words. prompt: as it is read here.
+    """
+
+    name: str
+    prompt: Chat | Text
+
+    @property
+    def forms(self) -> int:
+        """The forms of its prompt."""
+        return forms_of(self.prompt)
+
+    def question(self, model: str | None) -> bytes:
+        """Returns the body that asks an engine for its tokens.
+
+        model: the name by which the engine knows the model; None asks for the one it serves.
+        """
+        # where releases vary, it is keyed only if no special token is added, whatever they say
+        return question(msgspec.structs.replace(self.prompt, special_tokens_vary=False), model)
+
+
+# Words, numbers, spaces, code, accents, other scripts: where tokenizers differ, they differ here.
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "    for n in range(1234567890):\n\t\treturn {'a': n ** 2}  # 3.14159\n\n",
+    "naïve café, Straße, 東京 도쿄 Москва \U0001f680",
+)
+
+_USER = {"role": "user", "content": TEXTS[0]}
+_SYSTEM = {"role": "system", "content": "Answer briefly, in the words of the question."}
+_TURN = {"role": "assistant", "content": TEXTS[2]}
+_SCHEMA = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+_FUNCTION = {"name": "look_up", "description": "Looks a word up.", "parameters": _SCHEMA}
+_TOOL = {"type": "function", "function": _FUNCTION}
+_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "look_up", "arguments": '{"word": "fox"}'},
+}
+_CALLED = [
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "an animal"},
+]
+
+
+def _switched(*, on: bool) -> Mapping[str, Any]:
+    """Thinking, under the names that templates know it by."""
+    return {"messages": [_USER], "chat_template_kwargs": {"enable_thinking": on, "thinking": on}}
+
+
+_CHATS: Mapping[str, Mapping[str, Any]] = {
+    "a conversation": {"messages": [_USER]},
+    "a conversation with a system turn": {"messages": [_SYSTEM, _USER]},
+    "a conversation of several turns": {"messages": [_USER, _TURN, _USER]},
+    "a conversation with tools": {"messages": [_USER], "tools": [_TOOL]},
+    "a conversation with a tool's result": {"messages": [_USER, *_CALLED], "tools": [_TOOL]},
+    "a conversation that thinks": _switched(on=True),
+    "a conversation that does not think": _switched(on=False),
+}
+_MESSAGES = {
+    "system": _SYSTEM["content"],
+    "messages": [_USER, _TURN, _USER],
+    "tools": [
+        {"name": "look_up", "description": _FUNCTION["description"], "input_schema": _SCHEMA}
+    ],
+}
+_RESPONSE = {"instructions": _SYSTEM["content"], "input": TEXTS[0]}
+
+
+def _golden(name: str, parse: Callable[[bytes], InferenceRequest], body: object) -> Golden:
+    (prompt,) = parse(json.dumps(body).encode()).prompts
+    assert isinstance(prompt, Chat | Text)  # noqa: S101 - of what is written above
+    return Golden(name, prompt)
+
+
+# The simplest ones first: the first that differs is the one that is named.
+GOLDEN: Sequence[Golden] = (
+    *(_golden(repr(text[:20]), completion_request.parse, {"prompt": text}) for text in TEXTS),
+    *(_golden(name, chat_request.parse, body) for name, body in _CHATS.items()),
+    _golden("messages (Anthropic's API)", messages_request.parse, _MESSAGES),
+    _golden("a response", responses_request.parse, _RESPONSE),
+)
+
+
+class Told(NamedTuple):
+    """A golden request's tokens, here and in the engine; in words where there are none."""
+
+    golden: Golden
+    ours: Tokens | str
+    engines: Tokens | str
+
+
+TextOf = Callable[[Sequence[int]], str]
+
+
+def verification(told: Iterable[Told], text_of: TextOf) -> Verification:
+    """Returns what golden requests tell of an engine's tokens.
+
+    text_of: returns the text of token ids, as the tokenizer here has it.
+    """
+    forms = compared = right = 0
+    first: Mismatch | None = None
+    untold: list[tuple[Golden, str]] = []
+    for golden, ours, engines in told:
+        if isinstance(ours, str):
+            continue  # such requests are not keyed, so nothing is claimed of them
+        if isinstance(engines, str):
+            untold.append((golden, engines))
+            continue
+        compared += 1
+        found = mismatch(golden, ours, engines, text_of)
+        if found is None:
+            right |= golden.forms
+        else:
+            forms |= _blamed(golden)
+            first = first or found
+    if first is not None:
+        known = forms if right & CONVERSATION or forms & CONVERSATION else ALL_FORMS
+        return Verification(DIFFERENT, in_words(first), compared, known, first)
+    return _without_mismatch(compared, right, untold)
+
+
+def _blamed(golden: Golden) -> int:
+    """The forms that are wrong if a request is: what it has besides being a conversation."""
+    return golden.forms & ~CONVERSATION or golden.forms
+
+
+def _without_mismatch(
+    compared: int, right: int, untold: Sequence[tuple[Golden, str]]
+) -> Verification:
+    if not untold:
+        if compared:
+            return Verification(VERIFIED, "", compared)
+        return Verification(NOT_VERIFIED, "no golden request is keyed here")
+    golden, why = untold[0]
+    said = f"{golden.name} is not compared: {why}"
+    is_enough = compared and (right & CONVERSATION or not _has_conversations(untold))
+    return Verification(VERIFIED if is_enough else NOT_VERIFIED, said, compared)
+
+
+def _has_conversations(untold: Sequence[tuple[Golden, str]]) -> bool:
+    return any(golden.forms & CONVERSATION for golden, _ in untold)
+
+
+def mismatch(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> Mismatch | None:
+    """Returns where the tokens of a golden request differ first, None if they do not."""
+    at = shared_tokens(ours, engines)
+    if at == len(ours) == len(engines):
+        return None
+    return Mismatch(
+        golden.name,
+        at,
+        ours[at] if at < len(ours) else None,
+        engines[at] if at < len(engines) else None,
+        _after(text_of(ours[max(0, at - _WINDOW) : at])) + cause(golden, ours, engines, text_of),
+    )
+
+
+def in_words(found: Mismatch, witness: str = PATH) -> str:
+    """Returns a sentence about a mismatch. witness: where the engine's ids come from."""
+    there = "missing" if found.engines is None else str(found.engines)
+    here = "missing" if found.ours is None else str(found.ours)
+    where = f"of {found.request}, token {found.position} is {there} in the engine and {here} here"
+    return f"{where}, by {witness}: {found.cause}"
+
+
+# Of a text beside a mismatch, what is shown, and how many tokens are turned into text for it.
+_SHOWN = 32
+_WINDOW = 16
+
+# What is compared as text at the most: no golden request has as many tokens, but an answer may.
+_MOST_TOKENS = 1_024
+
+_DATE = re.compile(
+    r"\d{4}-\d\d-\d\d|\d{1,2} \w{3,9} \d{4}|\w{3,9} \d{1,2},? \d{4}|\d{1,2}[./]\d{1,2}[./]\d{2,4}"
+)
+
+
+def _after(text: str) -> str:
+    return f"after {text[-_SHOWN:]!r}, " if text else ""
+
+
+def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str:
+    """Returns the likely cause of a mismatch, in words."""
+    here, there = text_of(ours[:_MOST_TOKENS]), text_of(engines[:_MOST_TOKENS])
+    return (
+        _framed(ours, engines)
+        or _of_space(here, there)
+        or _of_date(here, there)
+        or f"{_instead(here, there)}: {_of_form(golden, here, there)}"
+    )
+
+
+def _of_form(golden: Golden, here: str, there: str) -> str:
+    """The likely cause by what a request has that simpler ones before it had not."""
+    if golden.forms & TEXT:
+        return "another tokenizer or vocabulary"
+    if golden.forms & TOOLS:
+        return "tools are rendered differently"
+    if golden.forms & SWITCHES:
+        return "the template takes enable_thinking differently"
+    if here.startswith(there) or there.startswith(here):
+        return "the templates end differently, as in the generation prompt"
+    return "the chat template is another one"
+
+
+def _of_date(here: str, there: str) -> str:
+    if _DATE.sub("", here) == _DATE.sub("", there):
+        return "the template writes a date, and the clocks or the time zones differ"
+    return ""
+
+
+def _framed(ours: Tokens, engines: Tokens) -> str:
+    """The cause where one side has one token more in front and nothing else differs, else ""."""
+    for longer, shorter, who, other in (
+        (engines, ours, "the engine", "the router"),
+        (ours, engines, "the router", "the engine"),
+    ):
+        if len(longer) > 1 and longer[1:] == shorter:
+            if longer[0] == longer[1]:
+                return f"{who} begins with its special token (BOS) twice, {other} once"
+            return f"{who} puts a special token (BOS) in front, {other} does not"
+    return ""
+
+
+def _of_space(here: str, there: str) -> str:
+    """The cause where the texts differ in white space at the most, else ""."""
+    if here == there:
+        return "the same text is cut into other tokens: another tokenizer or vocabulary"
+    if here.rstrip() == there.rstrip():
+        return "white space at the end differs, as a trailing newline"
+    if "".join(here.split()) == "".join(there.split()):
+        return "only white space differs, as a newline in the template"
+    return ""
+
+
+def _instead(here: str, there: str) -> str:
+    """Shows what follows the last character that both texts share."""
+    both = zip(here, there, strict=False)
+    end = next((at for at, (a, b) in enumerate(both) if a != b), min(len(here), len(there)))
+    ours, theirs = (text[end : end + _SHOWN] for text in (here, there))
+    return f"{theirs!r} in the engine and {ours!r} here"
