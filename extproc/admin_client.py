@@ -11,6 +11,9 @@ from extproc.errors import StartError
 
 TIMEOUT_SECONDS = 10.0
 
+# More than a fleet of thousands of workers takes.
+MAX_BYTES = 256 * 1024 * 1024
+
 
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
     """Returns the answer to a GET, or to a POST of `body` as JSON if there is one.
@@ -20,14 +23,22 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noq
     Raises:
         StartError: the router cannot be asked, or refuses the question.
     """
-    url = f"{'' if '://' in admin else 'http://'}{admin.rstrip('/')}{path}"
+    try:
+        return json.loads(fetch(command, admin, path, body))
+    except ValueError as error:
+        raise StartError(f"{command}: {_url(admin, path)}: {error}") from None
+
+
+def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
+    """Returns an answer as it is; else as `ask` does."""
+    url = _url(admin, path)
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(  # noqa: S310 - the operator names the URL
             url, data, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
-            return json.load(response)
+            answer: bytes = response.read(MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
         raise StartError(f"{command}: {url}: {_reason_in(error)}") from None
     except urllib.error.URLError as error:
@@ -36,6 +47,14 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noq
         raise StartError(f"{command}: {url}: {said or why}") from None
     except (OSError, ValueError, HTTPException) as error:
         raise StartError(f"{command}: {url}: {error}") from None
+
+    if len(answer) > MAX_BYTES:
+        raise StartError(f"{command}: {url}: the answer has more than {MAX_BYTES} bytes")
+    return answer
+
+
+def _url(admin: str, path: str) -> str:
+    return f"{'' if '://' in admin else 'http://'}{admin.rstrip('/')}{path}"
 
 
 def _reason_in(refused: urllib.error.HTTPError) -> str:

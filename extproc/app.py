@@ -15,9 +15,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aiohttp.web import RouteDef
+
 from extproc import address, logs
 from extproc.admin.application import Sampling, admin_application, listen, metrics_application
 from extproc.admin.observed import Observed
+from extproc.admin.report_file import kept
+from extproc.admin.report_routes import notes_of, report_routes
 from extproc.admin.routes import discovery_routes, sharing_routes
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
@@ -185,6 +189,7 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         sharing = await stack.enter_async_context(
             shared(config.sharing, telling, workers, router.placing.sent)
         )
+        await stack.enter_async_context(kept(config.report.file, metrics.report))
         for collector in (
             SharingCollector(sharing),
             DiscoveryCollector(discovery.status),
@@ -200,17 +205,20 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
                 lambda: own.hindrance() or member.hindrance(), ready_seconds, time.monotonic
             )
         metrics.show_readiness(is_ready)
-        if certificates is not None:
-            metrics.show_certificate(
-                lambda: certificates.current.expires_at, lambda: certificates.fault is not None
-            )
+        _show(certificates, metrics)
 
         admin_at = address.parse(config.admin.listen)
         admin = admin_application(
             *(router, workers, observed, config.extproc.max_body_bytes),
             *(admin_at.host, config.policy.header, config.policy.session_header),
         )
-        admin.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
+        admin.add_routes(
+            [
+                *discovery_routes(workers, discovery),
+                *sharing_routes(sharing),
+                *_report_routes(config, metrics, member),
+            ]
+        )
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
         scraped = metrics_application(
@@ -232,6 +240,19 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         if member is not None:
             stack.callback(asyncio.create_task(member.announce(own)).cancel)
         yield Parts(workers, is_ready, certificates)
+
+
+def _show(certificates: Certificates | None, metrics: Metrics) -> None:
+    """Shows in the metrics until when the certificates are valid, if there are any."""
+    if certificates is not None:
+        metrics.show_certificate(
+            lambda: certificates.current.expires_at, lambda: certificates.fault is not None
+        )
+
+
+def _report_routes(config: Config, metrics: Metrics, member: Member | None) -> list[RouteDef]:
+    peers = member.others(config.admin.listen) if member is not None else {}
+    return report_routes(metrics.report, notes_of(config), peers)
 
 
 def _awaited(discovery: Discovery, workers: Workers) -> str:

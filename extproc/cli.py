@@ -9,7 +9,9 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from extproc.errors import ConfigError, StartError
 
@@ -69,19 +71,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
         )
     serve.add_argument("--member", help=argparse.SUPPRESS)  # as the parent of several starts each
 
-    explain = commands.add_parser("explain", help="show where a request would go, and why")
-    explain.add_argument(
-        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
-    )
-    explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
-    explain.set_defaults(run=_explain)
-
-    top = commands.add_parser("top", help="show workers and decisions of a running router")
-    top.add_argument(
-        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
-    )
-    top.add_argument("--once", action="store_true", help="show it once, and exit")
-    top.set_defaults(run=_top)
+    _add_questions(commands)
 
     health = commands.add_parser("health", help="exit 0 if a router is ready; for probes")
     health.add_argument(
@@ -124,6 +114,35 @@ def _parser(command: str) -> argparse.ArgumentParser:
         simulator.add_arguments(worker)
         worker.set_defaults(run=simulator.run)
     return parser
+
+
+def _add_questions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands that ask the admin server of a running router."""
+    explain = commands.add_parser("explain", help="show where a request would go, and why")
+    explain.add_argument(
+        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
+    explain.set_defaults(run=_explain)
+
+    top = commands.add_parser("top", help="show workers and decisions of a running router")
+    top.add_argument(
+        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    top.add_argument("--once", action="store_true", help="show it once, and exit")
+    top.set_defaults(run=_top)
+
+    report = commands.add_parser(
+        "report", help="compare steered requests with those left to Envoy's own choice"
+    )
+    report.add_argument(
+        *("--admin", "--url"), default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    report.add_argument("--since", metavar="TIME", help="only the last 90m, 12h or 7d")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print it as JSON")
+    form.add_argument("--html", metavar="FILE", help="write it as a page with plots to FILE")
+    report.set_defaults(run=_report)
 
 
 class _ShowVersion(argparse.Action):
@@ -228,6 +247,24 @@ def _top(arguments: argparse.Namespace) -> int:
     from extproc.top import run  # noqa: PLC0415
 
     return run(arguments.admin, once=arguments.once)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from extproc.admin_client import fetch  # noqa: PLC0415
+
+    form = "json" if arguments.json else "html" if arguments.html else "text"
+    query = {"format": form, **({"since": arguments.since} if arguments.since else {})}
+    told = fetch("report", arguments.admin, f"/report?{urlencode(query)}")
+    if arguments.html:
+        try:
+            Path(arguments.html).write_bytes(told)
+        except OSError as error:
+            raise StartError(f"report: {arguments.html}: {error.strerror}") from None
+        return 0
+    text = told.decode(errors="replace")
+    # without what a terminal would obey
+    print("".join(one if one.isprintable() or one == "\n" else "?" for one in text), end="")
+    return 0
 
 
 def _health(arguments: argparse.Namespace) -> int:

@@ -51,3 +51,7 @@ class CallError(KVSteerError):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+
+
+class ReportError(KVSteerError):
+    """What was read is no report; the text says why, and goes behind its name."""

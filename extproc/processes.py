@@ -67,7 +67,7 @@ class Member(NamedTuple):
         return f"{self.number}:{self.processes}:{self.directory}"
 
     def part_of(self, config: Config) -> Config:
-        """Returns the configuration of this process: its own addresses.
+        """Returns the configuration of this process: its own addresses and its own report.
 
         Envoy's files of endpoints are kept by the first process alone. All share their requests: as
         it is configured, else in the directory that they have in common.
@@ -75,14 +75,25 @@ class Member(NamedTuple):
         sharing = config.sharing or Sharing(f"{address.DIRECTORY_PREFIX}{self.directory}")
         name = sharing.name and f"{sharing.name}-{self.number}"
         directory = config.envoy.eds_directory if self.number == 0 else None
+        report = config.report.file
+        if report is not None and self.number:
+            report = f"{report}.{self.number}"
         return replace(
             config,
             extproc=replace(config.extproc, listen=self._own(config.extproc.listen)),
             admin=replace(config.admin, listen=self._own(config.admin.listen)),
             metrics=replace(config.metrics, listen=self._own(config.metrics.listen)),
             envoy=replace(config.envoy, eds_directory=directory),
+            report=replace(config.report, file=report),
             sharing=replace(sharing, name=name),
         )
+
+    def others(self, listen: str) -> dict[int, str]:
+        """Returns where the other processes listen, by number; listen: where this one does."""
+        host, port = address.parse(listen)
+        first = str(address.Address(host, port - address.PORT_STEP * self.number))
+        numbers = (number for number in range(self.processes) if number != self.number)
+        return {number: address.nth(first, number) for number in numbers}
 
     def _own(self, listen: str) -> str:
         return address.nth(listen, self.number)

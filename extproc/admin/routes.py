@@ -38,7 +38,7 @@ _HEADERS = {
 INDEX = "index.html"
 _PATHS = (
     *("/workers", "/models", "/explain", "/events", "/decisions", "/prefixes", "/history"),
-    *("/routers", "/discovery", "/draining"),
+    *("/routers", "/discovery", "/draining", "/report"),
 )
 
 

@@ -137,6 +137,18 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What GET /report tells: what came of requests, by time."""
+
+    file: str | None = key(
+        "a file that keeps the report when the router is restarted: a few MiB at most, of numbers"
+        " only, written anew each minute; process n of several has FILE.n. By default the report"
+        " begins with the router",
+        None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheAware:
     """The settings of policy `cache_aware`, as SMG has them."""
 

@@ -22,6 +22,7 @@ from extproc.observing.outcomes import (
     OutcomeCollector,
     OutcomeCounts,
 )
+from extproc.observing.report import Report
 from extproc.picking.decision import Decision
 from extproc.picking.load import Load
 
@@ -50,6 +51,9 @@ class Fleet(Protocol):
     def index_bytes(self) -> int:
         """Memory of the block index."""
 
+    def tokens_per_second(self, name: str) -> float:
+        """How many tokens of prompts a worker computes in a second; 0 for no worker of ours."""
+
     def circumstances(self, outcome: Outcome) -> Circumstances:
         """What may explain that a prediction for a worker did not come true."""
 
@@ -58,7 +62,8 @@ class Metrics(Collector):
     """The counters of one router, all counted in its event loop.
 
     registry: of all but those of the workers and their feeds. fleet: the workers; their series come
-    and go with them. clock: seconds since 1970, for the times of exemplars.
+    and go with them. clock: seconds since 1970, for the times of exemplars and of the report.
+    report: what came of requests by time, for GET /report.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -69,6 +74,7 @@ class Metrics(Collector):
         self._decisions = DecisionCounts()
         self.registry.register(DecisionCollector(self._decisions))
         self._fleet = fleet
+        self.report = Report(clock())
         self._outcomes = OutcomeCounts(fleet.records, fleet.circumstances)
         self.registry.register(OutcomeCollector(self._outcomes))
         self.registry.register(DriftCollector(fleet.records))
@@ -124,7 +130,9 @@ class Metrics(Collector):
 
     def observe_outcome(self, outcome: Outcome) -> None:
         """Counts a request that is over, where its response was shown to us."""
-        self._outcomes.count(outcome)
+        completed = self._outcomes.count(outcome)
+        speed = self._fleet.tokens_per_second(completed.worker)
+        self.report.feed(completed, speed, self._clock())
 
     def expect_models(self, models: Iterable[str]) -> None:
         """Shows the figures of these models from the start."""

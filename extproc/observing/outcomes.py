@@ -90,6 +90,7 @@ class Outcome(NamedTuple):
     and noted, and the proxy chose. delivery: whether a steered request reached the picked worker,
     one of `DELIVERIES`; of one that was not steered it is unknown. picked_tokens: of the prompt,
     those that the picked worker certainly held at the pick, whoever answered.
+    conversation: a hash of the conversation's beginning, 0 where it is not known.
     """
 
     model: str
@@ -107,6 +108,7 @@ class Outcome(NamedTuple):
     is_steered: bool = True
     delivery: str = "unknown"
     picked_tokens: int = 0
+    conversation: int = 0
 
     @property
     def error_tokens(self) -> int | None:
@@ -317,8 +319,11 @@ class OutcomeCounts:
             lambda: Buckets(ERROR_BOUNDS)
         )
 
-    def count(self, outcome: Outcome) -> None:
-        """Counts a request that is over; of a worker that is gone, only what is its model's."""
+    def count(self, outcome: Outcome) -> Outcome:
+        """Counts a request that is over, and returns it with what its worker leaves out.
+
+        Of a worker that is gone, only what is its model's is counted.
+        """
         worker = self.records.get(outcome.worker)
         if worker is not None:
             outcome = worker.outcomes.drift.complete(outcome)
@@ -327,6 +332,7 @@ class OutcomeCounts:
         elif not outcome.worker:
             self.strangers[status_label(outcome.status)] += 1
         self._count_model(outcome)
+        return outcome
 
     def _count_model(self, outcome: Outcome) -> None:
         model = outcome.model

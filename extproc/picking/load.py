@@ -406,6 +406,11 @@ class Loads:
             "confidence": round(speed.confidence, 3),
         }
 
+    def tokens_per_second(self, endpoint: str) -> float:
+        """How many tokens of prompts an endpoint computes in a second, as learned or configured."""
+        found = self._endpoints.get(endpoint)
+        return self._rate if found is None else self._rate / found.speed.slowness
+
     def in_flight(self, endpoint: str) -> int:
         """Requests of ours on their way to, or being answered by, an endpoint."""
         found = self._endpoints.get(endpoint)

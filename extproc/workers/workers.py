@@ -342,6 +342,11 @@ class Workers:
         """Requests under way on an endpoint."""
         return self.loads.in_flight(endpoint)
 
+    def tokens_per_second(self, name: str) -> float:
+        """How many tokens of prompts a worker computes in a second; 0 for no worker of ours."""
+        worker = self.records.get(name)
+        return 0.0 if worker is None else self.loads.tokens_per_second(worker.endpoint)
+
     def load(self, endpoint: str) -> Load:
         """What an endpoint has to do now."""
         return self.loads.load(endpoint, self.monotonic())

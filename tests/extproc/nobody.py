@@ -27,6 +27,10 @@ class Nobody:
         """Memory of the block index."""
         return 7
 
+    def tokens_per_second(self, _: str) -> float:
+        """The speed of none."""
+        return 0.0
+
     def circumstances(self, _: Outcome) -> Circumstances:
         """What is known of none."""
         return Circumstances(block_size=16)

@@ -1,0 +1,360 @@
+"""How a report looks: a table of text, and a page of HTML that needs nothing but itself.
+
+Both show what GET /report tells as JSON, and nothing else.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from math import log10
+from typing import Any
+
+from extproc.observing.comparison import LEAST_REQUESTS, QUANTILES, needed_for
+from extproc.observing.report import seconds_at
+from extproc.observing.verdict import percent
+
+# A line of the table: what it is, of steered requests, of the others, and their difference.
+Line = tuple[str, str, str, str]
+
+HEADS = ("", "steered", "not steered", "difference")
+_NOTHING = "-"
+
+
+def as_text(told: Mapping[str, Any]) -> str:
+    """Returns the report for a terminal."""
+    lines = [f"Report of {_time(told['at'])}", told["headline"]]
+    lines += [f"Note: {note}" for note in told["notes"]]
+    for window in told["windows"]:
+        lines += ["", f"{window['name'].capitalize()} ({seen(window)})", window["headline"]]
+        lines += [f"Warning: {warning}." for warning in window["warnings"]]
+        if _has_requests(window):
+            lines += ["", *_aligned([HEADS, *table(window)])]
+    return "\n".join([*lines, "", *how_made(told), ""])
+
+
+def how_made(told: Mapping[str, Any]) -> list[str]:
+    """Returns how the figures are to be read."""
+    needed = ", ".join(f"{needed_for(share):,} for {name}" for name, share in QUANTILES.items())
+    intervals = (
+        f"In brackets: 95 % intervals. They need {LEAST_REQUESTS} requests of a side, for times to"
+        f" the first byte {needed}, and these spread over time. Times are right to"
+        f" {told['resolution_percent']:g} %."
+    )
+    answered = (
+        "Shares and times are those of requests that were answered with a status below 400. Cached"
+        " tokens are those that engines report, and else those that the worker certainly held."
+    )
+    return [intervals, answered]
+
+
+def _has_requests(window: Mapping[str, Any]) -> bool:
+    return bool(window["steered"]["requests"] or window["others"]["requests"])
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def seen(window: Mapping[str, Any]) -> str:
+    """Returns since when the window is, and how much of it the router saw."""
+    return f"since {_time(window['begins_at'])}, {_duration(window['seen_seconds'])} of it seen"
+
+
+def _duration(seconds: float) -> str:
+    for name, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {name}"
+    return f"{seconds:.0f} seconds"
+
+
+def _aligned(rows: Sequence[Line]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+    return [
+        "  ".join(
+            f"{text:{'<' if not at else '>'}{widths[at]}}" for at, text in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def table(window: Mapping[str, Any]) -> Iterator[Line]:
+    """Yields the lines of a window."""
+    sides, difference = (window["steered"], window["others"]), window["difference"]
+
+    def line(name: str, shown: Callable[[Mapping[str, Any]], str], apart: str = "") -> Line:
+        steered, others = (shown(side) if side["requests"] else _NOTHING for side in sides)
+        return name, steered, others, apart
+
+    yield line("requests", lambda side: f"{side['requests']:,}")
+    yield line("  with known prompt tokens", lambda side: f"{side['requests_with_known_tokens']:,}")
+    gain = _estimate(difference["cached_share"], _points, " points")
+    yield line(
+        "cached share of prompt tokens", lambda side: _estimate(side["cached_share"], percent), gain
+    )
+    yield line("prompt tokens", lambda side: f"{side['prompt_tokens']:,}")
+    yield line("  of them computed", lambda side: f"{side['computed_tokens']:,}")
+    yield line("  in the mean of a request", lambda side: _number(side["mean_prompt_tokens"]))
+    yield line("cached tokens as engines report", _reported)
+    for name in QUANTILES:
+
+        def of_side(side: Mapping[str, Any], name: str = name) -> str:
+            return _estimate(side["first_byte_seconds"][name], _seconds)
+
+        apart = _estimate(difference["first_byte_seconds"][name], _signed_seconds)
+        yield line(f"time to first byte {name}", of_side, apart)
+    yield line("no response", lambda side: _part(side, "unanswered"))
+    yield line("status 5xx", lambda side: _part(side, "status_5xx"))
+    yield line("status 4xx", lambda side: _part(side, "status_4xx"))
+    yield line("busiest worker to mean", lambda side: _spread(side, "busiest_to_mean"))
+    yield line("variation of load", lambda side: _spread(side, "variation"))
+    yield line("prefill seconds saved", lambda side: f"{side['saved_prefill_seconds']:,.1f}")
+
+
+def _estimate(told: Mapping[str, Any] | None, shown: Callable[[float], str], unit: str = "") -> str:
+    if told is None:
+        return _NOTHING
+    value, low, high = told["value"], told["low"], told["high"]
+    if low is None or high is None:
+        return f"{shown(value)}{unit} (no interval yet)"
+    return f"{shown(value)}{unit} ({shown(low)} to {shown(high)})"
+
+
+def _points(gain: float) -> str:
+    return f"{100 * gain:+.1f}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _signed_seconds(seconds: float) -> str:
+    return f"{seconds:+.3f} s"
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:,.0f}"
+
+
+def _reported(side: Mapping[str, Any]) -> str:
+    reported, predicted = side["cached_tokens_reported"], side["cached_tokens_predicted"]
+    return f"{reported:,}, predicted {predicted:,}"
+
+
+def _part(side: Mapping[str, Any], name: str) -> str:
+    return f"{side[name]:,} ({percent(side[name] / side['requests'])})"
+
+
+def _spread(side: Mapping[str, Any], name: str) -> str:
+    spread = side["load_spread"]
+    if spread is None:
+        return "not enough requests yet"
+    figure = spread[name]
+    return percent(figure) if name == "variation" else f"{figure:.2f} of {spread['workers']}"
+
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --ground: #f6f7f8; --card: #fff; --line: #d9dee3; --text: #18212a; --quiet: #55616d;
+  --warn: #8a5a00; --steered: #0b6b6f; --others: #b0570c;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ground: #11161b; --card: #1a2128; --line: #333d47; --text: #e7ecf0; --quiet: #a3b0bc;
+    --warn: #e9bd5b; --steered: #5cc2c2; --others: #f0a060;
+  }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--ground); color: var(--text);
+  font: 16px/1.5 system-ui, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
+header, main { max-width: 72rem; margin: 0 auto; padding: 0 1.25rem; }
+h1 { font-size: 1.375rem; margin: 1.25rem 0 0; }
+h2 { font-size: 1.0625rem; margin: 0 0 .25rem; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: .625rem;
+  padding: 1.125rem 1.25rem; margin: 1rem 0; }
+p { margin: .25rem 0 .5rem; }
+.verdict { font-size: 1.1875rem; max-width: 62ch; }
+.quiet { color: var(--quiet); font-size: .875rem; }
+.warning { border: 1px solid var(--warn); border-left-width: .3rem; border-radius: .375rem;
+  padding: .5rem .75rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .3rem 0 .3rem 1rem; border-top: 1px solid var(--line);
+  font-weight: 400; white-space: nowrap; }
+th:first-child { text-align: left; padding-left: 0; white-space: normal; }
+tbody .inner th { padding-left: 1rem; color: var(--quiet); }
+thead th { border-top: 0; color: var(--quiet); font-size: .8125rem; font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem; }
+figure { margin: 0; }
+figcaption { font-size: .875rem; color: var(--quiet); }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--quiet); font-size: 11px; }
+.axis { stroke: var(--line); }
+.steered { stroke: var(--steered); fill: none; stroke-width: 2; }
+.others { stroke: var(--others); fill: none; stroke-width: 2; stroke-dasharray: 5 3; }
+circle.steered { fill: var(--steered); } circle.others { fill: var(--others); }
+rect.steered { fill: var(--steered); stroke: none; }
+rect.others { fill: var(--others); stroke: none; }
+.key { display: inline-block; width: 1.25rem; border-top: 2px solid var(--steered);
+  vertical-align: middle; }
+.key.dashed { border-top: 2px dashed var(--others); }
+"""
+
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+
+# Nothing is loaded and no script runs; only this style counts.
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'"
+)
+
+
+def as_html(told: Mapping[str, Any]) -> str:
+    """Returns the report as a page that can be kept as one file."""
+    notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in told["notes"])
+    made = "".join(f"<p>{escape(line)}</p>" for line in how_made(told))
+    sections = "".join(map(_section, told["windows"]))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>KVSteer report</title><style>{STYLE}</style></head><body>\n"
+        f"<header><h1>KVSteer report</h1><p class=quiet>{_time(told['at'])}</p></header><main>"
+        f'<p class="verdict">{escape(told["headline"])}</p>{notes}'
+        '<p class="quiet"><span class="key"></span> steered requests &nbsp; '
+        '<span class="key dashed"></span> those left to Envoy&rsquo;s own choice</p>\n'
+        f'{sections}<section class="quiet"><h2>How to read it</h2>{made}</section>'
+        "</main></body></html>\n"
+    )
+
+
+def _section(window: Mapping[str, Any]) -> str:
+    name, warnings = escape(window["name"].capitalize()), window["warnings"]
+    told = "".join(f'<p class="warning">{escape(one)}.</p>' for one in warnings)
+    head = (
+        f'<section><h2>{name}</h2><p class="quiet">{escape(seen(window))}</p>'
+        f'<p class="verdict">{escape(window["headline"])}</p>{told}'
+    )
+    if not _has_requests(window):
+        return f"{head}</section>\n"
+    heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in HEADS)
+    rows = "\n".join(map(_row, table(window)))
+    return (
+        f'{head}<div class="scroll"><table><thead><tr>{heads}</tr></thead>\n<tbody>{rows}</tbody>'
+        f'</table></div>\n<div class="plots">{_plots(window)}</div></section>\n'
+    )
+
+
+def _row(line: Line) -> str:
+    kind = ' class="inner"' if line[0].startswith(" ") else ""
+    cells = "".join(f"<td>{escape(one)}</td>" for one in line[1:])
+    return f'<tr{kind}><th scope="row">{escape(line[0].strip())}</th>{cells}</tr>'
+
+
+# Of a plot, in units of its own.
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 340, 190, 44, 10, 10, 24
+_KINDS = ("steered", "others")
+
+Point = tuple[float, float]
+
+
+def _x(part: float) -> float:
+    return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _y(part: float) -> float:
+    return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _plots(window: Mapping[str, Any]) -> str:
+    steps = len(window["periods"])
+    length = _duration(steps * window["step_seconds"])
+    ends = [(0.0, f"{length} ago"), (1.0, "now")]
+    shares = _plot(_share_lines(window["periods"]), ends, "Cached share of prompt tokens by time")
+    ticks = [
+        (_place(seconds), f"{seconds:g} s") for seconds in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
+    ]
+    times = _plot(_time_lines(window), ticks, "Share of requests with a first byte within a time")
+    return shares + times + _worker_bars(window)
+
+
+def _place(seconds: float) -> float:
+    """Returns where a time is between 1 ms and 100 s."""
+    return min(max((log10(seconds) + 3) / 5, 0.0), 1.0)
+
+
+def _share_lines(periods: Sequence[Sequence[int]]) -> list[list[Point]]:
+    lines: list[list[Point]] = [[], []]
+    for at, period in enumerate(periods):
+        for which in (0, 1):
+            _, prompt, cached = period[3 * which : 3 * which + 3]
+            if prompt:
+                lines[which].append(((at + 0.5) / len(periods), cached / prompt))
+    return lines
+
+
+def _time_lines(window: Mapping[str, Any]) -> list[list[Point]]:
+    lines: list[list[Point]] = []
+    for kind in _KINDS:
+        buckets, below, line = window[kind]["first_byte_buckets"], 0, []
+        total = sum(count for _, count in buckets)
+        for bucket, count in buckets:
+            line.append((_place(seconds_at(bucket)), below / total))
+            below += count
+            line.append((_place(seconds_at(bucket + 1)), below / total))
+        lines.append(line)
+    return lines
+
+
+def _plot(lines: Sequence[Sequence[Point]], ticks: Sequence[tuple[float, str]], what: str) -> str:
+    drawn = []
+    for kind, line in zip(_KINDS, lines, strict=True):
+        points = " ".join(f"{_x(x):.1f},{_y(y):.1f}" for x, y in line)
+        drawn.append(f'<polyline class="{kind}" points="{points}"/>' if len(line) > 1 else "")
+        drawn += [_dot(kind, *line[0])] if len(line) == 1 else []
+    return _figure("".join(drawn), ticks, [(0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")], what)
+
+
+def _dot(kind: str, x: float, y: float) -> str:
+    return f'<circle class="{kind}" cx="{_x(x):.1f}" cy="{_y(y):.1f}" r="3"/>'
+
+
+def _worker_bars(window: Mapping[str, Any]) -> str:
+    """Returns the plot of how the requests of each side went to workers, the busiest first."""
+    counts = [window[kind]["requests_by_worker"] for kind in _KINDS]
+    parts = [[one / sum(side) for one in side] for side in counts]
+    most = max([one for side in parts for one in side], default=1.0)
+    width = 1 / max(len(parts[0]), len(parts[1]), 1)
+    drawn = []
+    for which, kind in enumerate(_KINDS):
+        for at, part in enumerate(parts[which]):
+            x, height = (at + 0.1 + 0.4 * which) * width, part / most
+            drawn.append(
+                f'<rect class="{kind}" x="{_x(x):.1f}" y="{_y(height):.1f}"'
+                f' width="{_x(0.4 * width) - _x(0):.1f}" height="{_y(0) - _y(height):.1f}"/>'
+            )
+    ticks = [(0.0, "busiest"), (1.0, "idlest")]
+    sides = [(0.0, "0 %"), (1.0, percent(most))]
+    return _figure("".join(drawn), ticks, sides, "Share of each side&rsquo;s requests by worker")
+
+
+def _figure(
+    drawn: str, below: Sequence[tuple[float, str]], beside: Sequence[tuple[float, str]], what: str
+) -> str:
+    axes = []
+    for part, text in beside:
+        axes.append(
+            f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_y(part):.1f}"'
+            f' y2="{_y(part):.1f}"/><text x="{_LEFT - 4}" y="{_y(part) + 4:.1f}"'
+            f' text-anchor="end">{text}</text>'
+        )
+    for part, text in below:
+        anchor = "start" if part == 0 else "end" if part == 1 else "middle"
+        axes.append(
+            f'<text x="{_x(part):.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{text}</text>'
+        )
+    return (
+        f'<figure><figcaption>{what}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
+        f' aria-label="{what}">{"".join(axes)}{drawn}</svg></figure>'
+    )

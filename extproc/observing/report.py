@@ -1,0 +1,349 @@
+"""What came of requests, in numbers by time: steered ones, and those left to the proxy's choice.
+
+Requests are counted in the minute in which they are over, and that is added to its hour and its
+day: minutes are kept for an hour, hours for eight days and days for a month, and nothing else. All
+of it is numbers: of a worker a hash of its name, of a conversation one of `GROUPS` groups.
+
+Everything here adds up: two reports merged are the report of all requests of both.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil, isfinite, log
+from typing import Annotated, NamedTuple
+
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from extproc.errors import ReportError
+from extproc.observing.outcomes import Outcome
+
+# A time to the first byte is counted in a bucket whose end is so many times its beginning. The
+# first bucket begins at the shortest time, the last one ends above the longest.
+RESOLUTION = 1.05
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-4, 1e3
+_PER_STEP = 1 / log(RESOLUTION)
+_OFFSET = -log(SHORTEST_SECONDS) * _PER_STEP
+BUCKETS = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _PER_STEP)
+
+# Conversations are put into so many groups by chance, from whose differences intervals are made.
+GROUPS = 20
+
+# Of more workers than these in one period, the requests are counted and not to whom they went.
+MAX_WORKERS = 256
+
+# Hashes of names are remembered up to so many.
+_MAX_NAMES = 4_096
+
+# No count is larger, so that no sum of a report is too large to be written.
+_MOST = 2**50
+
+# A prime, and what of a hash is above it decides nothing else.
+_APART = 1_000_003
+
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
+Bucket = Annotated[int, Meta(ge=0, lt=BUCKETS)]
+
+
+class Span(NamedTuple):
+    """Periods of one length, of which the newest are kept."""
+
+    seconds: int
+    kept: int
+
+
+MINUTES, HOURS, DAYS = SPANS = Span(60, 60), Span(3_600, 192), Span(86_400, 31)
+
+
+class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The requests of one side in one period.
+
+    unanswered: those without a response. known, reported: requests that were answered well and
+    whose prompt tokens are known; those of them whose cached tokens the engine told, while for the
+    rest the prediction counts. saved_seconds: what the workers would have taken to compute the
+    cached tokens. groups: requests, prompt tokens and cached tokens of each group of conversations,
+    one after the other, of known requests. first_bytes: requests by the bucket of their time to the
+    first byte. workers: requests by the hash of the worker's name.
+    """
+
+    requests: Count = 0
+    unanswered: Count = 0
+    server_errors: Count = 0
+    client_errors: Count = 0
+    known: Count = 0
+    reported: Count = 0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    saved_seconds: Annotated[float, Meta(ge=0, le=float(_MOST))] = 0.0
+    groups: Annotated[list[Count], Meta(min_length=3 * GROUPS, max_length=3 * GROUPS)] = (
+        msgspec.field(default_factory=lambda: [0] * (3 * GROUPS))
+    )
+    first_bytes: Annotated[dict[Bucket, Count], Meta(max_length=BUCKETS)] = {}
+    workers: Annotated[dict[Count, Count], Meta(max_length=MAX_WORKERS)] = {}
+
+    def add(self, other: "Side") -> None:
+        """Adds the requests of another one."""
+        self.requests += other.requests
+        self.unanswered += other.unanswered
+        self.server_errors += other.server_errors
+        self.client_errors += other.client_errors
+        self.known += other.known
+        self.reported += other.reported
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.saved_seconds += other.saved_seconds
+        for at, count in enumerate(other.groups):
+            self.groups[at] += count
+        for bucket, count in other.first_bytes.items():
+            self.first_bytes[bucket] = self.first_bytes.get(bucket, 0) + count
+        for worker, count in other.workers.items():
+            if worker in self.workers or len(self.workers) < MAX_WORKERS:
+                self.workers[worker] = self.workers.get(worker, 0) + count
+
+    def count(self, outcome: Outcome, worker: int, tokens_per_second: float) -> None:
+        """Counts a request that is over.
+
+        worker: the hash of its worker's name, 0 if that is not known; tokens_per_second: of it, 0
+        if that is not known.
+        """
+        self.requests += 1
+        if worker:
+            workers = self.workers
+            if worker in workers:
+                workers[worker] += 1
+            elif len(workers) < MAX_WORKERS:
+                workers[worker] = 1
+        status = outcome.status
+        if status is None:
+            self.unanswered += 1
+        elif status >= _SERVER_ERROR:
+            self.server_errors += 1
+        elif status >= _CLIENT_ERROR:
+            self.client_errors += 1
+        else:
+            self._count_answered(outcome, tokens_per_second)
+
+    def _count_answered(self, outcome: Outcome, tokens_per_second: float) -> None:
+        seconds = outcome.ttft_seconds
+        if seconds is not None:
+            bucket, times = bucket_of(seconds), self.first_bytes
+            times[bucket] = times.get(bucket, 0) + 1
+        tokens, cached = outcome.prompt_tokens, outcome.reported.cached_tokens
+        if not tokens:
+            return
+        if cached is None or not outcome.is_comparable or cached > tokens:
+            if not outcome.worker:
+                return  # what a stranger held is not known
+            cached = min(outcome.predicted_tokens, tokens)
+        else:
+            self.reported += 1
+        self.known += 1
+        self.prompt_tokens += tokens
+        self.cached_tokens += cached
+        if tokens_per_second:
+            self.saved_seconds += cached / tokens_per_second
+        if outcome.conversation:
+            at, groups = group_of(outcome.conversation) * 3, self.groups
+            groups[at] += 1
+            groups[at + 1] += tokens
+            groups[at + 2] += cached
+
+
+def group_of(conversation: int) -> int:
+    """Returns the group of a conversation, which says nothing of the side that its hash is on."""
+    return conversation // _APART % GROUPS
+
+
+def bucket_of(seconds: float) -> int:
+    """Returns the bucket in which a time is counted."""
+    if seconds <= SHORTEST_SECONDS:
+        return 0
+    bucket = int(log(seconds) * _PER_STEP + _OFFSET)
+    return bucket if bucket < BUCKETS else BUCKETS - 1
+
+
+def seconds_at(position: float) -> float:
+    """Returns the time at a position in the buckets: 3.5 is in the middle of bucket 3."""
+    return SHORTEST_SECONDS * float(RESOLUTION**position)
+
+
+class Period(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """One period.
+
+    span: which one of `SPANS`. number: of such periods since 1970. seen_seconds: how much of it a
+    router ran.
+    """
+
+    span: Annotated[int, Meta(ge=0, lt=len(SPANS))]
+    number: Count
+    seen_seconds: Annotated[float, Meta(ge=0, le=float(DAYS.seconds))] = 0.0
+    steered: Side = msgspec.field(default_factory=Side)
+    others: Side = msgspec.field(default_factory=Side)
+
+
+class Window(NamedTuple):
+    """The last periods, the oldest first; step_seconds: of each. begins_at: of the first."""
+
+    step_seconds: int
+    begins_at: int
+    periods: Sequence[Period]
+
+
+class Report:
+    """The requests of one router, or of several.
+
+    now: when it begins; times are seconds since 1970. settled: how often requests were added to
+    their periods, which tells whether there are new ones.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._kept: tuple[dict[int, Period], ...] = tuple({} for _ in SPANS)
+        self._steered, self._others = Side(), Side()
+        self._minute = now // MINUTES.seconds
+        self._seen_to = now
+        self._hashes: dict[str, int] = {}
+        self.settled = 0
+
+    def feed(self, outcome: Outcome, tokens_per_second: float, now: float) -> None:
+        """Counts a request that is over; tokens_per_second: of its worker, 0 if not known."""
+        if now // MINUTES.seconds != self._minute:
+            self.settle(now)
+        side = self._steered if outcome.is_steered else self._others
+        name = outcome.worker
+        worker = self._hashes.get(name) if name else 0
+        if worker is None:
+            worker = self._hashed(name)
+        side.count(outcome, worker, tokens_per_second)
+
+    def _hashed(self, name: str) -> int:
+        if len(self._hashes) >= _MAX_NAMES:
+            self._hashes.clear()
+        worker = self._hashes[name] = int(xxhash.xxh32_intdigest(name.encode()))
+        return worker
+
+    def settle(self, now: float) -> None:
+        """Adds what was counted since the last time to its periods, and drops those that are old.
+
+        A clock that was set back by a period or more loses the periods that are then to come.
+        """
+        at = self._minute * MINUTES.seconds
+        for span, kept in enumerate(self._kept):
+            if self._steered.requests or self._others.requests:
+                period = _at(kept, span, int(at // SPANS[span].seconds))
+                period.steered.add(self._steered)
+                period.others.add(self._others)
+            self._see(span, now)
+            _drop(span, kept, now)
+        if self._steered.requests or self._others.requests:
+            self._steered, self._others = Side(), Side()
+            self.settled += 1
+        self._minute = now // MINUTES.seconds
+        self._seen_to = now
+
+    def _see(self, span: int, now: float) -> None:
+        """Notes that the router ran until now."""
+        seconds, count = SPANS[span]
+        begin = max(self._seen_to, now - seconds * count)
+        while begin < now:
+            number = int(begin // seconds)
+            end = min(now, float((number + 1) * seconds))
+            period = _at(self._kept[span], span, number)
+            period.seen_seconds = min(period.seen_seconds + end - begin, float(seconds))
+            begin = end
+
+    def merge(self, periods: Iterable[Period], now: float) -> None:
+        """Adds the periods of another report; of the same time, what both saw counts once."""
+        for other in periods:
+            period = _at(self._kept[other.span], other.span, other.number)
+            period.steered.add(other.steered)
+            period.others.add(other.others)
+            period.seen_seconds = max(period.seen_seconds, other.seen_seconds)
+        for span, kept in enumerate(self._kept):
+            _drop(span, kept, now)
+
+    def periods(self, now: float) -> Iterator[Period]:
+        """Yields all periods; nothing may be counted before the last one is taken."""
+        self.settle(now)
+        for kept in self._kept:
+            yield from kept.values()
+
+    def window(self, seconds: float, now: float) -> Window:
+        """Returns the periods of the last seconds: minutes, or hours or days if those are more."""
+        self.settle(now)
+        span = next((one for one in SPANS if seconds <= one.seconds * one.kept), DAYS)
+        count = min(ceil(seconds / span.seconds), span.kept)
+        last, at = int(now // span.seconds), SPANS.index(span)
+        numbers = range(last - count + 1, last + 1)
+        kept = self._kept[at]
+        found = [kept.get(number) or Period(at, number) for number in numbers]
+        return Window(span.seconds, numbers[0] * span.seconds, found)
+
+
+def _at(kept: dict[int, Period], span: int, number: int) -> Period:
+    found = kept.get(number)
+    if found is None:
+        found = kept[number] = Period(span, number)
+    return found
+
+
+def _drop(span: int, kept: dict[int, Period], now: float) -> None:
+    seconds, count = SPANS[span]
+    last = int(now // seconds)
+    # the next one as well: a clock may be set back a little
+    for number in [one for one in kept if not last - count < one <= last + 1]:
+        del kept[number]
+
+
+# What is read is written by this version, or by one that counts the same.
+VERSION = 1
+
+# A report of the most periods, workers and buckets takes about half of it.
+MAX_BYTES = 8 * 1024 * 1024
+
+_MAX_PERIODS = sum(span.kept + 1 for span in SPANS)
+
+
+class _Written(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    version: int
+    periods: Annotated[list[Period], Meta(max_length=_MAX_PERIODS)]
+
+
+def written(encoded: Iterable[bytes]) -> bytes:
+    """Returns a report as JSON, of its periods as `msgspec.json.encode` has them."""
+    return b"[%d,[%b]]\n" % (VERSION, b",\n".join(encoded))
+
+
+def read(text: bytes) -> list[Period]:
+    """Reads what was written.
+
+    Raises:
+        ReportError: it is nothing of that kind.
+    """
+    if len(text) > MAX_BYTES:
+        raise ReportError(f"is larger than {MAX_BYTES} bytes")
+    try:
+        found = msgspec.json.decode(text, type=_Written)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"cannot be read: {error}") from None
+    if found.version != VERSION:
+        raise ReportError(f"has version {found.version}, and not {VERSION}")
+    for period in found.periods:
+        if not all(map(_is_sound, (period.steered, period.others))):
+            raise ReportError("has figures that contradict each other")
+    return found.periods
+
+
+def _is_sound(side: Side) -> bool:
+    failed = side.unanswered + side.server_errors + side.client_errors
+    return (
+        isfinite(side.saved_seconds)
+        and side.reported <= side.known <= side.requests - failed
+        and side.cached_tokens <= side.prompt_tokens
+        and sum(side.groups[::3]) <= side.known
+        and sum(side.groups[1::3]) <= side.prompt_tokens
+        and all(map(int.__le__, side.groups[2::3], side.groups[1::3]))
+        and sum(side.first_bytes.values()) <= side.requests
+        and sum(side.workers.values()) <= side.requests
+    )

@@ -1,0 +1,97 @@
+"""Requests by chance, of which is known what share of their prompts is cached in the long run."""
+
+from collections.abc import Iterator
+from random import Random
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+from extproc.observing.outcomes import Outcome, Usage
+from extproc.observing.report import Report
+
+BEGIN = 1_700_000_040.0  # a full minute
+
+
+def over(cached: int | None = 0, tokens: int = 1_000, **changes: Any) -> Outcome:
+    """A request that is over."""
+    outcome = Outcome(
+        model="m",
+        worker="w:1",
+        is_moved=False,
+        status=200,
+        ttft_seconds=0.1,
+        prompt_tokens=tokens,
+        predicted_tokens=0,
+        reported=Usage(tokens, cached),
+        is_comparable=True,
+    )
+    return outcome._replace(**changes)
+
+
+class Traffic(NamedTuple):
+    """Conversations of several turns, over one window, half of them steered.
+
+    minutes: of the window. conversations: that begin in it, in the mean. shares: of a prompt
+    that are cached, in the mean of each side. pause_seconds: between two turns, in the mean.
+    """
+
+    minutes: int
+    conversations: int
+    shares: tuple[float, float] = (0.6, 0.3)
+    turns: float = 4.0
+    pause_seconds: float = 20.0
+
+    def outcomes(
+        self, rng: Random, *, knows_conversations: bool
+    ) -> Iterator[tuple[float, Outcome]]:
+        """Requests with the time at which each is over, in order."""
+        found: list[tuple[float, int, Outcome]] = []
+        window = self.minutes * 60.0
+        weather = [rng.gauss(0.0, 0.2) for _ in range(self.minutes)]
+        lead = 10 * self.turns * self.pause_seconds  # some began before the window
+        begin = rng.expovariate(self.conversations / window) - lead
+        while begin < window:
+            self._converse(found, begin, weather, rng, knows_conversations=knows_conversations)
+            begin += rng.expovariate(self.conversations / window)
+        for at, _, outcome in sorted(found):
+            yield BEGIN + at, outcome
+
+    def _converse(
+        self,
+        found: list[tuple[float, int, Outcome]],
+        at: float,
+        weather: list[float],
+        rng: Random,
+        *,
+        knows_conversations: bool,
+    ) -> None:
+        number, is_steered = rng.getrandbits(63), rng.random() < 0.5
+        mean = self.shares[0 if is_steered else 1]
+        own = min(max(rng.gauss(mean, 0.2), 0.0), 1.0)
+        length, slow = rng.randint(200, 3_000), rng.gauss(0.0, 0.3)
+        while True:
+            share = min(max(rng.gauss(own, 0.05), 0.0), 1.0)
+            if 0.0 <= at < self.minutes * 60.0:
+                spread = slow + weather[int(at // 60)] + rng.gauss(0.0, 0.5)
+                outcome = over(
+                    round(length * share),
+                    length,
+                    ttft_seconds=(0.2 if is_steered else 0.3) * float(2.718281828**spread),
+                    is_steered=is_steered,
+                    conversation=number if knows_conversations else 0,
+                )
+                found.append((at, len(found), outcome))
+            if rng.random() < 1 / self.turns:
+                return
+            at += rng.expovariate(1 / self.pause_seconds)
+
+    def seconds_at(self, quantile: float, *, is_steered: bool) -> float:
+        """The time within which so many requests have their first byte, in the long run."""
+        spread = NormalDist(0.0, (0.2**2 + 0.3**2 + 0.5**2) ** 0.5).inv_cdf(quantile)
+        return (0.2 if is_steered else 0.3) * float(2.718281828**spread)
+
+    def report(self, rng: Random, *, knows_conversations: bool) -> tuple[Report, float]:
+        """The report of one run, and when it is over."""
+        report = Report(BEGIN)
+        for at, outcome in self.outcomes(rng, knows_conversations=knows_conversations):
+            report.feed(outcome, 1_000.0, at)
+        return report, BEGIN + self.minutes * 60.0 - 1e-3
