@@ -17,6 +17,8 @@ CORE = {
     *("extproc.doctor.envoy_dump", "extproc.doctor.findings"),
     *("extproc.observing.course", "extproc.observing.decision_counts"),
     *("extproc.observing.elsewhere", "extproc.observing.outcomes"),
+    *("extproc.observing.report", "extproc.observing.comparison", "extproc.observing.verdict"),
+    "extproc.admin.report_page",
     *("extproc.serving.stream", "extproc.serving.stream_answers"),
     *("extproc.sharing.messages", "extproc.sharing.picture", "extproc.sharing.telling"),
     *("extproc.tokenizing.remote_tokenizer_wire", "extproc.tokenizing.tokenizer_layout"),

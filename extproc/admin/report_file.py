@@ -80,9 +80,11 @@ class ReportFile:
             await self._task
 
     async def _keep_writing(self) -> None:
-        while not self._closing.is_set():
+        is_last = False
+        while not is_last:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._write_seconds)
+            is_last = self._closing.is_set()
             await self._write()
 
     async def _write(self) -> None:

@@ -26,7 +26,7 @@ LEAST_BLOCKS = 5.0
 
 # Of shares, where conversations are not known, so many stretches of time are needed: conversations
 # that last for a good part of the window make fewer look surer than they are.
-LEAST_STRETCHES = 15.0
+LEAST_STRETCHES = 12.0
 
 # A quantile needs so many requests beyond it.
 LEAST_BEYOND = 10
@@ -191,7 +191,8 @@ def _widest(
 ) -> float | None:
     stretches, *groups = ways
     by_group = [half_width(one, estimate, sizes) for one in groups]
-    least = LEAST_BLOCKS if any(by_group) else LEAST_STRETCHES
+    is_known = any(one is not None for one in by_group)
+    least = LEAST_BLOCKS if is_known else LEAST_STRETCHES
     by_time = half_width(stretches, estimate, sizes, _lags(len(stretches)), least)
     known = [one for one in (by_time, *by_group) if one is not None]
     return max(known) if known else None

@@ -65,12 +65,22 @@ def told(report: Report, asked: Asked, now: float) -> dict[str, Any]:
 
 
 def _best(windows: list[dict[str, Any]]) -> str:
-    """Returns the sentence of the window that is surest of the difference, with its name."""
-    sure = [one for one in windows if one["is_enough"]]
+    """Returns the sentence of the window that is surest of the difference, with its name.
+
+    windows: the shortest first; one with the same requests as a shorter one tells no more.
+    """
+    sure: list[dict[str, Any]] = []
+    for window in windows:
+        if window["is_enough"] and not (sure and _requests(sure[-1]) == _requests(window)):
+            sure.append(window)
     found = min(sure, key=_width, default=None)
     if found is None:
         found = next((one for one in windows if one["steered"]["requests"]), windows[-1])
     return f"{found['name'][:1].upper()}{found['name'][1:]}: {found['headline']}"
+
+
+def _requests(window: dict[str, Any]) -> int:
+    return int(window["steered"]["requests"] + window["others"]["requests"])
 
 
 def _width(window: dict[str, Any]) -> float:
@@ -154,21 +164,13 @@ def percent(share: float) -> str:
     return f"{points:.0f} %" if abs(points) >= 10 or not round(points, 1) else f"{points:.1f} %"  # noqa: PLR2004
 
 
-def points_of(gain: Estimate) -> tuple[str, str]:
-    """Returns a difference of shares in points, and its interval; "" where there is none."""
-    points = f"{100 * gain.value:.0f}"
-    if gain.low is None or gain.high is None:
-        return points, ""
-    return points, f"{100 * gain.low:.0f} to {100 * gain.high:.0f}"
-
-
 def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None) -> str:
     """Returns the result in a sentence, or what is missing."""
     steered, others = sides.both
     if not steered.requests and not others.requests:
         return "No request was over in this time."
     if gain is not None and gain.low is not None and gain.high is not None:
-        return _compared(shares, gain)
+        return _compared(shares, gain.value, gain.low, gain.high)
     alone = [which for which in (0, 1) if sides.both[which].requests]
     if len(alone) == 1:
         return _alone(sides, shares, alone[0])
@@ -186,15 +188,13 @@ def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None)
 TOO_SHORT = "they came in too short a time, or nearly all at once"
 
 
-def _compared(shares: list[Estimate | None], gain: Estimate) -> str:
+def _compared(shares: list[Estimate | None], gain: float, low: float, high: float) -> str:
     ours, theirs = (0.0 if one is None else one.value for one in shares)
-    points, interval = points_of(gain)
     told = (
         f"{STEERED} found {percent(ours)} of their prompt tokens cached, {OTHERS} {percent(theirs)}"
-        f" (difference {points} points, 95 % interval {interval})"
+        f" (difference {100 * gain:.0f} points, 95 % interval {100 * low:.0f} to {100 * high:.0f})"
     )
-    is_chance = gain.low is not None and gain.high is not None and gain.low <= 0 <= gain.high
-    return f"{told}; this may be chance." if is_chance else f"{told}."
+    return f"{told}; this may be chance." if low <= 0 <= high else f"{told}."
 
 
 def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:

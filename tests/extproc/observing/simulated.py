@@ -27,6 +27,10 @@ def over(cached: int | None = 0, tokens: int = 1_000, **changes: Any) -> Outcome
     return outcome._replace(**changes)
 
 
+def _clipped(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
+
+
 class Traffic(NamedTuple):
     """Conversations of several turns, over one window, half of them steered.
 
@@ -66,10 +70,10 @@ class Traffic(NamedTuple):
     ) -> None:
         number, is_steered = rng.getrandbits(63), rng.random() < 0.5
         mean = self.shares[0 if is_steered else 1]
-        own = min(max(rng.gauss(mean, 0.2), 0.0), 1.0)
+        own = _clipped(rng.gauss(mean, 0.2))
         length, slow = rng.randint(200, 3_000), rng.gauss(0.0, 0.3)
         while True:
-            share = min(max(rng.gauss(own, 0.05), 0.0), 1.0)
+            share = _clipped(rng.gauss(own, 0.05))
             if 0.0 <= at < self.minutes * 60.0:
                 spread = slow + weather[int(at // 60)] + rng.gauss(0.0, 0.5)
                 outcome = over(
@@ -83,6 +87,10 @@ class Traffic(NamedTuple):
             if rng.random() < 1 / self.turns:
                 return
             at += rng.expovariate(1 / self.pause_seconds)
+
+    def drawn_share(self, which: int, rng: Random) -> float:
+        """The cached share of one prompt, by chance."""
+        return _clipped(rng.gauss(_clipped(rng.gauss(self.shares[which], 0.2)), 0.05))
 
     def seconds_at(self, quantile: float, *, is_steered: bool) -> float:
         """The time within which so many requests have their first byte, in the long run."""

@@ -1,0 +1,108 @@
+"""The report as text and as a page."""
+
+import re
+from html.parser import HTMLParser
+from random import Random
+from typing import Any
+
+from extproc.admin.report_page import CONTENT_SECURITY_POLICY, STYLE, as_html, as_text
+from extproc.observing.report import Report
+from extproc.observing.verdict import WINDOWS, Asked, told
+from tests.extproc.observing.simulated import BEGIN, Traffic, over
+
+
+def found(report: Report, now: float, *notes: str) -> dict[str, Any]:
+    return told(report, Asked(WINDOWS, notes), now)
+
+
+def an_hour() -> dict[str, Any]:
+    report, now = Traffic(60, 300).report(Random(2), knows_conversations=True)
+    return found(report, now, "a <note> & more")
+
+
+def test_a_table_shows_each_window_with_its_sentence() -> None:
+    text = as_text(an_hour())
+    assert text.splitlines()[1].startswith("The last hour: Steered requests found ")
+    assert "Note: a <note> & more" in text
+    assert text.count("cached share of prompt tokens") == 4
+    line = next(one for one in text.splitlines() if one.startswith("time to first byte p90"))
+    assert re.search(r"0\.\d{3} s \(0\.\d{3} s to \d\.\d+ s\).* [+-]0\.\d{3} s \(", line)
+    assert text.isascii()
+
+
+def test_a_report_of_nothing_has_no_tables() -> None:
+    nothing = found(Report(BEGIN), BEGIN)
+    assert "cached share" not in as_text(nothing)
+    assert "<table" not in as_html(nothing)
+    assert "No request was over in this time." in as_text(nothing)
+
+
+def test_one_side_alone_leaves_the_other_empty() -> None:
+    report = Report(BEGIN)
+    report.feed(over(500, ttft_seconds=None), 0.0, BEGIN)
+    text = as_text(found(report, BEGIN))
+    line = next(one for one in text.splitlines() if one.startswith("cached share"))
+    assert line.split(maxsplit=5)[5].split() == ["50", "%", "(no", "interval", "yet)", "-", "-"]
+    assert "not enough requests yet" in text
+    unanswered = Report(BEGIN)
+    unanswered.feed(over(status=None, worker=""), 0.0, BEGIN)
+    page = as_html(found(unanswered, BEGIN))
+    assert page.count("<svg") == 12
+
+
+class Tags(HTMLParser):
+    """Fails where a tag is closed that is not open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        assert not {name for name, _ in attrs} & {"style", "src", "href", "onload"}
+        if tag not in {"meta", "line", "rect", "circle", "polyline"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_but_itself() -> None:
+    page, tags = as_html(an_hour()), Tags()
+    tags.feed(re.sub(r"<(line|rect|circle|polyline)([^>]*)/>", r"<\1\2>", page))
+    assert tags.open == []
+    assert {"svg", "polyline", "rect", "table"} <= tags.seen
+    assert not tags.seen & {"script", "link", "img", "iframe"}
+    assert "a &lt;note&gt; &amp; more" in page
+    assert "://" not in page
+    assert "prefers-color-scheme: dark" in STYLE
+
+
+def test_one_period_with_requests_is_a_dot() -> None:
+    report = Report(BEGIN)
+    report.feed(over(500), 1.0, BEGIN)
+    assert '<circle class="steered"' in as_html(found(report, BEGIN))
+
+
+def test_warnings_stand_beside_their_window() -> None:
+    report = Report(BEGIN)
+    for number in range(300):
+        sides = over(0, 4_000 if number % 2 else 1_000, is_steered=bool(number % 2))
+        report.feed(sides._replace(conversation=number // 2 * 1_000_003 + 1), 1.0, BEGIN)
+    shown = found(report, BEGIN + 600)
+    assert "Warning: the sides differ in prompt length" in as_text(shown)
+    assert 'class="warning">the sides differ' in as_html(shown)
+
+
+def test_long_windows_are_told_in_units_that_people_use() -> None:
+    report = Report(BEGIN)
+    report.feed(over(), 1.0, BEGIN)
+    text = as_text(found(report, BEGIN + 5 * 86_400))
+    assert "5.0 days of it seen" in text
+    assert "seconds of it seen" in as_text(found(Report(BEGIN), BEGIN + 30))
+
+
+def test_no_script_may_run_and_only_this_style_counts() -> None:
+    assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in CONTENT_SECURITY_POLICY

@@ -1,0 +1,193 @@
+"""GET /report, with the parts of other processes, and `kvsteer report`."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extproc import cli
+from extproc.address import Address
+from extproc.admin.application import errors_as_json, listen
+from extproc.admin.report_file import encoded
+from extproc.admin.report_page import CONTENT_SECURITY_POLICY
+from extproc.admin.report_routes import notes_of, report_routes
+from extproc.config.reader import parse
+from extproc.observing.report import MAX_BYTES, Report, read
+from extproc.processes import Member
+from tests.extproc.observing.simulated import BEGIN, over
+from tests.page.background import in_background
+from tests.ports import free_port
+
+
+def a_report(requests: int = 1) -> Report:
+    report = Report(BEGIN)
+    for _ in range(requests):
+        report.feed(over(500), 1_000.0, BEGIN)
+    return report
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    routes: Sequence[web.RouteDef], port: int | None = None
+) -> AsyncIterator[Address]:
+    place = Address("127.0.0.1", port or free_port())
+    application = web.Application(middlewares=[errors_as_json()])
+    application.add_routes(routes)
+    runner = await listen(application, place, "admin")
+    try:
+        yield place
+    finally:
+        await runner.cleanup()
+
+
+async def asked(place: Address, query: str = "") -> tuple[aiohttp.ClientResponse, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{place}/report{query}") as response,
+    ):
+        return response, await response.text()
+
+
+async def test_a_browser_gets_a_page_that_runs_no_script() -> None:
+    async with serving(report_routes(a_report(), clock=lambda: BEGIN)) as place:
+        response, text = await asked(place)
+    assert (response.status, response.content_type) == (200, "text/html")
+    assert response.headers["Content-Security-Policy"] == CONTENT_SECURITY_POLICY
+    assert "1 of 100 with known prompt tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("since", "name", "periods"),
+    [
+        ("1m", "the last minute", 1),
+        ("90m", "the last 90 minutes", 2),
+        ("31d", "the last 31 days", 31),
+    ],
+)
+async def test_any_time_can_be_asked_for(since: str, name: str, periods: int) -> None:
+    async with serving(report_routes(a_report(), ["a note"], clock=lambda: BEGIN)) as place:
+        response, text = await asked(place, f"?format=json&since={since}")
+    assert response.content_type == "application/json"
+    found = json.loads(text)
+    (window,) = found["windows"]
+    assert (window["name"], len(window["periods"])) == (name, periods)
+    assert window["steered"]["requests"] == 1
+    assert found["notes"] == ["a note"]
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("?format=pdf", "format must be one of html, json, text, counts"),
+        ("?since=soon", "since must be a number of minutes, hours or days: 90m, 12h, 7d"),
+        ("?since=0m", "since must be"),
+        ("?since=1000000m", "since must be"),
+        ("?since=%D9%A1h", "since must be"),
+        ("?since=32d", "since must be at most 31d: no more is kept"),
+    ],
+)
+async def test_what_cannot_be_told_is_refused_in_words(query: str, fault: str) -> None:
+    async with serving(report_routes(a_report())) as place:
+        response, text = await asked(place, query)
+    assert response.status == 400
+    assert json.loads(text)["error"].startswith(fault)
+
+
+async def test_the_reports_of_all_processes_are_added_up() -> None:
+    ports = [free_port(), free_port()]
+    peers = {number: f"127.0.0.1:{port}" for number, port in enumerate(ports)}
+    own = report_routes(a_report(1), peers={0: peers[0]}, clock=lambda: BEGIN)
+    other = report_routes(a_report(4), peers={1: peers[1]}, clock=lambda: BEGIN)
+    async with serving(other, ports[0]), serving(own, ports[1]) as place:
+        _, text = await asked(place, "?format=json")
+        _, counts = await asked(place, "?format=counts")
+    found = json.loads(text)
+    assert {window["steered"]["requests"] for window in found["windows"]} == {5}
+    assert found["notes"] == []
+    assert sum(one.steered.requests for one in read(counts.encode())) == 3
+
+
+async def told_by(answer: bytes) -> dict[str, Any]:
+    """What is told where another process answers this."""
+
+    async def get(_: web.Request) -> web.Response:
+        return web.Response(body=answer)
+
+    async with serving([web.get("/report", get)]) as other:
+        routes = report_routes(a_report(), peers={1: str(other)}, clock=lambda: BEGIN)
+        async with serving(routes) as place:
+            _, text = await asked(place, "?format=json&since=1h")
+    found: dict[str, Any] = json.loads(text)
+    assert found["windows"][0]["steered"]["requests"] == 1
+    return found
+
+
+async def test_a_process_that_does_not_answer_is_named() -> None:
+    peers = {0: f"0.0.0.0:{free_port()}"}
+    async with serving(report_routes(a_report(), peers=peers)) as place:
+        _, text = await asked(place, "?format=text")
+    assert "Note: process 0 does not answer: its requests are missing" in text
+
+
+@pytest.mark.parametrize("answer", [b"[1,[[0", b"7" * (MAX_BYTES + 1)])
+async def test_what_another_process_tells_is_not_believed_blindly(answer: bytes) -> None:
+    (note,) = (await told_by(answer))["notes"]
+    assert note.endswith("its requests are missing")
+
+
+def test_where_the_other_processes_are() -> None:
+    assert Member(1, 3, "d").others("127.0.0.1:9100") == {0: "127.0.0.1:9090", 2: "127.0.0.1:9110"}
+    assert Member(0, 2, "d").others("[::]:9090") == {1: "[::]:9100"}
+
+
+def test_each_process_has_a_file_of_its_own() -> None:
+    config = parse("models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\nreport: {file: r}", "c")
+    files = [Member(number, 2, "/d").part_of(config).report.file for number in (0, 1)]
+    assert files == ["r", "r.1"]
+
+
+@pytest.mark.parametrize(
+    ("responses", "said"), [("none", "requests may be missing"), ("headers", "predictions")]
+)
+def test_what_is_not_read_of_responses_is_said(responses: str, said: str) -> None:
+    text = "models: [{name: m}]\nworkers: [{endpoint: 'a:1'}]\naccounting: {responses: %s}"
+    (note,) = notes_of(parse(text % responses, "c"))
+    assert said in note
+    assert notes_of(parse(text % "usage", "c")) == []
+
+
+def test_the_command_prints_text_or_json_or_writes_a_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    with in_background(serving(report_routes(a_report(), clock=lambda: BEGIN))) as served:
+        admin = ["--admin", str(served.it)]
+        assert cli.main(["report", *admin, "--since", "2h"]) == 0
+        assert "The last 2 hours" in capsys.readouterr().out
+        assert cli.main(["report", "--json", *admin]) == 0
+        assert len(json.loads(capsys.readouterr().out)["windows"]) == 4
+        assert cli.main(["report", "--html", str(page), *admin]) == 0
+        assert page.read_text().startswith("<!doctype html>")
+        assert cli.main(["report", "--html", str(tmp_path), *admin]) == 1
+        assert cli.main(["report", "--since", "soon", *admin]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"kvsteer: report: {tmp_path}: ")
+    assert said[1].endswith("since must be a number of minutes, hours or days: 90m, 12h, 7d")
+
+
+def test_nothing_is_printed_that_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    async def get(_: web.Request) -> web.Response:
+        return web.Response(body=b"a\x1b[2Jb\n")
+
+    with in_background(serving([web.get("/report", get)])) as served:
+        cli.main(["report", "--url", str(served.it)])
+    assert capsys.readouterr().out == "a?[2Jb\n"
+
+
+async def test_a_report_is_encoded_with_all_that_was_counted() -> None:
+    assert len(read(await encoded(a_report(), BEGIN))) == 3
