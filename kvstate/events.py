@@ -23,7 +23,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     waiting: int
     waiting_uncached_tokens: int | None = None
     prefill_pending_tokens: int | None = None
-    cache_usage: float = 0.0
+    cache_usage: float | None = None
     active_cache_usage: float | None = None
     tokens_per_second: float = 0.0
     max_running: int | None = None

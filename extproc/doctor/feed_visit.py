@@ -199,6 +199,7 @@ async def visit_zmq(
     looks = await _looks(sources, means.seconds)
     findings += judge_places(about, sources, looks, visited.told)
     findings += judge_replays(about, sources, looks)
+    findings += judge_loads(about, sources, looks)
     there = {rank: one for rank, one in enumerate(sources) if is_publisher(looks[one.events])}
     heard: list[Heard] = []
     if there:
@@ -208,7 +209,9 @@ async def visit_zmq(
 
 
 async def _looks(sources: Sequence[ZmqSource], seconds: float) -> Looks:
-    places = [each for one in sources for each in (one.events, one.replay) if each is not None]
+    places = [
+        each for one in sources for each in (one.events, one.replay, one.load) if each is not None
+    ]
     found = await asyncio.gather(*(greeted(address.parse_tcp(one), seconds) for one in places))
     return dict(zip(places, found, strict=True))
 
@@ -420,6 +423,23 @@ def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> I
         elif look.socket and look.socket not in REPLAYERS:
             says = f"{source.replay}: is a {look.socket} socket, and answers no replays"
             yield about.wrong("replay-wrong-socket", says)
+
+
+def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
+    """Yields a finding for each rank whose port of its load is configured."""
+    for source in sources:
+        if source.load is None:
+            continue
+        look = looks[source.load]
+        if look.reason:
+            yield about.wrong("load-nobody-listens", f"{source.load}: {look.reason}")
+        elif not look.is_zmq:
+            yield about.wrong("load-not-zmq", f"{source.load}: answers, but not as ZMQ does")
+        elif not is_publisher(look):
+            what = f"a {look.socket} socket" if look.socket else f"secured with {look.mechanism}"
+            yield about.wrong("load-wrong-socket", f"{source.load}: is {what}, not read here")
+        else:
+            yield about.right("load", f"a publisher answers at {source.load}")
 
 
 def is_publisher(look: Greeted) -> bool:

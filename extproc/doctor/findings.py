@@ -88,6 +88,11 @@ FAULTS = {
     ),
     "replay-not-zmq": Fault("replay", "correct the port in `events.replay`"),
     "replay-wrong-socket": Fault("replay", "correct the port in `events.replay`"),
+    "load-nobody-listens": Fault(
+        "load", "start SGLang with `--load-publish-endpoint`, or correct `events.load`"
+    ),
+    "load-not-zmq": Fault("load", "correct the port in `events.load`"),
+    "load-wrong-socket": Fault("load", "correct the port in `events.load`"),
     "replay-swapped": Fault("replay", "give each worker its own port in `events.replay`"),
     "replay-silent": Fault(
         "replay", "restart the engine; correct `events.replay` if it is another's"

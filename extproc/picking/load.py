@@ -399,11 +399,13 @@ class Loads:
                 _bound(state, self._backlog(state, now), now)
 
     def speed_shown(self, endpoint: str) -> dict[str, float]:
-        """What is known of an endpoint's speed, for people and metrics."""
+        """What is known of an endpoint's speed, for people and metrics; used: by its cost."""
         speed = self._record(endpoint).speed
+        used = self.load(endpoint, 0.0).slowness  # which is the same at any time
         return {
             "tokens_per_second": round(self._rate / speed.slowness),
             "confidence": round(speed.confidence, 3),
+            "used_tokens_per_second": round(self._rate / used),
         }
 
     def tokens_per_second(self, endpoint: str) -> float:
@@ -539,16 +541,17 @@ def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Re
         return None
     age = max(seconds + load.age_ms / 1000 for load, seconds in loads)
     pending = [tokens for load, _ in loads if (tokens := _pending(load)) is not None]
+    used = [share for load, _ in loads if (share := _usage(load)) is not None]
     return Report(
         running=sum(load.running for load, _ in loads),
         waiting=sum(load.waiting for load, _ in loads),
         asked_at=now - age,
         pending_tokens=sum(pending) if len(pending) == len(loads) else None,
-        cache_usage=max(_usage(load) for load, _ in loads),
+        cache_usage=max(used) if used else None,
     )
 
 
-def _usage(load: EngineLoad) -> float:
+def _usage(load: EngineLoad) -> float | None:
     active = load.active_cache_usage
     return load.cache_usage if active is None else active
 

@@ -110,7 +110,8 @@ class Speed(Generic[Key]):
     slowness: how many times as long as configured a prompt takes. confidence: 0 to 1, how much of
     that is measured. is_even: whether it counts as one of the mean. waiting: the requests, oldest
     first: the work of each, and whether that is sure. pace: by how many times as fast as configured
-    its queue shrinks. A worker of which nothing is learned has a slowness of 1, and is even.
+    its queue shrinks. A worker of which nothing is learned has a slowness of 1 until it is first
+    looked at, and that of the mean from then on; it is even.
     """
 
     __slots__ = (

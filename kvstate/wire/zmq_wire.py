@@ -103,7 +103,7 @@ def load_of(frames: Sequence[bytes]) -> EngineLoad:
     if len(frames) < 2 or len(frames[-1]) > MAX_LOAD_BYTES:  # noqa: PLR2004 - as for events
         raise WireError(f"message of {len(frames)} frames tells no load")
     stat: _LoadStat = _decoded(_load_decoder, frames[-1])
-    share = min(1.0, stat.used / stat.capacity) if stat.capacity else 0.0
+    share = min(1.0, stat.used / stat.capacity) if stat.capacity else None
     return EngineLoad(stat.running, stat.waiting, stat.waiting_uncached, cache_usage=share)
 
 

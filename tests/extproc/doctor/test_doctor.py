@@ -138,6 +138,15 @@ async def test_ports_of_events_and_replay_that_are_swapped_are_found() -> None:
 
 
 @pytest.mark.slow
+async def test_the_port_of_the_load_is_visited() -> None:
+    async with one_worker() as (simulated, worker):
+        right = with_events(worker, load=simulated.events_endpoint)  # any publisher will do
+        assert not await codes_of(right)
+        wrong = with_events(worker, load=simulated.replay_endpoint)
+        assert await codes_of(wrong) == {"load-wrong-socket"}
+
+
+@pytest.mark.slow
 async def test_a_topic_that_the_worker_contradicts_is_found() -> None:
     async with one_worker(topic="kv-events") as (_, worker):
         assert not await codes_of(with_events(worker, topic="kv"))

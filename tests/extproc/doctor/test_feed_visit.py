@@ -7,6 +7,7 @@ from extproc.doctor.feed_visit import (
     Telling,
     is_publisher,
     is_replayer,
+    judge_loads,
     judge_places,
     judge_replays,
     judge_swapped,
@@ -80,6 +81,18 @@ def test_who_answers_at_the_replays_port_is_judged() -> None:
     assert codes(CLOSED) == ["replay-nobody-listens"]
     assert codes(Greeted()) == ["replay-not-zmq"]
     assert codes(PUB) == ["replay-wrong-socket"]
+
+
+def test_who_answers_at_the_port_of_the_load_is_judged() -> None:
+    sources = (ZmqSource(EVENTS, None, "", load=NEXT), ZmqSource(EVENTS, None, ""))
+
+    def codes(look: Greeted) -> list[str]:
+        return [one.code for one in judge_loads(ABOUT, sources, {NEXT: look})]
+
+    assert codes(PUB) == [""]
+    assert codes(CLOSED) == ["load-nobody-listens"]
+    assert codes(Greeted()) == ["load-not-zmq"]
+    assert codes(ROUTER) == codes(Greeted(mechanism="CURVE")) == ["load-wrong-socket"]
 
 
 def test_a_socket_that_does_not_say_its_kind_may_be_either() -> None:

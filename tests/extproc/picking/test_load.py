@@ -112,6 +112,18 @@ def test_what_another_router_sent_stays_in_the_queue_when_a_prompt_is_computed(
     assert loads.load("a", 0.0).backlog_tokens == 400
 
 
+def test_the_speed_that_the_cost_uses_is_shown_beside_the_workers_own() -> None:
+    loads = Loads({name: EndpointLoad() for name in "ab"}, 1_000.0, learns=True)
+    for n in range(40):
+        for name, took in (("a", 1.9), ("b", 2.1)):
+            booking = loads.begin(name, 1_000, 10.0 * n, prompt=Prompt("m", array("I", [1])))
+            loads.computed(booking, 10.0 * n + took)
+            loads.end(booking, 10.0 * n + 5)
+    a, b = map(loads.speed_shown, "ab")
+    assert a["tokens_per_second"] > a["used_tokens_per_second"] > b["tokens_per_second"]
+    assert a["used_tokens_per_second"] == b["used_tokens_per_second"]
+
+
 def test_what_came_before_a_computed_prompt_leaves_the_queue_and_what_came_after_stays() -> None:
     loads, prompt = Loads({"a": EndpointLoad()}, 100, learns=True), Prompt("m", array("I", [1]))
     loads.begin("a", 200, 0.0)  # of which nobody tells

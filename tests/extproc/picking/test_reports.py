@@ -82,7 +82,13 @@ def test_the_ranks_of_a_worker_add_up_and_are_as_old_as_the_oldest() -> None:
 
 def test_pending_tokens_are_known_only_if_every_rank_tells_them() -> None:
     loads = [(EngineLoad(1, 0, 100), 0.0), (EngineLoad(1, 0), 0.0)]
-    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0, cache_usage=0.0)
+    assert report_of_feeds(loads, 0.0) == Report(2, 0, 0.0)
+
+
+def test_the_share_of_the_cache_is_that_of_the_ranks_that_tell_it() -> None:
+    loads = [(EngineLoad(1, 0, cache_usage=usage), 0.0) for usage in (0.25, None, 0.0)]
+    assert report_of_feeds(loads, 0.0) == Report(3, 0, 0.0, cache_usage=0.25)
+    assert report_of_feeds(loads[2:], 0.0) == Report(1, 0, 0.0, cache_usage=0.0)
 
 
 def test_feeds_that_say_nothing_are_no_report() -> None:

@@ -201,8 +201,8 @@ async def test_heartbeats_carry_load_and_no_number(publisher: GrpcPublisher) -> 
     async with serving(publisher) as port, following(port) as transport:
         assert await received(transport, 4) == [
             Connected(),
-            LoadReport(EngineLoad(2, 0)),
-            LoadReport(EngineLoad(1, 0)),
+            LoadReport(EngineLoad(2, 0, cache_usage=0.0)),
+            LoadReport(EngineLoad(1, 0, cache_usage=0.0)),
             *handed(loaded),
         ]
 

@@ -132,7 +132,7 @@ def test_load_says_what_the_engine_said() -> None:
 
 def test_load_is_none_where_it_was_not_said() -> None:
     assert load_of(message()) is None
-    assert load_of(message(load=LoadRecord(load_only=True))) == EngineLoad(0, 0)
+    assert load_of(message(load=LoadRecord(load_only=True))) == EngineLoad(0, 0, cache_usage=0.0)
 
 
 @pytest.mark.parametrize(
