@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import routing_legs
 import routing_routers
 from measure import Row, arguments, keep, table
-from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell
+from routing_cells import CELLS, SEEDS, SPEED_CELLS, TUNING_SEEDS, Cell, arrivals
 from routing_compare import (
     CONTESTANTS,
     PARTS,
@@ -29,12 +29,14 @@ from routing_compare import (
     speed_rows,
     summary,
 )
-from routing_plot import svg
-from routing_run import Contestant, Result, arrivals, run
 from routing_workloads import trace
 
+from extproc.whatif.engines import Result
+from extproc.whatif.outlook import svg
+from extproc.whatif.routers import Contestant, run
+
 METHOD = """\
-How: engines in simulated time (benchmarks/routing_fleet.py): prompts are computed one after the
+How: engines in simulated time (extproc/whatif/engines.py): prompts are computed one after the
 other in chunks that share steps with the answers under way; prefixes are cached in blocks of 128
 tokens, least recently used out first; events arrive after a delay. The router's own decide(), load
 and table of what was sent pick the engine; seeds' policies see the same overlaps and requests in
@@ -184,7 +186,7 @@ _inherited: list[tuple[Any, Any]] = []
 def _of_seed(seed: int) -> dict[str, Result]:
     cell, contestants = _inherited[-1]
     given = arrivals(cell, seed)
-    return {one.name: run(cell, one, given, seed) for one in contestants}
+    return {one.name: run(cell.stage, one, given, seed) for one in contestants}
 
 
 def _how(method: str, seeds: Sequence[int]) -> str:

@@ -5,9 +5,9 @@ Fixed before the default's weights were tuned, and not changed since. Tuning use
 
 import math
 from collections.abc import Sequence
+from random import Random
 from typing import NamedTuple
 
-from routing_fleet import BLOCK_TOKENS, Speed
 from routing_workloads import (
     Workload,
     herd,
@@ -18,6 +18,9 @@ from routing_workloads import (
     single_shot,
 )
 
+from extproc.whatif.engines import BLOCK_TOKENS, Speed
+from extproc.whatif.routers import Arrivals, Stage
+
 # Tokens of KV cache of an engine.
 CACHE_TOKENS = 400_000
 
@@ -26,18 +29,12 @@ SEEDS = tuple(range(1000, 1020))
 TUNING_SEEDS = tuple(range(6))
 
 
-# How long it takes until a worker that refuses connections is left out: three scrapes.
-UNFIT_SECONDS = 3.0
-
-
 class Cell(NamedTuple):
-    """One case.
+    """One case: a stage, and who asks what on it.
 
     slow: how many times slower the first engine is; slow_from, slow_until: between which seconds.
     rates: prompt tokens a second of the engines, in turn. strangers: what another router sends to
-    the same engines, each by chance. lost_at: seconds from which on the first engine takes no new
-    request: the proxy goes on to the next one that is named, and the router knows `UNFIT_SECONDS`
-    later.
+    the same engines, each by chance. lost_at: as a stage has it.
     """
 
     name: str
@@ -53,16 +50,20 @@ class Cell(NamedTuple):
     strangers: Workload | None = None
 
     @property
-    def speeds(self) -> Sequence[Speed]:
-        """Of the engines, at first."""
+    def stage(self) -> Stage:
+        """The engines, and what happens to them."""
+        blocks = self.cache_tokens // BLOCK_TOKENS
+        return Stage(self._speeds, blocks, self.delay_seconds, self._turns, self.lost_at)
+
+    @property
+    def _speeds(self) -> Sequence[Speed]:
         speeds = self._usual
         if not self.slow_from:
             speeds[0] = speeds[0].slower(self.slow)
         return speeds
 
     @property
-    def turns(self) -> Sequence[tuple[float, int, Speed]]:
-        """When an engine's speed changes."""
+    def _turns(self) -> Sequence[tuple[float, int, Speed]]:
         first = self._usual[0]
         turns = []
         if self.slow_from:
@@ -77,10 +78,18 @@ class Cell(NamedTuple):
         rates = [self.rates[number % len(self.rates)] for number in range(self.workers)]
         return [usual.slower(usual.prefill_rate / rate) for rate in rates]
 
-    @property
-    def cache_blocks(self) -> int:
-        """Of one engine."""
-        return self.cache_tokens // BLOCK_TOKENS
+
+def arrivals(cell: Cell, seed: int) -> Arrivals:
+    """The arrivals of a cell: the same for every contestant."""
+    requests = cell.workload(Random(seed))  # noqa: S311
+    if cell.strangers is not None:
+        others = cell.strangers(Random(seed + 500_000))  # noqa: S311
+        for one in others:  # blocks of their own
+            one.is_own = False
+            one.blocks = [~block for block in one.blocks]
+            one.answer_blocks = [~block for block in one.answer_blocks]
+        requests = sorted([*requests, *others], key=lambda one: one.at)
+    return Arrivals.of(requests)
 
 
 CELLS = (

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from measure import Figure, Goal, Row
-from routing_run import Contestant, Result
 
 from extproc.config.schema import Cost, Policy
+from extproc.whatif.engines import Result
+from extproc.whatif.routers import Contestant
 
 DEFAULT = "cost"
 

@@ -1,6 +1,6 @@
 """Prompts computed on one worker and answered by another: when, against fixed rules.
 
-The same engines in simulated time (routing_fleet); the router's own decide_legs() and books.
+The same engines in simulated time (extproc/whatif); the router's own decide_legs() and books.
 """
 
 import math
@@ -14,8 +14,6 @@ import msgspec
 from measure import Figure, Goal, Row
 from routing_cells import CACHE_TOKENS
 from routing_compare import interval
-from routing_fleet import BLOCK_TOKENS, Fleet, Request, Speed
-from routing_run import LOOK_SECONDS, MAX_AHEAD, Tokens, TokensSent, View, last_block, marks_of_all
 from routing_workloads import (
     Workload,
     long_prompts,
@@ -33,6 +31,16 @@ from extproc.picking.load import Booking, Loads
 from extproc.picking.placing import Placing
 from extproc.picking.sent import Holdings, Marks
 from extproc.picking.upstreams import Upstreams
+from extproc.whatif.engines import BLOCK_TOKENS, Fleet, Request, Speed
+from extproc.whatif.routers import (
+    LOOK_SECONDS,
+    MAX_AHEAD,
+    Tokens,
+    TokensSent,
+    View,
+    last_block,
+    marks_of_all,
+)
 from kvstate.overlap import Overlap, Prompt
 
 SEEDS = tuple(range(1000, 1010))

@@ -7,10 +7,11 @@ from measure import Figure, Goal, Row
 from routing_cells import CELLS as STANDARD_CELLS
 from routing_cells import SPEED_CELLS, Cell
 from routing_compare import NOT_WORSE, PairedRow, Results, interval
-from routing_run import Contestant, Result
 from routing_workloads import multi_turn, shared_prefix, single_shot
 
 from extproc.config.schema import Policy
+from extproc.whatif.engines import Result
+from extproc.whatif.routers import Contestant
 
 SEEDS = tuple(range(1000, 1008))
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from routing_fleet import BLOCK_TOKENS, Request
-from routing_workloads import TRACE_BLOCK_TOKENS, mixed, multi_turn, shared_prefix, single_shot
+from routing_workloads import mixed, multi_turn, shared_prefix, single_shot
+
+from extproc.whatif.engines import BLOCK_TOKENS, Request
+from extproc.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 WORKLOAD = mixed(shared_prefix(8, 60), multi_turn(2, 60), single_shot(6, 60))
 
@@ -28,7 +30,7 @@ def main() -> None:
 def lines_of(requests: Sequence[Request]) -> Iterator[str]:
     """The requests as JSON objects; a block's id stands for all of the prompt up to its end."""
     ids: dict[tuple[int, ...], int] = {}
-    step = TRACE_BLOCK_TOKENS // BLOCK_TOKENS
+    step = MOONCAKE_BLOCK_TOKENS // BLOCK_TOKENS
     for request in requests:
         chain: list[int] = []
         for start in range(0, len(request.blocks), step):

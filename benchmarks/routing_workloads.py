@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-import msgspec
-from routing_fleet import BLOCK_TOKENS, Request
+from extproc.whatif.engines import BLOCK_TOKENS, Request
+from extproc.whatif.traces import Replay, Trace, requests_of
 
 Workload = Callable[[Random], list[Request]]
-
-# The Mooncake trace's own block size (arxiv 2407.00079, its trace release).
-TRACE_BLOCK_TOKENS = 512
 
 
 def _blocks(tokens: float) -> int:
@@ -182,45 +179,19 @@ def mixed(*parts: Workload) -> Workload:
     return make
 
 
-class _Line(msgspec.Struct):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int]
-
-
 def trace(path: Path, speedup: float = 1.0) -> Workload:
-    """A trace in Mooncake's format, one JSON object a line.
-
-    timestamp: milliseconds. input_length, output_length: tokens. hash_ids: of blocks of 512 tokens,
-    equal where the prefix is.
+    """A trace as `kvsteer whatif` reads it, such as Mooncake's.
 
     Raises:
         ValueError: when it is played: a line is not as it should be, or there is none.
     """
 
     def make(_: Random) -> list[Request]:
-        answers = itertools.count(1 << 48)
-        made = []
+        read = Trace()
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    one = msgspec.json.decode(line, type=_Line)
-                except msgspec.DecodeError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from None
-                made.append(_traced(one, speedup, answers))
-        if not made:
+            read.read(str(path), lines)
+        if not read.requests:
             raise ValueError(f"{path}: no request in it")
-        return sorted(made, key=lambda one: one.at)
+        return requests_of(read.requests, Replay(BLOCK_TOKENS, speedup))
 
     return make
-
-
-def _traced(one: _Line, speedup: float, answers: Iterator[int]) -> Request:
-    split = TRACE_BLOCK_TOKENS // BLOCK_TOKENS
-    prompt = [number * split + part for number in one.hash_ids for part in range(split)]
-    length = max(1, one.output_length)
-    answer = _take(answers, _blocks(length))
-    return _request(
-        one.timestamp / 1000 / speedup, prompt[: _blocks(one.input_length)], answer, length
-    )

@@ -18,6 +18,8 @@ from extproc.errors import ConfigError, StartError
 if TYPE_CHECKING:
     from extproc.config.schema import Config
 
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - no other name
+
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
 
@@ -89,6 +91,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
     demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
     demo.set_defaults(run=_demo)
 
+    _add_loaded(commands, command)
+    return parser
+
+
+def _add_loaded(commands: "Subparsers", command: str) -> None:
+    """Adds the commands whose modules declare their options; loads that of the one given."""
     doctor = commands.add_parser(
         "doctor", help="check everything that a configuration names; exit 1 if anything is wrong"
     )
@@ -97,6 +105,15 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
         doctor_command.add_arguments(doctor)
         doctor.set_defaults(run=doctor_command.run)
+
+    whatif = commands.add_parser(
+        "whatif", help="play recorded requests over a simulated fleet, with each policy"
+    )
+    if command == "whatif":
+        from extproc.whatif import command as whatif_command  # noqa: PLC0415
+
+        whatif_command.add_arguments(whatif)
+        whatif.set_defaults(run=whatif_command.run)
 
     bridge = commands.add_parser(
         "bridge", help="serve one engine's events to any number of routers"
@@ -113,7 +130,6 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
         simulator.add_arguments(worker)
         worker.set_defaults(run=simulator.run)
-    return parser
 
 
 def _add_questions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

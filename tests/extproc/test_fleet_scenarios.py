@@ -11,13 +11,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import routing_legs
-import routing_sharing
-from routing_cells import Cell
-from routing_fleet import BLOCK_TOKENS, HANDOVER_SECONDS, Fleet, Request, Speed
-from routing_run import Contestant, Result, arrivals, run
+from routing_cells import Cell, arrivals
 from routing_trace import lines_of
 from routing_workloads import (
-    TRACE_BLOCK_TOKENS,
     herd,
     long_prompts,
     multi_turn,
@@ -28,6 +24,10 @@ from routing_workloads import (
 
 from extproc.config.schema import Policy
 from extproc.picking.load import Booking, Loads
+from extproc.whatif import routers
+from extproc.whatif.engines import BLOCK_TOKENS, HANDOVER_SECONDS, Fleet, Request, Result, Speed
+from extproc.whatif.routers import Contestant, run
+from extproc.whatif.traces import MOONCAKE_BLOCK_TOKENS
 
 DEFAULT = Contestant("cost", "cost", expects=True)
 LEAST = Contestant("least", "least_request")
@@ -36,7 +36,7 @@ SEED = 5
 
 def results(cell: Cell, *contestants: Contestant) -> list[Result]:
     given = arrivals(cell, SEED)
-    return [run(cell, one, given, SEED) for one in contestants]
+    return [run(cell.stage, one, given, SEED) for one in contestants]
 
 
 def test_a_request_waits_for_the_prompts_before_it_and_its_own() -> None:
@@ -134,7 +134,7 @@ def test_no_router_of_a_simulation_looks_at_a_time_that_is_over(
             seen.append(now)
             super().computed(booking, now)
 
-    monkeypatch.setattr(routing_sharing, "Loads", Watched)
+    monkeypatch.setattr(routers, "Loads", Watched)
     four = DEFAULT._replace(learns=True, routers=4, tick_seconds=0.01)
     results(Cell("few", single_shot(4, 20), workers=2), four)
     assert seen
@@ -186,7 +186,7 @@ def test_a_workload_written_as_a_trace_shares_the_same_prefixes(tmp_path: Path) 
     assert [(one.tokens, one.answer_tokens) for one in after] == [
         (one.tokens, one.answer_tokens) for one in before
     ]
-    per_block = TRACE_BLOCK_TOKENS // BLOCK_TOKENS
+    per_block = MOONCAKE_BLOCK_TOKENS // BLOCK_TOKENS
     for one, other in itertools.combinations(range(len(before)), 2):
         shared = common(before[one].blocks, before[other].blocks) // per_block
         assert common(after[one].blocks, after[other].blocks) // per_block == shared
@@ -197,8 +197,8 @@ def test_a_workload_written_as_a_trace_shares_the_same_prefixes(tmp_path: Path) 
     [
         ("", "no request in it"),
         ("{", "line 1: "),
-        ('{"timestamp": 0, "input_length": 1, "output_length": 1}', "`hash_ids`"),
-        ('{"timestamp": 0, "input_length": "x", "output_length": 1, "hash_ids": []}', "`int`"),
+        ('{"timestamp": 0, "output_length": 1, "hash_ids": [1]}', "`input_length`"),
+        ('{"timestamp": 0, "input_length": "x", "output_length": 1, "hash_ids": []}', "`int "),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, fault: str) -> None:

@@ -1,15 +1,16 @@
-"""One run of the routing benchmark: a cell, a seed and a policy; the router's own pick decides."""
+"""Routers before a fleet of engines in simulated time: the router's own decision and books.
 
+Routers that share exchange the router's own messages; nothing is lost on the way, and a message
+takes a millisecond. Envoy's own choices are here too, to compare with.
+"""
+
+import heapq
+import math
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
-from statistics import fmean, pstdev
 from typing import NamedTuple
-
-from routing_cells import UNFIT_SECONDS, Cell
-from routing_fleet import BLOCK_TOKENS, Fleet, Request
-from routing_sharing import Exchange, Sharer
 
 from extproc.config.schema import Policy
 from extproc.picking.decision import Decision, Query, Snapshot, decide
@@ -17,18 +18,59 @@ from extproc.picking.eligibility import Candidate, Roster
 from extproc.picking.load import PREFILL_TOKENS_PER_SECOND, Booking, EndpointLoad, Loads, Report
 from extproc.picking.policies import sample_size
 from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Marks, Sent, marks_of
-from extproc.sharing.telling import LEAST_UNCACHED_TOKENS
+from extproc.sharing.messages import keys_of, worker_id
+from extproc.sharing.picture import Picture, Place
+from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
+from extproc.whatif.engines import BLOCK_TOKENS, Fleet, Request, Result, Speed, result_of
 from kvstate.overlap import Overlap, Prompt
+
+# Envoy's own policies, with its defaults: the least requests of two that are drawn by chance.
+ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN = "Envoy least_request", "Envoy round_robin"
+ENVOY = (ENVOY_LEAST_REQUEST, ENVOY_ROUND_ROBIN)
+
+ENVOY_CHOICES = 2
+
+# Requests between two reports of progress.
+TOLD_EVERY = 64
+
+# How long it takes until a worker that refuses connections is left out: three scrapes.
+UNFIT_SECONDS = 3.0
+
+
+class Stage(NamedTuple):
+    """The engines of a run, and what happens to them.
+
+    speeds: one for each engine. cache_blocks: of one engine. delay_seconds: until an event reaches
+    the router. turns: when an engine's speed changes, and to what. lost_at: seconds from which on
+    the first engine takes no new request: the proxy goes on to the next one that is named, and the
+    router knows `UNFIT_SECONDS` later.
+    """
+
+    speeds: Sequence[Speed]
+    cache_blocks: int
+    delay_seconds: float = 0.02
+    turns: Sequence[tuple[float, int, Speed]] = ()
+    lost_at: float = math.inf
+    block_tokens: int = BLOCK_TOKENS
+
+    def fleet(self) -> Fleet:
+        """The engines, idle and empty."""
+        return Fleet(
+            *(self.speeds, self.cache_blocks, self.delay_seconds),
+            turns=self.turns,
+            block_tokens=self.block_tokens,
+        )
 
 
 class Contestant(NamedTuple):
     """A way to pick.
 
-    sees_events: whether the index is fed. expects: whether what was sent where is counted.
-    prefill_rate: what the router takes the engines for. scrape_seconds: how often it reads their
-    metrics, 0 for never. routers: how many decide, each request by one of them. tick_seconds: how
-    often they tell each other, 0 for never. learns: whether it learns how fast each engine is;
-    knows: whether it is told, by somebody who always knows.
+    policy: the router's, or one of `ENVOY`. sees_events: whether the index is fed. expects: whether
+    what was sent where is counted. prefill_rate: what the router takes the engines for.
+    scrape_seconds: how often it reads their metrics, 0 for never. routers: how many decide, each
+    request by one of them. tick_seconds: how often they tell each other, 0 for never. learns:
+    whether it learns how fast each engine is; knows: whether it is told, by somebody who always
+    knows.
     """
 
     name: str
@@ -42,17 +84,6 @@ class Contestant(NamedTuple):
     tick_seconds: float = 0.0
     learns: bool = False
     knows: bool = False
-
-
-class Result(NamedTuple):
-    """What came of one run; seconds, requests per second, shares."""
-
-    hit_rate: float
-    p50: float
-    p90: float
-    p99: float
-    throughput: float
-    spread: float
 
 
 @dataclass(slots=True)
@@ -122,7 +153,8 @@ class View:
             return
         while engines:
             lowest = engines & -engines
-            found[self._names[lowest.bit_length() - 1]] = Overlap(BLOCK_TOKENS, (count, 0, 0, 0))
+            name = self._names[lowest.bit_length() - 1]
+            found[name] = Overlap(self._fleet.block_tokens, (count, 0, 0, 0))
             engines ^= lowest
 
 
@@ -142,29 +174,21 @@ class Arrivals(NamedTuple):
             for one in self.requests
         ]
 
-
-def arrivals(cell: Cell, seed: int) -> Arrivals:
-    """The arrivals of a cell: the same for every contestant."""
-    requests = cell.workload(Random(seed))  # noqa: S311
-    if cell.strangers is not None:
-        others = cell.strangers(Random(seed + 500_000))  # noqa: S311
-        for one in others:  # blocks of their own
-            one.is_own = False
-            one.blocks = [~block for block in one.blocks]
-            one.answer_blocks = [~block for block in one.answer_blocks]
-        requests = sorted([*requests, *others], key=lambda one: one.at)
-    return Arrivals(requests, [_marks(one.blocks) for one in requests])
+    @classmethod
+    def of(cls, requests: Sequence[Request], block_tokens: int = BLOCK_TOKENS) -> "Arrivals":
+        """These requests, in order of time."""
+        return cls(requests, [_marks(one.blocks, block_tokens) for one in requests])
 
 
 def marks_of_all(requests: Sequence[Request]) -> dict[int, Marks]:
     """The marks of all prompts, by the identity of their requests."""
-    return {id(one): _marks(one.blocks) for one in requests}
+    return {id(one): _marks(one.blocks, BLOCK_TOKENS) for one in requests}
 
 
-def _marks(blocks: Sequence[int]) -> Marks:
+def _marks(blocks: Sequence[int], block_tokens: int) -> Marks:
     tokens = array("I")
     for block in blocks:
-        tokens.extend(array("I", [block & 0xFFFF_FFFF]) * BLOCK_TOKENS)
+        tokens.extend(array("I", [block & 0xFFFF_FFFF]) * block_tokens)
     return marks_of(1, tokens)
 
 
@@ -181,6 +205,107 @@ def last_block(blocks: Sequence[int]) -> int:
     return blocks[-2] if len(blocks) > 1 else blocks[-1]
 
 
+# From a router to all others.
+DELAY_SECONDS = 0.001
+
+KEYS = keys_of(b"simulated")
+
+
+def _forget_seconds(tick_seconds: float) -> float:
+    return 10 * tick_seconds + 0.1
+
+
+class Sharer:
+    """One router's part in it: what it tells, and what it makes of what it is told."""
+
+    def __init__(
+        self,
+        number: int,
+        endpoints: Mapping[str, EndpointLoad],
+        prefill_rate: float,
+        sent: Sent,
+        holdings: Mapping[str, Holdings],
+        tick_seconds: float,
+        *,
+        learns: bool = False,
+    ) -> None:
+        self.telling = Telling(KEYS, f"router-{number}", 1)
+        self.loads = Loads(endpoints, prefill_rate, self.telling.touched, learns=learns)
+        places = {worker_id(KEYS, name): Place(name, one) for name, one in holdings.items()}
+        self.picture = Picture(
+            KEYS, self.loads, sent, lambda: places, _forget_seconds(tick_seconds)
+        )
+
+    def tick(self, now: float) -> Sequence[bytes]:
+        """Returns what it tells now."""
+        self.picture.forget(now)
+        return self.telling.due(self.loads, now, _wall_us(now))
+
+    def hear(self, wire: bytes, now: float) -> None:
+        """Takes what another one told."""
+        news = self.picture.hear(wire, now, _wall_us(now))
+        if news is not None and news.is_hello:
+            self.telling.asked()
+
+
+def _wall_us(now: float) -> int:
+    return 1_000_000 + int(now * 1e6)
+
+
+@dataclass(order=True, slots=True)
+class _Due:
+    """What is due at a time: a router's tick, or messages of it that arrive; in order of number."""
+
+    at: float
+    number: int
+    sender: int = field(compare=False)
+    messages: Sequence[bytes] | None = field(compare=False, default=None)
+
+
+class Exchange:
+    """The messages between routers; each begins its ticks at a time of its own."""
+
+    def __init__(self, sharers: Sequence[Sharer], tick_seconds: float, chance: Random) -> None:
+        self._sharers = sharers
+        self._tick_seconds = tick_seconds
+        self._count = 0
+        self._due: list[_Due] = []
+        self._told_at = [-1.0] * len(sharers)
+        for sender in range(len(sharers)):
+            self._plan(tick_seconds * chance.random(), sender, None)
+
+    def begun(self, sender: int, now: float) -> None:
+        """A router sent a request: if its last message is a tick ago, it tells at once."""
+        if now - self._told_at[sender] >= self._tick_seconds:
+            self._tell(sender, now)
+
+    def _tell(self, sender: int, now: float) -> None:
+        messages = self._sharers[sender].tick(now)
+        if messages:
+            self._told_at[sender] = now
+            self._plan(now + DELAY_SECONDS, sender, messages)
+
+    def until(self, now: float) -> None:
+        """Does all that is due until now."""
+        while self._due and self._due[0].at <= now:
+            due = heapq.heappop(self._due)
+            if due.messages is None:
+                told_at = self._told_at[due.sender]
+                if due.at - told_at >= self._tick_seconds - 1e-9:
+                    self._tell(due.sender, due.at)
+                    told_at = due.at
+                self._plan(told_at + self._tick_seconds, due.sender, None)
+                continue
+            for receiver, sharer in enumerate(self._sharers):
+                if receiver != due.sender:
+                    for message in due.messages:
+                        sharer.hear(message, due.at)
+
+    def _plan(self, at: float, sender: int, messages: Sequence[bytes] | None) -> None:
+        self._count += 1
+        heapq.heappush(self._due, _Due(at, self._count, sender, messages))
+
+
 class _Router:
     """One router with its own picture of the fleet.
 
@@ -189,15 +314,16 @@ class _Router:
     """
 
     def __init__(
-        self, cell: Cell, contestant: Contestant, fleet: Fleet, view: View, number: int, seed: int
+        self, stage: Stage, contestant: Contestant, fleet: Fleet, view: View, number: int, seed: int
     ) -> None:
         self.fleet = fleet
         self._contestant = contestant
-        self._lost_at = cell.lost_at
+        self._lost_at = stage.lost_at
         self._view = view
-        endpoints = {str(n): EndpointLoad() for n in range(cell.workers)}
+        names = [str(n) for n in range(len(stage.speeds))]
+        endpoints = {name: EndpointLoad() for name in names}
         self._endpoints = endpoints
-        self._awaited: list[dict[Booking, Request]] = [{} for _ in range(cell.workers)]
+        self._awaited: list[dict[Booking, Request]] = [{} for _ in names]
         self._holdings = {name: Holdings(name) for name in endpoints}
         self._sent = TokensSent(1) if contestant.expects else None
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
@@ -209,7 +335,7 @@ class _Router:
                 learns=contestant.learns,
             )
             self._loads = self.sharer.loads
-        self._workers = [Candidate(str(n), str(n)) for n in range(cell.workers)]
+        self._workers = [Candidate(name, name) for name in names]
         self._roster = Roster(self._workers)
         self._rng = Random(seed + 77 + 1_000 * number)  # noqa: S311
         self._turn = 0
@@ -316,10 +442,13 @@ class _Router:
 class _Routers:
     """All routers before one fleet: each request comes to one of them by chance."""
 
-    def __init__(self, cell: Cell, contestant: Contestant, seed: int) -> None:
-        self.fleet = Fleet(cell.speeds, cell.cache_blocks, cell.delay_seconds, turns=cell.turns)
+    def __init__(self, stage: Stage, contestant: Contestant, given: Arrivals, seed: int) -> None:
+        self.fleet, self.requests = stage.fleet(), given.fresh()
         view, numbers = View(self.fleet), range(contestant.routers)
-        self.all = [_Router(cell, contestant, self.fleet, view, n, seed) for n in numbers]
+        self.all = [_Router(stage, contestant, self.fleet, view, n, seed) for n in numbers]
+        marks = {id(one): marks for one, marks in zip(self.requests, given.marks, strict=True)}
+        for router in self.all:
+            router.marks = marks
         self._chance = Random(seed + 5)  # noqa: S311
         self._strangers = Random(seed + 99)  # noqa: S311
         sharers = [one.sharer for one in self.all if one.sharer is not None]
@@ -354,30 +483,57 @@ class _Routers:
             self._of.pop(id(request)).over(request, now)
 
 
-def run(cell: Cell, contestant: Contestant, given: Arrivals, seed: int) -> Result:
-    """Serves the arrivals."""
-    routers = _Routers(cell, contestant, seed)
-    requests = given.fresh()
-    marks = {id(one): marks for one, marks in zip(requests, given.marks, strict=True)}
-    for router in routers.all:
-        router.marks = marks
-    routers.fleet.run(requests, routers.pick, routers.over)
-    requests = [one for one in requests if one.is_own]
-    return _result(requests, [engine.computed_tokens for engine in routers.fleet.engines])
+class _Envoy:
+    """Envoy alone, with one of its own policies."""
+
+    def __init__(self, stage: Stage, policy: str, given: Arrivals, seed: int) -> None:
+        self.fleet, self.requests = stage.fleet(), given.fresh()
+        self._chance = Random(seed + 5)  # noqa: S311
+        self._active = [0] * len(stage.speeds)
+        self._turn = self._chance.randrange(len(stage.speeds))
+        self._takes_turns = policy == ENVOY_ROUND_ROBIN
+
+    def pick(self, request: Request, now: float) -> int:  # noqa: ARG002 - as a router's
+        count = len(self._active)
+        if self._takes_turns:
+            self._turn = number = (self._turn + 1) % count
+        else:
+            drawn = (self._chance.randrange(count) for _ in range(ENVOY_CHOICES))
+            number = min(drawn, key=self._active.__getitem__)
+        self._active[number] += 1
+        return number
+
+    def over(self, request: Request, now: float) -> None:  # noqa: ARG002 - as a router's
+        self._active[request.worker] -= 1
 
 
-def _result(requests: Sequence[Request], computed: Sequence[int]) -> Result:
-    waits = sorted(one.first_token_at - one.at for one in requests)
-    ended = max(one.done_at for one in requests)
-    return Result(
-        hit_rate=sum(one.cached for one in requests) / sum(one.tokens for one in requests),
-        p50=_quantile(waits, 0.5),
-        p90=_quantile(waits, 0.9),
-        p99=_quantile(waits, 0.99),
-        throughput=len(requests) / (ended - requests[0].at),
-        spread=pstdev(computed) / fmean(computed),
-    )
+def _nobody_told(_: int) -> None:
+    pass
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def run(
+    stage: Stage,
+    contestant: Contestant,
+    given: Arrivals,
+    seed: int,
+    told: Callable[[int], None] = _nobody_told,
+) -> Result:
+    """Serves the arrivals.
+
+    told: how many requests have come so far, every now and then.
+    """
+    proxy: _Routers | _Envoy
+    if contestant.policy in ENVOY:
+        proxy = _Envoy(stage, contestant.policy, given, seed)
+    else:
+        proxy = _Routers(stage, contestant, given, seed)
+    proxy.fleet.run(_telling(proxy.requests, told), proxy.pick, proxy.over)
+    requests = [one for one in proxy.requests if one.is_own]
+    return result_of(requests, [engine.computed_tokens for engine in proxy.fleet.engines])
+
+
+def _telling(requests: Sequence[Request], told: Callable[[int], None]) -> Iterator[Request]:
+    for count, request in enumerate(requests):
+        if count % TOLD_EVERY == 0:
+            told(count)
+        yield request

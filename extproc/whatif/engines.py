@@ -15,11 +15,17 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import NamedTuple
 
+# Tokens of a block, where nobody says otherwise.
 BLOCK_TOKENS = 128
 
 # Two engines find each other, whatever is transferred then.
 HANDOVER_SECONDS = 0.010
+
+# What rounding may leave of a prompt's tokens, and of steps.
+_NO_TOKENS, _NO_STEPS = 1e-6, 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,7 @@ class Engine:
 
     speed: Speed
     cache: Cache
+    block_tokens: int = BLOCK_TOKENS
     at: float = 0.0
     steps: float = 0.0
     waiting: deque[Request] = field(default_factory=deque)
@@ -187,9 +194,9 @@ class Engine:
     def change(self) -> list[Request]:
         """Does what is due now; the requests that are over."""
         over = []
-        if self.head is not None and self.left_tokens <= 1e-6:
+        if self.head is not None and self.left_tokens <= _NO_TOKENS:
             self._answer(self.head)
-        while self.running and self.running[0][0] <= self.steps + 1e-9:
+        while self.running and self.running[0][0] <= self.steps + _NO_STEPS:
             request = heapq.heappop(self.running)[2]
             self.cache.fill(request.answer_blocks)
             self.cache.release([*request.blocks, *request.answer_blocks])
@@ -227,7 +234,7 @@ class Engine:
             return
         self.head = self.waiting.popleft()
         self.overlap = overlap
-        request.cached = overlap * BLOCK_TOKENS
+        request.cached = overlap * self.block_tokens
         self.left_tokens = float(request.tokens - request.cached)
         self.computed_tokens += request.tokens - request.cached
 
@@ -254,6 +261,7 @@ class Fleet:
     now: float = 0.0
     turns: Sequence[tuple[float, int, Speed]] = ()
     transfer_rate: float = float("inf")
+    block_tokens: int = BLOCK_TOKENS
     engines: list[Engine] = field(default_factory=list)
     published: deque[tuple[float, int, Sequence[int], Sequence[int]]] = field(default_factory=deque)
     _changes: list[tuple[float, int, int]] = field(default_factory=list)
@@ -263,7 +271,8 @@ class Fleet:
 
     def __post_init__(self) -> None:
         for number, speed in enumerate(self.speeds):
-            self.engines.append(Engine(speed, Cache(self.cache_blocks, self._publisher(number))))
+            cache = Cache(self.cache_blocks, self._publisher(number))
+            self.engines.append(Engine(speed, cache, self.block_tokens))
 
     def _publisher(self, number: int) -> Callable[[Sequence[int], Sequence[int]], None]:
         def publish(stored: Sequence[int], removed: Sequence[int]) -> None:
@@ -341,6 +350,35 @@ class Fleet:
         """A prompt is computed: sends what the engine that answers does not hold."""
         request.cached = computed.cached
         held = self.engines[request.worker].cache.overlap(request.blocks)
-        tokens = request.tokens - held * BLOCK_TOKENS
+        tokens = request.tokens - held * self.block_tokens
         arrives_at = self.now + HANDOVER_SECONDS + tokens / self.transfer_rate
         heapq.heappush(self._transfers, (arrives_at, next(self._numbers), request))
+
+
+class Result(NamedTuple):
+    """What came of one run; seconds, requests per second, shares."""
+
+    hit_rate: float
+    p50: float
+    p90: float
+    p99: float
+    throughput: float
+    spread: float
+
+
+def result_of(requests: Sequence[Request], computed: Sequence[int]) -> Result:
+    """Returns what came of requests that were served; computed: tokens, by each engine."""
+    waits = sorted(one.first_token_at - one.at for one in requests)
+    ended = max(one.done_at for one in requests)
+    return Result(
+        hit_rate=sum(one.cached for one in requests) / sum(one.tokens for one in requests),
+        p50=_quantile(waits, 0.5),
+        p90=_quantile(waits, 0.9),
+        p99=_quantile(waits, 0.99),
+        throughput=len(requests) / (ended - requests[0].at),
+        spread=pstdev(computed) / max(1.0, fmean(computed)),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
