@@ -35,8 +35,9 @@ from extproc.event_loop import Sweeper
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
 from extproc.processes import Member
+from extproc.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.request_path import CHOICE
-from extproc.router import Router
+from extproc.router import Observers, Router
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
@@ -184,7 +185,9 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         traces = await stack.enter_async_context(telemetry(os.environ, metrics))
         rng = random.Random()  # noqa: S311 - ties
         observed = Observed(time.time)
-        router = Router(config, workers, known, metrics, rng, traces=traces, observer=observed)
+        recorder = await stack.enter_async_context(_recording(config, metrics))
+        seen = observed if recorder is None else Observers(observed, recorder)
+        router = Router(config, workers, known, metrics, rng, traces=traces, observer=seen)
         stack.callback(router.close)
         sharing = await stack.enter_async_context(
             shared(config.sharing, telling, workers, router.placing.sent)
@@ -232,7 +235,9 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         sampling = Sampling(observed, workers.fills, time.time)
         sampling.start()
         stack.push_async_callback(sampling.close)
-        server = server_for(Service(config, router, metrics), is_ready, certificates)
+        server = server_for(
+            Service(config, router, metrics, recorder=recorder), is_ready, certificates
+        )
         if isinstance(server, LeanServer):
             metrics.registry.register(ServerCollector(server.figures))
         await server.start()
@@ -253,6 +258,21 @@ def _show(certificates: Certificates | None, metrics: Metrics) -> None:
 def _report_routes(config: Config, metrics: Metrics, member: Member | None) -> list[RouteDef]:
     peers = member.others(config.admin.listen) if member is not None else {}
     return report_routes(metrics.report, notes_of(config), peers)
+
+
+@contextlib.asynccontextmanager
+async def _recording(config: Config, metrics: Metrics) -> AsyncIterator[Recorder | None]:
+    """The recorder, if requests are to be recorded."""
+    if config.recorder.file is None:
+        yield None
+        return
+    recorder = Recorder(config.recorder, config.recorder.file, drawn_secret(os.environ))
+    metrics.registry.register(RecorderCollector(recorder))
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        await asyncio.to_thread(recorder.close)
 
 
 def _awaited(discovery: Discovery, workers: Workers) -> str:

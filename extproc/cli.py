@@ -208,6 +208,11 @@ def _serve_several(path: str, config: "Config") -> int:
 
     from extproc import logs, processes  # noqa: PLC0415
 
+    if config.recorder.file is not None:
+        from extproc.recorder import share_secret  # noqa: PLC0415
+
+        share_secret(os.environ)
+
     logs.configure(config.log.level, config.log.format)
     return asyncio.run(processes.serve(path, config.extproc.processes))
 

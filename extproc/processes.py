@@ -69,8 +69,9 @@ class Member(NamedTuple):
     def part_of(self, config: Config) -> Config:
         """Returns the configuration of this process: its own addresses and its own report.
 
-        Envoy's files of endpoints are kept by the first process alone. All share their requests: as
-        it is configured, else in the directory that they have in common.
+        Envoy's files of endpoints are kept by the first process alone. Each records to a file of
+        its own, and has its part of the room for it. All share their requests: as it is configured,
+        else in the directory that they have in common.
         """
         sharing = config.sharing or Sharing(f"{address.DIRECTORY_PREFIX}{self.directory}")
         name = sharing.name and f"{sharing.name}-{self.number}"
@@ -78,6 +79,10 @@ class Member(NamedTuple):
         report = config.report.file
         if report is not None and self.number:
             report = f"{report}.{self.number}"
+        recorder = config.recorder
+        if recorder.file is not None and self.number:
+            recorder = replace(recorder, file=f"{recorder.file}.{self.number}")
+        recorder = replace(recorder, bytes=recorder.bytes // self.processes)
         return replace(
             config,
             extproc=replace(config.extproc, listen=self._own(config.extproc.listen)),
@@ -85,6 +90,7 @@ class Member(NamedTuple):
             metrics=replace(config.metrics, listen=self._own(config.metrics.listen)),
             envoy=replace(config.envoy, eds_directory=directory),
             report=replace(config.report, file=report),
+            recorder=recorder,
             sharing=replace(sharing, name=name),
         )
 

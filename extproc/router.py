@@ -257,6 +257,23 @@ class Observer(Protocol):
         """The endpoint that answered a request is known."""
 
 
+class Observers:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+        """A decision was made."""
+        for one in self._observers:
+            one.decided(decision, prompts)
+
+    def served(self, decision: Decision, endpoint: str) -> None:
+        """The endpoint that answered a request is known."""
+        for one in self._observers:
+            one.served(decision, endpoint)
+
+
 class Router:
     """Decides where requests go, and keeps the books of those under way.
 

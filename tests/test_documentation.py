@@ -16,6 +16,7 @@ from extproc.observing import outcomes
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.picking.legs import WORDS
+from extproc.recorder import Recorder, RecorderCollector
 from extproc.sharing.sharing import SharingCollector
 from extproc.workers.verifying import VerifiedCollector
 from tests.extproc.nobody import Nobody
@@ -75,6 +76,8 @@ def test_every_metric_is_documented_with_its_type() -> None:
     metrics.registry.register(DiscoveryCollector(list))
     metrics.registry.register(SharingCollector(None))
     metrics.registry.register(VerifiedCollector(dict))
+    recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
+    metrics.registry.register(RecorderCollector(recorder))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = metrics.exposition().decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))

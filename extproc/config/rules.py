@@ -7,6 +7,7 @@ which worker sent them, so its blocks would be credited to both.
 
 import contextlib
 import ipaddress
+import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -528,6 +529,9 @@ def _open_to_others(config: Config) -> Iterator[str]:
 
 def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
     """Yields files and directories that do not exist yet."""
+    recording = config.recorder.file
+    if recording is not None and not is_there(posixpath.dirname(recording) or "."):
+        yield f"recorder.file: no folder for {recording}: until there is one, nothing is recorded"
     file, directory = config.discovery.file, config.envoy.eds_directory
     if file is not None and not is_there(file):
         yield f"discovery.file: there is no {file}: until there is, no worker is found in it"

@@ -13,6 +13,7 @@ from extproc.config.sections import (
     CacheAware,
     Disaggregation,
     PrefixCache,
+    Recorder,
     Report,
     Routers,
     RouterTls,
@@ -587,6 +588,7 @@ class Config:
     sharing: Sharing | None = key("several routers that decide as one", None)
     accounting: Accounting = key("which parts of responses are read", Accounting)
     report: Report = key("what GET /report tells", Report)
+    recorder: Recorder = key("a recording of what passes, without prompts", Recorder)
     envoy: Envoy = key("what `kvsteer envoy` prints", Envoy)
 
     def model_of(self, worker: Worker) -> str:

@@ -149,6 +149,37 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorder:
+    """A file in which it is recorded what passes, without prompts."""
+
+    file: str | None = key(
+        "a file to which each request is written, without its prompt, in the format of Mooncake's"
+        " trace; by default none is",
+        None,
+    )
+    hours: int = key(
+        "hours that the recording reaches back at most; when half of them are over, the file"
+        " becomes FILE.old",
+        24,
+        minimum=1,
+        maximum=24 * 366,
+    )
+    bytes: int = key(
+        "bytes that the file and FILE.old take at most together, each half of them",
+        256 * 1024 * 1024,
+        minimum=1024 * 1024,
+        maximum=MAX_BYTES,
+    )
+    block_size: int = key(
+        "tokens of a prompt for which one number is written: fewer show shared prefixes more"
+        " exactly, and take more room; 512 is Mooncake's own",
+        64,
+        minimum=1,
+        maximum=65_536,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheAware:
     """The settings of policy `cache_aware`, as SMG has them."""
 

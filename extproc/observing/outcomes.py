@@ -55,16 +55,17 @@ from kvstate.overlap import Overlap, Prompt
 
 
 class Usage(NamedTuple):
-    """What an engine says of a request's prompt; None for what it does not say.
+    """What an engine says of a request; None for what it does not say.
 
     prompt_tokens: as it counted them, cached ones included. cached_tokens: of them, those it had in
     its cache. form: the name under which it counts the prompt, which tells the APIs apart; "" where
-    it does not.
+    it does not. output_tokens: of the answer.
     """
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     form: str = ""
+    output_tokens: int | None = None
 
 
 UNKNOWN = Usage()
@@ -448,7 +449,8 @@ class DriftCollector(Collector):
 
 _PROMPT, _INPUT, _CACHED = b"prompt_tokens", b"input_tokens", b"cached_tokens"
 _READ, _CREATED = b"cache_read_input_tokens", b"cache_creation_input_tokens"
-_KEYS = b"|".join((_CACHED, _READ, _CREATED, _PROMPT, _INPUT))
+_COMPLETION, _OUTPUT = b"completion_tokens", b"output_tokens"
+_KEYS = b"|".join((_CACHED, _READ, _CREATED, _PROMPT, _INPUT, _COMPLETION, _OUTPUT))
 
 # No prompt has a number of tokens with more digits, and no writer of JSON puts in more space.
 _MAX_DIGITS = 9
@@ -485,13 +487,15 @@ class UsageScanner:
     def usage(self) -> Usage:
         """What was told so far."""
         found = self._figures
+        output = found.get(_COMPLETION, found.get(_OUTPUT))
         if _PROMPT in found or _INPUT not in found:
             form = "prompt" if _PROMPT in found else ""
-            return Usage(found.get(_PROMPT), found.get(_CACHED), form)
+            return Usage(found.get(_PROMPT), found.get(_CACHED), form, output)
         if _CACHED in found:
-            return Usage(found[_INPUT], found[_CACHED], "responses")
+            return Usage(found[_INPUT], found[_CACHED], "responses", output)
         cached = found.get(_READ)
-        return Usage(found[_INPUT] + (cached or 0) + found.get(_CREATED, 0), cached, "messages")
+        whole = found[_INPUT] + (cached or 0) + found.get(_CREATED, 0)
+        return Usage(whole, cached, "messages", output)
 
 
 class Account:

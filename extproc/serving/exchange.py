@@ -9,11 +9,12 @@ import msgspec
 from extproc.config.schema import Config
 from extproc.http2.limits import MIB, Budget
 from extproc.observing.metrics import Metrics
-from extproc.observing.outcomes import Account
+from extproc.observing.outcomes import Account, Outcome
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.picking.decision import Decision, Refusal, Verdict, refusal_of
 from extproc.picking.load import Booking
 from extproc.picking.policies import endpoints_named, rank_header
+from extproc.recorder import Recorder
 from extproc.requests.request import Ask
 from extproc.router import Routed, Router
 from extproc.serving.second_leg import Legs
@@ -32,7 +33,7 @@ class Service:
 
     monotonic: seconds, for what is accounted of responses. is_traced: whether it matters which
     trace a stream belongs to. accounts: whether responses are accounted for. reads_usage: whether
-    what they report of their tokens is, too.
+    what they report of their tokens is, too. recorder: is told when a request is over.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Service:
         router: Router,
         metrics: Metrics,
         monotonic: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         self.config = config
+        self.recorder = recorder
         self.router = router
         self.metrics = metrics
         self.monotonic = monotonic
@@ -90,6 +93,7 @@ class Exchange:
         self._booking: Booking | None = None
         self._account: Account | None = None
         self._decision: Decision | None = None  # where the response may be shown to us
+        self._recorded: Decision | None = None  # where requests are recorded
         self._is_closed = False
         service.metrics.open_streams += 1
 
@@ -118,13 +122,24 @@ class Exchange:
         self._service.metrics.open_streams -= 1
         if self._booking is not None:
             self._service.router.release(self._booking)
-        if self._account is not None:
-            self._service.metrics.observe_outcome(self._account.outcome())
+        outcome = None if self._account is None else self._account.outcome()
+        if outcome is not None:
+            self._service.metrics.observe_outcome(outcome)
+        self._end_recording(outcome)
+
+    def _end_recording(self, outcome: Outcome | None) -> None:
+        recorder, decision = self._service.recorder, self._recorded
+        if recorder is not None and decision is not None:
+            recorder.end(decision, outcome)
 
     def _place(self, routed: Routed, ask: Ask) -> Answers:
         decision, self._booking = routed
-        if self._is_closed and self._booking is not None:
-            self._service.router.release(self._booking)
+        if self._service.recorder is not None:
+            self._recorded = decision
+        if self._is_closed:
+            if self._booking is not None:
+                self._service.router.release(self._booking)
+            self._end_recording(None)
         verdict = decision.verdict
         service, is_duplex = self._service, self._stream.is_duplex
         if verdict is Verdict.NO_OVERRIDE and is_duplex:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from extproc.errors import RequestError
+from extproc.requests.prompt import NULL, is_given
 from extproc.whatif.engines import Request
 from kvstate.overlap import Tokens
 
@@ -97,9 +98,9 @@ class _Line(msgspec.Struct):
     session_id: str | None = None
     conversation_id: str | None = None
     model: str | None = None
-    body: msgspec.Raw | None = None
-    messages: msgspec.Raw | None = None
-    prompt: msgspec.Raw | None = None
+    body: msgspec.Raw = NULL
+    messages: msgspec.Raw = NULL
+    prompt: msgspec.Raw = NULL
     path: str | None = None
     url: str | None = None
     cached_length: int | None = None
@@ -187,11 +188,9 @@ class Trace:
             first_token_seconds=None if line.ttft_ms is None
             else _number("ttft_ms", line.ttft_ms) / 1000,
         )  # fmt: skip
-        body = line.body
-        if body is None and not (line.messages is None and line.prompt is None):
-            body = msgspec.Raw(text)
-        if body is not None:
-            prompt = self._tokens(line, bytes(body))
+        is_body = is_given(line.messages) or is_given(line.prompt)
+        if is_body or is_given(line.body):
+            prompt = self._tokens(line, text if is_body else bytes(line.body))
             return made._replace(tokens=len(prompt), prompt=prompt)
         tokens = _count("the prompt's length", line.input_length, line.prompt_tokens,
             line.input_tokens, usage.prompt_tokens, usage.input_tokens)  # fmt: skip

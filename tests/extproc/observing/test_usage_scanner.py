@@ -59,7 +59,14 @@ def form_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_every_api_is_read(name: str) -> None:
-    assert scanned(BODIES[name]) == Usage(90, 64, form_of(name))
+    assert scanned(BODIES[name])[:3] == (90, 64, form_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("chat", None), ("messages, streamed", 5), ("generate", 5)]
+)
+def test_the_length_of_an_answer_is_read_where_it_is_told(name: str, tokens: int | None) -> None:
+    assert scanned(BODIES[name]).output_tokens == tokens
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)

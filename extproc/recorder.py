@@ -1,0 +1,356 @@
+"""Records what passes, without prompts: one JSON line a request, in the format of Mooncake's trace.
+
+A line has when the request came, how long its prompt and its answer were, and a number for each
+block of the prompt. The numbers are keyed with a secret that is drawn when the router starts and
+never written: where all of a prompt up to a block's end is equal, the numbers are equal, and nobody
+without the secret can test what the prompt was.
+
+The event loop only puts requests into a queue. A thread hashes, writes, and replaces the file by a
+new one when it is old or large; one older file is kept. Where it cannot keep up, or cannot write,
+requests are not recorded, and counted.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import stat
+import threading
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from extproc.config.sections import Recorder as Settings
+from extproc.observing.outcomes import Outcome
+from extproc.picking.decision import Decision, Verdict
+from extproc.picking.upstreams import FIRST_FAILURE
+from extproc.structs import Record
+from kvstate.overlap import Prompt
+
+log = logging.getLogger("kvsteer.recorder")
+
+# How several processes of one router come by one secret: from their parent, in hexadecimal digits.
+SECRET_VARIABLE = "KVSTEER_RECORDER_SECRET"  # noqa: S105 - its name
+_SECRET_BYTES = 32
+
+# A block's number fits into 48 bits, so that every reader of JSON has room for it.
+_NUMBER_BYTES = 6
+
+FLUSH_SECONDS = 0.25
+
+# Requests, and tokens of prompts, that wait for the thread; and requests under way.
+MAX_QUEUED = 16_384
+MAX_QUEUED_TOKENS = 16 * 1024 * 1024
+MAX_OPEN = 65_536
+
+# The older file, beside the one that is written.
+OLDER = ".old"
+
+# How long the end waits for the thread to write what is left.
+_CLOSE_SECONDS = 2.0
+
+# What a line takes at most, and each number in it.
+_LINE_BYTES, _ID_BYTES = 1024, 16
+
+# Why a request is not recorded.
+REASONS = ("queue_full", "disk", "no_tokens", "several_prompts", "failed")
+
+# Others are answered here.
+_SERVED = (Verdict.STEER, Verdict.NO_OVERRIDE)
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One request as it is written.
+
+    timestamp: milliseconds since the file began, which is `began` in seconds since 1970.
+    output_length: 0 where it is not known. hash_ids: of blocks of block_size tokens, the last one
+    of what is left. cached_length: prompt tokens that the engine said it had; ttft_ms: to the first
+    byte of the answer; both only where they are known.
+    """
+
+    timestamp: int
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+    block_size: int
+    began: float
+    model: str
+    cached_length: int | None = None
+    ttft_ms: int | None = None
+
+
+def drawn_secret(environment: Mapping[str, str]) -> bytes:
+    """Returns the secret that the parent process drew, or else a new one."""
+    with contextlib.suppress(ValueError):
+        given = bytes.fromhex(environment.get(SECRET_VARIABLE, ""))
+        if len(given) == _SECRET_BYTES:
+            return given
+    return secrets.token_bytes(_SECRET_BYTES)
+
+
+def share_secret(environment: MutableMapping[str, str]) -> None:
+    """Draws the secret of all processes that inherit this environment, in memory alone."""
+    environment[SECRET_VARIABLE] = drawn_secret(environment).hex()
+
+
+def hash_ids(secret: bytes, prompt: Prompt, block_size: int) -> list[int]:
+    """Returns a number for each block of a prompt, which stands for all up to the block's end."""
+    state = blake2b(key=secret, digest_size=_NUMBER_BYTES)
+    state.update(msgspec.msgpack.encode((prompt.model, prompt.lora, prompt.salt)))
+    tokens = memoryview(prompt.tokens).cast("B")
+    step = block_size * prompt.tokens.itemsize
+    found = []
+    for start in range(0, len(tokens), step):
+        state.update(tokens[start : start + step])
+        found.append(int.from_bytes(state.copy().digest()))
+    return found
+
+
+class _Passing(Record, eq=False):
+    """A request under way. decision: kept, since its identity is what the request is known by."""
+
+    decision: Decision
+    prompt: Prompt | None
+    at: float
+    numbers: "array[int] | None" = None
+
+
+class _File:
+    """The file that is written, and the older one beside it. Only the thread uses it.
+
+    clock: seconds since 1970.
+    """
+
+    def __init__(self, settings: Settings, path: str, clock: Callable[[], float]) -> None:
+        self._path = path
+        self._most_bytes = settings.bytes // 2
+        self._most_seconds = settings.hours * 3600 / 2
+        self._clock = clock
+        self._descriptor = -1
+        self._size = 0
+        self._fault = ""
+        self.began = 0.0
+
+    def ready(self, size: int = 0) -> bool:
+        """Has a file to write so many bytes to, a new one where it is time.
+
+        Returns whether there is one, and they fit in.
+        """
+        if size > self._most_bytes:
+            return False
+        is_old = self._clock() - self.began >= self._most_seconds
+        is_full = self._size > 0 and self._size + size > self._most_bytes
+        if self._descriptor >= 0 and not (is_old or is_full):
+            return True
+        try:
+            self._begin()
+        except OSError as error:
+            self._tell(error)
+            return False
+        return True
+
+    def write(self, text: bytes) -> bool:
+        """Writes whole lines; returns whether they are there."""
+        try:
+            written = os.write(self._descriptor, text)
+            if written < len(text):
+                written += os.write(self._descriptor, text[written:])
+            if written < len(text):
+                raise OSError(None, "only a part could be written")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+            self._tell(error)
+            return False
+        self._size += len(text)
+        if self._fault:
+            log.info("recorder.file: %s is written again", self._path)
+            self._fault = ""
+        return True
+
+    def close(self) -> None:
+        """Closes the file, which stays."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _begin(self) -> None:
+        self.close()
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(self._path).st_mode):
+                raise OSError(None, "is no file that can be replaced")
+            Path(self._path).replace(self._path + OLDER)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+        self._size = 0
+        self.began = round(self._clock(), 3)
+
+    def _tell(self, error: OSError) -> None:
+        fault = error.strerror or type(error).__name__
+        if fault != self._fault:
+            log.error("recorder.file: %s: %s; requests are not recorded", self._path, fault)
+        self._fault = fault
+
+
+class Recorder:
+    """Records the requests of one router, which is asked to only where a file is configured.
+
+    path: the file. secret: with which blocks are numbered. clock: seconds since 1970; monotonic: of
+    the times that it is given.
+    recorded: lines written. not_recorded: requests that were not, by the reason.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        path: str,
+        secret: bytes,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._block_size = settings.block_size
+        self._secret = secret
+        self._clock = clock
+        self._monotonic = monotonic
+        self._file = _File(settings, path, clock)
+        self._open: dict[int, _Passing] = {}
+        self._hashing: deque[_Passing] = deque()
+        self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
+        # each is counted by one thread alone
+        self._given_tokens = self._taken_tokens = 0
+        self.recorded = 0
+        self.not_recorded: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self._lost = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Writes what is over, and ends the thread; requests under way are not recorded."""
+        self._stopping.set()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
+        """Takes a request that came, as soon as it is decided where it goes."""
+        if decision.verdict not in _SERVED:
+            self.not_recorded["failed"] += 1
+            return
+        if len(prompts) != 1:
+            reason = "several_prompts" if prompts else "no_tokens"
+            self.not_recorded[reason] += 1
+            return
+        tokens = len(prompts[0].tokens)
+        queued = self._given_tokens - self._taken_tokens + tokens
+        full = len(self._hashing) + len(self._ended) >= MAX_QUEUED or queued > MAX_QUEUED_TOKENS
+        if full or len(self._open) >= MAX_OPEN:
+            self.not_recorded["queue_full"] += 1
+            return
+        passing = _Passing(decision, prompts[0], self._monotonic())
+        self._given_tokens += tokens
+        self._open[id(decision)] = passing
+        self._hashing.append(passing)
+
+    def served(self, decision: Decision, endpoint: str) -> None:
+        """Nothing of that is recorded."""
+
+    def end(self, decision: Decision, outcome: Outcome | None) -> None:
+        """Takes the end of a request. outcome: None where its response was not shown to us."""
+        passing = self._open.pop(id(decision), None)
+        if passing is None:
+            return
+        if outcome is not None and (outcome.status or 0) >= FIRST_FAILURE:
+            self.not_recorded["failed"] += 1
+            return
+        self._ended.append((passing, outcome))
+
+    def not_recorded_by_reason(self) -> dict[str, int]:
+        """Returns how many requests were not recorded, for each reason."""
+        return {**self.not_recorded, "disk": self._lost}
+
+    def _run(self) -> None:
+        while not self._stopping.wait(FLUSH_SECONDS):
+            self._flush_safely()
+        self._flush_safely()
+        self._file.close()
+
+    def _flush_safely(self) -> None:
+        try:
+            self._flush()
+        except Exception:
+            log.exception("recorder.file: requests are not recorded")
+
+    def _flush(self) -> None:
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        # what is over was given before, so that it is hashed now
+        while self._hashing:
+            self._hash(self._hashing.popleft())
+            time.sleep(0)  # the event loop may have waited for its turn
+        self._file.ready()
+        for passing, outcome in ended:
+            self._write(passing, outcome)
+
+    def _write(self, passing: _Passing, outcome: Outcome | None) -> None:
+        size = _LINE_BYTES + _ID_BYTES * len(passing.numbers or ())
+        if self._file.ready(size):
+            line = msgspec.json.encode(self._line(passing, outcome)) + b"\n"
+            if self._file.write(line):
+                self.recorded += 1
+                return
+        self._lost += 1
+
+    def _hash(self, passing: _Passing) -> None:
+        prompt = passing.prompt
+        if prompt is None:
+            return
+        passing.numbers = array("Q", hash_ids(self._secret, prompt, self._block_size))
+        self._taken_tokens += len(prompt.tokens)
+        passing.prompt = None  # its numbers stand for it, however long the answer takes
+
+    def _line(self, passing: _Passing, outcome: Outcome | None) -> Line:
+        at = self._clock() - (self._monotonic() - passing.at)
+        line = Line(
+            max(0, round((at - self._file.began) * 1000)),
+            passing.decision.prompt_tokens,
+            0,
+            list(passing.numbers or ()),
+            self._block_size,
+            self._file.began,
+            passing.decision.model or "",
+        )
+        if outcome is not None:
+            line.output_length = outcome.reported.output_tokens or 0
+            line.cached_length = outcome.reported.cached_tokens
+            seconds = outcome.ttft_seconds
+            line.ttft_ms = None if seconds is None else round(seconds * 1000)
+        return line
+
+
+class RecorderCollector(Collector):
+    """Shows what was recorded at every scrape."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of the recorder."""
+        recorded = CounterMetricFamily(
+            "kvsteer_recorded", "Requests written to recorder.file", self._recorder.recorded
+        )
+        dropped = CounterMetricFamily(
+            "kvsteer_not_recorded",
+            "Requests that were not written to recorder.file, by the reason",
+            labels=["reason"],
+        )
+        for reason, count in self._recorder.not_recorded_by_reason().items():
+            dropped.add_metric([reason], count)
+        yield from (recorded, dropped)

@@ -1,0 +1,130 @@
+"""Recording without prompts, in a running router; and what is foretold by such a recording."""
+
+import argparse
+import asyncio
+import io
+import itertools
+import json
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from extproc.whatif import command
+from tests.e2e.system import System, chat, long_text, running, until
+
+USAGE = {"responses": "usage"}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def recorded(system: System, count: int) -> None:
+    async def are_there() -> bool:
+        return await system.metric("kvsteer_recorded_total") == count
+
+    await until(are_there, f"{count} requests are recorded")
+
+
+async def test_what_passes_is_recorded_without_its_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    changes = {"accounting": USAGE, "recorder": {"file": str(path), "block_size": 16}}
+    async with running(changes=changes) as system:
+        texts = [long_text("alpha"), long_text("alpha") + " and more", long_text("omega")]
+        for text in texts:
+            assert (await system.send(chat(text)))[0] == 200
+        assert (await system.send({**chat("x"), "messages": "wrong"}))[0] >= 400
+        await recorded(system, len(texts))
+    first, longer, other = lines(path)
+    shared = len(first["hash_ids"]) - 2  # what ends the conversation differs
+    assert first["hash_ids"][:shared] == longer["hash_ids"][:shared]
+    assert not {*first["hash_ids"][2:]} & {*other["hash_ids"][2:]}
+    assert [one["output_length"] for one in (first, longer, other)] == [4, 4, 4]
+    assert first["input_length"] == pytest.approx(16 * len(first["hash_ids"]), abs=16)
+    assert not {"alpha", "omega", "parser", "user"} & {*path.read_text().split('"')}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_recording_that_cannot_be_written_harms_no_request(tmp_path: Path) -> None:
+    recorder = {"file": str(tmp_path / "none" / "trace.jsonl")}
+    async with running(changes={"recorder": recorder}) as system:
+        for number in range(3):
+            assert (await system.send(chat(long_text(f"{number}"))))[0] == 200
+
+        async def counted() -> bool:
+            return await system.metric('kvsteer_not_recorded_total{reason="disk"}') == 3
+
+        await until(counted, "what is lost is counted")
+        assert system.log.read_text().count("requests are not recorded") == 1
+
+
+# Prompt tokens that a simulated worker computes in a second: so few that what this machine takes
+# for a request is little beside it, however busy it is.
+SPEED = 800
+
+
+def facts(name: str, count: int) -> str:
+    return " ".join(f"{name} fact {number} of the matter" for number in range(count))
+
+
+class Talks:
+    """Chats about a document each; what their requests took, and found cached."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self.taken: list[float] = []
+        self.cached_tokens = self.tokens = 0
+
+    async def hold(self, begin: float, name: str, rng: Random) -> None:
+        await asyncio.sleep(begin)
+        text = facts(name, rng.randint(50, 110))
+        for turn in range(4):
+            at = time.monotonic()
+            status, _, answer = await self._system.send(chat(text, max_tokens=2))
+            assert status == 200
+            self.taken.append(time.monotonic() - at)
+            self.cached_tokens += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            self.tokens += answer["usage"]["prompt_tokens"]
+            text += facts(f"{name} {turn}", 5)
+            await asyncio.sleep(rng.uniform(1, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_what_a_recording_foretells_comes_true(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    changes = {
+        "accounting": USAGE,
+        "recorder": {"file": str(path), "block_size": 16},
+        "policy": {"cost": {"prefill_tokens_per_second": SPEED}},
+    }
+    rng = Random(7)
+    begins = itertools.accumulate(rng.expovariate(0.6) for _ in range(24))
+    async with running(changes=changes, prefill_tokens_per_second=SPEED) as system:
+        talks = Talks(system)
+        await asyncio.gather(
+            *(talks.hold(at, f"chat {number}", Random(number)) for number, at in enumerate(begins))
+        )
+        await recorded(system, len(talks.taken))
+        options = [f"--config={system.config_file}", f"--speed={SPEED}", "--decode=1000"]
+        foretold = whatif(str(path), "--workers=3", "--seeds=8", *options)
+    share, p90 = talks.cached_tokens / talks.tokens, sorted(talks.taken)[int(0.9 * 96)]
+    ours, measured = foretold["policies"]["cost"], foretold["recorded"]
+    print(f"cached {share:.4f}, p90 {p90:.3f} s, {ours}, {measured}")  # shown where it fails
+    assert share > 0.5
+    assert ours["hit_rate"] == pytest.approx(share, abs=0.03)
+    assert ours["p90"] == pytest.approx(p90, rel=0.15)
+    assert measured["hit_rate"] == pytest.approx(share, abs=0.001)
+    assert measured["p90"] == pytest.approx(p90, rel=0.1)
+
+
+def whatif(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    out = io.StringIO()
+    assert command.run(parser.parse_args([*arguments, "--policy", "cost", "--json"]), out) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
