@@ -12,6 +12,7 @@ from extproc.config.sections import (
     ROLES,
     CacheAware,
     Disaggregation,
+    Log,
     PrefixCache,
     Recorder,
     Report,
@@ -266,8 +267,6 @@ class Envoy:
 
 DIALECTS = ("auto", "buffered", "epp")
 SERVERS = ("lean", "grpcio")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,19 +354,6 @@ class Metrics:
     """The HTTP server for scrapers: /metrics, /healthz, /readyz."""
 
     listen: str = key("address of the metrics server, host:port", "127.0.0.1:9091")
-
-
-@dataclass(frozen=True, slots=True)
-class Log:
-    """What is logged, to standard error."""
-
-    level: str = key("lowest severity that is logged", "info", choices=LOG_LEVELS)
-    format: str = key("log records as lines of text or as JSON", "text", choices=LOG_FORMATS)
-    decisions_percent: int = key(
-        "percentage of decisions that are logged with all candidates and costs, as JSON",
-        0,
-        maximum=100,
-    )
 
 
 @dataclass(frozen=True, slots=True)

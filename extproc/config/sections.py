@@ -34,6 +34,23 @@ def most(name: str) -> int:
     return MAX_BYTES if name.endswith("_bytes") else MAX_NUMBER
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What is logged, to standard error."""
+
+    level: str = key("lowest severity that is logged", "info", choices=LOG_LEVELS)
+    format: str = key("log records as lines of text or as JSON", "text", choices=LOG_FORMATS)
+    decisions_percent: int = key(
+        "percentage of decisions that are logged with all candidates and costs, as JSON",
+        0,
+        maximum=100,
+    )
+
+
 # A worker of role both takes whole requests; only the others take part of one.
 PREFILL, DECODE, BOTH = ROLES = ("prefill", "decode", "both")
 
