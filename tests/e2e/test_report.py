@@ -1,0 +1,84 @@
+"""The report of a running system: both sides, over a restart, and of two processes."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from extproc import address
+from tests.e2e.system import System, chat, long_text, running, until
+from tests.ports import free_ports_apart
+
+USAGE = {"accounting": {"responses": "usage"}}
+
+
+async def reported(system: System, admin: str = "") -> dict[str, Any]:
+    """The last hour, as GET /report tells it."""
+    url = f"{admin or system.admin}/report?format=json&since=1h"
+    async with system.session.get(url) as response:
+        assert response.status == 200, await response.text()
+        found = await response.json()
+    assert found["notes"] == []
+    window: dict[str, Any] = found["windows"][0]
+    return window
+
+
+async def over(system: System, count: int) -> dict[str, Any]:
+    """The steered side, once so many requests are over."""
+
+    async def all_over() -> bool:
+        return bool((await reported(system))["steered"]["requests"] == count)
+
+    await until(all_over, f"{count} requests are in the report")
+    side: dict[str, Any] = (await reported(system))["steered"]
+    return side
+
+
+async def test_the_report_says_what_engines_reported_and_survives_a_restart(
+    tmp_path: Path,
+) -> None:
+    changes = USAGE | {"report": {"file": str(tmp_path / "report")}}
+    async with running(workers=2, changes=changes) as system:
+        body = chat(long_text("alpha"))
+        _, holder, answer = await system.send(body)
+        await system.learned(body, holder)
+        usages = [answer["usage"], (await system.send(body))[2]["usage"]]
+        side = await over(system, 2)
+        cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
+        assert side["cached_tokens"] == cached > 0
+        assert side["prompt_tokens"] == sum(one["prompt_tokens"] for one in usages)
+        assert (side["cached_tokens_reported"], side["cached_tokens_predicted"]) == (2, 0)
+        assert side["saved_prefill_seconds"] > 0
+        assert sum(count for _, count in side["first_byte_buckets"]) == 2
+        await system.stop_router(signal.SIGTERM)
+        await system.start_router()
+        assert await over(system, 2) == side
+        await system.send(body)
+        assert (await over(system, 3))["cached_tokens"] > side["cached_tokens"]
+
+
+async def test_each_process_tells_of_the_requests_of_both() -> None:
+    ports = [f"127.0.0.1:{free_ports_apart(2)}" for _ in range(3)]
+    names = ("extproc", "admin", "metrics")
+    changes: dict[str, Any] = {
+        name: {"listen": listen} for name, listen in zip(names, ports, strict=True)
+    }
+    changes["extproc"]["processes"] = 2
+    async with running(workers=2, changes=changes | USAGE) as system:
+
+        async def all_ready() -> bool:  # the first process says so for both
+            async with system.session.get(f"{system.metrics}/readyz") as response:
+                return response.status == 200
+
+        await until(all_ready, "both are ready")
+        for number in range(10):
+            assert (await system.send(chat(long_text(f"of both {number}"))))[0] == 200
+        side = await over(system, 10)
+        second = f"http://{address.nth(ports[1], 1)}"
+        assert (await reported(system, second))["steered"] == side
+        own = []
+        for admin in (system.admin, second):
+            async with system.session.get(f"{admin}/report?format=counts") as response:
+                _, periods = await response.json()
+            own.append(sum(period[3][0] for period in periods if period[0] == 0))
+        assert sum(own) == 10
+        assert min(own) > 0
