@@ -12,7 +12,7 @@ from extproc.errors import StartError
 TIMEOUT_SECONDS = 10.0
 
 # More than a fleet of thousands of workers takes.
-MAX_BYTES = 256 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 
 
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
@@ -39,6 +39,7 @@ def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310
             answer: bytes = response.read(MAX_BYTES + 1)
+            left = response.length
     except urllib.error.HTTPError as error:
         raise StartError(f"{command}: {url}: {_reason_in(error)}") from None
     except urllib.error.URLError as error:
@@ -50,6 +51,8 @@ def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
 
     if len(answer) > MAX_BYTES:
         raise StartError(f"{command}: {url}: the answer has more than {MAX_BYTES} bytes")
+    if left:
+        raise StartError(f"{command}: {url}: the answer ends too early")
     return answer
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from extproc.admin_client import ask
+from extproc.admin_client import ask, fetch
 from extproc.errors import StartError
 from tests.ports import free_port
 
@@ -27,6 +27,16 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""
+
+
+class _Cut(_Answers):
+    """Promises more than it sends."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "9")
+        self.end_headers()
+        self.wfile.write(b"[1]")
 
 
 class _Nonsense(socketserver.StreamRequestHandler):
@@ -51,6 +61,22 @@ def answers() -> Iterator[str]:
 @pytest.fixture
 def nonsense() -> Iterator[str]:
     yield from _serving(_Nonsense)
+
+
+@pytest.fixture
+def cut() -> Iterator[str]:
+    yield from _serving(_Cut)
+
+
+def test_an_answer_without_end_or_cut_short_is_a_fault(
+    answers: str, cut: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StartError, match=r"^report: .*: the answer ends too early$"):
+        fetch("report", cut, "/report")
+    monkeypatch.setattr("extproc.admin_client.MAX_BYTES", 5)
+    assert fetch("report", answers, "/200/12345") == b"12345"
+    with pytest.raises(StartError, match=r"^report: .*: the answer has more than 5 bytes$"):
+        fetch("report", answers, "/200/123456")
 
 
 def test_what_is_answered_is_told(answers: str) -> None:

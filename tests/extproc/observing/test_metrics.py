@@ -12,10 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.observing.course import Course, Trace
 from extproc.observing.metrics import AT_ONCE, Metrics
+from extproc.observing.outcomes import Usage
 from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide
 from extproc.picking.load import Load, Report
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody
+from tests.extproc.observing.records import records
+from tests.extproc.observing.simulated import BEGIN, over
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -161,3 +164,14 @@ def test_a_models_figures_are_there_before_its_first_request() -> None:
     metrics = Metrics(Nobody())
     metrics.expect_models(["m"])
     assert ("kvsteer_prompt_tokens_total", {"model": "m"}, 0.0) in list(samples(metrics))
+
+
+def test_a_request_that_is_over_is_in_the_report_with_what_its_engine_left_out() -> None:
+    fleet, now = Nobody(), BEGIN
+    fleet.records = records("w:1")
+    fleet.tokens_per_second = lambda _: 500.0  # type: ignore[method-assign]
+    metrics = Metrics(fleet, lambda: now)
+    for cached in (500, None):
+        metrics.observe_outcome(over(cached, reported=Usage(1_000, cached, "prompt")))
+    side = metrics.report.window(60, now).periods[-1].steered
+    assert (side.reported, side.cached_tokens, side.saved_seconds) == (2, 500, 1.0)

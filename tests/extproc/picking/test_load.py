@@ -165,6 +165,12 @@ def test_the_speed_is_learned_where_other_routers_send_most_of_it(slowness: floa
         loads.told("other", "a", gauges, now, is_known=True)
     assert loads.load("a", now).slowness == pytest.approx(slowness, rel=0.25)
     assert loads.speed_shown("a")["confidence"] > 0.5
+    assert loads.tokens_per_second("a") == pytest.approx(loads._rate / slowness, rel=0.25)
+
+
+def test_an_endpoint_of_which_nothing_is_learned_has_the_configured_speed() -> None:
+    loads = loads_of(500.0)
+    assert [loads.tokens_per_second(one) for one in ("a", "elsewhere")] == [500.0, 500.0]
 
 
 def test_a_prompt_that_waits_for_anothers_is_revised_without_them() -> None:
