@@ -96,7 +96,7 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
     yield line("prompt tokens", lambda side: f"{side['prompt_tokens']:,}")
     yield line("  of them computed", lambda side: f"{side['computed_tokens']:,}")
     yield line("  in the mean of a request", lambda side: _number(side["mean_prompt_tokens"]))
-    yield line("cached tokens as engines report", _reported)
+    yield line("cached tokens known from", _reported)
     for name in QUANTILES:
 
         def of_side(side: Mapping[str, Any], name: str = name) -> str:
@@ -139,7 +139,7 @@ def _number(value: float | None) -> str:
 
 def _reported(side: Mapping[str, Any]) -> str:
     reported, predicted = side["cached_tokens_reported"], side["cached_tokens_predicted"]
-    return f"{reported:,}, predicted {predicted:,}"
+    return f"{reported:,} reports, {predicted:,} predictions"
 
 
 def _part(side: Mapping[str, Any], name: str) -> str:
@@ -151,7 +151,7 @@ def _spread(side: Mapping[str, Any], name: str) -> str:
     if spread is None:
         return "not enough requests yet"
     figure = spread[name]
-    return percent(figure) if name == "variation" else f"{figure:.2f} of {spread['workers']}"
+    return percent(figure) if name == "variation" else f"{figure:.2f} ({spread['workers']} workers)"
 
 
 STYLE = """
@@ -186,10 +186,21 @@ th, td { text-align: right; padding: .3rem 0 .3rem 1rem; border-top: 1px solid v
 th:first-child { text-align: left; padding-left: 0; white-space: normal; }
 tbody .inner th { padding-left: 1rem; color: var(--quiet); }
 thead th { border-top: 0; color: var(--quiet); font-size: .8125rem; font-weight: 600; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr));
+  gap: 1rem; margin-top: 1rem; }
 figure { margin: 0; }
 figcaption { font-size: .875rem; color: var(--quiet); }
 svg { display: block; width: 100%; height: auto; }
+@media (max-width: 46rem) {
+  header, main { padding: 0 .75rem; }
+  section { padding: .875rem; }
+  table, tbody { display: block; }
+  thead, td:empty { display: none; }
+  tr { display: block; border-top: 1px solid var(--line); padding: .4rem 0; }
+  th, td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: 0; }
+  td::before { content: attr(data-label); color: var(--quiet); font-size: .8125rem; }
+  td { white-space: normal; }
+}
 svg text { fill: var(--quiet); font-size: 11px; }
 .axis { stroke: var(--line); }
 .steered { stroke: var(--steered); fill: none; stroke-width: 2; }
@@ -248,7 +259,10 @@ def _section(window: Mapping[str, Any]) -> str:
 
 def _row(line: Line) -> str:
     kind = ' class="inner"' if line[0].startswith(" ") else ""
-    cells = "".join(f"<td>{escape(one)}</td>" for one in line[1:])
+    cells = "".join(
+        f'<td data-label="{head}">{escape(one)}</td>'
+        for head, one in zip(HEADS[1:], line[1:], strict=True)
+    )
     return f'<tr{kind}><th scope="row">{escape(line[0].strip())}</th>{cells}</tr>'
 
 
@@ -272,11 +286,12 @@ def _plots(window: Mapping[str, Any]) -> str:
     length = _duration(steps * window["step_seconds"])
     ends = [(0.0, f"{length} ago"), (1.0, "now")]
     shares = _plot(_share_lines(window["periods"]), ends, "Cached share of prompt tokens by time")
-    ticks = [
-        (_place(seconds), f"{seconds:g} s") for seconds in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-    ]
-    times = _plot(_time_lines(window), ticks, "Share of requests with a first byte within a time")
+    ticks = [(_place(seconds), text) for seconds, text in _TICKS]
+    times = _plot(_time_lines(window), ticks, "Requests with their first byte within a time")
     return shares + times + _worker_bars(window)
+
+
+_TICKS = ((1e-3, "1 ms"), (1e-2, "10 ms"), (0.1, "0.1 s"), (1.0, "1 s"), (10.0, "10 s"))
 
 
 def _place(seconds: float) -> float:

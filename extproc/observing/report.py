@@ -133,7 +133,8 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         tokens, cached = outcome.prompt_tokens, outcome.reported.cached_tokens
         if not tokens:
             return
-        if cached is None or not outcome.is_comparable or cached > tokens:
+        is_of_prompt = outcome.is_comparable or outcome.prompt is not None
+        if cached is None or not is_of_prompt or cached > tokens:
             if not outcome.worker:
                 return  # what a stranger held is not known
             cached = min(outcome.predicted_tokens, tokens)

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from array import array
 from collections.abc import Iterable
 
 import msgspec
@@ -30,6 +31,7 @@ from extproc.observing.report import (
     seconds_at,
     written,
 )
+from kvstate.overlap import Prompt
 from tests.extproc.observing.simulated import BEGIN, over
 
 outcomes = st.builds(
@@ -140,6 +142,12 @@ def test_failures_are_counted_apart_and_have_no_time_to_their_first_byte() -> No
 def test_a_report_that_cannot_be_true_is_left_for_the_prediction() -> None:
     assert one_side(over(5_000, 1_000, predicted_tokens=64)).cached_tokens == 64
     assert one_side(over(5, 1_000, is_comparable=False)).reported == 0
+
+
+def test_of_whom_nobody_knows_who_answered_the_engines_report_counts() -> None:
+    prompt = Prompt("m", array("I", [1]) * 1_000)
+    side = one_side(over(500, worker="", is_comparable=False, prompt=prompt))
+    assert (side.reported, side.cached_tokens, side.saved_seconds) == (1, 500, 0.5)
 
 
 def test_nothing_is_saved_where_no_speed_is_known() -> None:
