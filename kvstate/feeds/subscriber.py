@@ -36,6 +36,8 @@ MAX_SHOWN_EVENTS = 1_024
 # Is shown the batches of a rank.
 Listener = Callable[[Body], None]
 
+Call = Callable[[], None]
+
 # Feeds that go on in one round of the loop, each with one batch at least.
 MAX_TURNS_AT_ONCE = 8
 
@@ -181,19 +183,12 @@ class FeedNews:
     """What is told of one feed, each thing once.
 
     counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: more
-    comes than is applied, so that nothing is certain. listener: is shown
-    every batch after it was applied; None, as mostly, costs nothing. cut: is called when the
-    connection of a feed that was followed is lost. emptied: is called when the
-    rank lost all that it held, by a restart of the publisher or by clearing its cache.
+    comes than is applied, so that nothing is certain. listener: is shown every batch after it was
+    applied; None, as mostly, costs nothing. emptied: is called when the rank lost all that it held,
+    by a restart of the publisher or by clearing its cache. cut: when its connection is lost.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        feed: Feed,
-        emptied: Callable[[], None] = lambda: None,
-        cut: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, place: Place, feed: Feed, emptied: Call, cut: Call) -> None:
         self.place = place
         self.counts: Counter[str] = Counter()
         self.replay_fault = ""
@@ -435,8 +430,7 @@ class Shared(NamedTuple):
 class Subscriber:
     """Runs one rank's feed until it is cancelled.
 
-    feed: made for the transport's recovery. emptied: is called when the rank lost all that it held.
-    cut: is called when the connection of a feed that was followed is lost.
+    feed: made for the transport's recovery. emptied, cut: as of `FeedNews`.
     """
 
     def __init__(
@@ -446,8 +440,8 @@ class Subscriber:
         sink: Sink,
         transport: Transport,
         shared: Shared,
-        emptied: Callable[[], None] = lambda: None,
-        cut: Callable[[], None] = lambda: None,
+        emptied: Call = lambda: None,
+        cut: Call = lambda: None,
     ) -> None:
         self.place = place
         self.feed = feed

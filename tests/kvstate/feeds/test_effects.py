@@ -51,7 +51,7 @@ class Carrying:
         self.feed.replay_ended()
         self.sink = Written()
         self.replays: list[int] = []
-        self.news = FeedNews(Place("w", 0), self.feed, lambda: None)
+        self.news = FeedNews(Place("w", 0), self.feed, lambda: None, lambda: None)
         self.effects = Effects(self.feed, self.sink, Turns(), self.news, self.replays.append)
 
 

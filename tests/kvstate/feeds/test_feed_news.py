@@ -21,7 +21,7 @@ def feed() -> Feed:
 
 @pytest.fixture
 def news(feed: Feed) -> FeedNews:
-    return FeedNews(Place("w", 2), feed, lambda: None)
+    return FeedNews(Place("w", 2), feed, lambda: None, lambda: None)
 
 
 def restart(feed: Feed) -> None:
@@ -60,7 +60,7 @@ def test_a_feed_that_is_lost_is_a_warning_once_and_its_return_is_none(
 
 def test_a_publisher_that_cannot_be_reached_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     feed = Feed(Recovery.REPLAY)
-    news = FeedNews(Place("w", 0), feed, lambda: None)
+    news = FeedNews(Place("w", 0), feed, lambda: None, lambda: None)
     caplog.set_level(logging.INFO, "kvsteer.feed")
     for reason in ("Connection refused", "Connection refused", "No route to host"):
         feed.disconnected(f"cannot connect: {reason}")
@@ -78,7 +78,7 @@ def test_a_live_feed_says_what_it_would_lack(feed: Feed, news: FeedNews) -> None
 
 def test_each_restart_and_each_cleared_cache_is_told_once(feed: Feed) -> None:
     told: list[int] = []
-    news = FeedNews(Place("w", 2), feed, lambda: told.append(feed.restarts))
+    news = FeedNews(Place("w", 2), feed, lambda: told.append(feed.restarts), lambda: None)
     for _ in range(2):
         restart(feed)
         news.tell_restart()
