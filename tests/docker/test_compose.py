@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from testcontainers.compose import DockerCompose
 
+from tests.docker.test_compose_files import image_of, services
+
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
 ENVOY_PORT, ADMIN_PORT = 10000, 9090
@@ -37,9 +39,9 @@ class Stack:
 
     compose: DockerCompose
 
-    def send(self, prompt: str) -> Answer:
-        """Sends a chat through Envoy."""
-        status, headers, body = self._post("envoy", ENVOY_PORT, CHAT, chat(prompt))
+    def send(self, prompt: str, service: str = "envoy") -> Answer:
+        """Sends a chat through an Envoy."""
+        status, headers, body = self._post(service, ENVOY_PORT, CHAT, chat(prompt))
         if status != HTTPStatus.OK:
             return Answer(status, "", 0)
         usage = json.loads(body)["usage"]["prompt_tokens_details"]
@@ -51,10 +53,17 @@ class Stack:
         _, _, body = self._post("kvsteer", ADMIN_PORT, "/explain", envelope)
         return sum(one["overlap_tokens"] > 0 for one in json.loads(body)["candidates"])
 
-    def run(self, *command: str) -> None:
-        """Runs a command of compose."""
+    def run(self, *command: str) -> str:
+        """Runs a command of compose; returns what it prints."""
         whole = [*self.compose.docker_compose_command(), *command]
-        subprocess.run(whole, cwd=ROOT, check=True, capture_output=True, timeout=60)
+        done = subprocess.run(
+            whole, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120
+        )
+        return done.stdout
+
+    def hears_another(self) -> bool:
+        """Whether one of the routers that share hears the other."""
+        return "shared with" in self.run("exec", "-T", "router", "kvsteer", "top", "--once")
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits; what: the condition in words."""
@@ -92,6 +101,21 @@ def new_prompt() -> str:
     return f"{next(_numbers)} is the number of this conversation. " + 4 * sentence
 
 
+def docker(*command: str) -> str:
+    whole = [shutil.which("docker") or "docker", *command]
+    done = subprocess.run(whole, check=True, capture_output=True, text=True, timeout=240)
+    return done.stdout.strip()
+
+
+def fetch(image: str) -> None:
+    """Skips where an image is neither here nor to be had."""
+    if not docker("image", "ls", "--quiet", image):
+        try:
+            docker("pull", "--quiet", image)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"{image} is not here and cannot be pulled: {error.stderr.strip()}")
+
+
 def why_no_engine() -> str:
     docker = shutil.which("docker")
     if docker is None:
@@ -114,7 +138,7 @@ def stack() -> Iterator[Stack]:
         # Apart from a stack that the user may have up.
         environment.setenv("COMPOSE_PROJECT_NAME", "kvsteer-test")
         environment.setenv("KVSTEER_IMAGE", "kvsteer:test")
-        for port in ("", "_ADMIN", "_METRICS", "_ENVOY_ADMIN"):
+        for port in ("", "_ADMIN", "_METRICS", "_ENVOY_ADMIN", "_SCALE"):
             environment.setenv(f"KVSTEER{port}_PORT", "0")
         with DockerCompose(ROOT, build=True) as compose:
             yield Stack(compose)
@@ -125,6 +149,19 @@ def stopped_router(stack: Stack) -> Iterator[None]:
     stack.run("kill", "kvsteer")
     yield
     stack.run(*START_ROUTER)
+
+
+@pytest.fixture
+def scale(stack: Stack) -> Iterator[Stack]:
+    """With the services of the profile `scale` besides."""
+    found = services()
+    fetch(image_of(found["valkey"]))
+    names = [name for name, service in found.items() if service.get("profiles") == ["scale"]]
+    try:
+        stack.run("up", "--wait", "--no-recreate", *names)
+        yield stack
+    finally:
+        stack.run("rm", "--stop", "--force", *names)
 
 
 def is_steered(stack: Stack, prompt: str) -> bool:
@@ -160,3 +197,22 @@ def test_every_published_port_is_on_loopback(stack: Stack) -> None:
     ]
     assert len(published) == 4
     assert {publisher.URL for publisher in published} == {"127.0.0.1"}
+
+
+def test_two_routers_share_and_lose_nothing_without_the_engine_or_one_of_them(scale: Stack) -> None:
+    def statuses() -> set[int]:
+        return {scale.send(new_prompt(), "envoy-scale").status for _ in range(REPEATS)}
+
+    scale.until(scale.hears_another, "the routers hear each other")
+    prompt = new_prompt()
+    holder = scale.send(prompt, "envoy-scale").worker
+    scale.until(lambda: scale.holders(prompt) > 0, "the routers learn who holds the prompt")
+    answers = [scale.send(prompt, "envoy-scale") for _ in range(REPEATS)]
+    assert {answer.worker for answer in answers} == {holder}
+    scale.run("kill", "valkey")
+    assert statuses() == {HTTPStatus.OK}
+    scale.until(lambda: not scale.hears_another(), "each decides alone")
+    scale.run("start", "valkey")
+    scale.until(scale.hears_another, "the routers hear each other again")
+    docker("kill", scale.run("ps", "--quiet", "router").split()[0])
+    assert statuses() == {HTTPStatus.OK}

@@ -41,6 +41,11 @@ def volumes_of(service: dict[str, Any]) -> list[str]:
     return found
 
 
+def image_of(service: dict[str, Any]) -> str:
+    """Without the variable that may name another one."""
+    return str(service["image"]).partition(":-")[2].rstrip("}")
+
+
 @pytest.mark.parametrize("folder", ["compose", "compose/scale"])
 def test_the_committed_envoy_yaml_is_what_is_rendered(
     folder: str, monkeypatch: pytest.MonkeyPatch

@@ -1,14 +1,11 @@
 """Valkey's own container, as the compose file runs it, between two routers' parts in sharing."""
 
-import shutil
-import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.docker.test_compose import why_no_engine
-from tests.docker.test_compose_files import services
+from tests.docker.test_compose import docker, fetch, why_no_engine
+from tests.docker.test_compose_files import image_of, services
 from tests.extproc.sharing.test_sharing import two, until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
@@ -16,27 +13,12 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
 CONFINED = ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true")
 
 
-def docker(*command: str) -> str:
-    whole = [shutil.which("docker") or "docker", *command]
-    done = subprocess.run(whole, check=True, capture_output=True, text=True, timeout=240)
-    return done.stdout.strip()
-
-
-def image_of(service: dict[str, Any]) -> str:
-    """Without the variable that may name another one."""
-    return str(service["image"]).partition(":-")[2].rstrip("}")
-
-
 @pytest.fixture(scope="module")
 def image() -> str:
     if reason := why_no_engine():
         pytest.skip(f"needs a Docker engine: {reason}")
     wanted = image_of(services()["valkey"])
-    if not docker("image", "ls", "--quiet", wanted):
-        try:
-            docker("pull", "--quiet", wanted)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"{wanted} is not here and cannot be pulled: {error.stderr.strip()}")
+    fetch(wanted)
     return wanted
 
 
