@@ -19,6 +19,9 @@ from tests.e2e.test_disaggregation import SGLANG
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REQUESTS, CLIENTS = 2_000, 12
+
+# After how many requests a worker is killed, and after how many more it is back.
+UP, DOWN = (30, 60), (120, 150)
 SPLIT = ("prefill", "prefill", "decode", "decode", "both")
 PLAIN = ("both",) * len(SPLIT)
 
@@ -34,6 +37,7 @@ class Lost(NamedTuple):
 async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
     """Sends all requests while the first four workers are killed and brought back, twice each."""
     numbers = itertools.count()
+    ended = asyncio.Semaphore(0)
     failed: list[tuple[float, float]] = []
     killed: list[float] = []
     chance = random.Random(1)
@@ -50,15 +54,20 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
                 began = time.monotonic()
                 if not await _is_whole(system, number):
                     failed.append((began, time.monotonic()))
+                ended.release()
+
+        async def requests(count: int) -> None:
+            for _ in range(count):
+                await ended.acquire()
 
         async def killer() -> None:
             endpoints = [one.endpoint for one in system.workers[:4]] * 2
             chance.shuffle(endpoints)
             for endpoint in endpoints:
-                await asyncio.sleep(1 + chance.random())
+                await requests(chance.randint(*UP))
                 killed.append(time.monotonic())
                 await system.kill_worker(endpoint)
-                await asyncio.sleep(4 + chance.random())
+                await requests(chance.randint(*DOWN))
                 await system.start_worker(endpoint)
 
         killing = asyncio.create_task(killer())

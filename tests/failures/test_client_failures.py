@@ -149,14 +149,18 @@ async def test_many_streams_at_once(stage: Stage, table: list[Row], *, killed: b
 @pytest.mark.parametrize("loop", ["closed", "open"])
 async def test_envoy_restarted(stage: Stage, table: list[Row], loop: str) -> None:
     """What Envoy itself loses is lost without a router as well: what comes after it counts."""
+    listens = asyncio.Event()
+    listens.set()
     async with client() as session:
         probes = Probes(session, stage, stage.url)
         await probes.prepare()
-        async with LOOPS[loop](lambda: _patiently(session, stage.url)) as load:
+        async with LOOPS[loop](lambda: _patiently(session, stage.url, listens)) as load:
             await load.goes_on(30)
+            listens.clear()
             await asyncio.to_thread(stage.envoy.kill)
             stage.envoy.start()
             await asyncio.to_thread(stage.envoy.wait)
+            listens.set()
             back = time.monotonic()
             steers = await probes.steered_after(back)
             await load.goes_on(60)
@@ -167,11 +171,11 @@ async def test_envoy_restarted(stage: Stage, table: list[Row], loop: str) -> Non
     table.append(row._replace(steers_ms=1e3 * steers, note=note))
 
 
-async def _patiently(session: aiohttp.ClientSession, url: str) -> Outcome:
+async def _patiently(session: aiohttp.ClientSession, url: str, listens: asyncio.Event) -> Outcome:
     """A client that does not ask at full speed while nobody listens."""
     outcome = await post(session, url, body())
     if not outcome.status:
-        await asyncio.sleep(0.05)
+        await listens.wait()
     return outcome
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from tests.failures.conftest import Row
-from tests.failures.load import LOOPS, Load, body, client, counted, post
+from tests.failures.load import CLIENTS, LOOPS, Load, body, client, counted, post
 from tests.failures.stage import Stage
 from tests.failures.steering import Probes
 
@@ -43,13 +43,13 @@ async def stopped(stage: Stage, load: Load) -> None:
     stage.routers[0].go_on()
 
 
-async def slow(stage: Stage, _: Load) -> None:
-    """Stopped for most of the time, now longer than Envoy waits and now shorter."""
-    for pause in (0.2, 0.7, 0.2, 0.7, 0.4):
+async def slow(stage: Stage, load: Load) -> None:
+    """Stopped for most of the time: until the next answer, or for longer than Envoy waits."""
+    for answers in (1, 3 * CLIENTS, 1, 3 * CLIENTS, 1):
         stage.routers[0].stop()
-        await asyncio.sleep(pause)
+        await load.goes_on(answers)
         stage.routers[0].go_on()
-        await asyncio.sleep(0.05)
+        await load.goes_on(1)
 
 
 async def listens(stage: Stage) -> float:

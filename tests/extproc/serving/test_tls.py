@@ -214,6 +214,7 @@ async def test_an_authority_that_is_replaced_lets_nobody_in_any_more(
 async def test_no_connection_fails_while_files_are_renewed(
     kind: str, identities: Identities, tmp_path: Path
 ) -> None:
+    served = asyncio.Semaphore(0)
     async with running(kind, identities, tmp_path) as one:
 
         async def connects() -> None:
@@ -221,13 +222,14 @@ async def test_no_connection_fails_while_files_are_renewed(
                 channel = one.connect(identities.anybody())
                 assert await one.health("liveness", channel) == SERVING
                 await channel.close()
+                served.release()
 
         async def renews() -> None:
             assert one.certificates is not None
             for _ in range(15):
                 identities.renew()
                 await one.certificates.look()
-                await asyncio.sleep(0.01)
+                await served.acquire()
 
         await asyncio.gather(connects(), connects(), renews())
 
