@@ -532,6 +532,9 @@ def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
     recording = config.recorder.file
     if recording is not None and not is_there(posixpath.dirname(recording) or "."):
         yield f"recorder.file: no folder for {recording}: until there is one, nothing is recorded"
+    report = config.report.file
+    if report is not None and not is_there(posixpath.dirname(report) or "."):
+        yield f"report.file: no folder for {report}: until there is one, the report is not kept"
     file, directory = config.discovery.file, config.envoy.eds_directory
     if file is not None and not is_there(file):
         yield f"discovery.file: there is no {file}: until there is, no worker is found in it"

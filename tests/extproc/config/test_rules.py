@@ -28,7 +28,7 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import Disaggregation, Routers, RouterTls
+from extproc.config.sections import Disaggregation, Report, Routers, RouterTls
 from extproc.errors import ConfigError
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
@@ -579,6 +579,15 @@ def test_files_that_are_not_there_yet_are_doubted() -> None:
         "envoy.eds_directory",
     ]
     assert doubts(config, "/w", "/d") == []
+
+
+def test_a_report_without_a_folder_is_doubted() -> None:
+    config = replace(LISTED, report=Report("/away/report"))
+    assert doubts(config) == [
+        "report.file: no folder for /away/report: until there is one, the report is not kept"
+    ]
+    assert doubts(config, "/away") == []
+    assert doubts(replace(LISTED, report=Report("report")), ".") == []
 
 
 def of_roles(mode: str | None, connector: str, *roles: str) -> str:
