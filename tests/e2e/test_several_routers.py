@@ -212,7 +212,10 @@ async def test_a_router_that_leaves_is_missed_by_no_request(choice: str) -> None
         assert routers.system.router.returncode == 0
 
 
-@pytest.mark.parametrize("choice", ["any", "standby", "conversation"])
+@pytest.mark.parametrize(
+    "choice",
+    ["any", *(pytest.param(one, marks=pytest.mark.slow) for one in ("standby", "conversation"))],
+)
 async def test_a_router_that_dies_between_two_requests_is_missed_by_none(choice: str) -> None:
     async with two(choice) as routers:
         await routers.until_healthy(2)

@@ -55,6 +55,7 @@ async def test_a_request_of_one_router_is_load_and_a_claim_for_the_other(tmp_pat
 
 
 @needs_engine
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
 async def test_no_request_is_lost_while_the_engine_is_away(fault: str, tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(engine) as (system, second):
