@@ -1,13 +1,10 @@
 """What is counted of decisions, in plain numbers: a request must not pay for being counted."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import sub
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, Seen, histogram_family
@@ -140,22 +137,18 @@ class DecisionCollector(Collector):
         """All families of decisions."""
         counts = self._counts
         counts.settle()
-        decisions = CounterMetricFamily(
+        yield _counter(
             "kvsteer_decisions",
             "Requests placed, by model (empty if none is known) and reason",
-            labels=["model", "reason"],
+            ["model", "reason"],
+            counts.by_reason.items(),
         )
-        for (model, reason), count in counts.by_reason.items():
-            decisions.add_metric([model, reason], count)
-        yield decisions
-        split = CounterMetricFamily(
+        yield _counter(
             "kvsteer_disaggregation",
             "Requests among workers that take parts of them, by who computes the prompt and why",
-            labels=["model", "outcome"],
+            ["model", "outcome"],
+            counts.by_split.items(),
         )
-        for (model, outcome), count in counts.by_split.items():
-            split.add_metric([model, outcome], count)
-        yield split
         yield histogram_family(
             "kvsteer_decision_seconds",
             "Time from the whole request to the pick",
@@ -174,20 +167,25 @@ class DecisionCollector(Collector):
             ["model"],
             [((model,), buckets) for model, buckets in counts.match_percent.items()],
         )
-        yield _by_model(
+        yield _counter(
             "kvsteer_prompt_tokens",
             "Prompt tokens of the requests that could be keyed",
-            counts.prompt_tokens,
+            ["model"],
+            [((model,), tokens) for model, tokens in counts.prompt_tokens.items()],
         )
-        yield _by_model(
+        yield _counter(
             "kvsteer_predicted_cached_tokens",
             "Prompt tokens that the picked worker certainly held",
-            counts.predicted_tokens,
+            ["model"],
+            [((model,), tokens) for model, tokens in counts.predicted_tokens.items()],
         )
 
 
-def _by_model(name: str, what: str, tokens: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, what, labels=["model"])
-    for model, count in tokens.items():
-        family.add_metric([model], count)
+def _counter(
+    name: str, what: str, labels: Sequence[str], counts: Iterable[tuple[Sequence[str], int]]
+) -> CounterMetricFamily:
+    """Returns a family of counters, each with the values of its labels."""
+    family = CounterMetricFamily(name, what, labels=labels)
+    for values, count in counts:
+        family.add_metric(values, count)
     return family
