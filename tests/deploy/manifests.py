@@ -18,14 +18,19 @@ Manifest = dict[str, Any]
 
 def built(overlay: str) -> list[Manifest]:
     """What `kubectl apply -k` would send for an overlay; skips where there is no kubectl."""
+    return kustomized(KUBERNETES / "overlays" / overlay)
+
+
+def kustomized(folder: Path) -> list[Manifest]:
+    """The same for any folder with a kustomization."""
     if shutil.which("kubectl") is None:
         pytest.skip("needs kubectl (on Debian: the package kubernetes-client)")
-    return _build(overlay)
+    return _build(folder)
 
 
 @functools.cache
-def _build(overlay: str) -> list[Manifest]:
-    command = ["kubectl", "kustomize", str(KUBERNETES / "overlays" / overlay)]
+def _build(folder: Path) -> list[Manifest]:
+    command = ["kubectl", "kustomize", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.safe_load_all(done.stdout) if one is not None]

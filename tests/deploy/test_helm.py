@@ -1,0 +1,173 @@
+"""The Helm chart renders what the kustomize base applies, and refuses values that cannot work."""
+
+import functools
+import os
+import shutil
+import subprocess
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from extproc.config.reader import parse
+from tests.deploy.manifests import KUBERNETES, ROOT, Manifest, kustomized
+from tests.deploy.test_manifests import OLDEST_KUBERNETES
+
+CHART = ROOT / "deploy/helm/kvsteer"
+HELM = os.environ.get("KVSTEER_TEST_HELM") or shutil.which("helm")
+
+pytestmark = pytest.mark.skipif(
+    HELM is None,
+    reason="needs helm, on PATH or named by KVSTEER_TEST_HELM (CONTRIBUTING.md)",
+)
+
+# What Helm writes into labels that kustomize does not know.
+HELMS = {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} | {
+    "app.kubernetes.io/version"
+}
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # a helm that `go install` built takes the cluster for an ancient one
+    command = [str(HELM), *arguments, "--kube-version", f"{OLDEST_KUBERNETES}.0"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@functools.cache
+def rendered(*values: str) -> list[Manifest]:
+    """What the chart renders with some values set."""
+    sets = [part for value in values for part in ("--set-json", value)]
+    done = helm("template", "kvsteer", str(CHART), "--namespace", "llm", *sets)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+
+
+def one_of(kind: str, manifests: list[Manifest]) -> Manifest:
+    (found,) = [one for one in manifests if one["kind"] == kind]
+    return found
+
+
+def pod(manifests: list[Manifest]) -> Manifest:
+    spec: Manifest = one_of("Deployment", manifests)["spec"]["template"]["spec"]
+    return spec
+
+
+def without(node: Any, *names: str) -> Any:
+    """A manifest without what the two tools write each in its own way."""
+    if isinstance(node, dict):
+        kept = {key: without(value, *names) for key, value in node.items() if key not in names}
+        return {key: value for key, value in kept.items() if value != {}}
+    return [without(one, *names) for one in node] if isinstance(node, list) else node
+
+
+def comparable(manifest: Manifest) -> Manifest:
+    plain: Manifest = without(
+        manifest, *HELMS, "namespace", "checksum/config", "app.kubernetes.io/part-of"
+    )
+    plain["metadata"].pop("labels", None)  # of the object itself: nothing selects by them
+    if manifest["kind"] == "Deployment":
+        spec = plain["spec"]["template"]["spec"]
+        container = spec["containers"][0]
+        container["image"] = container["image"].partition(":")[0]  # the base has no tag
+        assert container.pop("imagePullPolicy", "IfNotPresent") == "IfNotPresent"
+        # kustomize names it by its content, for which the chart has an annotation
+        spec["volumes"][0]["configMap"]["name"] = "kvsteer"
+    if manifest["kind"] == "ConfigMap":
+        plain["metadata"]["name"] = "kvsteer"
+        plain["data"] = yaml.safe_load(plain["data"]["kvsteer.yaml"])
+    return plain
+
+
+def test_helm_finds_no_fault_in_the_chart() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_chart_renders_what_the_kustomize_base_applies() -> None:
+    base = {(one["kind"], one["apiVersion"]): one for one in kustomized(KUBERNETES / "base")}
+    chart = {(one["kind"], one["apiVersion"]): one for one in rendered()}
+    assert set(chart) == set(base)
+    for key, ours in chart.items():
+        assert comparable(ours) == comparable(base[key])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ('tls={"secret": "kvsteer-tls"}', "replicas=3"),
+        (
+            'podLabels={"team": "a"}',
+            'imagePullSecrets=[{"name": "mine"}]',
+            'extraEnv=[{"name": "A", "value": "b"}]',
+            'extraVolumes=[{"name": "models", "emptyDir": {}}]',
+            'extraVolumeMounts=[{"name": "models", "mountPath": "/models"}]',
+            'nodeSelector={"disk": "fast"}',
+            'tolerations=[{"operator": "Exists"}]',
+        ),
+        ("serviceAccount.create=false", "networkPolicy.enabled=false"),
+    ],
+)
+def test_what_is_rendered_is_valid(values: tuple[str, ...]) -> None:
+    for manifest in rendered(*values):
+        kubernetes_validate.validate(manifest, OLDEST_KUBERNETES, strict=True)
+    text = one_of("ConfigMap", rendered(*values))["data"]["kvsteer.yaml"]
+    assert parse(text, "chart").discovery.kubernetes is not None
+
+
+def test_numbers_of_a_configuration_stay_whole() -> None:
+    manifests = rendered("config.extproc.max_body_bytes=33554432")
+    config = parse(one_of("ConfigMap", manifests)["data"]["kvsteer.yaml"], "chart")
+    assert config.extproc.max_body_bytes == 33_554_432
+    assert config.extproc.listen == "0.0.0.0:9002"  # what was not set stays as it was
+
+
+def test_a_changed_configuration_rolls_the_pods_out_anew() -> None:
+    before, after = (
+        one_of("Deployment", some)["spec"]["template"]["metadata"]["annotations"]
+        for some in (rendered(), rendered("config.extproc.deadline_ms=200"))
+    )
+    assert before["checksum/config"] != after["checksum/config"]
+
+
+def test_with_a_secret_the_router_serves_tls_and_is_probed_beside_it() -> None:
+    manifests = rendered('tls={"secret": "mine"}')
+    config = parse(one_of("ConfigMap", manifests)["data"]["kvsteer.yaml"], "chart")
+    assert config.extproc.tls is not None
+    assert config.extproc.tls.certificate == "/etc/kvsteer-tls/tls.crt"
+    assert {"name": "tls", "secret": {"secretName": "mine", "defaultMode": 288}} in pod(manifests)[
+        "volumes"
+    ]
+    (container,) = pod(manifests)["containers"]
+    probes = [container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
+    assert [one["httpGet"]["path"] for one in probes] == ["/healthz", "/healthz", "/readyz"]
+    assert one_of("Service", manifests)["spec"]["ports"][0]["appProtocol"] == "https"
+
+
+def test_prometheus_is_told_where_to_scrape_if_that_is_wanted() -> None:
+    assert [one for one in rendered() if one["kind"] == "ServiceMonitor"] == []
+    monitor = one_of("ServiceMonitor", rendered("serviceMonitor.enabled=true"))
+    service = one_of("Service", rendered())
+    assert monitor["spec"]["endpoints"][0]["port"] in {
+        port["name"] for port in service["spec"]["ports"]
+    }
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "replica=3",
+        'config.extproc.listen="127.0.0.1:7000"',
+        "config.models=[]",
+        "terminationGracePeriodSeconds=5",
+        "networkPolicy.envoy=[]",
+    ],
+)
+def test_values_that_cannot_work_are_refused(value: str) -> None:
+    done = helm("template", "kvsteer", str(CHART), "--set-json", value)
+    assert done.returncode != 0
+    assert value.partition("=")[0].rpartition(".")[2] in done.stderr
