@@ -86,7 +86,17 @@ def source_distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source distribution, as the release workflow makes it, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
     copy = folder / "copy"
-    ignored = shutil.ignore_patterns(".*", "*.so", "*.egg-info", "__pycache__", "build", "dist")
+    ignored = shutil.ignore_patterns(
+        ".venv",
+        ".git",
+        ".*_cache",
+        ".hypothesis",
+        "*.so",
+        "*.egg-info",
+        "__pycache__",
+        "build",
+        "dist",
+    )
     shutil.copytree(ROOT, copy, ignore=ignored)
     made = subprocess.run(
         [sys.executable, "-c", "import setuptools.build_meta as b; b.build_sdist('..')"],
@@ -175,6 +185,18 @@ async def test_a_base_install_serves_and_loads_nothing_that_it_does_not_use(
         assert await asyncio.wait_for(one.process.wait(), 60) == 0
     said = one.log.read_text()
     assert " MiB are resident\n" in said
+
+
+async def test_a_router_without_the_compiled_core_says_at_its_start_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in lacking(tmp_path, ("kvstate._core",)).items():
+        monkeypatch.setenv(name, value)
+    async with router(tmp_path, f"127.0.0.1:{free_port()}") as one:
+        said = one.log.read_text()
+    (warning,) = [line for line in said.splitlines() if "plain-Python index core" in line]
+    assert "WARNING" in warning.upper()
+    assert "install gcc, then kvsteer again" in warning
 
 
 def test_few_modules_are_imported_to_serve() -> None:
