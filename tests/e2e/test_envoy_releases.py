@@ -90,7 +90,7 @@ def test_an_older_envoy_takes_what_it_is_said_to_take(
 ) -> None:
     file = tmp_path / "envoy.yaml"
     file.write_text(render(ASKING[asked]))
-    command = [release, "--mode", "validate", "--disable-hot-restart", "-c", file]
+    command = [str(release), "--mode", "validate", "--disable-hot-restart", "-c", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode != 0) is (asked in REFUSED[version(release)]), done.stderr
 
