@@ -22,7 +22,7 @@ from extproc.admin.application import Sampling, admin_application, listen, metri
 from extproc.admin.observed import Observed
 from extproc.admin.report_file import kept
 from extproc.admin.report_routes import notes_of, report_routes
-from extproc.admin.routes import discovery_routes, sharing_routes
+from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config
@@ -34,6 +34,7 @@ from extproc.errors import ConfigError
 from extproc.event_loop import Sweeper
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
+from extproc.picking.steering import Steering
 from extproc.processes import Member
 from extproc.recorder import Recorder, RecorderCollector, drawn_secret
 from extproc.request_path import CHOICE
@@ -146,12 +147,15 @@ def remote_tokenizers(
 class Parts:
     """What is told something while the router runs.
 
-    certificates: None where it speaks plain text.
+    certificates: None where it speaks plain text. steering: how many requests are steered. steer:
+    changes that, here and in all other processes.
     """
 
     workers: Workers
     readiness: Readiness
     certificates: Certificates | None
+    steering: Steering
+    steer: Callable[[float], None]
 
 
 @contextlib.asynccontextmanager
@@ -200,41 +204,38 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         ):
             metrics.registry.register(collector)
         ready_seconds = config.events.ready_deadline_ms / 1000
-        is_ready = own = Readiness(
-            lambda: _awaited(discovery, workers), ready_seconds, time.monotonic
-        )
-        if member is not None:
-            is_ready = Readiness(
-                lambda: own.hindrance() or member.hindrance(), ready_seconds, time.monotonic
-            )
+        own = Readiness(lambda: _awaited(discovery, workers), ready_seconds, time.monotonic)
+        is_ready = own if member is None else _with_others(own, member, ready_seconds)
         metrics.show_readiness(is_ready)
-        _show(certificates, metrics)
-
+        _show_certificate(metrics, certificates)
         admin_at = address.parse(config.admin.listen)
         admin = admin_application(
             *(router, workers, observed, config.extproc.max_body_bytes),
             *(admin_at.host, config.policy.header, config.policy.session_header),
         )
+        steer = functools.partial(_steer, router.steering, member)
+        steers_all = config.disaggregation.steers_all
         admin.add_routes(
             [
                 *discovery_routes(workers, discovery),
                 *sharing_routes(sharing),
                 *_report_routes(config, metrics, member),
+                *steering_routes(router, steer, steers_all=steers_all),
             ]
         )
         stack.push_async_callback((await listen(admin, admin_at, "admin")).cleanup)
         metrics_at = address.parse(config.metrics.listen)
         scraped = metrics_application(
-            metrics, is_ready.hindrance, (note_of(sharing), workers.verifying.note)
+            metrics,
+            is_ready.hindrance,
+            (note_of(sharing), workers.verifying.note, router.undelivered),
         )
         stack.push_async_callback((await listen(scraped, metrics_at, "metrics")).cleanup)
 
         stack.push_async_callback(workers.close)
         await workers.start()
         await stack.enter_async_context(_discovering(config, workers, discovery))
-        sampling = Sampling(observed, workers.fills, time.time)
-        sampling.start()
-        stack.push_async_callback(sampling.close)
+        stack.push_async_callback(_sampling(observed, workers).close)
         server = server_for(
             Service(config, router, metrics, recorder=recorder), is_ready, certificates
         )
@@ -243,16 +244,42 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         await server.start()
         stack.push_async_callback(server.stop)
         if member is not None:
-            stack.callback(asyncio.create_task(member.announce(own)).cancel)
-        yield Parts(workers, is_ready, certificates)
+            steer_here = functools.partial(_steer, router.steering, None)
+            for task in (member.announce(own), member.follow(steer_here)):
+                stack.callback(asyncio.create_task(task).cancel)
+        yield Parts(workers, is_ready, certificates, router.steering, steer)
 
 
-def _show(certificates: Certificates | None, metrics: Metrics) -> None:
-    """Shows in the metrics until when the certificates are valid, if there are any."""
+def _sampling(observed: Observed, workers: Workers) -> Sampling:
+    """Samples the fleet from now on."""
+    sampling = Sampling(observed, workers.fills, time.time)
+    sampling.start()
+    return sampling
+
+
+def _with_others(own: Readiness, member: Member, seconds: float) -> Readiness:
+    """A process is ready with all others. seconds: until it is ready all the same."""
+    return Readiness(lambda: own.hindrance() or member.hindrance(), seconds, time.monotonic)
+
+
+def _show_certificate(metrics: Metrics, certificates: Certificates | None) -> None:
+    """Shows the certificate of the gRPC server, if it has one."""
     if certificates is not None:
         metrics.show_certificate(
             lambda: certificates.current.expires_at, lambda: certificates.fault is not None
         )
+
+
+def _steer(steering: Steering, member: Member | None, percent: float) -> None:
+    """Steers so many of a hundred requests from now on, here and in all other processes."""
+    if percent != steering.percent:
+        log.info("%g of a hundred requests are steered from now on", percent)
+        steering.change(percent)
+    if member is not None:
+        try:
+            member.hand_on(percent)
+        except OSError as error:
+            log.error("the other processes do not know of that: %s", error.strerror)
 
 
 def _report_routes(config: Config, metrics: Metrics, member: Member | None) -> list[RouteDef]:
@@ -337,7 +364,7 @@ log = logging.getLogger("kvsteer")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # What SIGHUP changes.
-_RELOADED = "events.enabled"
+_RELOADED = frozenset(("events.enabled", "steering.percent"))
 
 # A thread that parses or renders gives the event loop its turn after so long: Python's own 5 ms are
 # a good part of what a decision may take.
@@ -357,8 +384,8 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
     configuration; it then also ends when their parent does.
 
     It then says that it is not ready, takes no new streams after `extproc.leave_ms`, gives those
-    under way their time, and ends; a second signal ends it at once. SIGHUP reads the kill switch
-    and the TLS files anew.
+    under way their time, and ends; a second signal ends it at once. SIGHUP reads the kill switch,
+    the share of steered requests and the TLS files anew.
 
     Raises:
         StartError: it cannot start.
@@ -485,8 +512,11 @@ async def _reload(read_again: Callable[[], Config], before: Config, parts: Parts
         return
     is_switched = read.events.enabled != parts.workers.events_enabled
     await parts.workers.enable_events(enabled=read.events.enabled)
-    changed = [key for key in changed_keys(before, read) if key != _RELOADED]
+    is_other = read.steering.percent != parts.steering.percent
+    if is_other:
+        parts.steer(read.steering.percent)
+    changed = [key for key in changed_keys(before, read) if key not in _RELOADED]
     if changed:
         log.warning("read again: these changed, and take a restart: %s", ", ".join(changed))
-    elif not is_switched:
+    elif not (is_switched or is_other):
         log.info("read again: nothing changed")

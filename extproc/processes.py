@@ -35,8 +35,11 @@ STEADY_SECONDS = 60.0
 # In place of a status, where the system has no room for a process; as shells have it.
 CANNOT_START = 126
 
-# A process looks so often whether the others are ready.
+# A process looks so often whether the others are ready, and whether one was told something.
 LOOK_SECONDS = 0.1
+
+# The file that says how many of a hundred requests are steered, once that was changed.
+_SHARE = "steering"
 
 # Containers without a writable file system have this one.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
@@ -121,12 +124,36 @@ class Member(NamedTuple):
         """Returns whether a process was ready once, however often it was started since."""
         return self._mark(number).exists()
 
+    def hand_on(self, percent: float) -> None:
+        """Tells the other processes how many of a hundred requests are steered.
+
+        Raises:
+            OSError: they cannot be told.
+        """
+        new = Path(self.directory) / f"{self.number}.{_SHARE}"
+        new.write_text(repr(percent))
+        new.replace(Path(self.directory) / _SHARE)
+
+    async def follow(self, steer: Callable[[float], None]) -> None:
+        """Steers as many requests as any process was told last, until it is cancelled."""
+        last = ""
+        while True:
+            told = last
+            with contextlib.suppress(OSError):  # nobody has told anything yet
+                told = (Path(self.directory) / _SHARE).read_text()
+            if told != last:
+                last = told
+                with contextlib.suppress(ValueError):
+                    steer(float(told))
+            await asyncio.sleep(LOOK_SECONDS)
+
     def leave(self) -> None:
         """Removes what is left of this process, and with the last one the directory.
 
         That is the parent's to do, but for one that was killed.
         """
         with contextlib.suppress(OSError):  # others are still there
+            (Path(self.directory) / _SHARE).unlink(missing_ok=True)
             self._mark(self.number).unlink(missing_ok=True)
             Path(self.directory).rmdir()
 

@@ -2,23 +2,33 @@
 
 import logging
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from extproc.checking.self_check import Watched
-from extproc.config.schema import Config, Model
+from extproc.config.schema import Config
 from extproc.errors import RequestError
 from extproc.observing.course import Course, Traces
-from extproc.observing.elsewhere import WarningLimit
+from extproc.observing.elsewhere import Deliveries, SteeringCollector, WarningLimit
 from extproc.observing.metrics import Metrics
-from extproc.picking.decision import CALLS_NO_MODEL, FINDS_MODEL, MAX_TEXT_BYTES, Decision, Query
+from extproc.picking.decision import (
+    CALLS_NO_MODEL,
+    FINDS_MODEL,
+    MAX_TEXT_BYTES,
+    OVER_LIMIT,
+    Decision,
+    Query,
+)
 from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import DecisionLog, explanation
 from extproc.picking.load import Booking
 from extproc.picking.placing import Placing
+from extproc.picking.steering import Steering, beginning_of, hash_of
 from extproc.picking.upstreams import FIRST_FAILURE
 from extproc.requests.costly_json import is_light
 from extproc.requests.prompt import forms_of
@@ -29,6 +39,8 @@ from extproc.requests.request import (
     Ask,
     Head,
     InferenceRequest,
+    Models,
+    Served,
     model_of,
     parse,
     why_unkeyed,
@@ -38,41 +50,6 @@ from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed import State
 from kvstate.overlap import Prompt, Tokens
-
-
-class Served(NamedTuple):
-    """What a name in a request stands for: a configured model, and the adapter on it, if any."""
-
-    model: str
-    lora: str | None
-
-
-class Models:
-    """The names that requests may use for the configured models."""
-
-    def __init__(self, models: Sequence[Model]) -> None:
-        self._default = models[0].name
-        self._only = len(models) == 1
-        self._names: dict[str, Served] = {}
-        for model in models:
-            for name in (model.name, *model.aliases):
-                self._names[name] = Served(model.name, None)
-            for adapter in model.lora:
-                self._names[adapter] = Served(model.name, adapter)
-
-    @property
-    def default(self) -> str:
-        """Returns the first model: its workers get requests that name no known model."""
-        return self._default
-
-    def find(self, name: str | None) -> Served | None:
-        """Returns what a request's model name stands for, None if it is not known.
-
-        A request without a name is for the only model, if there is just one."""
-        if not name:
-            return Served(self._default, None) if self._only else None
-        return self._names.get(name)
-
 
 log = logging.getLogger("kvsteer.decision")
 
@@ -280,6 +257,8 @@ class Router:
     tokenizers: by model; a model without one is routed by load, unless token ids are sent.
     traces: what records the decisions' spans, None where they are not traced; `is_traced` says
     whether they are. observer: is shown the decisions, and which endpoint answered.
+    steering: how many requests are steered. unsteered: those that were not, by model. deliveries:
+    whether those that were reached their workers.
     """
 
     def __init__(
@@ -311,6 +290,11 @@ class Router:
         self._compared: dict[Booking, Prompt] = {}
         self._observer = observer
         self._warnings = WarningLimit()
+        self.steering = Steering(config.steering.percent, config.steering.header)
+        self.unsteered: Counter[str | None] = Counter()
+        self.deliveries = deliveries = Deliveries()
+        steered, unsteered = self.placing.steered, self.unsteered
+        metrics.registry.register(SteeringCollector(deliveries, steered, unsteered, self.steering))
 
     async def route(self, ask: Ask, traceparent: str = "") -> Routed:
         """Decides where a request goes, and books it there; never fails, whatever the request is.
@@ -325,7 +309,10 @@ class Router:
         if self._config.log_prompts and ask.body is not None:
             log.debug("body: %s", ask.body[:LOGGED_BODY_BYTES].decode(errors="replace"))
         query = await self._queries.of(ask, course)
-        decision, query = self._decide(ask, query, course)
+        if self.steering.is_partial:
+            decision, query = await self._decide_side(ask, query, course)
+        else:
+            decision, query = self._decide(ask, query, course)
         now = course.picked()
         if decision.reason == NOT_INFERENCE:
             self._metrics.observe_decision(decision, course)
@@ -337,9 +324,13 @@ class Router:
         self._decisions.tell(decision, course.trace.trace_id)
         self._show(decision, query)
         # last: what fails before it leaves no load behind that nobody would release
-        booking = self.placing.book(decision, now, self._told_of(decision, query))
-        if booking is not None and query.prompts:
-            self._watch(decision, query, booking)
+        if not decision.is_steered:
+            self.unsteered[decision.model] += 1
+            booking = self.placing.note(decision, now)
+        else:
+            booking = self.placing.book(decision, now, self._told_of(decision, query))
+            if booking is not None and query.prompts:
+                self._watch(decision, query, booking)
         # else its engine counts what it was handed as cached
         is_whole = decision.prefill is None and decision.source is None
         if booking is not None and self._compares and is_whole and query.sole is not None:
@@ -353,7 +344,11 @@ class Router:
         if unkeyed:
             ask = Ask(head, None, unkeyed)
         course = Course(self._monotonic)
-        decision, _ = self._decide(ask, await self._queries.of(ask, course), course)
+        query = await self._queries.of(ask, course)
+        if self.steering.is_partial:
+            decision, _ = await self._decide_side(ask, query, course)
+        else:
+            decision, _ = self._decide(ask, query, course)
         return explanation(decision, self._workers.state, self._workers.load)
 
     def release(self, booking: Booking) -> None:
@@ -368,10 +363,17 @@ class Router:
 
     def served(self, decision: Decision, booking: Booking, endpoint: str) -> None:
         """Notes which endpoint answered a request, as the response tells."""
-        picked = decision.pick[0]
-        self._workers.served(decision.worker, is_elsewhere=endpoint != picked)
         if self._observer is not None:
             self._observer.served(decision, endpoint)
+        if not decision.is_steered:
+            self.found(decision, booking, endpoint)
+            return
+        picked = decision.pick[0]
+        self._workers.served(decision.worker, is_elsewhere=endpoint != picked)
+        now, deliveries = self._monotonic(), self.deliveries
+        deliveries.note(decision.model, now, is_elsewhere=endpoint != picked)
+        if deliveries.has_turned(now):
+            log.warning("%s", self.undelivered() or "steered requests reach their workers again")
         if endpoint == picked:
             return
         names = [one.name for one in decision.workers if one.endpoint == endpoint]
@@ -384,6 +386,41 @@ class Router:
                 "requests steered to %s are answered elsewhere, the last by %.80s: %s",
                 *(picked, endpoint, cause),
             )
+
+    def found(self, decision: Decision, booking: Booking, endpoint: str) -> None:
+        """Notes which endpoint a request went to that is not steered."""
+        names = [one.name for one in decision.workers if one.endpoint == endpoint]
+        if names:
+            self.placing.found(booking, decision, names[0], endpoint, self._monotonic())
+        else:
+            self.placing.disclaim(booking)
+            self.placing.loads.end(booking, self._monotonic())
+
+    def any_endpoint(self, decision: Decision, booking: Booking) -> str:
+        """Returns an endpoint by chance, and books a request there that is not steered.
+
+        For proxies that must be given one.
+        """
+        rows = zip(decision.workers, decision.excluded, strict=True)
+        able = [one.endpoint for one, why in rows if why in ("", OVER_LIMIT)]
+        endpoint = able[int(self._rng.random() * len(able))]
+        self.found(decision, booking, endpoint)
+        return endpoint
+
+    def undelivered(self) -> str:
+        """Why too few steered requests reached their workers lately, in words; "" if enough did."""
+        return self.deliveries.fault(self._monotonic(), self._workers.why_astray)
+
+    def steering_status(self) -> dict[str, Any]:
+        """Returns the answer of GET /steering."""
+        results = self.deliveries.totals(self.placing.steered)
+        return {
+            "percent": self.steering.percent,
+            "header": self.steering.header,
+            "steered": results,
+            "unsteered": self.unsteered.total(),
+            "fault": self.undelivered(),
+        }
 
     def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
         """Moves the load of a request that another worker than the picked one answers.
@@ -421,6 +458,35 @@ class Router:
     def close(self) -> None:
         """Stops the tokenizer threads."""
         self._tokens.close()
+
+    async def _side(self, ask: Ask) -> tuple[int, bool]:
+        """The hash of a request's conversation, 0 if it is not known, and whether it is steered.
+
+        It waits where the body takes a millisecond or more to read. What calls no model is none of
+        this.
+        """
+        if ask.reason == NOT_INFERENCE:
+            return 0, True
+        beginning, body = ask.head.conversation.encode(), ask.body
+        if not beginning and body is not None:
+            path = ask.head.path
+            if is_light(body):
+                beginning = beginning_of(path, body)
+            else:
+                with suppress(TimeoutError, RequestError):  # then chance decides
+                    read = lambda: beginning_of(path, body)  # noqa: E731 - it is short
+                    beginning = await self._tokens.apart(read, len(body))
+        conversation = hash_of(beginning)
+        return conversation, self.steering.steers(conversation, self._rng.random())
+
+    async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
+        """Decides where some requests are not steered: these would go somewhere as a whole."""
+        conversation, is_steered = await self._side(ask)
+        if not is_steered:
+            query = msgspec.structs.replace(query, may_split=False)
+        decision, query = self._decide(ask, query, course)
+        known = msgspec.structs.replace(decision, is_steered=is_steered, conversation=conversation)
+        return known, query
 
     def _decide(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
         if self._changes_bodies:
@@ -498,9 +564,10 @@ class Router:
         if not log.isEnabledFor(logging.DEBUG):
             return
         log.debug(
-            "decision: model %s, worker %s, overlap %d of %d tokens, uncertain %d, reason %s",
+            "decision: model %s, picked %s%s, overlap %d of %d tokens, uncertain %d, reason %s",
             decision.model,
             decision.pick[0] if decision.pick else None,
+            "" if decision.is_steered else " (not steered)",
             decision.certain_tokens,
             decision.prompt_tokens,
             decision.uncertain_tokens,

@@ -13,9 +13,11 @@ from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.discovery.discovery import DiscoveryCollector
 from extproc.observing import outcomes
+from extproc.observing.elsewhere import Deliveries, SteeringCollector
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
 from extproc.picking.legs import WORDS
+from extproc.picking.steering import Steering
 from extproc.recorder import Recorder, RecorderCollector
 from extproc.sharing.sharing import SharingCollector
 from extproc.workers.verifying import VerifiedCollector
@@ -78,6 +80,7 @@ def test_every_metric_is_documented_with_its_type() -> None:
     metrics.registry.register(VerifiedCollector(dict))
     recorder = Recorder(Config().recorder, "trace.jsonl", bytes(32))
     metrics.registry.register(RecorderCollector(recorder))
+    metrics.registry.register(SteeringCollector(Deliveries(), {}, {}, Steering()))
     metrics.registry.register(ServerCollector(lambda: ServerFigures(0, {}, 0)))
     text = metrics.exposition().decode()
     shown = dict(re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE))

@@ -60,7 +60,7 @@ class Observed:
             self.recent.add(decision, at)
             for prompt in prompts:
                 self.prompts.add(prompt)
-        if decision.prompt_tokens and decision.worker:
+        if decision.prompt_tokens and decision.worker and decision.is_steered:
             counts = self._routed.get(decision.worker)
             if counts is None:
                 counts = self._routed[decision.worker] = [0, 0]
@@ -172,6 +172,7 @@ def summary(kept: Kept) -> dict[str, Any]:
         "worker": decision.worker,
         "prefill": None if decision.prefill is None else decision.prefill.pick[0],
         "served": kept.served,
+        "steered": decision.is_steered,
         "policy": decision.policy,
         "verdict": decision.verdict.value,
         "reason": decision.reason,

@@ -6,7 +6,7 @@ Lists are encoded in turns: the loop that answers here also picks workers.
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from extproc.admin.observed import FLEET, STEP_SECONDS, Kept, Observed, prefixes, spread, summary
+from extproc.config.sections import ALL_PERCENT, STEERS_ALL
 from extproc.discovery.discovery import Discovery
 from extproc.picking.explain import candidates, explanation_with
 from extproc.requests.request import Head, path_of
@@ -38,7 +39,7 @@ _HEADERS = {
 INDEX = "index.html"
 _PATHS = (
     *("/workers", "/models", "/explain", "/events", "/decisions", "/prefixes", "/history"),
-    *("/routers", "/discovery", "/draining", "/report"),
+    *("/routers", "/discovery", "/draining", "/steering", "/report"),
 )
 
 
@@ -117,7 +118,12 @@ def fleet_routes(
         envelope = _envelope_of(await request.read())
         policy = _header_of(envelope, policy_header)
         session = _header_of(envelope, session_header) or ""
-        head = Head("POST", path_of(envelope.path), None, policy, session=session)
+        conversation = _header_of(envelope, router.steering.header) or ""
+        head = Head(
+            *("POST", path_of(envelope.path), None, policy),
+            session=session,
+            conversation=conversation,
+        )
         return answered(await router.explain(head, bytes(envelope.body)))
 
     async def get_events(_: web.Request) -> web.Response:
@@ -323,6 +329,31 @@ def discovery_routes(workers: Workers, discovery: Discovery) -> list[web.RouteDe
         web.get("/draining", get_draining),
         web.post("/draining", post_draining),
     ]
+
+
+def steering_routes(
+    router: Router, steer: Callable[[float], None], *, steers_all: bool = False
+) -> list[web.RouteDef]:
+    """Returns GET and POST /steering.
+
+    steer: changes how many of a hundred requests are steered. steers_all: whether all have to be.
+    """
+
+    async def get_steering(_: web.Request) -> web.Response:
+        return answered(router.steering_status())
+
+    async def post_steering(request: web.Request) -> web.Response:
+        raw = await json_of(request)
+        percent = raw.get("percent") if isinstance(raw, dict) else None
+        is_number = isinstance(percent, int | float) and not isinstance(percent, bool)
+        if percent is None or not is_number or not 0 <= percent <= ALL_PERCENT:
+            raise bad_request('want {"percent": n}, with n from 0 to 100')
+        if steers_all and percent < ALL_PERCENT:
+            raise bad_request(f"percent: {STEERS_ALL}")
+        steer(float(percent))
+        return answered(router.steering_status())
+
+    return [web.get("/steering", get_steering), web.post("/steering", post_steering)]
 
 
 class Shared(Protocol):

@@ -43,7 +43,7 @@ _PASTED: Mapping[type, Mapping[str, str]] = {
     }
 }
 
-_KINDS = {str: "text", int: "a whole number", bool: "true or false"}
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def load(path: str, processes: int | None = None) -> Config:
@@ -199,7 +199,7 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
     if fault:
         faults.append(f"{path}: {fault}")
         return None
-    return raw
+    return float(typing.cast("int", raw)) if kind is float else raw
 
 
 def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> object:
@@ -232,14 +232,15 @@ def _items(kind: object, raw: object, path: str, item: "Field[Any]", faults: lis
 
 
 def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
-    if type(raw) is not kind:
+    is_number = kind is float and type(raw) in (int, float)
+    if type(raw) is not kind and not is_number:
         quotes = " to YAML; put it in quotes" if kind is str and _is_plain(raw) else ""
         return f"must be {_KINDS[typing.cast('type', kind)]}, is {_shown(raw)}{quotes}"
     choices = item.metadata["choices"]
     if choices and raw not in choices:
         return f"must be one of {', '.join(choices)}, is {raw!r}{_near(raw, choices)}"
-    if type(raw) is int:
-        return _range_fault(raw, item)
+    if is_number or type(raw) is int:
+        return _range_fault(typing.cast("float", raw), item)
     if raw == "" and item.default != "":
         return "must not be empty"
     if type(raw) is str and (variable := _VARIABLE.search(raw)):
@@ -247,9 +248,9 @@ def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
     return None
 
 
-def _range_fault(raw: int, item: "Field[Any]") -> str | None:
+def _range_fault(raw: float, item: "Field[Any]") -> str | None:
     minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
-    if raw < minimum:
+    if not raw >= minimum:  # as of .nan
         return f"must be at least {minimum}, is {_shown(raw)}"
     if raw > (maximum or most(item.name)):
         return f"must be at most {maximum or most(item.name)}, is {_shown(raw)}"

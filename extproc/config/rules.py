@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from operator import attrgetter
 
 from extproc import address, headers
 from extproc.address import Address
@@ -48,6 +49,7 @@ def broken_rules(config: Config) -> list[str]:
         *fleet_faults(config),
         *_legs(config),
         *sharing_faults(config.sharing, config.extproc.processes),
+        *config.steering.faults(config.disaggregation),
     ]
 
 
@@ -67,10 +69,10 @@ def _limits(config: Config) -> Iterator[str]:
 
 def _headers(config: Config) -> Iterator[str]:
     policy = config.policy
-    for key in ("header", "session_header", "rank_header"):
-        name = getattr(policy, key)
+    for key in ("policy.header", "policy.session_header", "policy.rank_header", "steering.header"):
+        name = attrgetter(key)(config)
         if name is not None and not _HEADER.fullmatch(name):
-            yield f"policy.{key}: is not a valid header name: {name!r}"
+            yield f"{key}: is not a valid header name: {name!r}"
     session = policy.session_header
     if session and session.lower() == (policy.header or "").lower():
         yield f"policy.session_header: {session!r} is already used as policy.header"

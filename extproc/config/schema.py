@@ -1,7 +1,6 @@
 """The configuration as dataclasses: each section is one, each key a field made by `key`.
 
 docs/configuration.md lists every key; a test compares it with the fields here.
-
 Units are in the names: _ms milliseconds, _bytes bytes, _tokens tokens.
 """
 
@@ -19,6 +18,7 @@ from extproc.config.sections import (
     Routers,
     RouterTls,
     Sharing,
+    Steering,
     key,
 )
 
@@ -568,6 +568,7 @@ class Config:
     )
     discovery: Discovery = key("where workers are found that are not listed", Discovery)
     policy: Policy = key("how a worker is picked", Policy)
+    steering: Steering = key("how many requests are steered", Steering)
     disaggregation: Disaggregation = key(
         "how a prompt may be computed by one worker and continued by another", Disaggregation
     )

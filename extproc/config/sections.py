@@ -1,5 +1,6 @@
 """How the configuration is declared, key by key, and its sections that know no other one."""
 
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -112,6 +113,11 @@ class Disaggregation:
         pulls = self.min_pulled_tokens is not None
         return self.mode == MIRROR or (pulls and self.mode != HEADER)
 
+    @property
+    def steers_all(self) -> bool:
+        """Whether no request may be left to the proxy, which knows nothing of two workers."""
+        return self.mode is not None and not self.answers_alone(DECODE)
+
     def answers_alone(self, role: str) -> bool:
         """Returns whether a worker of a role can answer a request without any other one."""
         return role == BOTH or (role == DECODE and self.connector != SGLANG)
@@ -151,6 +157,35 @@ class Sharing:
         " the channel's name, which is no secret",
         None,
     )
+
+
+# How many of a hundred requests are steered where all are; and why it cannot be less.
+ALL_PERCENT = 100.0
+STEERS_ALL = "must be 100: SGLang's decode workers answer nothing that only the proxy sends them"
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How many requests are steered; the others are decided, noted and left to the proxy."""
+
+    percent: float = key(
+        "how many of a hundred requests are steered, with decimals if need be; the others go where"
+        " the proxy itself sends them. 0 observes only. Changed at run time by SIGHUP or POST"
+        " /steering",
+        ALL_PERCENT,
+        maximum=100,
+    )
+    header: str | None = key(
+        "a request header that says which requests belong together: all with the same value are"
+        " steered, or none is. By default, and for requests without it, the beginning of the"
+        " conversation says it",
+        None,
+    )
+
+    def faults(self, disaggregation: Disaggregation) -> Iterator[str]:
+        """Yields what is wrong with the share of requests that are steered."""
+        if disaggregation.steers_all and self.percent < ALL_PERCENT:
+            yield f"steering.percent: {STEERS_ALL}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, histogram_family
-from extproc.observing.elsewhere import Answers
+from extproc.observing.elsewhere import DELIVERED, ELSEWHERE, UNTOLD, Answers
 from extproc.picking.decision import Decision
 from extproc.picking.upstreams import FIRST_FAILURE
 from kvstate.overlap import Overlap, Prompt
@@ -70,10 +70,6 @@ class Usage(NamedTuple):
 
 UNKNOWN = Usage()
 
-# What became of a steered request: it reached the worker that was named, it reached another one, or
-# the proxy did not tell.
-DELIVERIES = ("delivered", "elsewhere", "unknown")
-
 
 class Outcome(NamedTuple):
     """One request that a worker was picked for, when it is over.
@@ -89,8 +85,8 @@ class Outcome(NamedTuple):
     the prompt at the pick, by name.
     is_steered: whether the pick was named to the proxy; where it was not, the request was decided
     and noted, and the proxy chose. delivery: whether a steered request reached the picked worker,
-    one of `DELIVERIES`; of one that was not steered it is unknown. picked_tokens: of the prompt,
-    those that the picked worker certainly held at the pick, whoever answered.
+    one of `elsewhere.DELIVERIES`; of one that was not steered it is unknown. picked_tokens: of the
+    prompt, those that the picked worker certainly held at the pick, whoever answered.
     conversation: a hash of the conversation's beginning, 0 where it is not known.
     """
 
@@ -107,7 +103,7 @@ class Outcome(NamedTuple):
     prompt: Prompt | None = None
     held: Mapping[str, Overlap] = {}
     is_steered: bool = True
-    delivery: str = "unknown"
+    delivery: str = UNTOLD
     picked_tokens: int = 0
     conversation: int = 0
 
@@ -509,8 +505,9 @@ class Account:
         self._decision = decision
         self._sole = sole
         self._began_at = began_at
-        self._worker = decision.worker
-        self._delivery = "unknown"
+        # of a request that is not steered only the proxy knows
+        self._worker = decision.worker if decision.is_steered else ""
+        self._delivery = UNTOLD
         self._status: int | None = None
         self._headers_at: float | None = None
         self._first_byte_at: float | None = None
@@ -529,13 +526,17 @@ class Account:
         """
         self._status = status
         self._headers_at = now
-        is_picked = served == self._decision.pick[0]
-        if served and self._decision.is_steered:
-            self._delivery = "delivered" if is_picked else "elsewhere"
-        if not served or is_picked:
+        if not served:
             return None
+        is_picked = served == self._decision.pick[0]
+        if self._decision.is_steered:
+            self._delivery = DELIVERED if is_picked else ELSEWHERE
         self._worker = self.worker_at(served)
-        return served
+        return None if is_picked else served
+
+    def left_to(self, endpoint: str) -> None:
+        """Takes the endpoint that a request which is not steered was sent to all the same."""
+        self._worker = self.worker_at(endpoint)
 
     def worker_at(self, endpoint: str) -> str:
         """The name of the worker at an endpoint; "" for one that is not ours."""
@@ -555,6 +556,7 @@ class Account:
         """What is known when the stream is over."""
         decision, worker = self._decision, self._worker
         first = self._headers_at if self._first_byte_at is None else self._first_byte_at
+        is_known = decision.is_steered or bool(worker)
         return Outcome(
             model=decision.model or "",
             worker=worker,
@@ -564,13 +566,14 @@ class Account:
             prompt_tokens=decision.prompt_tokens,
             predicted_tokens=self._held_by(worker),
             reported=UNKNOWN if self._scanner is None else self._scanner.usage,
-            is_comparable=self._sole is not None and not self.has_failed,
+            is_comparable=self._sole is not None and not self.has_failed and is_known,
             is_whole=self._is_whole,
             prompt=self._sole,
             held=decision.held[0] if len(decision.held) == 1 else {},
             is_steered=decision.is_steered,
             delivery=self._delivery,
             picked_tokens=decision.certain_tokens,
+            conversation=decision.conversation,
         )
 
     def _held_by(self, worker: str) -> int:

@@ -168,7 +168,8 @@ class Decision(Frozen, frozen=True):
     that its session belongs to, the first one first, and by how many tokens they are preferred.
     source: whom the pick is to pull a part of the prompt from, which is none of its uncached_tokens
     then; None for none. is_steered: whether the pick is named to the proxy; where it is not, it is
-    noted alone, and the proxy chooses.
+    noted alone, and the proxy chooses. conversation: a hash of how its conversation begins; 0 where
+    that is not known, and where all requests are steered, which need not know it.
     """
 
     model: str | None
@@ -197,6 +198,7 @@ class Decision(Frozen, frozen=True):
     session: Mapping[str, float] = {}
     source: Source | None = None
     is_steered: bool = True
+    conversation: int = 0
 
     @property
     def prefill(self) -> "Decision | None":

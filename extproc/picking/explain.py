@@ -55,6 +55,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
         "pick": list(decision.pick),
         "rank": decision.rank,
         "verdict": decision.verdict.value,
+        "steered": decision.is_steered,
         "reason": decision.reason,
         "session": _session_worker(decision),
         "why": why(decision),
@@ -91,8 +92,16 @@ def _prefill(decision: Decision) -> dict[str, Any] | None:
     return shown
 
 
+NOT_STEERED = "not steered, so that the proxy chooses; it would be"
+
+
 def why(decision: Decision) -> str:
     """Returns the reason of a decision as a sentence."""
+    words = _why(decision)
+    return words if decision.is_steered or not decision.pick else f"{NOT_STEERED} {words}"
+
+
+def _why(decision: Decision) -> str:
     if decision.verdict is Verdict.SHED:
         return "every worker that may answer is over its limit of requests"
     for left in (FINDS_MODEL, CALLS_NO_MODEL):

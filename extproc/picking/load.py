@@ -274,11 +274,18 @@ class Loads:
         if self._touched is not None:
             self._touched.add(booking.endpoint)
 
-    def move(self, booking: Booking, endpoint: str, now: float) -> bool:
-        """The request is served by another endpoint than was picked; False if it is over."""
+    def move(
+        self, booking: Booking, endpoint: str, now: float, uncached_tokens: float | None = None
+    ) -> bool:
+        """The request is served by another endpoint than was picked; False if it is over.
+
+        uncached_tokens: the work that it is there; None where that is as before.
+        """
         if booking not in booking.load.bookings:
             return False
         self.end(booking, now)
+        if uncached_tokens is not None:
+            booking.uncached_tokens = uncached_tokens
         booking.endpoint, booking.began_at = endpoint, now
         booking.prompt = booking.computed_at = None
         booking.ahead_tokens = 0.0

@@ -26,6 +26,9 @@ DRAINING = "draining"
 # As long as nothing fails, one request in so many has its response's status shown to us.
 REQUESTS_A_LOOK = 8
 
+# The endpoint of a request that is not steered while it is not known who serves it.
+NOWHERE = ""
+
 # A prompt that a prefill worker computes is its load for so many times the time it should take.
 LEG_SLACK = 2.0
 
@@ -94,6 +97,7 @@ class Placing:
 
     fleet: the workers, whose records are kept current here. secret: 64 random bits of this process.
     telling: where routers share, is told of every claim.
+    steered: requests that were booked where they were sent, by model.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class Placing:
         names = (None, *(model.name for model in config.models))
         self._policies = {name: policy_of(config, name, None) for name in names}
         self._ranks = Ranks(fleet.ranks, self.loads.work_by_rank)
-        self._turns: Counter[str | None] = Counter()
+        self.steered: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
         self._legs: dict[Booking, Booking] = {}  # of prefill workers, by those who answer
         self._leg_numbers = itertools.count()
@@ -146,7 +150,7 @@ class Placing:
             held=held,
             load=self.loads.load,
             policy=policy or policy_of(self._config, query.model, query.policy),
-            turn=self._turns[query.model],
+            turn=self.steered[query.model],
             rules=self._rules,
             sent=self.sent,
             state=state,
@@ -190,9 +194,9 @@ class Placing:
         A prefill worker that computes its prompt is counted besides, until `release` or twice as
         long as that is expected to take: nobody tells when it is done.
         """
-        self._turns[decision.model] += 1
         if not decision.pick:
             return None
+        self.steered[decision.model] += 1
         if self._legs_over:
             self._end_legs(now)
         prefill = decision.prefill
@@ -214,12 +218,35 @@ class Placing:
             decision.pick[0], uncached, now, decision.rank, prompt, is_sure=is_sure
         )
         if decision.marks:
-            holdings, record = self._fleet.holdings(decision.worker), self.sent.record
-            claims = [record(holdings, marks, now) for marks in decision.marks]
-            self._claims[booking] = claims
-            if self._telling is not None:
-                self._telling.begun(claims, booking.endpoint, uncached)
+            self._claim(booking, decision, decision.worker, now)
         return booking
+
+    def _claim(self, booking: Booking, decision: Decision, worker: str, now: float) -> None:
+        """A worker is about to hold the prompt of a request that is booked there."""
+        holdings, record = self._fleet.holdings(worker), self.sent.record
+        claims = self._claims[booking] = [record(holdings, one, now) for one in decision.marks]
+        if self._telling is not None:
+            self._telling.begun(claims, booking.endpoint, booking.uncached_tokens)
+
+    def note(self, decision: Decision, now: float) -> Booking | None:
+        """Books a request that is not steered nowhere, until `found`; None if there is no pick."""
+        if not decision.pick:
+            return None
+        return self.loads.begin(NOWHERE, decision.uncached_tokens, now)
+
+    def found(
+        self, booking: Booking, decision: Decision, worker: str, endpoint: str, now: float
+    ) -> None:
+        """It is known which worker a request that is not steered went to: it is booked there.
+
+        It counts there by what that worker held of it at the decision.
+        """
+        uncached = decision.weighed_tokens - decision.claims.get(worker, NO_CLAIMS).saved
+        if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now, uncached):
+            return
+        self._withdraw(self._claims.pop(booking, []))
+        if decision.marks:
+            self._claim(booking, decision, worker, now)
 
     def _end_legs(self, now: float) -> None:
         """Ends the load of prompts that are taken to be computed."""

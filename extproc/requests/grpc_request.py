@@ -38,14 +38,28 @@ def parse(path: str, content: bytes) -> InferenceRequest:
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
     """
+    ids, reads_cache = _read(path, content)
+    return InferenceRequest(None, [ids], reads_cache=reads_cache)
+
+
+def ids_of(path: str, content: bytes) -> Tokens:
+    """Returns the token ids of the same.
+
+    Raises:
+        RequestError: as `parse`.
+    """
+    return _read(path, content)[0]
+
+
+def _read(path: str, content: bytes) -> Read:
     message = _message(content)
     try:
-        ids, reads_cache = PATHS[path](message)
+        read = PATHS[path](message)
     except DecodeError:
         raise RequestError("bad_request") from None
-    if not ids:
+    if not read[0]:
         raise RequestError("empty_prompt")
-    return InferenceRequest(None, [ids], reads_cache=reads_cache)
+    return read
 
 
 def _message(content: bytes) -> bytes:

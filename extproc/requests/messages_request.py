@@ -14,7 +14,7 @@ from extproc.requests.prompt import InferenceRequest
 PATH = "/v1/messages"
 
 # A line that some clients change with every request: left out by the engine, if in its own block.
-_BILLING_LINE = "x-anthropic-billing-header"
+BILLING_LINE = "x-anthropic-billing-header"
 
 # Anthropic's names for tool_choice, and chat completions'; "none" stays what it is: not keyed.
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required"}
@@ -73,7 +73,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     if isinstance(system, str):
         return [{"role": "system", "content": system}]
     texts = [block.get("text") for block in system if block.get("type") == "text"]
-    kept = [text for text in texts if isinstance(text, str) and not text.startswith(_BILLING_LINE)]
+    kept = [text for text in texts if isinstance(text, str) and not text.startswith(BILLING_LINE)]
     if not any(kept):
         raise RequestError(
             "unsupported_content"

@@ -5,10 +5,12 @@ token ids; anything else is named and placed by load. docs/requests.md lists bot
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from extproc.config.schema import Model
 from extproc.errors import RequestError
 from extproc.requests import (
     chat_request,
@@ -36,7 +38,9 @@ __all__ = [
     "Chat",
     "Head",
     "InferenceRequest",
+    "Models",
     "Prompt",
+    "Served",
     "Text",
     "is_inference",
     "model_of",
@@ -102,7 +106,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     content_length: in bytes, None if the headers do not tell it. policy: the name in the header
     that may choose a policy, None without one. subset: the endpoints (ip:port) that the proxy
     allows, None for all. session: the value of the header that names the client's session, ""
-    without one.
+    without one. conversation: the value of the header that says whether it is steered, "" without
+    one.
     """
 
     method: str
@@ -111,6 +116,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     policy: str | None = None
     subset: frozenset[str] | None = None
     session: str = ""
+    conversation: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
@@ -224,3 +230,37 @@ def parse(path: str, body: bytes) -> InferenceRequest:
         raise RequestError("bad_request") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestError("bad_json") from None
+
+
+class Served(NamedTuple):
+    """What a name in a request stands for: a configured model, and the adapter on it, if any."""
+
+    model: str
+    lora: str | None
+
+
+class Models:
+    """The names that requests may use for the configured models."""
+
+    def __init__(self, models: Sequence[Model]) -> None:
+        self._default = models[0].name
+        self._only = len(models) == 1
+        self._names: dict[str, Served] = {}
+        for model in models:
+            for name in (model.name, *model.aliases):
+                self._names[name] = Served(model.name, None)
+            for adapter in model.lora:
+                self._names[adapter] = Served(model.name, adapter)
+
+    @property
+    def default(self) -> str:
+        """Returns the first model: its workers get requests that name no known model."""
+        return self._default
+
+    def find(self, name: str | None) -> Served | None:
+        """Returns what a request's model name stands for, None if it is not known.
+
+        A request without a name is for the only model, if there is just one."""
+        if not name:
+            return Served(self._default, None) if self._only else None
+        return self._names.get(name)

@@ -56,12 +56,14 @@ class Service:
         has_legs = rules.mode is not None or rules.changes_bodies
         self.legs = Legs(config) if has_legs else None
         header, session = config.policy.header, config.policy.session_header
+        shares = router.steering.header
         self.spoken = Spoken(
             max_body_bytes=config.extproc.max_body_bytes,
             bodies=Budget(_BODIES_BYTES),
             names_model=len(config.models) > 1,
             policy_header=None if header is None else header.lower(),
             session_header=None if session is None else session.lower(),
+            conversation_header=shares,
             dialect=config.extproc.dialect,
             reads_usage=self.reads_usage,
             owned=self.legs.headers if self.legs is not None else (),
@@ -87,7 +89,11 @@ class Exchange:
     def __init__(self, service: Service, traceparent: str = "") -> None:
         self._service = service
         self._traceparent = traceparent
-        self._wants_status = not service.accounts and service.router.wants_status()
+        # of both sides of a split the same is to be known
+        self._accounts = service.accounts or service.router.steering.is_partial
+        self._wants_status = not service.accounts and (
+            self._accounts or service.router.wants_status()
+        )
         self._stream = Stream(service.spoken, wants_status=self._wants_status)
         self._began_at = service.monotonic()
         self._booking: Booking | None = None
@@ -122,8 +128,11 @@ class Exchange:
         self._service.metrics.open_streams -= 1
         if self._booking is not None:
             self._service.router.release(self._booking)
-        outcome = None if self._account is None else self._account.outcome()
-        if outcome is not None:
+        if self._decision is not None and self._decision.is_steered:
+            self._service.router.deliveries.untold(self._decision.model)
+        outcome = None
+        if self._account is not None and (self._always_shown or self._stream.response_head):
+            outcome = self._account.outcome()
             self._service.metrics.observe_outcome(outcome)
         self._end_recording(outcome)
 
@@ -142,20 +151,20 @@ class Exchange:
             self._end_recording(None)
         verdict = decision.verdict
         service, is_duplex = self._service, self._stream.is_duplex
+        if not (decision.is_steered or is_duplex):
+            verdict = Verdict.NO_OVERRIDE
         if verdict is Verdict.NO_OVERRIDE and is_duplex:
             verdict = Verdict.UNAVAILABLE  # Endpoint Picker Protocol 1.0.0, Destination Endpoint
         refusal = None if verdict is Verdict.STEER else refusal_of(verdict)
         if refusal is not None:
             return self._stream.refuse(refusal)
-        sees_responses = is_duplex or service.accounts  # in dialect B always
-        if self._booking is not None and (sees_responses or self._wants_status):
-            self._decision = decision
-        if self._booking is not None and sees_responses and not self._is_closed:
-            sole = service.router.compared(self._booking)
-            self._account = Account(decision, sole, self._began_at)
-        rank = rank_header(service.config.policy.rank_header, decision.rank)
-        named = endpoints_named(service.config.policy, is_duplex=is_duplex)
-        destination = ",".join(decision.pick[:named])
+        self._await_response(decision)
+        if decision.is_steered:
+            rank = rank_header(service.config.policy.rank_header, decision.rank)
+            named = endpoints_named(service.config.policy, is_duplex=is_duplex)
+            destination = ",".join(decision.pick[:named])
+        else:
+            rank, destination = None, self._left_to(decision)
         placement = Placement(destination, decision.model or "", rank)
         if self._service.legs is None:
             return self._stream.place(placement)
@@ -163,6 +172,32 @@ class Exchange:
         if isinstance(legs, Refusal):
             return self._stream.refuse(legs)
         return self._stream.place(msgspec.structs.replace(placement, legs=legs[0], body=legs[1]))
+
+    def _await_response(self, decision: Decision) -> None:
+        """Prepares for what the response tells, if it will be shown to us."""
+        booking, router, is_duplex = self._booking, self._service.router, self._stream.is_duplex
+        sees_responses = is_duplex or self._accounts  # in dialect B always
+        if booking is None or self._is_closed or not (sees_responses or self._wants_status):
+            return
+        self._decision = decision
+        if decision.is_steered:
+            router.deliveries.look(decision.model)
+        if sees_responses:
+            self._account = Account(decision, router.compared(booking), self._began_at)
+
+    def _left_to(self, decision: Decision) -> str:
+        """Where a request is sent that is not steered; "" where the proxy chooses by itself."""
+        if not self._stream.is_duplex or self._booking is None:
+            return ""
+        endpoint = self._service.router.any_endpoint(decision, self._booking)
+        if self._account is not None:
+            self._account.left_to(endpoint)
+        return endpoint
+
+    @property
+    def _always_shown(self) -> bool:
+        """Whether the proxy shows every response, so that none came where none was shown."""
+        return self._service.accounts or self._stream.is_duplex
 
     def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
         """Accounts for what a response says, if this is one."""
@@ -182,7 +217,8 @@ class Exchange:
         if account is not None:
             account.respond(head.status, head.served, self._service.monotonic())
         if head.served and self._decision is not None:
-            router.served(self._decision, booking, head.served)
+            decision, self._decision = self._decision, None  # it is told of once
+            router.served(decision, booking, head.served)
         if head.status is not None:
             router.answered(booking, head.status, head.served)
 

@@ -60,7 +60,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 )
 from extproc.picking.decision import Refusal
 from extproc.picking.eligibility import subset_of
-from extproc.requests.request import Ask, Head, path_of, why_unkeyed
+from extproc.requests.request import NOT_INFERENCE, Ask, Head, path_of, why_unkeyed
 from extproc.serving import stream_answers as say
 from extproc.serving.stream_answers import Answers, Phrases, Placement
 
@@ -117,8 +117,13 @@ def head_of(
 
 def traceparent_of(message: ProcessingRequest) -> str:
     """Returns the traceparent header of a request, "" if it has none."""
+    return header_of(message, course.NAME)
+
+
+def header_of(message: ProcessingRequest, name: str) -> str:
+    """Returns a header of a request, "" if it has none. name: in lower case."""
     for header in message.request_headers.headers.headers:
-        if header.key == course.NAME:
+        if header.key == name:
             return _text(header)
     return ""
 
@@ -266,6 +271,7 @@ class Spoken(msgspec.Struct, frozen=True):
     names_model: whether routes choose a cluster by a model header that we set.
     policy_header, session_header: the request headers that may name a policy, and the client's
     session, in lower case; None if none may.
+    conversation_header: the one that says which requests are steered together, likewise.
     dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" speaks it with a proxy that
     tells no mode.
     reads_usage: whether responses in dialect A are asked for where they may tell usage.
@@ -278,6 +284,7 @@ class Spoken(msgspec.Struct, frozen=True):
     names_model: bool
     policy_header: str | None = None
     session_header: str | None = None
+    conversation_header: str | None = None
     dialect: str = "auto"
     reads_usage: bool = False
     owned: tuple[str, ...] = ()
@@ -336,7 +343,12 @@ class Stream:
         common = say.pick_of(placement, names_model=names_model, owned=owned)
         if self._asked_with == "request_headers" or self.is_duplex:
             without_body = not self._is_last and not self.is_duplex
-            first = say.headers_placed(common, without_body=without_body)
+            may_ask = self._told_mode is not None and not self.is_duplex
+            first = say.headers_placed(
+                common,
+                without_body=without_body,
+                with_response=may_ask and self._wants_status,
+            )
         else:
             first = say.request_trailers_go_on()
         answers = [say.with_metadata(first, placement)]
@@ -377,10 +389,14 @@ class Stream:
         self._head = head = head_of(
             message, self._spoken.policy_header, self._spoken.session_header
         )
+        if self._spoken.conversation_header is not None:
+            value = header_of(message, self._spoken.conversation_header)
+            self._head = head = msgspec.structs.replace(head, conversation=value)
         self._is_last = message.request_headers.end_of_stream
         unkeyed = why_unkeyed(head.method, head.path)
         if unkeyed:
             self._reads_usage = False
+            self._wants_status &= unkeyed != NOT_INFERENCE
         reason = unkeyed or self._reason_without_body(head)
         if reason:
             return self._ask("request_headers", None, reason)

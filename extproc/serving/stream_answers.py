@@ -103,6 +103,13 @@ _WITHOUT_REQUEST_BODY = ProcessingMode(
     request_body_mode=ProcessingMode.NONE,
     response_trailer_mode=ProcessingMode.SEND,
 )
+# The same, and the headers of the response are shown to us.
+_WITH_RESPONSE_ALONE = ProcessingMode(
+    request_header_mode=ProcessingMode.SEND,
+    request_body_mode=ProcessingMode.NONE,
+    response_header_mode=ProcessingMode.SEND,
+    response_trailer_mode=ProcessingMode.SEND,
+)
 # The same with a body, by its mode: the headers of the response are shown to us besides.
 _WITH_RESPONSE_HEADERS: Mapping[int, ProcessingMode] = {
     mode: ProcessingMode(
@@ -155,13 +162,18 @@ def with_metadata(answer: ProcessingResponse, placement: Placement) -> Processin
     return answer
 
 
-def headers_placed(common: CommonResponse, *, without_body: bool = False) -> ProcessingResponse:
+def headers_placed(
+    common: CommonResponse, *, without_body: bool = False, with_response: bool = False
+) -> ProcessingResponse:
     """Returns the answer to request headers that carries the pick.
 
-    without_body: Envoy would buffer the body for us, and is told not to.
+    without_body: Envoy would buffer the body for us, and is told not to. with_response: the headers
+    of the response, which Envoy would not show us, are asked for.
     """
     answer = ProcessingResponse(request_headers=HeadersResponse(response=common))
-    if without_body:
+    if with_response:
+        answer.mode_override.CopyFrom(_WITH_RESPONSE_ALONE)
+    elif without_body:
         answer.mode_override.CopyFrom(_WITHOUT_REQUEST_BODY)
     return answer
 

@@ -15,6 +15,7 @@ from extproc.config.schema import AUTO, Config, WorkerEvents
 from extproc.config.sections import BOTH, PREFILL
 from extproc.discovery.view import STATIC, listed, merged
 from extproc.discovery.view import Fleet as Members
+from extproc.observing.elsewhere import NOBODY_FOLLOWED
 from extproc.observing.outcomes import Circumstances, Outcome
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Load, Loads
@@ -370,6 +371,15 @@ class Workers:
             lambda: (one.outcomes.answers for one in self._table),
             is_down=bool(self.down(worker.endpoint)),
         )
+
+    def why_astray(self) -> str:
+        """Why requests are answered elsewhere than steered, by the worker that most are."""
+        strays = [one for one in self._table if self.astray(one.name)]
+        worst = max(strays, key=lambda one: one.outcomes.answers.share, default=None)
+        cause = "" if worst is None else self.astray(worst.name)
+        if worst is None or cause == NOBODY_FOLLOWED:
+            return cause
+        return f"{worst.endpoint}{f' and {len(strays) - 1} more' * (len(strays) > 1)}: {cause}"
 
     def index_bytes(self) -> int:
         """Memory of the block index."""

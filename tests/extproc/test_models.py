@@ -1,5 +1,5 @@
 from extproc.config.schema import Model
-from extproc.router import Models, Served
+from extproc.requests.request import Models, Served
 
 
 def test_names_aliases_and_adapters_are_found() -> None:

@@ -120,6 +120,43 @@ async def test_each_process_has_its_own_addresses_and_all_end_with_the_parent(
         assert one.said().count("stopping: ") == 2
 
 
+async def test_the_share_that_one_process_is_told_holds_for_all(tmp_path: Path) -> None:
+    file = configuration(tmp_path)
+    listen = yaml.safe_load(file.read_text())["admin"]["listen"]
+    urls = [f"http://{address.nth(listen, number)}/steering" for number in range(2)]
+    async with parent(file) as one, aiohttp.ClientSession() as session:
+
+        def all_steer(percent: float) -> Callable[[], Awaitable[bool]]:
+            async def do_all() -> bool:
+                told = []
+                for url in urls:
+                    with contextlib.suppress(aiohttp.ClientError):
+                        async with session.get(url) as response:
+                            told.append((await response.json())["percent"])
+                return told == [percent] * 2
+
+            return do_all
+
+        await until(one.all_ready, "both are ready")
+        async with session.post(urls[1], json={"percent": 12.5}) as response:
+            assert response.status == 200
+        await until(all_steer(12.5), "both follow")
+        os.kill(one.pids(0)[0], signal.SIGKILL)
+
+        async def is_new() -> bool:
+            return len(one.pids(0)) == 2
+
+        await until(is_new, "it is started anew")
+        await until(all_steer(12.5), "a new process follows too")
+        file.write_text(f"{file.read_text()}\nsteering: {{percent: 30}}\n")
+
+        async def read_again() -> bool:
+            one.process.send_signal(signal.SIGHUP)
+            return await all_steer(30.0)()
+
+        await until(read_again, "both read the file")
+
+
 async def test_a_process_that_is_killed_comes_back_while_the_other_goes_on(tmp_path: Path) -> None:
     async with parent(configuration(tmp_path)) as one:
         await until(one.all_ready, "both are ready")

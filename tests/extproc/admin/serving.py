@@ -9,7 +9,7 @@ from random import Random
 from extproc.address import Address
 from extproc.admin.application import admin_application, listen
 from extproc.admin.observed import Observed
-from extproc.admin.routes import Shared, discovery_routes, sharing_routes
+from extproc.admin.routes import Shared, discovery_routes, sharing_routes, steering_routes
 from extproc.config.reader import parse
 from extproc.discovery.discovery import Discovery
 from extproc.discovery.view import Source, listed
@@ -44,6 +44,8 @@ async def serving(
     max_body_bytes: int = 1000,
     sources: Sequence[Source] = (),
     sharing: Shared | None = None,
+    *,
+    steers_all: bool = False,
 ) -> AsyncIterator[Served]:
     """Runs it until the block ends."""
     parsed = parse(config, "c")
@@ -58,6 +60,8 @@ async def serving(
         router, workers, observed, max_body_bytes, "127.0.0.1", parsed.policy.header
     )
     application.add_routes([*discovery_routes(workers, discovery), *sharing_routes(sharing)])
+    change = router.steering.change
+    application.add_routes(steering_routes(router, change, steers_all=steers_all))
     await discovery.start(workers.replace)
     runner = await listen(application, place, "admin")
     try:

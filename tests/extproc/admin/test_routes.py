@@ -365,3 +365,55 @@ async def test_a_long_list_is_made_in_turns_and_whole() -> None:
 
 async def test_a_list_of_nothing_is_an_empty_one() -> None:
     assert bytes(await routes.listed([])) == b"[]"
+
+
+async def test_the_share_of_steered_requests_is_shown_and_changed(
+    session: aiohttp.ClientSession,
+) -> None:
+    async with serving() as served:
+        await served.route(100)
+        async with session.get(f"{served.url}/steering") as response:
+            assert await response.json() == {
+                "percent": 100.0,
+                "header": None,
+                "steered": {"delivered": 0, "elsewhere": 0, "unknown": 1},
+                "unsteered": 0,
+                "fault": "",
+            }
+        async with session.post(f"{served.url}/steering", json={"percent": 12.5}) as response:
+            assert (await response.json())["percent"] == 12.5
+        assert served.router.steering.percent == 12.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[]",
+        "{}",
+        '{"percent": true}',
+        '{"percent": "5"}',
+        '{"percent": -1}',
+        '{"percent": 100.1}',
+        '{"percent": NaN}',
+        '{"percent": null}',
+        "no json",
+    ],
+)
+async def test_a_share_that_makes_no_sense_is_refused(
+    session: aiohttp.ClientSession, body: str
+) -> None:
+    async with serving() as served:
+        async with session.post(f"{served.url}/steering", data=body) as response:
+            assert response.status == 400
+            assert "error" in await response.json()
+        assert served.router.steering.percent == 100.0
+
+
+async def test_a_fleet_whose_workers_need_another_one_has_all_requests_steered(
+    session: aiohttp.ClientSession,
+) -> None:
+    async with serving(steers_all=True) as served:
+        for percent, status in ((99, 400), (100, 200)):
+            body = {"percent": percent}
+            async with session.post(f"{served.url}/steering", json=body) as response:
+                assert response.status == status

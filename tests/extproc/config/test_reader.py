@@ -101,6 +101,11 @@ def test_null_stands_for_what_may_be_absent() -> None:
             "extproc: {socket_mode: 0660}",
             "extproc.socket_mode: must be text, is 432 to YAML; put it in quotes",
         ),
+        ("steering: {percent: 100.5}", "steering.percent: must be at most 100, is 100.5"),
+        ("steering: {percent: -1}", "steering.percent: must be at least 0, is -1"),
+        ("steering: {percent: .nan}", "steering.percent: must be at least 0, is nan"),
+        ("steering: {percent: true}", "steering.percent: must be a number, is True"),
+        ("steering: {percent: half}", "steering.percent: must be a number, is 'half'"),
         ("log: {decisions_percent: 200}", "log.decisions_percent: must be at most 100, is 200"),
         (
             "extproc: {drain_ms: 99999999999999999999}",

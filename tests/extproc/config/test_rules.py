@@ -90,6 +90,17 @@ def with_events(rest: str) -> str:
             [MODEL, WORKER, "policy: {rank_header: X-Rank, header: x-rank}"],
             "policy.rank_header: 'X-Rank' is already used as policy.header",
         ),
+        (
+            [MODEL, WORKER, "steering: {header: 'a b'}"],
+            "steering.header: is not a valid header name: 'a b'",
+        ),
+        (
+            [MODEL, WORKER, MIRROR, "steering: {percent: 99}"],
+            (
+                "steering.percent: must be 100: SGLang's decode workers answer nothing that only"
+                " the proxy sends them"
+            ),
+        ),
         (["models: [{name: m, lora: [m]}]", WORKER], "models[0]: the name 'm' is used 2 times"),
         (
             ["models: [{name: m, chat_template: /nowhere}]", WORKER],

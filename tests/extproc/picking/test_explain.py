@@ -53,6 +53,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
         "model": "m",
         "prompt_tokens": 100,
         "policy": "cost",
+        "steered": True,
         "session": None,
         "candidates": [
             {
@@ -156,6 +157,13 @@ def test_the_words_say_that_the_proxy_chooses() -> None:
     assert why(decision(query)) == words
     query = Query(None, reason="not_inference", left_to_proxy=CALLS_NO_MODEL)
     assert why(decision(query)) == "it calls no model, so it is none of ours: not_inference"
+
+
+def test_the_words_say_where_a_request_would_go_that_is_not_steered() -> None:
+    left = structs.replace(decision(), is_steered=False)
+    assert why(left) == f"not steered, so that the proxy chooses; it would be {why(decision())}"
+    refused = decision(Query("m", left_to_proxy=CALLS_NO_MODEL, reason="not_inference"))
+    assert why(structs.replace(refused, is_steered=False)) == why(refused)
 
 
 def test_the_words_say_why_there_are_no_tokens() -> None:

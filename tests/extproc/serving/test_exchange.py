@@ -11,6 +11,7 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
     ProcessingResponse,
 )
 from extproc.picking.placing import REQUESTS_A_LOOK
+from extproc.picking.steering import beginning_of, hash_of
 from extproc.picking.upstreams import FAILURES_UNTIL_LEFT_OUT
 from extproc.requests.request import Ask
 from extproc.router import Routed
@@ -486,3 +487,110 @@ def test_a_request_without_a_body_says_nothing(closing: list[Service]) -> None:
     exchange = one.open()
     (answer,) = answers(exchange, head("/v1/models", method="GET", end_of_stream=True))
     assert not answer.request_headers.response.HasField("body_mutation")
+
+
+def unsteered(one: Service, mode: int = ProcessingMode.BUFFERED) -> tuple[Exchange, str]:
+    """A stream whose request is not steered, and the endpoint that is named all the same."""
+    exchange = one.open()
+    answers(exchange, head("/v1/completions", mode=mode))
+    answer = answers(exchange, body(PROMPT))[0]
+    part = answer.request_headers if mode == 4 else answer.request_body
+    mutation = part.response.header_mutation
+    assert bool(mutation.set_headers) == answer.HasField("dynamic_metadata") == (mode == 4)
+    if mode != 4:
+        assert "x-gateway-destination-endpoint" in mutation.remove_headers
+        return exchange, ""
+    return exchange, mutation.set_headers[0].header.raw_value.decode()
+
+
+NOTHING_STEERED = "steering: {percent: 0}"
+
+
+def test_a_request_that_is_not_steered_is_load_where_it_is_served(closing: list[Service]) -> None:
+    one = service(NOTHING_STEERED)
+    closing.append(one)
+    exchange, _ = unsteered(one)
+    (decision,) = seen(one).decisions
+    assert decision.conversation == hash_of(beginning_of("/v1/completions", PROMPT))
+    assert (decision.is_steered, bool(decision.pick), in_flight(one)) == (False, True, 0)
+    answers(exchange, told_by_attribute(SECOND))
+    assert (one.router.in_flight(FIRST), one.router.in_flight(SECOND)) == (0, 1)
+    again, _ = unsteered(one)  # its prompt is expected there from now on
+    expected = {name: claims.approximate for name, claims in seen(one).decisions[1].claims.items()}
+    assert list(expected) == [SECOND]
+    for each in (exchange, again):
+        each.close()
+    assert (in_flight(one), released(one)) == (0, 2)
+    assert counted(one, f'kvsteer_responses_total{{status="2xx",worker="{SECOND}"}}') == 1
+    assert counted(one, 'kvsteer_answered_elsewhere_total{model="m"}') == 0
+    assert counted(one, f'kvsteer_served_known_total{{worker="{FIRST}"}}') == 0
+    assert counted(one, 'kvsteer_unsteered_total{model="m"}') == 2
+    assert not fleet(one).upstreams.has_suspects
+
+
+def test_an_unsteered_request_is_the_work_there_that_its_prompt_leaves_to_do(
+    closing: list[Service],
+) -> None:
+    one = service(f"{NOTHING_STEERED}\npolicy: {{name: random}}")
+    closing.append(one)
+    first, _ = unsteered(one)
+    answers(first, told_by_attribute(SECOND))
+    work = fleet(one).load(SECOND).backlog_tokens
+    second, third = unsteered(one)[0], unsteered(one)[0]
+    answers(second, told_by_attribute(SECOND))  # which has computed the same prompt
+    assert fleet(one).load(SECOND).backlog_tokens < 1.5 * work
+    answers(third, told_by_attribute(FIRST))
+    assert fleet(one).load(FIRST).backlog_tokens > 0.5 * work
+    for each in (first, second, third):
+        each.close()
+
+
+@pytest.mark.parametrize("served", ["10.9.9.9:9", ""])
+def test_an_unsteered_request_that_none_of_ours_serves_is_nobodys_load(
+    served: str, closing: list[Service]
+) -> None:
+    one = service(NOTHING_STEERED)
+    closing.append(one)
+    exchange, _ = unsteered(one)
+    answers(exchange, told(503, served))
+    assert in_flight(one) == 0
+    exchange.close()
+    assert counted(one, 'kvsteer_responses_total{status="503",worker=""}') == 1
+
+
+def test_where_an_endpoint_must_be_named_an_unsteered_request_is_booked_there(
+    closing: list[Service],
+) -> None:
+    one = service(NOTHING_STEERED)
+    closing.append(one)
+    exchange, named = unsteered(one, ProcessingMode.FULL_DUPLEX_STREAMED)
+    other = SECOND if named == FIRST else FIRST
+    assert (one.router.in_flight(named), one.router.in_flight(other)) == (1, 0)
+    answers(exchange, told(200, other))
+    assert (one.router.in_flight(named), one.router.in_flight(other)) == (0, 1)
+    exchange.close()
+    assert (in_flight(one), released(one)) == (0, 1)
+
+
+def test_an_unsteered_request_is_never_refused_where_the_proxy_can_choose(
+    closing: list[Service],
+) -> None:
+    limits = "policy: {max_in_flight: 1, shed: true}"
+    one = service(limits)
+    closing.append(one)
+    full = [placed(one)[0] for _ in range(2)]
+    one.router.steering.change(0)
+    exchange, _ = unsteered(one)
+    for each in (*full, exchange):
+        each.close()
+
+
+def test_a_share_of_requests_has_every_response_shown(closing: list[Service]) -> None:
+    one = service("steering: {percent: 50}")
+    closing.append(one)
+    for path, content in (("/v1/completions", ""), ("/v1/completions", "x"), ("/v1/models", "")):
+        exchange = one.open()
+        (answer,) = answers(exchange, head(path, end_of_stream=not content))
+        shown = answer.mode_override.response_header_mode == ProcessingMode.SEND
+        assert shown is (path == "/v1/completions")
+        exchange.close()
