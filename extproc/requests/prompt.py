@@ -61,21 +61,19 @@ FORM_NAMES = {
     SWITCHES: "conversations with template arguments",
 }
 
-# The variables of a conversation without tools and without template arguments.
-_PLAIN_VARIABLES = {"add_generation_prompt", "continue_final_message"}
-
 
 def forms_of(prompt: Prompt) -> int:
     """Returns the forms of a prompt, 0 for token ids, which are what the client says they are."""
-    if isinstance(prompt, Text):
-        return TEXT
     if not isinstance(prompt, Chat):
-        return 0
-    others = prompt.variables.keys() - _PLAIN_VARIABLES
+        return TEXT if isinstance(prompt, Text) else 0
+    variables = prompt.variables
+    others = len(variables)
+    others -= ("add_generation_prompt" in variables) + ("continue_final_message" in variables)
     if not others:  # as most
         return CONVERSATION
-    tools = TOOLS if "tools" in others else 0
-    return CONVERSATION | tools | (SWITCHES if len(others) > bool(tools) else 0)
+    if "tools" not in variables:
+        return CONVERSATION | SWITCHES
+    return CONVERSATION | TOOLS | (SWITCHES if others > 1 else 0)
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
