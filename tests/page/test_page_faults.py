@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from extproc.checking.self_check import DIFFERENT, NOT_ASKED, VERIFIED, Verification
 from extproc.discovery.view import Report
 from extproc.observing.outcomes import Circumstances, Outcome, Usage
+from extproc.requests.prompt import TEXT
 from extproc.requests.request import Ask, Head
 from kvstate.overlap import Overlap
 from simulator.worker import Worker
@@ -45,6 +47,24 @@ def test_the_other_routers_are_named_and_so_is_that_they_are_not_heard(browser: 
         browser.until(lambda: browser.texts("#routers") == [said], "one is heard")
         routers.told["alone"] = "redis://a: gone"
         browser.until(lambda: browser.texts("#routers.notice")[0].endswith("gone"), "alone")
+
+
+def test_what_golden_requests_told_is_shown_in_words_and_as_text(browser: Browser) -> None:
+    with in_background(serving()) as served, browser.visiting():
+        check = served.it.workers.records[WORKER].check
+
+        async def judge(verification: Verification) -> None:
+            served.it.workers.checks.judge(check, verification)
+
+        browser.open(f"{served.it.url}/")
+        served.do(judge(Verification(DIFFERENT, f"of a text, after {EVIL}", forms=TEXT)))
+        said = f"its tokens differ from ours: of a text, after {EVIL}"
+        browser.until(lambda: said in browser.texts("#workers tr")[0], "they differ")
+        served.do(judge(NOT_ASKED))
+        said = "its tokens are not verified: it has not answered yet"
+        browser.until(lambda: said in browser.texts("#workers tr")[0], "nobody knows")
+        served.do(judge(Verification(VERIFIED)))
+        browser.until(lambda: "its tokens" not in browser.texts("#workers tr")[0], "all is well")
 
 
 def test_a_dead_worker_and_a_router_that_is_away_are_shown_under_their_names(
