@@ -162,7 +162,7 @@ class Workers:
         verifying, learning = self.verifying, self._learning
         if verifying.is_needed:
             verifying.expect(worker)
-            self._poll(worker, verifying.question, verifying.ask)
+            self._poll(worker, verifying.question, verifying.ask, verifying.first_seconds())
         if worker.found.worker.learn:
             self._poll(worker, learning.question, learning.ask)
         else:

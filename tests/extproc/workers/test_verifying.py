@@ -41,7 +41,8 @@ PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi " * 40}]}
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """No wait between two questions that a test waits for."""
-    for name in ("LEAST_SECONDS", "AGAIN_WHILE_DIFFERENT_SECONDS"):
+    waits = ("LEAST_SECONDS", "AGAIN_WHILE_DIFFERENT_SECONDS")
+    for name in (*waits, "AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER"):
         monkeypatch.setattr(verifying, name, 0.05)
     monkeypatch.setattr(verifying, "RETRY_SECONDS", (0.05, 0.1))
 
