@@ -82,3 +82,27 @@ async def test_each_process_tells_of_the_requests_of_both() -> None:
             own.append(sum(period[3][0] for period in periods if period[0] == 0))
         assert sum(own) == 10
         assert min(own) > 0
+
+
+async def test_both_sides_of_a_split_are_set_side_by_side() -> None:
+    changes = USAGE | {"steering": {"percent": 50}}
+    async with running(workers=2, changes=changes) as system:
+        bodies = [chat(long_text(f"conversation {number}")) for number in range(16)]
+        for body in bodies * 2:
+            assert (await system.send(body))[0] == 200
+
+        async def all_over() -> bool:
+            window = await reported(system)
+            return bool(window["steered"]["requests"] + window["others"]["requests"] == 32)
+
+        await until(all_over, "all requests are in the report")
+        window = await reported(system)
+        for side in (window["steered"], window["others"]):
+            assert side["requests"] % 2 == 0 < side["requests"]  # a conversation stays on its side
+            assert side["cached_tokens_reported"] == side["requests"]
+            assert side["first_byte_seconds"]["p50"]["value"] > 0
+        assert window["headline"].startswith("Not enough requests yet with known prompt tokens: ")
+        async with system.session.get(f"{system.admin}/report?format=counts") as response:
+            _, periods = await response.json()
+        grouped = [sum(side[9][::3]) for period in periods for side in period[3:] if not period[0]]
+        assert sum(grouped) == 32  # all conversations are known
