@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from extproc.admin_client import ask
+from extproc.config.sections import ALL_PERCENT
 from extproc.errors import StartError
 
 # Below this many columns, what is least needed is left out.
@@ -64,12 +65,12 @@ def _draw(admin: str, out: TextIO) -> None:
 
 
 def _asked(admin: str, size: tuple[int, int]) -> list[str]:
-    decisions, events, workers, routers = (
-        ask("top", admin, path) for path in ("/decisions", "/events", "/workers", "/routers")
-    )
+    paths = ("/decisions", "/events", "/workers", "/routers", "/steering")
+    decisions, events, workers, routers, steering = (ask("top", admin, path) for path in paths)
     try:
         shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
-        return screen(workers, shown, size, events_enabled=events["enabled"], routers=routers)
+        lines = screen(workers, shown, size, events_enabled=events["enabled"], routers=routers)
+        return [lines[0], *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
         raise StartError(f"top: {admin}: answers otherwise than this version does") from error
 
@@ -123,6 +124,13 @@ def _routers(told: Mapping[str, Any] | None) -> list[str]:
         for one in told["routers"]
     ]
     return [f"shared with {', '.join(others) or 'no other router yet'}"]
+
+
+def _steering(told: Mapping[str, Any]) -> list[str]:
+    """Returns lines on what is steered; none where all of it is, and arrives."""
+    left = told["percent"] < ALL_PERCENT
+    lines = [f"STEERS {told['percent']:g} % of the requests, the proxy chooses for the others"]
+    return [*(lines if left else []), *([_plain(told["fault"])] if told["fault"] else [])]
 
 
 def _workers(workers: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
@@ -182,8 +190,11 @@ def _decision(told: Mapping[str, Any]) -> Row:
     worker = _plain(told["pick"][0]) if told["pick"] else "-"
     if told["prefill"]:
         worker += f", prompt by {_plain(told['prefill'])}"
-    if told["served"] not in ("", worker):
-        worker += f", {_plain(told['served'])} answered"
+    if not told["steered"]:
+        worker += " (not steered)"
+    if told["served"]:  # else nobody told, and a pick is no more than that
+        picked = told["pick"] and told["served"] == told["pick"][0]
+        worker += ", answered" if picked else f", {_plain(told['served'])} answered"
     held = f"{told['predicted_tokens']}/{told['weighed_tokens']}"
     return [at, worker, held, _plain(told["reason"]), _plain(told["why"])]
 

@@ -381,10 +381,8 @@ async def visit_envoy(means: Means, fleet: Sequence[Found]) -> list[Finding]:
 
 
 async def _hosts_wanted(fleet: Sequence[Found]) -> dict[str, str]:
-    """Returns the workers as `judge_hosts` takes them; none if one of them has no address now."""
+    """Returns the workers as `judge_hosts` takes them."""
     found = await asyncio.gather(*(_resolved(one.worker.endpoint) for one in fleet))
-    if not all(found):
-        return {}
     names = ["" if one.excluded else one.worker.endpoint for one in fleet]
     return dict(zip(found, names, strict=True))
 

@@ -220,9 +220,9 @@ def judge_hosts(
 ) -> Iterator[Finding]:
     """Yields a finding for workers that are no hosts of the steered clusters, and the reverse.
 
-    workers: the name of each by its ip:port; "" for one that takes no requests now, and may be a
-    host or not. Says nothing where Envoy lists no hosts, as for ORIGINAL_DST, which takes any
-    address.
+    workers: the name of each by its ip:port, "" where that is not known now, so that any host may
+    be the worker; the name is "" for one that takes no requests now, and may be a host or not. Says
+    nothing where Envoy lists no hosts, as for ORIGINAL_DST, which takes any address.
     """
     clusters = steered(parts)
     if not workers or any(one.get("type") == "ORIGINAL_DST" for one in clusters.values()):
@@ -232,12 +232,13 @@ def judge_hosts(
         return
     there = set[str]().union(*listed.values())
     names = shown(sorted(clusters))
-    missing = sorted(name for place, name in workers.items() if name and place not in there)
+    known = {place: name for place, name in workers.items() if place}
+    missing = sorted(name for place, name in known.items() if name and place not in there)
     if missing:
         says = f"{shown(missing)}: not among the hosts of cluster {names}"
         yield about.wrong("envoy-worker-missing", f"{says}; picked, another one answers")
     strangers = sorted(there - workers.keys())
-    if strangers:
+    if strangers and len(known) == len(workers):
         says = f"cluster {names} has hosts that are no workers of this configuration"
         yield about.wrong("envoy-host-unknown", f"{says}: {shown(strangers)}")
 

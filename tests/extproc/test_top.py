@@ -108,6 +108,7 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
     return {
         "at": number,
         "pick": list(pick),
+        "steered": True,
         "served": "",
         "prefill": None,
         "predicted_tokens": 16,
@@ -148,10 +149,12 @@ def test_who_computes_the_prompt_for_the_pick_is_told() -> None:
 def test_who_answered_instead_of_the_pick_is_told() -> None:
     strayed = decision(5, "a:1") | {"served": "b:1"}
     astray = worker("a:1") | {"astray": "Envoy does not know it"}
-    lines = shown_of([astray], [strayed, decision(6, "a:1") | {"served": "a:1"}], WIDE)
+    delivered, picked = decision(6, "a:1") | {"served": "a:1"}, decision(7, "a:1")
+    lines = shown_of([astray], [strayed, delivered, picked], WIDE)
     assert "ANSWERED ELSEWHERE: Envoy does not know it" in lines[3]
     assert "a:1, b:1 answered" in lines[-1]
-    assert "answered" not in lines[-2]
+    assert "a:1, answered" in lines[-2]
+    assert "answered" not in lines[-3]  # a pick is no more than that until somebody tells
 
 
 def test_a_worker_that_drains_or_whose_source_is_away_says_so() -> None:
@@ -228,3 +231,19 @@ def test_the_speed_of_a_worker_is_told_once_it_is_learned() -> None:
     shown = "\n".join(shown_of([known, worker("10.0.0.2:1")], [], WIDE))
     assert shown.count("tok/s") == 1
     assert "16000 tok/s, 90% sure" in shown
+
+
+def test_what_is_not_steered_and_who_answered_is_shown() -> None:
+    shown = io.StringIO()
+    with in_background(serving()) as served:
+        served.it.router.steering.change(12.5)
+        served.do(served.it.route(30))
+        served.it.router.steering.change(0)
+        served.do(served.it.route(40))
+        kept = served.it.observed.recent.since(0)
+        served.it.observed.served(kept[-1].decision, "127.0.0.1:1")
+        assert run(served.it.url, once=True, out=shown) == 0
+    lines = shown.getvalue().splitlines()
+    assert lines[1] == "STEERS 0 % of the requests, the proxy chooses for the others"
+    (newest,) = [line for line in lines if "0/40" in line]
+    assert "127.0.0.1:1 (not steered), answered" in newest

@@ -97,7 +97,9 @@ export function sentence(told, subject) {
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
   const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
   where.append(because(told, first), others(told, first), computing(told), pulling(told));
-  if (told.served && told.served !== first.endpoint) where.append(" But ", strong(told.served), " answered.");
+  if (told.steered === false) where.append(" It is not steered, so the proxy chooses.");
+  if (told.served && told.served === first.endpoint) where.append(" It answered.");
+  else if (told.served) where.append(told.steered === false ? " " : " But ", strong(told.served), " answered.");
   return where;
 }
 

@@ -221,6 +221,15 @@ export async function drawRouters() {
   show(place, routersSaid(told));
 }
 
+// What is not steered, and what of the rest does not arrive; nothing where all of it does.
+export async function drawSteering() {
+  const { percent, fault } = await ask("/steering");
+  const share = percent < 100 ? `Of a hundred requests ${percent} are steered; for the others the proxy chooses, and the decisions below are only noted.` : "";
+  const place = find("steering");
+  place.hidden = !share && !fault;
+  show(place, [share, fault && `Attention: ${fault}`].filter(Boolean).join(" "));
+}
+
 export async function drawEvents() {
   const { enabled } = await ask("/events");
   const place = find("events");

@@ -3,7 +3,7 @@
 import { followDecisions, paused, startPause } from "./decisions.js";
 import { find, show } from "./dom.js";
 import { startExplain } from "./explain.js";
-import { drawEvents, drawFleet, drawRouters, drawSources } from "./fleet.js";
+import { drawEvents, drawFleet, drawRouters, drawSources, drawSteering } from "./fleet.js";
 import { drawPrefixes } from "./prefixes.js";
 
 const EVERY_MS = 2000;
@@ -28,6 +28,7 @@ async function draw() {
       await drawEvents();
       await drawSources();
       await drawRouters();
+      await drawSteering();
       if (draws++ % PREFIXES_EVERY === 0) await drawPrefixes(workers.length);
       tellConnected(true);
     } catch {

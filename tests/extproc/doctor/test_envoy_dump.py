@@ -302,6 +302,12 @@ def test_hosts_are_not_compared_where_there_are_none_or_workers_are_not_known() 
     assert host_codes({"workers": set()}, workers={}) == []
 
 
+def test_a_worker_without_an_address_may_be_any_host_and_hides_no_other_one() -> None:
+    workers = {"10.0.0.1:8000": "a:8000", "": "b:8000"}
+    assert host_codes({"workers": {"10.0.0.1:8000", "10.0.0.2:8000"}}, workers=workers) == []
+    assert host_codes({"workers": {"10.0.0.2:8000"}}, workers=workers) == ["envoy-worker-missing"]
+
+
 def test_a_worker_that_takes_no_requests_may_be_a_host_or_not() -> None:
     resting = {"10.0.0.1:8000": "a:8000", "10.0.0.2:8000": ""}
     for hosts in ({"10.0.0.1:8000"}, {"10.0.0.1:8000", "10.0.0.2:8000"}):
