@@ -131,6 +131,13 @@ def _add_loaded(commands: "Subparsers", command: str) -> None:
         simulator.add_arguments(worker)
         worker.set_defaults(run=simulator.run)
 
+    traffic = commands.add_parser("traffic", help="send simulated chats to an Envoy")
+    if command == "traffic":
+        from simulator import traffic as simulated  # noqa: PLC0415
+
+        simulated.add_arguments(traffic)
+        traffic.set_defaults(run=simulated.run)
+
 
 def _add_questions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Adds the commands that ask the admin server of a running router."""
