@@ -32,9 +32,6 @@ GROUPS = 20
 # Of more workers than these in one period, the requests are counted and not to whom they went.
 MAX_WORKERS = 256
 
-# Hashes of names are remembered up to so many.
-_MAX_NAMES = 4_096
-
 # No count is larger, so that no sum of a report is too large to be written.
 _MOST = 2**50
 
@@ -204,7 +201,6 @@ class Report:
         self._steered, self._others = Side(), Side()
         self._minute = now // MINUTES.seconds
         self._seen_to = now
-        self._hashes: dict[str, int] = {}
         self.settled = 0
 
     def feed(self, outcome: Outcome, tokens_per_second: float, now: float) -> None:
@@ -213,16 +209,8 @@ class Report:
             self.settle(now)
         side = self._steered if outcome.is_steered else self._others
         name = outcome.worker
-        worker = self._hashes.get(name) if name else 0
-        if worker is None:
-            worker = self._hashed(name)
+        worker = int(xxhash.xxh32_intdigest(name.encode())) if name else 0
         side.count(outcome, worker, tokens_per_second)
-
-    def _hashed(self, name: str) -> int:
-        if len(self._hashes) >= _MAX_NAMES:
-            self._hashes.clear()
-        worker = self._hashes[name] = int(xxhash.xxh32_intdigest(name.encode()))
-        return worker
 
     def settle(self, now: float) -> None:
         """Adds what was counted since the last time to its periods, and drops those that are old.
