@@ -399,9 +399,10 @@ def _said(
     blind = sum(
         1 for one in recorded if one.hashes is None and one.prompt is None and not one.session
     )
+    runs = "1 run" if plan.seeds == 1 else f"{plan.seeds} runs"
     played = (
         f"{len(recorded)} requests in {seconds:.0f} s, {tokens} prompt tokens;"
-        f" {arguments.workers} simulated workers, {plan.seeds} runs of each policy."
+        f" {arguments.workers} simulated workers, {runs} of each policy."
     )
     worker = (
         f"A worker computes {speed.prefill_rate:g} prompt tokens a second ({plan.source}), one\n"

@@ -63,7 +63,7 @@ async def test_a_recording_that_cannot_be_written_harms_no_request(tmp_path: Pat
 
 # Prompt tokens that a simulated worker computes in a second: so few that what this machine takes
 # for a request is little beside it, however busy it is.
-SPEED = 800
+SPEED = 400
 
 
 def facts(name: str, count: int) -> str:
@@ -102,7 +102,7 @@ async def test_what_a_recording_foretells_comes_true(tmp_path: Path) -> None:
         "policy": {"cost": {"prefill_tokens_per_second": SPEED}},
     }
     rng = Random(7)
-    begins = itertools.accumulate(rng.expovariate(0.6) for _ in range(24))
+    begins = itertools.accumulate(rng.expovariate(0.35) for _ in range(18))
     async with running(changes=changes, prefill_tokens_per_second=SPEED) as system:
         talks = Talks(system)
         await asyncio.gather(
@@ -111,7 +111,7 @@ async def test_what_a_recording_foretells_comes_true(tmp_path: Path) -> None:
         await recorded(system, len(talks.taken))
         options = [f"--config={system.config_file}", f"--speed={SPEED}", "--decode=1000"]
         foretold = whatif(str(path), "--workers=3", "--seeds=8", *options)
-    share, p90 = talks.cached_tokens / talks.tokens, sorted(talks.taken)[int(0.9 * 96)]
+    share, p90 = talks.cached_tokens / talks.tokens, sorted(talks.taken)[int(0.9 * 72)]
     ours, measured = foretold["policies"]["cost"], foretold["recorded"]
     print(f"cached {share:.4f}, p90 {p90:.3f} s, {ours}, {measured}")  # shown where it fails
     assert share > 0.5
