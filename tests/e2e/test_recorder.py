@@ -5,6 +5,8 @@ import asyncio
 import io
 import itertools
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from random import Random
@@ -14,6 +16,8 @@ import pytest
 
 from extproc.whatif import command
 from tests.e2e.system import System, chat, long_text, running, until
+from tests.e2e.test_processes import pids
+from tests.ports import free_ports_apart
 
 USAGE = {"responses": "usage"}
 
@@ -48,6 +52,35 @@ async def test_what_passes_is_recorded_without_its_prompts(tmp_path: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+async def test_processes_record_to_files_that_are_played_together(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    names = ("extproc", "admin", "metrics")
+    changes: dict[str, Any] = {
+        name: {"listen": f"127.0.0.1:{free_ports_apart(2)}"} for name in names
+    }
+    changes["extproc"]["processes"] = 2
+    async with running(1, changes={**changes, "recorder": {"file": str(path)}}) as system:
+
+        async def both_record() -> bool:  # Envoy goes round
+            assert (await system.send(chat(long_text("alpha"))))[0] == 200
+            files = [path, path.with_name("trace.jsonl.1")]
+            return all(one.exists() and one.stat().st_size for one in files)
+
+        await until(both_record, "both processes record")
+        os.kill(pids(system, 1)[0], signal.SIGKILL)
+        older = path.with_name("trace.jsonl.1.old")
+
+        async def records_again() -> bool:
+            assert (await system.send(chat(long_text("alpha"))))[0] == 200
+            return older.exists() and path.with_name("trace.jsonl.1").stat().st_size > 0
+
+        await until(records_again, "the process that was started anew records")
+    files = [path, path.with_name("trace.jsonl.1"), older]
+    every = [one for file in files for one in lines(file)]
+    assert len({tuple(one["hash_ids"]) for one in every}) == 1
+    assert whatif(*map(str, files), "--workers=1", "--seeds=1")["requests"] == len(every)
+
+
 async def test_a_recording_that_cannot_be_written_harms_no_request(tmp_path: Path) -> None:
     recorder = {"file": str(tmp_path / "none" / "trace.jsonl")}
     async with running(changes={"recorder": recorder}) as system:
@@ -63,7 +96,8 @@ async def test_a_recording_that_cannot_be_written_harms_no_request(tmp_path: Pat
 
 # Prompt tokens that a simulated worker computes in a second: so few that what this machine takes
 # for a request is little beside it, however busy it is.
-SPEED = 400
+SPEED = 150
+WORKERS = 8
 
 
 def facts(name: str, count: int) -> str:
@@ -102,15 +136,15 @@ async def test_what_a_recording_foretells_comes_true(tmp_path: Path) -> None:
         "policy": {"cost": {"prefill_tokens_per_second": SPEED}},
     }
     rng = Random(7)
-    begins = itertools.accumulate(rng.expovariate(0.35) for _ in range(18))
-    async with running(changes=changes, prefill_tokens_per_second=SPEED) as system:
+    begins = itertools.accumulate(rng.expovariate(0.28) for _ in range(18))
+    async with running(WORKERS, changes=changes, prefill_tokens_per_second=SPEED) as system:
         talks = Talks(system)
         await asyncio.gather(
             *(talks.hold(at, f"chat {number}", Random(number)) for number, at in enumerate(begins))
         )
         await recorded(system, len(talks.taken))
         options = [f"--config={system.config_file}", f"--speed={SPEED}", "--decode=1000"]
-        foretold = whatif(str(path), "--workers=3", "--seeds=8", *options)
+        foretold = whatif(str(path), f"--workers={WORKERS}", "--seeds=8", *options)
     share, p90 = talks.cached_tokens / talks.tokens, sorted(talks.taken)[int(0.9 * 72)]
     ours, measured = foretold["policies"]["cost"], foretold["recorded"]
     print(f"cached {share:.4f}, p90 {p90:.3f} s, {ours}, {measured}")  # shown where it fails

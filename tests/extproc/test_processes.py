@@ -247,6 +247,14 @@ def test_only_the_first_process_writes_envoys_files() -> None:
     assert sharing == Sharing("redis://a", name="r-2")
 
 
+def test_each_process_records_to_a_file_of_its_own_and_has_its_part_of_the_room() -> None:
+    recorder = {"file": "trace.jsonl", "bytes": 3 << 20}
+    config = parse(yaml.safe_dump({**MINIMAL, "recorder": recorder}), "c")
+    parts = [Member(number, 3, "/a").part_of(config).recorder for number in range(3)]
+    assert [one.file for one in parts] == ["trace.jsonl", "trace.jsonl.1", "trace.jsonl.2"]
+    assert {one.bytes for one in parts} == {1 << 20}
+
+
 @pytest.mark.parametrize(
     ("sections", "faults"),
     [
