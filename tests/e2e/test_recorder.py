@@ -78,7 +78,8 @@ async def test_processes_record_to_files_that_are_played_together(tmp_path: Path
     files = [path, path.with_name("trace.jsonl.1"), older]
     every = [one for file in files for one in lines(file)]
     assert len({tuple(one["hash_ids"]) for one in every}) == 1
-    assert whatif(*map(str, files), "--workers=1", "--seeds=1")["requests"] == len(every)
+    # what was under way when the router was killed may have been written since
+    assert whatif(*map(str, files), "--workers=1", "--seeds=1")["requests"] >= len(every)
 
 
 async def test_a_recording_that_cannot_be_written_harms_no_request(tmp_path: Path) -> None:
