@@ -26,6 +26,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def has_lines(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:  # for a moment, while it is replaced
+        return False
+
+
 async def recorded(system: System, count: int) -> None:
     async def are_there() -> bool:
         return await system.metric("kvsteer_recorded_total") == count
@@ -64,7 +71,7 @@ async def test_processes_record_to_files_that_are_played_together(tmp_path: Path
         async def both_record() -> bool:  # Envoy goes round
             assert (await system.send(chat(long_text("alpha"))))[0] == 200
             files = [path, path.with_name("trace.jsonl.1")]
-            return all(one.exists() and one.stat().st_size for one in files)
+            return all(map(has_lines, files))
 
         await until(both_record, "both processes record")
         os.kill(pids(system, 1)[0], signal.SIGKILL)
@@ -72,7 +79,7 @@ async def test_processes_record_to_files_that_are_played_together(tmp_path: Path
 
         async def records_again() -> bool:
             assert (await system.send(chat(long_text("alpha"))))[0] == 200
-            return older.exists() and path.with_name("trace.jsonl.1").stat().st_size > 0
+            return older.exists() and has_lines(path.with_name("trace.jsonl.1"))
 
         await until(records_again, "the process that was started anew records")
     files = [path, path.with_name("trace.jsonl.1"), older]
