@@ -64,7 +64,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
     check = commands.add_parser("check", help="check a configuration; exit 2 if it has faults")
     check.set_defaults(run=_check)
-    envoy = commands.add_parser("envoy", help="print an envoy.yaml for a configuration")
+    envoy = commands.add_parser(
+        "envoy", help="print an envoy.yaml for a configuration, or your own with KVSteer added"
+    )
+    _add_patch_arguments(envoy)
     envoy.set_defaults(run=_envoy)
     for configured in (serve, check, envoy):
         configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
@@ -168,6 +171,29 @@ def _add_questions(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     report.set_defaults(run=_report)
 
 
+def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
+    group = envoy.add_argument_group(
+        "add KVSteer to an Envoy that you run",
+        "The file itself is left as it is. Notes go to standard error.",
+    )
+    group.add_argument(
+        "--patch", metavar="FILE", help="print this envoy.yaml (or JSON) with KVSteer added"
+    )
+    group.add_argument("--diff", action="store_true", help="print what would change, as a diff")
+    group.add_argument(
+        "--cluster",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="the workers' cluster, if it cannot be told from their addresses; for each model, "
+        "with several",
+    )
+    group.add_argument("--listener", metavar="NAME", help="change this listener alone")
+    group.add_argument(
+        "--access-log", action="store_true", help="add two fields to its access logs in JSON"
+    )
+
+
 class _ShowVersion(argparse.Action):
     """Prints the version, and whether the index core and the request path run compiled."""
 
@@ -239,13 +265,36 @@ def _check(arguments: argparse.Namespace) -> int:
 def _envoy(arguments: argparse.Namespace) -> int:
     from extproc.config.reader import load  # noqa: PLC0415
 
+    chosen = arguments.diff or arguments.cluster or arguments.listener or arguments.access_log
+    if chosen and arguments.patch is None:
+        message = "--diff, --cluster, --listener and --access-log belong to --patch"
+        print(f"kvsteer: envoy: {message}", file=sys.stderr)
+        return 2
     try:
         from extproc.envoy_config import render  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("betterproto2", "envoy_data_plane"):
             raise
         raise StartError("envoy: needs the extra: pip install 'kvsteer[envoy]'") from None
-    print(render(load(arguments.config, arguments.processes)), end="")
+    config = load(arguments.config, arguments.processes)
+    if arguments.patch is not None:
+        return _patch(arguments, config)
+    print(render(config), end="")
+    return 0
+
+
+def _patch(arguments: argparse.Namespace, config: "Config") -> int:
+    from extproc.envoy_patch import Choice, difference, patched, read  # noqa: PLC0415
+
+    name = arguments.patch
+    text = read(name)
+    choice = Choice(tuple(arguments.cluster), arguments.listener, arguments.access_log)
+    patch = patched(text, name, config, choice)
+    sys.stdout.write(difference(text, patch.text, name) if arguments.diff else patch.text)
+    for note in patch.notes:
+        print(f"{name}: note: {note}", file=sys.stderr)
+    if patch.text == text:
+        print(f"{name}: KVSteer is in it already; nothing changed", file=sys.stderr)
     return 0
 
 

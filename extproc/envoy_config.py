@@ -36,7 +36,6 @@ from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host imp
     v3 as override_host,
 )
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts
-from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_http
 from envoy_data_plane.envoy.type import v3 as percent
 from envoy_data_plane.envoy.type.matcher import v3 as matcher
@@ -45,9 +44,15 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc import address
 from extproc.config.schema import Config
-from extproc.config.sections import MIRROR, PREFILL, SGLANG, RouterTls
+from extproc.config.sections import MIRROR, PREFILL, SGLANG
 from extproc.endpoint_files import cluster_names, path_of, prefill_cluster
-from extproc.envoy_routers import at_another, conversation_hashes, stream_metadata, use_several
+from extproc.envoy_routers import (
+    at_another,
+    conversation_hashes,
+    stream_metadata,
+    transport_socket,
+    use_several,
+)
 from extproc.errors import ConfigError
 from extproc.headers import (
     DESTINATION,
@@ -63,7 +68,7 @@ from extproc.headers import (
 
 HEADING = """\
 # A complete Envoy configuration for this KVSteer configuration. Run it with: envoy -c FILE
-# envoy/envoy.yaml in KVSteer's sources says why each setting is there. Needs Envoy 1.35 or newer.
+# Needs Envoy {oldest} or newer. Why each setting is there: envoy/envoy.yaml in KVSteer's sources.
 #
 # If you add routes that do not lead to these workers, switch the filter off for each of them:
 #   typed_per_filter_config:
@@ -71,10 +76,6 @@ HEADING = """\
 #       "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute
 #       disabled: true
 """
-
-# Of Envoys: one that can choose among several routers, and ask another one, has more.
-OLDEST = "Needs Envoy 1.35 or newer."
-OLDEST_FOR_SEVERAL = "Needs an Envoy newer than 1.36; tested with 1.40."
 
 NO_LIMIT = timedelta(0)
 
@@ -119,14 +120,30 @@ def render(config: Config) -> str:
     Raises:
         ConfigError: the router serves TLS, and envoy.router_tls does not say how Envoy checks it.
     """
+    check_tls(config)
+    heading = HEADING.format(oldest=oldest(config))
+    return heading + yaml.safe_dump(tree_of(_bootstrap(config)), sort_keys=False)
+
+
+def tree_of(message: betterproto2.Message) -> dict[str, typing.Any]:
+    """Returns a message as YAML has it.
+
+    Fields keep their own names: betterproto2's snake case makes consecutive_5_xx of one of them.
+    """
+    return message.to_dict(casing=typing.cast("typing.Any", str))
+
+
+def oldest(config: Config) -> str:
+    """Returns the oldest Envoy that takes this: each of these has a field that came later."""
+    if config.accounting.responses != "none":
+        return "1.38"  # the host that answered, in the metadata
+    return "1.36" if config.envoy.routers is None else "1.37"
+
+
+def check_tls(config: Config) -> None:
+    """Raises ConfigError where the router serves TLS and Envoy would not know how to check it."""
     if config.extproc.tls is not None and config.envoy.router_tls is None:
         raise ConfigError(["envoy.router_tls: missing: the router serves TLS (extproc.tls)"])
-    # Fields keep their own names: betterproto2's snake case makes consecutive_5_xx of one of them.
-    tree = _bootstrap(config).to_dict(casing=typing.cast("typing.Any", str))
-    heading = (
-        HEADING if config.envoy.routers is None else HEADING.replace(OLDEST, OLDEST_FOR_SEVERAL)
-    )
-    return heading + yaml.safe_dump(tree, sort_keys=False)
 
 
 def _bootstrap(config: Config) -> bootstrap.Bootstrap:
@@ -155,7 +172,7 @@ def _listener(config: Config) -> listener.Listener:
 
 
 def _connection_manager(config: Config) -> connection_manager.HttpConnectionManager:
-    filters: dict[str, betterproto2.Message] = {"envoy.filters.http.ext_proc": _ext_proc(config)}
+    filters: dict[str, betterproto2.Message] = {FILTER: ext_proc_filter(config)}
     if len(config.models) > 1:
         filters["envoy.filters.http.lua"] = _model_finder(config)
     filters["envoy.filters.http.router"] = router.Router()
@@ -163,7 +180,7 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
         stat_prefix="clients",
         # An engine may think for minutes before its first token; its own limits apply.
         stream_idle_timeout=NO_LIMIT,
-        early_header_mutation_extensions=[_client_headers_removed(config)],
+        early_header_mutation_extensions=[client_headers_removed(config)],
         route_config=route.RouteConfiguration(
             name="clients", virtual_hosts=[_virtual_host(config)]
         ),
@@ -174,7 +191,7 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
     )
 
 
-def _client_headers_removed(config: Config) -> core.TypedExtensionConfig:
+def client_headers_removed(config: Config) -> core.TypedExtensionConfig:
     """Removes the client's own headers early: they steer nothing while the router is away."""
     names = (DESTINATION, MODEL, *OF_LEGS.get(config.disaggregation.mode or "", ()))
     mutations = [mutation_rules.HeaderMutation(remove=name) for name in names]
@@ -184,7 +201,8 @@ def _client_headers_removed(config: Config) -> core.TypedExtensionConfig:
     )
 
 
-def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
+def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
+    """Returns the settings of the filter that asks the router."""
     headers, bodies = ext_proc.ProcessingModeHeaderSendMode, ext_proc.ProcessingModeBodySendMode
     namespaces = ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
     options = ext_proc.MetadataOptions(receiving_namespaces=namespaces)
@@ -212,6 +230,11 @@ def _ext_proc(config: Config) -> ext_proc.ExternalProcessor:
         metadata_options=options,
         response_attributes=[UPSTREAM],  # of the responses that are looked at
     )
+
+
+def switched_off() -> Any:
+    """Returns what a route that does not lead to workers sets under the filter's name."""
+    return Any.pack(ext_proc.ExtProcPerRoute(disabled=True))
 
 
 def _model_finder(config: Config) -> lua.Lua:
@@ -244,7 +267,7 @@ def _virtual_host(config: Config) -> route.VirtualHost:
         name="inference",
         domains=["*"],
         routes=_routes(config),
-        retry_policy=_retry_policy(),
+        retry_policy=retry_policy(),
         request_body_buffer_limit=config.envoy.request_body_buffer_limit_bytes,
     )
 
@@ -282,7 +305,7 @@ def _is_model(model: str) -> route.HeaderMatcher:
     return route.HeaderMatcher(name=MODEL, string_match=matcher.StringMatcher(exact=model))
 
 
-def _retry_policy() -> route.RetryPolicy:
+def retry_policy() -> route.RetryPolicy:
     """Retries on the next endpoint of the pick: override_host looks at no host's health.
 
     It does so only where no byte of the request has reached the worker: nothing is generated twice.
@@ -303,8 +326,9 @@ def _retry_policy() -> route.RetryPolicy:
     )
 
 
-# The router, by the name that it has in every configuration of this project.
+# The router, by the name that it has in every configuration of this project, and the filter.
 ROUTER = "kvsteer"
+FILTER = "envoy.filters.http.ext_proc"
 
 # Envoy listens on IPs only.
 BOUND = {"localhost": "127.0.0.1"}
@@ -362,7 +386,7 @@ def router_cluster(config: Config) -> cluster.Cluster:
         ),
         hash_policy=conversation_hashes(envoy.routers),
         # a stream that cannot be opened is opened at another router
-        retry_policy=at_another(_retry_policy(), envoy.routers) if envoy.routers else None,
+        retry_policy=at_another(retry_policy(), envoy.routers) if envoy.routers else None,
     )
     found = _cluster(ROUTER, members, DIALLED)
     found.connect_timeout = timedelta(milliseconds=250)
@@ -374,33 +398,6 @@ def router_cluster(config: Config) -> cluster.Cluster:
     if envoy.router_tls is not None:
         found.transport_socket = transport_socket(envoy.router_tls)
     return found
-
-
-def transport_socket(options: RouterTls) -> core.TransportSocket:
-    """Returns TLS to the router, which checks its certificate, and its name if one is set."""
-    trusted = tls.CertificateValidationContext(trusted_ca=core.DataSource(filename=options.ca))
-    if options.name is not None:
-        name = tls.SubjectAltNameMatcher(
-            san_type=tls.SubjectAltNameMatcherSanType.DNS,
-            matcher=matcher.StringMatcher(exact=options.name),
-        )
-        trusted.match_typed_subject_alt_names = [name]
-    common = tls.CommonTlsContext(
-        tls_params=tls.TlsParameters(
-            tls_minimum_protocol_version=tls.TlsParametersTlsProtocol.TLSv1_2,
-            tls_maximum_protocol_version=tls.TlsParametersTlsProtocol.TLSv1_3,
-        ),
-        alpn_protocols=["h2"],
-        validation_context=trusted,
-    )
-    if options.certificate is not None and options.key is not None:
-        own = tls.TlsCertificate(
-            certificate_chain=core.DataSource(filename=options.certificate),
-            private_key=core.DataSource(filename=options.key),
-        )
-        common.tls_certificates = [own]
-    context = tls.UpstreamTlsContext(common_tls_context=common, sni=options.name or "")
-    return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=Any.pack(context))
 
 
 def _follow(followed: cluster.Cluster, path: str) -> None:
@@ -424,7 +421,7 @@ def _worker_cluster(
     """Returns a cluster of workers that answer; closed: those that only a pick leads to."""
     found = _cluster(name, endpoints)
     found.connect_timeout = timedelta(seconds=1)
-    found.load_balancing_policy = _load_balancing(tells_served=tells_served)
+    found.load_balancing_policy = load_balancing(tells_served=tells_served)
     if closed.intersection(endpoints):
         found.load_assignment = _members(
             name,
@@ -482,8 +479,8 @@ def _cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.STATIC,
         load_assignment=_members(name, [socket(text, instead) for text in members]),
-        circuit_breakers=_circuit_breakers(),
-        outlier_detection=_outlier_detection(),
+        circuit_breakers=circuit_breakers(),
+        outlier_detection=outlier_detection(),
     )
     if any(_is_name(text) for text in members):
         found.type = cluster.ClusterDiscoveryType.STRICT_DNS
@@ -508,7 +505,7 @@ def socket(text: str, instead: Mapping[str, str] = MappingProxyType({})) -> core
     )
 
 
-def _load_balancing(*, tells_served: bool) -> cluster.LoadBalancingPolicy:
+def load_balancing(*, tells_served: bool) -> cluster.LoadBalancingPolicy:
     """Follows the pick in the metadata only: a header could come from the client.
 
     tells_served: write the host that answered beside it, for those who read responses.
@@ -555,7 +552,8 @@ def _members(
     )
 
 
-def _circuit_breakers() -> cluster.CircuitBreakers:
+def circuit_breakers() -> cluster.CircuitBreakers:
+    """Lets requests queue in the engines."""
     limits = cluster.CircuitBreakersThresholds(
         max_requests=MAX_REQUESTS,
         max_pending_requests=MAX_REQUESTS,
@@ -565,7 +563,7 @@ def _circuit_breakers() -> cluster.CircuitBreakers:
     return cluster.CircuitBreakers(thresholds=[limits])
 
 
-def _outlier_detection() -> cluster.OutlierDetection:
+def outlier_detection() -> cluster.OutlierDetection:
     """Ejects a member that cannot be connected to from the fallback, for at least two seconds.
 
     A count of 0 is never reached: an error that a member answers, 503 included, is its own affair.

@@ -1,4 +1,4 @@
-"""Several routers as Envoy is to use them: their health, their order, and who goes to which."""
+"""How Envoy reaches routers: TLS to them, and of several their health, order and choice."""
 
 from datetime import timedelta
 
@@ -10,10 +10,12 @@ from envoy_data_plane.envoy.extensions.load_balancing_policies.ring_hash import 
 from envoy_data_plane.envoy.extensions.retry.priority.previous_priorities import (
     v3 as previous_priorities,
 )
+from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls
 from envoy_data_plane.envoy.type import v3 as percent
+from envoy_data_plane.envoy.type.matcher import v3 as matcher
 from envoy_data_plane.google.protobuf import Any
 
-from extproc.config.sections import CONVERSATION, STANDBY, Routers
+from extproc.config.sections import CONVERSATION, STANDBY, Routers, RouterTls
 
 # A router that says that it is not ready is left at the next question; one that does not answer,
 # after two.
@@ -103,3 +105,30 @@ def _ring() -> cluster.LoadBalancingPolicy:
     )
     policy = cluster.LoadBalancingPolicyPolicy(typed_extension_config=extension)
     return cluster.LoadBalancingPolicy(policies=[policy])
+
+
+def transport_socket(options: RouterTls) -> core.TransportSocket:
+    """Returns TLS to the router, which checks its certificate, and its name if one is set."""
+    trusted = tls.CertificateValidationContext(trusted_ca=core.DataSource(filename=options.ca))
+    if options.name is not None:
+        name = tls.SubjectAltNameMatcher(
+            san_type=tls.SubjectAltNameMatcherSanType.DNS,
+            matcher=matcher.StringMatcher(exact=options.name),
+        )
+        trusted.match_typed_subject_alt_names = [name]
+    common = tls.CommonTlsContext(
+        tls_params=tls.TlsParameters(
+            tls_minimum_protocol_version=tls.TlsParametersTlsProtocol.TLSv1_2,
+            tls_maximum_protocol_version=tls.TlsParametersTlsProtocol.TLSv1_3,
+        ),
+        alpn_protocols=["h2"],
+        validation_context=trusted,
+    )
+    if options.certificate is not None and options.key is not None:
+        own = tls.TlsCertificate(
+            certificate_chain=core.DataSource(filename=options.certificate),
+            private_key=core.DataSource(filename=options.key),
+        )
+        common.tls_certificates = [own]
+    context = tls.UpstreamTlsContext(common_tls_context=common, sni=options.name or "")
+    return core.TransportSocket(name="envoy.transport_sockets.tls", typed_config=Any.pack(context))

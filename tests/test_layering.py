@@ -10,7 +10,8 @@ from tests.house import MODULES, ROOT, importers_of, imports_of, impurities, pur
 CORE = {
     *("extproc.http2", "extproc.picking", "extproc.requests", "kvstate.wire"),
     *("extproc.address", "extproc.errors", "extproc.headers", "extproc.envoy_config"),
-    *("extproc.endpoint_files", "extproc.envoy_routers", "kvstate.scan"),
+    *("extproc.endpoint_files", "extproc.envoy_patch", "extproc.envoy_routers"),
+    *("extproc.yaml_edit", "kvstate.scan"),
     *("extproc.admin.observed", "extproc.checking.evidence", "extproc.checking.self_check"),
     *("extproc.config.schema", "extproc.config.rules"),
     *("extproc.discovery.pods", "extproc.discovery.view"),
@@ -77,6 +78,7 @@ def test_envoys_messages_live_in_the_stream_and_the_servers() -> None:
     }
     assert importers_of("envoy_data_plane") == {
         "extproc.envoy_config",
+        "extproc.envoy_patch",
         "extproc.envoy_routers",
     }
 

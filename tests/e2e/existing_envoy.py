@@ -127,11 +127,12 @@ def configuration(workers: list[Worker], envoy_port: int, admin_port: int) -> Tr
 
 @contextlib.asynccontextmanager
 async def behind(
-    directory: Path, change: Callable[[Tree, int], Tree], **settings: Any
+    directory: Path, change: Callable[[Tree, int], Tree | str], **settings: Any
 ) -> AsyncIterator[System]:
     """Two workers and an Envoy; the router is configured and not started.
 
-    change: makes the user's envoy.yaml ask the router on a port. settings: of the workers.
+    change: makes the user's envoy.yaml ask the router on a port, or returns the text of another.
+    settings: of the workers.
     """
     async with contextlib.AsyncExitStack() as stack:
         both = [Settings(model="my-model", **settings) for _ in range(2)]
@@ -150,7 +151,8 @@ async def behind(
             system.add_stop(worker.endpoint, one.aclose)
         plain = plain_envoy(port, admin_port, [worker.endpoint for worker in workers])
         router_port = int(tree["extproc"]["listen"].rpartition(":")[2])
-        text = yaml.safe_dump(change(plain, router_port))
+        changed = change(plain, router_port)
+        text = changed if isinstance(changed, str) else yaml.safe_dump(changed)
         await stack.enter_async_context(running_envoy(text, admin_port))
         stack.push_async_callback(system.stop_router)
         yield system

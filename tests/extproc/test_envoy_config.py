@@ -150,12 +150,14 @@ def test_several_routers_are_asked_whether_they_are_ready() -> None:
 @pytest.mark.parametrize("choice", ROUTER_CHOICES)
 def test_a_stream_that_one_router_does_not_take_is_offered_to_another(choice: str) -> None:
     text = render(several(choice))
-    assert "Needs an Envoy newer than 1.36" in text
+    assert "Needs Envoy 1.37 or newer" in text
     options = clusters(yaml.safe_load(text))["kvsteer"]["typed_extension_protocol_options"]
     retries = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["retry_policy"]
     assert "connect-failure" in retries["retry_on"]
     assert ("retry_priority" in retries) is (choice == "standby")
-    assert "Needs Envoy 1.35 or newer" in render(configuration())
+    assert "Needs Envoy 1.36 or newer" in render(configuration())
+    reading = configuration(accounting=Accounting(responses="headers"))
+    assert "Needs Envoy 1.38 or newer" in render(reading)
 
 
 def test_a_standby_is_of_a_lower_priority_with_all_its_processes() -> None:
