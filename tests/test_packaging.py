@@ -61,6 +61,7 @@ def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_a_wheel_holds_the_compiled_core_and_the_tiny_model(tmp_path: Path) -> None:
     tag, names, _ = wheel(tmp_path)
@@ -141,6 +142,7 @@ def test_the_page_of_a_published_package_links_to_the_repository_that_published_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not IS_COMPILED, reason="there is no C compiler here")
 def test_a_source_distribution_builds_the_wheel(source_distribution: Path, tmp_path: Path) -> None:
     tag, names, _ = wheel(tmp_path, source_distribution)
