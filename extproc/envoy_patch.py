@@ -138,7 +138,7 @@ class _Patcher:
         if self._config.disaggregation.mode is not None:
             self._refuse((), "disaggregation is in the configuration; start from `kvsteer envoy`")
         if not isinstance(self._file.value, dict):
-            self._refuse((), "is no envoy.yaml: a mapping was expected")
+            self._refuse((), "is not an envoy.yaml: a mapping was expected")
         root = _Object((), self._file.value)
         static = self._object(root, "static_resources")
         dynamic = self._object(root, "dynamic_resources")
@@ -421,7 +421,7 @@ class _Patcher:
         }
         if {one["remove"] for one in ours["typed_config"]["mutations"]} <= removed:
             return
-        comment = "Clients never steer: what they send under these names goes."
+        comment = "Clients cannot steer: these headers of theirs are removed."
         if self._field(manager, key) is None:
             self._file.put(manager.path, key, [ours], comment)
         else:
@@ -470,7 +470,9 @@ class _Patcher:
         limit = "request_body_buffer_limit"
         if self._field(route, limit) is None and self._field(host, limit) is None:
             size = self._config.envoy.request_body_buffer_limit_bytes
-            self._file.put(route.path, limit, size, "Of a prompt, in bytes. Envoy's default: 1 MiB")
+            self._file.put(
+                route.path, limit, size, "The largest prompt, in bytes. Envoy's default is 1 MiB."
+            )
         present = self._object(action, "retry_policy") or self._object(host, "retry_policy")
         if present is None:
             self._file.put(action.path, "retry_policy", tree_of(retry_policy()))

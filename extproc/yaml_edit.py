@@ -92,7 +92,7 @@ class YamlText:
             self._size(root)
             self.value: Any = self._value(root)
         except yaml.YAMLError as error:
-            self.refuse("", f"no YAML that can be read: {_in_a_line(error)}")
+            self.refuse("", f"cannot be read as YAML: {_in_a_line(error)}")
         except RecursionError:
             self.refuse("", "nested too deeply")
         self._root = root

@@ -335,7 +335,7 @@ def test_with_several_models_each_may_have_a_cluster() -> None:
 DYNAMIC = "dynamic_resources: {lds_config: {}, cds_config: {ads: {}}}\n"
 HCM = ".http_connection_manager.v3.HttpConnectionManager"
 REFUSED: list[tuple[list[tuple[str, str]] | str, Choice, str, str]] = [
-    ("[]", Choice(), "", "is no envoy.yaml: a mapping was expected"),
+    ("[]", Choice(), "", "is not an envoy.yaml: a mapping was expected"),
     ("static_resources: []", Choice(), "", "static_resources: a mapping was expected"),
     (DYNAMIC, Choice(), "", "has no static_resources"),
     (f"{DYNAMIC}static_resources: {{}}", Choice(), "", "its listeners come from LDS"),
