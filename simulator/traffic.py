@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default=Settings().model, help="the name requests use (default: %(default)s)")
     add("--chats", type=_chats, default=12, help="held at once (default: %(default)s)")
     add("--turns", type=int, default=5, help="of each chat (default: %(default)s)")
-    add("--words", type=int, default=400, help="in a chat's first question (default: %(default)s)")
+    add("--words", type=int, default=800, help="in a chat's first question (default: %(default)s)")
     add("--think", type=float, default=1.0, help="seconds between turns (default: %(default)s)")
     add("--answer-tokens", type=int, default=32, help="of each answer (default: %(default)s)")
     add("--seconds", type=float, default=60.0, help="when to stop (default: %(default)s)")
