@@ -29,6 +29,7 @@ ABSENT = (
     "kvsteer_disaggregation_total",
     "kvsteer_discovery_",
     "kvsteer_prediction_drifts_total",
+    "kvsteer_recorded_total",
     "kvsteer_remote_tokenizer",
     "kvsteer_served_elsewhere_total",
     "kvsteer_sharing_",
