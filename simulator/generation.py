@@ -202,14 +202,17 @@ class Generator:
         response.content_type = "text/event-stream"
         await response.prepare(request)
 
+        is_open: set[int] = set()
+
         async def send(index: int, step: Step) -> None:
+            # engines say nothing, not even a role, before they have the first token
+            if index not in is_open and (opening := form.opening(index)):
+                await response.write(_server_sent(opening))
+            is_open.add(index)
             text = self._tokens.text_of([step.token])
             await response.write(_server_sent(form.piece(index, text, step.finish_reason)))
 
         try:
-            for index in range(len(run.jobs)):
-                if opening := form.opening(index):
-                    await response.write(_server_sent(opening))
             await run.to_end(send)
             if body.wants_usage_chunk:
                 await response.write(_server_sent(form.closing(run.usage)))
