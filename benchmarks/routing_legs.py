@@ -36,10 +36,10 @@ from extproc.whatif.routers import (
     LOOK_SECONDS,
     MAX_AHEAD,
     Tokens,
-    TokensSent,
     View,
     last_block,
     marks_of_all,
+    tokens_sent,
 )
 from kvstate.overlap import Overlap, Prompt
 
@@ -177,7 +177,7 @@ class _Router:
         self._candidates = [Candidate(str(n), str(n), role=role) for n, role in enumerate(roles)]
         config = Config(models=(Model("m"),), disaggregation=contestant.rules(cell))
         self._placing = Placing(config, 1, self._workers)
-        self._placing.sent = TokensSent(1)
+        self._placing.sent = tokens_sent()
         self._rng = Random(seed + 77)  # noqa: S311
         self._looked_at = 0.0
         self._open: dict[int, Booking] = {}

@@ -52,11 +52,20 @@ class Greeted(NamedTuple):
 
     reason: why nothing answers, "" if something does. mechanism: the ZMQ security mechanism of its
     greeting, "" if it does not speak ZMQ. socket: the kind of its ZMQ socket, "" if it did not say.
+    is_silent: whether it takes connections and greets nobody in time.
     """
 
     reason: str = ""
     mechanism: str = ""
     socket: str = ""
+    is_silent: bool = False
+
+    @property
+    def fault(self) -> str:
+        """How what does not speak ZMQ behaves, in words."""
+        if self.is_silent:
+            return "takes connections, but says nothing: it hangs, or is no ZMQ socket"
+        return "answers, but not as ZMQ does"
 
     @property
     def is_zmq(self) -> bool:
@@ -388,7 +397,7 @@ def judge_places(
             code = "rank-missing" if is_only_rank else "feed-nobody-listens"
             yield about.wrong(code, f"{where}: {look.reason}{hint}")
         elif not look.is_zmq:
-            yield about.wrong("feed-not-zmq", f"{where}: answers, but not as ZMQ does{hint}")
+            yield about.wrong("feed-not-zmq", f"{where}: {look.fault}{hint}")
         elif look.mechanism != NULL:
             yield about.wrong("feed-secured", f"{where}: asks for ZMQ's {look.mechanism}")
         elif look.socket and look.socket not in PUBLISHERS:
@@ -419,7 +428,7 @@ def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> I
         if look.reason:
             yield about.wrong("replay-nobody-listens", f"{source.replay}: {look.reason}")
         elif not look.is_zmq:
-            yield about.wrong("replay-not-zmq", f"{source.replay}: answers, but not as ZMQ does")
+            yield about.wrong("replay-not-zmq", f"{source.replay}: {look.fault}")
         elif look.socket and look.socket not in REPLAYERS:
             says = f"{source.replay}: is a {look.socket} socket, and answers no replays"
             yield about.wrong("replay-wrong-socket", says)
@@ -434,7 +443,7 @@ def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Ite
         if look.reason:
             yield about.wrong("load-nobody-listens", f"{source.load}: {look.reason}")
         elif not look.is_zmq:
-            yield about.wrong("load-not-zmq", f"{source.load}: answers, but not as ZMQ does")
+            yield about.wrong("load-not-zmq", f"{source.load}: {look.fault}")
         elif not is_publisher(look):
             what = f"a {look.socket} socket" if look.socket else f"secured with {look.mechanism}"
             yield about.wrong("load-wrong-socket", f"{source.load}: is {what}, not read here")
@@ -467,23 +476,27 @@ async def greeted(place: Address, seconds: float) -> Greeted:
     session = Session(b"SUB", 0)
     try:
         writer.write(session.answers())  # the greeting alone: it tells of no kind of socket
-        await _shake(session, reader, seconds)
+        is_silent = await _is_silent(session, reader, seconds)
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-    return Greeted(mechanism=session.peer_mechanism, socket=session.peer_kind)
+    return Greeted("", session.peer_mechanism, session.peer_kind, is_silent)
 
 
-async def _shake(session: Session, reader: asyncio.StreamReader, seconds: float) -> None:
-    """Reads until the peer has told its mechanism and its kind of socket, or fails to."""
+async def _is_silent(session: Session, reader: asyncio.StreamReader, seconds: float) -> bool:
+    """Reads the peer's mechanism and kind of socket; returns whether it greets nobody in time."""
     with contextlib.suppress(TimeoutError, OSError, WireError):
-        async with asyncio.timeout(seconds):
-            while not session.peer_mechanism:
-                await _read(session, reader)
+        try:
+            async with asyncio.timeout(seconds):
+                while not session.peer_mechanism:
+                    await _read(session, reader)
+        except TimeoutError:
+            return True
         async with asyncio.timeout(min(READY_SECONDS, seconds)):
             while not session.is_ready:
                 await _read(session, reader)
+    return False
 
 
 async def _read(session: Session, reader: asyncio.StreamReader) -> None:

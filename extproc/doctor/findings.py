@@ -56,7 +56,10 @@ FAULTS = {
         "feed",
         "correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)",
     ),
-    "feed-not-zmq": Fault("feed", "correct the port in `events.zmq`: another server has this one"),
+    "feed-not-zmq": Fault(
+        "feed",
+        "correct the port in `events.zmq` if another server has this one; restart what hangs",
+    ),
     "feed-wrong-socket": Fault(
         "feed", "correct the port in `events.zmq`: this may be the replay's, or another rank's"
     ),

@@ -98,12 +98,13 @@ class Tokens:
         return self.count
 
 
-class TokensSent(Sent):
-    """Knows the marks of such tokens."""
+def tokens_sent() -> Sent:
+    """Returns a table of claims that takes the marks of such tokens as they are."""
+    return Sent(1, marks=_known_marks)
 
-    def marks(self, prompt: Prompt) -> Marks:
-        """As they were made once for all runs."""
-        return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
+
+def _known_marks(prompt: Prompt) -> Marks:
+    return prompt.tokens.marks  # type: ignore[attr-defined,no-any-return]
 
 
 class View:
@@ -325,7 +326,7 @@ class _Router:
         self._endpoints = endpoints
         self._awaited: list[dict[Booking, Request]] = [{} for _ in names]
         self._holdings = {name: Holdings(name) for name in endpoints}
-        self._sent = TokensSent(1) if contestant.expects else None
+        self._sent = tokens_sent() if contestant.expects else None
         self._loads = Loads(endpoints, contestant.prefill_rate, learns=contestant.learns)
         self.sharer: Sharer | None = None
         if contestant.tick_seconds and self._sent is not None:

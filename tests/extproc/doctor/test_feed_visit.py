@@ -95,6 +95,11 @@ def test_who_answers_at_the_port_of_the_load_is_judged() -> None:
     assert codes(ROUTER) == codes(Greeted(mechanism="CURVE")) == ["load-wrong-socket"]
 
 
+def test_who_says_nothing_may_hang() -> None:
+    assert "hangs" in Greeted(is_silent=True).fault
+    assert "not as ZMQ" in Greeted().fault
+
+
 def test_a_socket_that_does_not_say_its_kind_may_be_either() -> None:
     silent = Greeted(mechanism="NULL")
     assert is_publisher(silent)
