@@ -33,6 +33,7 @@ COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or
 SUITES = (
     *("tests/extproc/http2", "tests/extproc/picking", "tests/extproc/test_router.py"),
     *("tests/extproc/serving", "tests/extproc/tokenizing/test_text_encoder.py"),
+    "tests/extproc/whatif",
     *("tests/hostile/test_fuzz_frames.py", "tests/hostile/test_fuzz_messages.py"),
 )
 
