@@ -184,9 +184,13 @@ class _File:
     def _begin(self) -> None:
         self.close()
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.lstat(self._path).st_mode):
+            found = os.lstat(self._path)
+            if not stat.S_ISREG(found.st_mode):
                 raise OSError(None, "is no file that can be replaced")
-            Path(self._path).replace(self._path + OLDER)
+            if found.st_size or self.began:
+                Path(self._path).replace(self._path + OLDER)
+            else:  # of a router that ended before anything passed
+                Path(self._path).unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         self._size = 0

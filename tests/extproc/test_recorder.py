@@ -162,6 +162,17 @@ def test_files_are_replaced_and_take_no_more_than_they_may(
     assert stat.S_IMODE(older.stat().st_mode) == 0o600
 
 
+def test_a_start_without_a_request_keeps_what_was_recorded_before(
+    tmp_path: Path, started: Callable[..., Recorder]
+) -> None:
+    path, older = tmp_path / "trace.jsonl", tmp_path / "trace.jsonl.old"
+    path.write_text("of a run before")
+    for _ in range(3):
+        started(path).close()
+    assert older.read_text() == "of a run before"
+    assert not path.stat().st_size
+
+
 def test_a_file_that_is_old_is_replaced_without_any_request(tmp_path: Path) -> None:
     path, now = tmp_path / "trace.jsonl", [1_000.0]
     recorder = Recorder(Settings(hours=2), str(path), SECRET, clock=lambda: now[0])
