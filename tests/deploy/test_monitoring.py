@@ -30,6 +30,7 @@ ABSENT = (
     "kvsteer_discovery_",
     "kvsteer_prediction_drifts_total",
     "kvsteer_recorded_total",
+    "kvsteer_not_recorded_total",
     "kvsteer_remote_tokenizer",
     "kvsteer_served_elsewhere_total",
     "kvsteer_sharing_",

@@ -101,7 +101,7 @@ class System:
             self.config, self.fleet, lambda _: [self.transport()], self.discovery.fault
         )
         self.workers._polling._client = Answers()  # type: ignore[assignment]
-        self.metrics = Metrics(self.workers)
+        self.metrics = Metrics(self.workers, lambda: 0.0)  # or the report has another minute
         self.remote = remote_tokenizers(self.config, self.workers, self.metrics)
         self.observed = Observed(time.time, kept_at_once=1_000_000)
         rng = Random(0)
