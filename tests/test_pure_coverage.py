@@ -34,7 +34,7 @@ BESIDES = (
     *("tests/extproc/serving/test_exchange.py", "tests/kvstate/test_fleet.py"),
     *("tests/extproc/doctor/test_probe.py", "tests/extproc/observing/test_drift_families.py"),
     *("tests/extproc/observing/test_metrics.py", "tests/extproc/admin/test_application.py"),
-    "tests/extproc/test_fleet_scenarios.py",
+    *("tests/extproc/test_fleet_scenarios.py", "tests/extproc/test_envoy_patch.py"),
 )
 
 # What may be imported besides, to set something up.

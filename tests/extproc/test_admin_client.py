@@ -79,6 +79,11 @@ def test_an_answer_without_end_or_cut_short_is_a_fault(
         fetch("report", answers, "/200/123456")
 
 
+def test_an_answer_that_is_no_json_is_a_fault(answers: str) -> None:
+    with pytest.raises(StartError, match=r"^top: http://.*/200/none: .*value"):
+        ask("top", answers, "/200/none")
+
+
 def test_what_is_answered_is_told(answers: str) -> None:
     assert ask("top", answers, "/200/[1]") == [1]
     assert ask("explain", answers, "/", {"path": "/x"}) == {"path": "/x"}

@@ -28,7 +28,7 @@ from extproc.config.schema import (
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import Disaggregation, Report, Routers, RouterTls
+from extproc.config.sections import Disaggregation, Recorder, Report, Routers, RouterTls
 from extproc.errors import ConfigError
 
 WORKER = 'workers: [{endpoint: "a:1"}]'
@@ -599,6 +599,13 @@ def test_a_report_without_a_folder_is_doubted() -> None:
     ]
     assert doubts(config, "/away") == []
     assert doubts(replace(LISTED, report=Report("report")), ".") == []
+
+
+def test_a_recording_without_a_folder_is_doubted() -> None:
+    config = replace(LISTED, recorder=Recorder("/away/trace"))
+    (told,) = doubts(config)
+    assert told.startswith("recorder.file: no folder for /away/trace")
+    assert doubts(config, "/away") == []
 
 
 def of_roles(mode: str | None, connector: str, *roles: str) -> str:

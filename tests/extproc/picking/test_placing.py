@@ -448,6 +448,19 @@ def test_after_one_failure_only_its_health_clears_a_prefill_worker() -> None:
         one.release(booking, 0.0)
 
 
+def test_a_request_that_is_not_steered_is_booked_once_where_it_is_found() -> None:
+    one = placing()
+    for query in (QUERY, Query("m", [])):
+        made = decided(one, query)
+        booking = one.note(made, 0.0)
+        assert booking is not None
+        for _ in range(2):  # the second time it is known
+            one.found(booking, made, "b", "b:1", 0.0)
+        assert one.loads.in_flight("b:1") == 1
+        one.release(booking, 0.0)
+    assert one.loads.in_flight("b:1") == 0
+
+
 def test_a_failure_of_an_endpoint_that_is_gone_is_counted_nowhere() -> None:
     one, _ = of_legs()
     fleet_of(one).upstreams.failed_half("gone:1")

@@ -36,6 +36,13 @@ def looking() -> Stream:
     return Stream(spoken, wants_status=True)
 
 
+def test_the_header_that_keeps_a_conversation_on_one_side_is_read() -> None:
+    spoken = Spoken(1000, Budget(2000), names_model=False, conversation_header="x-user")
+    one = Stream(spoken)
+    one.receive(head(headers={"x-user": "u7"}))
+    assert ask(one.receive(body(b"{}"))).head.conversation == "u7"
+
+
 def duplex_head(
     path: str = "/v1/chat/completions", *, end_of_stream: bool = False
 ) -> ProcessingRequest:
