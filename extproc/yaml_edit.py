@@ -113,7 +113,7 @@ class YamlText:
             self.replace(path, key, key, value)
             return
         if node.flow_style:
-            self._add_to_flow(node, f"{json.dumps(key)}: ", value)
+            self._add_to_flow(node, f"{_json(key)}: ", value)
         else:
             column = node.value[0][0].start_mark.column
             self._add_block(_end_of(node), {key: value}, column, comment)
@@ -125,7 +125,7 @@ class YamlText:
         (found, there) = next(pair for pair in node.value if pair[0].value == old)
         start = found.start_mark.index
         if node.flow_style:
-            text = f"{json.dumps(key)}: {self._flow(value, start)}"
+            text = f"{_json(key)}: {self._flow(value, start)}"
         else:
             text = _block({key: value}, found.start_mark.column).strip()
         end = max(_end_of(there).index, found.end_mark.index + 1)
@@ -243,9 +243,9 @@ class YamlText:
         """Returns JSON, over several lines where what stands at an index begins one."""
         alone = self._alone_before(at)
         if not alone:
-            return json.dumps(value, ensure_ascii=False)
+            return _json(value)
         step: str | int = "\t" if "\t" in alone else 2
-        return json.dumps(value, ensure_ascii=False, indent=step).replace("\n", f"\n{alone}")
+        return _json(value, step).replace("\n", f"\n{alone}")
 
     def _alone_before(self, index: int) -> str:
         """Returns the indentation of what stands at an index, empty if it begins no line."""
@@ -362,3 +362,13 @@ def _block(value: object, column: int, comment: str = "") -> str:
     dumped = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1_000_000)
     lines = [f"# {comment}"] * bool(comment) + dumped.splitlines()
     return "".join(f"{' ' * column}{line}\n" for line in lines)
+
+
+# What JSON has in strings as it is, and YAML does not (YAML 1.1, 5.1: c-printable).
+_UNPRINTABLE = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
+
+
+def _json(value: object, indent: int | str | None = None) -> str:
+    """Returns a value as JSON that is YAML, too."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

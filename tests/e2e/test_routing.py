@@ -204,7 +204,7 @@ async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
 
 
 async def test_a_request_is_in_flight_until_its_response_ends_or_the_client_leaves() -> None:
-    async with running(workers=1, decode_tokens_per_second=20.0) as system:
+    async with running(workers=1, changes=patient(), decode_tokens_per_second=20.0) as system:
         body = chat(long_text("alpha"), stream=True) | {"max_tokens": 200}
         url = f"{system.envoy}{CHAT}"
         async with system.session.post(url, json=body) as response:

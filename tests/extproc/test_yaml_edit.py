@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.errors import ConfigError
@@ -154,6 +154,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, VALUES, st.sampled_from(["block", "flow", "json", "lines"]))
+@example(None, [["\x7f\x9f\ufffe"]], "flow")
 def test_whatever_stands_around_only_the_edit_is_made(
     around: object, value: object, form: str
 ) -> None:

@@ -94,7 +94,11 @@ async def test_the_status_has_every_field_of_the_contract() -> None:
         "excluded": "",
         "source": "workers",
         "source_fault": "",
-        "speed": {"tokens_per_second": 8000, "confidence": 0.0},
+        "speed": {
+            "tokens_per_second": 8000,
+            "confidence": 0.0,
+            "used_tokens_per_second": 8000,
+        },
         "predictions": {
             "requests": 0,
             "predicted_tokens": 0,
