@@ -284,10 +284,12 @@ def _envoy(arguments: argparse.Namespace) -> int:
 
 
 def _patch(arguments: argparse.Namespace, config: "Config") -> int:
-    from extproc.envoy_patch import Choice, difference, patched, read  # noqa: PLC0415
+    from extproc.config.reader import read_text  # noqa: PLC0415
+    from extproc.envoy_patch import Choice, difference, patched  # noqa: PLC0415
+    from extproc.yaml_edit import MAX_CHARACTERS  # noqa: PLC0415
 
     name = arguments.patch
-    text = read(name)
+    text = read_text(name, MAX_CHARACTERS)
     choice = Choice(tuple(arguments.cluster), arguments.listener, arguments.access_log)
     patch = patched(text, name, config, choice)
     sys.stdout.write(difference(text, patch.text, name) if arguments.diff else patch.text)

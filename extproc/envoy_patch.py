@@ -8,7 +8,6 @@ refuses a file in which it cannot tell what a change would do.
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from envoy_data_plane.google.protobuf import Any as Packed
@@ -29,9 +28,8 @@ from extproc.envoy_config import (
     switched_off,
     tree_of,
 )
-from extproc.errors import ConfigError
 from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
-from extproc.yaml_edit import MAX_CHARACTERS, KeyPath, YamlText
+from extproc.yaml_edit import KeyPath, YamlText
 
 Tree = dict[str, Any]
 
@@ -81,25 +79,6 @@ class _Object(NamedTuple):
 
     path: KeyPath
     tree: Tree
-
-
-def read(path: str) -> str:
-    """Reads a file as it is.
-
-    Raises:
-        ConfigError: it cannot be read, or is larger than any envoy.yaml, or no text.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_CHARACTERS + 1)
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
-    if len(raw) > MAX_CHARACTERS:
-        raise ConfigError([f"{path}: larger than {MAX_CHARACTERS} bytes"])
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise ConfigError([f"{path}: is no UTF-8 text"]) from None
 
 
 def difference(before: str, after: str, name: str) -> str:

@@ -54,14 +54,30 @@ def load(path: str, processes: int | None = None) -> Config:
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong.
     """
+    return parse(_contents(path, MAX_FILE_BYTES), path, processes)
+
+
+def read_text(path: str, most: int) -> str:
+    """Returns what is in a file of so many bytes at most, as it is.
+
+    Raises:
+        ConfigError: it cannot be read, or is larger, or no text.
+    """
+    try:
+        return _contents(path, most).decode()
+    except UnicodeDecodeError:
+        raise ConfigError([f"{path}: is no UTF-8 text"]) from None
+
+
+def _contents(path: str, most: int) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
+            found = file.read(most + 1)
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
-    if len(text) > MAX_FILE_BYTES:
-        raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
-    return parse(text, path, processes)
+    if len(found) > most:
+        raise ConfigError([f"{path}: larger than {most} bytes"])
+    return found
 
 
 def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:

@@ -95,6 +95,17 @@ async def served(app: web.Application, port: int, host: str = "127.0.0.1") -> As
         await runner.cleanup()
 
 
+@contextlib.asynccontextmanager
+async def pool(size: int) -> AsyncIterator[list[str]]:
+    """Workers on one IP, a port each, as data-parallel ranks of one pod have them."""
+    async with contextlib.AsyncExitStack() as stack:
+        endpoints = [f"127.0.0.1:{free_port()}" for _ in range(size)]
+        for endpoint in endpoints:
+            port = int(endpoint.rpartition(":")[2])
+            await stack.enter_async_context(served(worker_app(endpoint), port))
+        yield endpoints
+
+
 @dataclass
 class Picker:
     """A router and its server, in this process; listen is where an Envoy reaches it."""

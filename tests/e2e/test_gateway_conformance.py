@@ -6,7 +6,6 @@ header, here the header becomes the subset hint.
 """
 
 import asyncio
-import contextlib
 import io
 import json
 from collections import Counter
@@ -25,13 +24,13 @@ from tests.e2e.gateway import (
     gateway,
     knowing_one_worker,
     picker,
+    pool,
     served,
     with_h2_workers,
     with_original_destination,
     with_second_pool,
     without_override,
     without_retries,
-    worker_app,
 )
 from tests.e2e.h2_peer import h2_request, h2_worker
 from tests.e2e.system import all_answer, until
@@ -40,17 +39,6 @@ from tests.ports import free_port
 DIALECTS = [BUFFERED, DUPLEX]
 SERVERS = [pytest.param({"extproc": {"server": name}}, id=name) for name in ("grpcio", "lean")]
 BIG = 5 * 1024 * 1024
-
-
-@contextlib.asynccontextmanager
-async def pool(size: int) -> AsyncIterator[list[str]]:
-    """Workers on one IP, a port each, as data-parallel ranks of one pod have them."""
-    async with contextlib.AsyncExitStack() as stack:
-        endpoints = [f"127.0.0.1:{free_port()}" for _ in range(size)]
-        for endpoint in endpoints:
-            port = int(endpoint.rpartition(":")[2])
-            await stack.enter_async_context(served(worker_app(endpoint), port))
-        yield endpoints
 
 
 async def over(one: Gateway, endpoints: list[str]) -> None:

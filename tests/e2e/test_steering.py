@@ -1,9 +1,7 @@
 """A share of the requests is steered and the rest is left to a real Envoy's own choice."""
 
-import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,24 +12,12 @@ from tests.e2e.gateway import (
     Gateway,
     gateway,
     knowing_one_worker,
-    served,
+    pool,
     without_override,
-    worker_app,
 )
 from tests.e2e.system import chat, long_text, running, until
-from tests.ports import free_port
 
 DESTINATION = "x-gateway-destination-endpoint"
-
-
-@contextlib.asynccontextmanager
-async def pool(size: int) -> AsyncIterator[list[str]]:
-    async with contextlib.AsyncExitStack() as stack:
-        endpoints = [f"127.0.0.1:{free_port()}" for _ in range(size)]
-        for endpoint in endpoints:
-            port = int(endpoint.rpartition(":")[2])
-            await stack.enter_async_context(served(worker_app(endpoint), port))
-        yield endpoints
 
 
 def share(percent: float, **others: Any) -> dict[str, Any]:
