@@ -157,8 +157,12 @@ def test_the_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) ->
     }
     check = "from extproc import request_path as r, router; assert r.CHOICE.is_compiled, r.CHOICE"
     subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES]
-    run = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # a file instead of a pipe, which a process left behind would keep open, and where each hangs
+    told = tmp_path / "told"
+    with told.open("wb") as out:
+        run = subprocess.run(
+            [*command, "--timeout-method=thread", *SUITES],
+            cwd=tmp_path, env=environment, stdout=out, stderr=out, timeout=900, check=False,
+        )  # fmt: skip
+    assert run.returncode == 0, told.read_text()[-6000:]

@@ -9,6 +9,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TextIO
 from urllib.parse import urlsplit
@@ -294,17 +296,20 @@ class Runs:
         self._began_at = time.monotonic()
         self._planned = 0
         self._drawn = ""
-        start = multiprocessing.get_context("fork")
+        # forked from a process with threads, a child may inherit a lock that nobody releases
+        start = multiprocessing.get_context("forkserver")
+        start.set_forkserver_preload([__name__])
         self._done = start.Value("Q", 0)
         given = (arrivals, self._done)
-        self._pool = start.Pool(os.cpu_count(), initializer=_inherit, initargs=given)
+        self._pool = ProcessPoolExecutor(
+            os.cpu_count(), mp_context=start, initializer=_inherit, initargs=given
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.terminate()
-        self._pool.join()
+        self._pool.shutdown(cancel_futures=True)
         if self._drawn:
             self._err.write("\r\x1b[K")
             self._err.flush()
@@ -316,13 +321,25 @@ class Runs:
     def play(
         self, stage: Stage, contestants: Sequence[Contestant], seeds: int
     ) -> dict[str, list[Result]]:
-        """Returns the results of each, one for each seed."""
-        jobs = [(stage, one, seed) for one in contestants for seed in range(seeds)]
-        waiting = self._pool.starmap_async(_play, jobs, chunksize=1)
-        while not waiting.ready():
-            waiting.wait(_LOOK_SECONDS)
-            self._show()
-        found = waiting.get()
+        """Returns the results of each, one for each seed.
+
+        Raises:
+            StartError: a process was killed, most likely for want of memory.
+        """
+        try:
+            jobs = [
+                self._pool.submit(_play, stage, one, seed)
+                for one in contestants
+                for seed in range(seeds)
+            ]
+            waiting: set[Future[Result]] = set(jobs)
+            while waiting:
+                waiting = wait(waiting, _LOOK_SECONDS).not_done
+                self._show()
+            found = [one.result() for one in jobs]
+        except BrokenProcessPool:
+            told = "a process that played was killed; is there too little memory?"
+            raise StartError(f"whatif: {told} --first plays fewer requests") from None
         return {
             one.name: found[number * seeds : (number + 1) * seeds]
             for number, one in enumerate(contestants)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,14 @@ def test_a_bar_is_drawn_on_a_terminal_only(trace: str, looked_at: bool) -> None:
     else:
         assert done.stderr == b""
     os.close(reader)
+
+
+def test_a_process_that_is_killed_ends_the_plays_and_is_told(trace: str) -> None:
+    arguments = parsed(trace, "--workers", "2")
+    recorded, _ = command._read(arguments, None)
+    plan = command._plan(arguments, None, recorded)
+    with command.Runs(plan.given, 1, io.StringIO()) as runs:
+        killed = runs._pool.submit(os._exit, 9)
+        assert isinstance(killed.exception(timeout=60), BrokenProcessPool)
+        with pytest.raises(StartError, match="was killed; is there too little memory"):
+            runs.play(plan.stage(2), plan.contestants, 1)
