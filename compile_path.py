@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FOLDER = Path("extproc", "compiled")
 
-# Those that pay and that mypyc can read: docs/performance.md says what was left out, and why.
+# Those that pay and that mypyc can read. What was left out, and why: docs/performance-appendix.md.
 MODULES = (
     *("http2.connection", "http2.frames", "http2.grpc_messages", "http2.header_blocks"),
     *("http2.limits", "http2.outbox", "http2.streams"),
