@@ -1,7 +1,370 @@
-"""`python -m extproc` is the command `kvsteer`."""
+"""The command line: `kvsteer`, or `python -m extproc`.
 
+Each command imports what it needs when it runs, which keeps the others fast.
+"""
+
+import argparse
+import json
+import os
 import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
-from extproc.cli import main
+from extproc.errors import ConfigError, StartError
 
-sys.exit(main())
+if TYPE_CHECKING:
+    from extproc.config.schema import Config
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - no other name
+
+DEFAULT_ADMIN = "http://127.0.0.1:9090"
+DEFAULT_EXTPROC = "127.0.0.1:9002"
+
+# As `extproc.processes` may be.
+MAX_PROCESSES = 64
+
+# The status that a shell gives to a command that SIGPIPE ended.
+_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status: 0, 1 if it failed, 2 if it was misused."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser(given[0] if given else "").parse_args(given)
+    try:
+        status = int(parsed.run(parsed))
+        sys.stdout.flush()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except StartError as error:
+        print(f"kvsteer: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return status
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    """Returns the parser; command: the one given, whose options alone are loaded."""
+    parser = argparse.ArgumentParser(
+        prog="kvsteer",
+        description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
+    )
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version and core")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the router")
+    serve.set_defaults(run=_serve)
+    check = commands.add_parser("check", help="check a configuration; exit 2 if it has faults")
+    check.set_defaults(run=_check)
+    envoy = commands.add_parser(
+        "envoy", help="print an envoy.yaml for a configuration, or your own with KVSteer added"
+    )
+    _add_patch_arguments(envoy)
+    envoy.set_defaults(run=_envoy)
+    for configured in (serve, check, envoy):
+        configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
+        configured.add_argument(
+            "--processes", type=_count, metavar="N", help="instead of its extproc.processes"
+        )
+    serve.add_argument("--member", help=argparse.SUPPRESS)  # as the parent of several starts each
+
+    _add_questions(commands)
+
+    health = commands.add_parser("health", help="exit 0 if a router is ready; for probes")
+    health.add_argument(
+        "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="its extproc.listen"
+    )
+    health.add_argument("--ca", metavar="FILE", help="use TLS, and trust these authorities")
+    health.add_argument("--name", help="the name in its certificate, where --at has another")
+    health.add_argument("--certificate", metavar="FILE", help="our own, where it wants one")
+    health.add_argument("--key", metavar="FILE", help="the private key of that")
+    health.set_defaults(run=_health)
+
+    demo = commands.add_parser("demo", help="run workers, router and Envoy on this machine")
+    demo.add_argument("--workers", type=int, default=3, metavar="N", help="simulated workers")
+    demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
+    demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
+    demo.set_defaults(run=_demo)
+
+    _add_loaded(commands, command)
+    return parser
+
+
+def _add_loaded(commands: "Subparsers", command: str) -> None:
+    """Adds the commands whose modules declare their options; loads that of the one given."""
+    doctor = commands.add_parser(
+        "doctor", help="check everything that a configuration names; exit 1 if anything is wrong"
+    )
+    if command == "doctor":
+        from extproc.doctor import doctor as doctor_command  # noqa: PLC0415
+
+        doctor_command.add_arguments(doctor)
+        doctor.set_defaults(run=doctor_command.run)
+
+    whatif = commands.add_parser(
+        "whatif", help="play recorded requests over a simulated fleet, with each policy"
+    )
+    if command == "whatif":
+        from extproc.whatif import command as whatif_command  # noqa: PLC0415
+
+        whatif_command.add_arguments(whatif)
+        whatif.set_defaults(run=whatif_command.run)
+
+    bridge = commands.add_parser(
+        "bridge", help="serve one engine's events to any number of routers"
+    )
+    if command == "bridge":
+        from extproc import bridge_cli  # noqa: PLC0415
+
+        bridge_cli.add_arguments(bridge)
+        bridge.set_defaults(run=bridge_cli.run)
+
+    worker = commands.add_parser("worker", help="run one simulated worker")
+    if command == "worker":
+        from simulator import cli as simulator  # noqa: PLC0415
+
+        simulator.add_arguments(worker)
+        worker.set_defaults(run=simulator.run)
+
+    traffic = commands.add_parser("traffic", help="send simulated chats to an Envoy")
+    if command == "traffic":
+        from simulator import traffic as simulated  # noqa: PLC0415
+
+        simulated.add_arguments(traffic)
+        traffic.set_defaults(run=simulated.run)
+
+
+def _add_questions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands that ask the admin server of a running router."""
+    explain = commands.add_parser("explain", help="show where a request would go, and why")
+    explain.add_argument(
+        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
+    explain.set_defaults(run=_explain)
+
+    top = commands.add_parser("top", help="show workers and decisions of a running router")
+    top.add_argument(
+        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    top.add_argument("--once", action="store_true", help="show it once, and exit")
+    top.set_defaults(run=_top)
+
+    report = commands.add_parser(
+        "report", help="compare steered requests with those left to Envoy's own choice"
+    )
+    report.add_argument(
+        *("--admin", "--url"), default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+    )
+    report.add_argument("--since", metavar="TIME", help="only the last 90m, 12h or 7d")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print it as JSON")
+    form.add_argument("--html", metavar="FILE", help="write it as a page with plots to FILE")
+    report.set_defaults(run=_report)
+
+
+def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
+    group = envoy.add_argument_group(
+        "add KVSteer to an Envoy that you run",
+        "The file itself is left as it is. Notes go to standard error.",
+    )
+    group.add_argument(
+        "--patch", metavar="FILE", help="print this envoy.yaml (or JSON) with KVSteer added"
+    )
+    group.add_argument("--diff", action="store_true", help="print what would change, as a diff")
+    group.add_argument(
+        "--cluster",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="the workers' cluster, if it cannot be told from their addresses; for each model, "
+        "with several",
+    )
+    group.add_argument("--listener", metavar="NAME", help="change this listener alone")
+    group.add_argument(
+        "--access-log", action="store_true", help="add two fields to its access logs in JSON"
+    )
+
+
+class _ShowVersion(argparse.Action):
+    """Prints the version, and whether the index core and the request path run compiled."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from extproc.request_path import CHOICE  # noqa: PLC0415
+        from kvstate.index import default_core_name, plain_core_warning  # noqa: PLC0415
+
+        told = f"{default_core_name()} index core, {CHOICE.name} request path"
+        print(f"kvsteer {version('kvsteer')} ({told})")
+        if CHOICE.reason:
+            print(f"note: the request path runs plain: {CHOICE.reason}")
+        if warning := plain_core_warning():
+            print(f"warning: {warning}")
+        parser.exit()
+
+
+def _count(text: str) -> int:
+    """Returns a number of processes.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_PROCESSES}, is {text!r}")
+    return int(text)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from extproc.config.reader import load  # noqa: PLC0415
+
+    config = load(arguments.config, arguments.processes)
+    if config.extproc.processes > 1 and arguments.member is None:
+        return _serve_several(arguments.config, config)
+    from extproc.app import serve  # noqa: PLC0415
+    from extproc.event_loop import run  # noqa: PLC0415
+    from extproc.processes import Member  # noqa: PLC0415
+
+    member = None if arguments.member is None else Member.parse(arguments.member)
+    run(serve(arguments.config, config, member))
+    return 0
+
+
+def _serve_several(path: str, config: "Config") -> int:
+    import asyncio  # noqa: PLC0415
+
+    from extproc import logs, processes  # noqa: PLC0415
+
+    if config.recorder.file is not None:
+        from extproc.recorder import share_secret  # noqa: PLC0415
+
+        share_secret(os.environ)
+
+    logs.configure(config.log.level, config.log.format)
+    return asyncio.run(processes.serve(path, config.extproc.processes))
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from extproc.config.reader import load  # noqa: PLC0415
+    from extproc.config.rules import doubts  # noqa: PLC0415
+    from kvstate.index import plain_core_warning  # noqa: PLC0415
+
+    config = load(arguments.config, arguments.processes)
+    for note in filter(None, (*doubts(config, os.path.exists), plain_core_warning())):
+        print(f"{arguments.config}: note: {note}")
+    print(f"{arguments.config}: ok")
+    return 0
+
+
+def _envoy(arguments: argparse.Namespace) -> int:
+    from extproc.config.reader import load  # noqa: PLC0415
+
+    chosen = arguments.diff or arguments.cluster or arguments.listener or arguments.access_log
+    if chosen and arguments.patch is None:
+        message = "--diff, --cluster, --listener and --access-log belong to --patch"
+        print(f"kvsteer: envoy: {message}", file=sys.stderr)
+        return 2
+    try:
+        from extproc.envoy_config import render  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("betterproto2", "envoy_data_plane"):
+            raise
+        raise StartError("envoy: needs the extra: pip install 'kvsteer[envoy]'") from None
+    config = load(arguments.config, arguments.processes)
+    if arguments.patch is not None:
+        return _patch(arguments, config)
+    print(render(config), end="")
+    return 0
+
+
+def _patch(arguments: argparse.Namespace, config: "Config") -> int:
+    from extproc.config.reader import read_text  # noqa: PLC0415
+    from extproc.envoy_patch import Choice, difference, patched  # noqa: PLC0415
+    from extproc.yaml_edit import MAX_CHARACTERS  # noqa: PLC0415
+
+    name = arguments.patch
+    text = read_text(name, MAX_CHARACTERS)
+    choice = Choice(tuple(arguments.cluster), arguments.listener, arguments.access_log)
+    patch = patched(text, name, config, choice)
+    sys.stdout.write(difference(text, patch.text, name) if arguments.diff else patch.text)
+    for note in patch.notes:
+        print(f"{name}: note: {note}", file=sys.stderr)
+    if patch.text == text:
+        print(f"{name}: KVSteer is in it already; nothing changed", file=sys.stderr)
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from extproc.demo import run  # noqa: PLC0415
+
+    return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from extproc.admin_client import ask  # noqa: PLC0415
+
+    if sys.stdin.isatty():
+        print("reads a request's body, as JSON, from standard input", file=sys.stderr)
+    try:
+        body = json.load(sys.stdin)
+    except (ValueError, RecursionError) as error:
+        print(f"kvsteer: explain: standard input is not JSON: {error}", file=sys.stderr)
+        return 2
+    # a whole envelope is taken as it is, so that recorded ones can be piped in
+    envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
+    print(json.dumps(ask("explain", arguments.admin, "/explain", envelope), indent=2))
+    return 0
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from extproc.top import run  # noqa: PLC0415
+
+    return run(arguments.admin, once=arguments.once)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from extproc.admin_client import fetch  # noqa: PLC0415
+
+    form = "json" if arguments.json else "html" if arguments.html else "text"
+    query = {"format": form, **({"since": arguments.since} if arguments.since else {})}
+    told = fetch("report", arguments.admin, f"/report?{urlencode(query)}")
+    if arguments.html:
+        try:
+            Path(arguments.html).write_bytes(told)
+        except OSError as error:
+            raise StartError(f"report: {arguments.html}: {error.strerror}") from None
+        return 0
+    text = told.decode(errors="replace")
+    # without what a terminal would obey
+    print("".join(one if one.isprintable() or one == "\n" else "?" for one in text), end="")
+    return 0
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from extproc.health import ClientTls, fault_of  # noqa: PLC0415
+
+    given = (arguments.name, arguments.certificate, arguments.key)
+    if (arguments.certificate is None) != (arguments.key is None):
+        print("kvsteer: health: --certificate and --key belong together", file=sys.stderr)
+        return 2
+    if arguments.ca is None and any(given):
+        print("kvsteer: health: TLS needs --ca", file=sys.stderr)
+        return 2
+    fault = fault_of(arguments.at, ClientTls(arguments.ca, *given) if arguments.ca else None)
+    if fault:
+        print(f"kvsteer: health: {fault}", file=sys.stderr)
+    return 1 if fault else 0
+
+
+def _is_envelope(body: object) -> bool:
+    return isinstance(body, dict) and "body" in body and "path" in body
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -43,7 +43,7 @@ def test_the_simulator_knows_neither_side_and_only_commands_know_it() -> None:
         importers_of("extproc") | importers_of("kvstate")
     )
     outside = {name for name in importers_of("simulator") if not name.startswith("simulator")}
-    assert outside == {"extproc.cli", "extproc.demo"}
+    assert outside == {"extproc.__main__", "extproc.demo"}
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if _is_core(name)])

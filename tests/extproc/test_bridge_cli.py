@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from extproc.cli import main
+from extproc.__main__ import main
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
 PATIENCE_SECONDS = 20.0

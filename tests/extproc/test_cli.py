@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extproc.cli import main
+from extproc.__main__ import main
 from extproc.request_path import CHOICE
 from kvstate import index
 from kvstate.index import default_core_name
@@ -57,7 +57,8 @@ def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
 
 
 def test_a_router_without_the_compiled_core_warns_as_it_starts(tmp_path: Path) -> None:
-    start = "import sys; sys.modules['kvstate._core'] = None; import extproc.__main__"
+    without = "import sys; sys.modules['kvstate._core'] = None"
+    start = f"{without}; from extproc.__main__ import main; main()"
     command = [sys.executable, "-c", start, "serve", "--config", config(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as router:
         assert router.stderr is not None

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.cli import main
+from extproc.__main__ import main
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.envoy_patch import Choice, Patch, difference, patched

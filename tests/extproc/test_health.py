@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from extproc.cli import main
+from extproc.__main__ import main
 from extproc.health import ClientTls, fault_of
 from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 from tests.extproc.serving.identities import NAME, Identities

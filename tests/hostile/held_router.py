@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from extproc import event_loop
-from extproc.cli import main
+from extproc.__main__ import main
 
 LOOK_SECONDS = 0.002
 NOTICED_SECONDS = 0.01

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc import cli
+from extproc import __main__ as cli
 from extproc.address import Address
 from extproc.admin.application import errors_as_json, listen
 from extproc.admin.report_file import encoded

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.cli import main
+from extproc.__main__ import main
 from extproc.doctor.findings import FAULTS
 from tests.ports import free_port
 
