@@ -10,7 +10,7 @@ WORKERS ?= 2
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow explore lint types stubs-check stubs compiled sanitize lock image pins clean
+.PHONY: demo test slow gateways explore lint types stubs-check stubs compiled sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
@@ -20,6 +20,12 @@ test: $(TESTED)
 
 slow: $(TESTED)
 	$(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
+
+# Real gateways in front of the router. Builds them first, with Go: minutes each, once. A gateway that cannot be built is
+# skipped, with the reason.
+gateways: $(TESTED)
+	-$(BIN)/python -m tests.gateways.install
+	$(BIN)/python -m pytest -m gateway tests/gateways $(ARGS)
 
 # The property tests with examples that no run before has had.
 explore: $(TESTED)
