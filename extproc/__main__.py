@@ -7,18 +7,19 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from extproc.completion import SHELLS
 from extproc.errors import ConfigError, StartError
 
 if TYPE_CHECKING:
     from extproc.config.schema import Config
-
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - no other name
 
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
@@ -51,34 +52,85 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+# Every command, under what a user wants of it.
+_GROUPS = {
+    "Try it, and prove the gain": {
+        "demo": "run simulated workers, a router and Envoy on this machine",
+        "report": "compare steered requests with those left to Envoy's own choice",
+        "whatif": "play recorded requests over a simulated fleet, with each policy",
+    },
+    "Connect it": {
+        "check": "check a configuration; exit 2 if it has faults",
+        "envoy": "print an envoy.yaml for a configuration, or your own with KVSteer added",
+        "doctor": "check everything that a configuration names; exit 1 if anything is wrong",
+    },
+    "Run it": {
+        "serve": "run the router",
+        "bridge": "serve one engine's events to any number of routers",
+        "health": "exit 0 if a router is ready; for probes",
+    },
+    "Look at a running router": {
+        "top": "show workers and decisions, refreshed every two seconds",
+        "explain": "show where a request would go, and why",
+    },
+    "Simulate": {
+        "worker": "run one simulated worker",
+        "traffic": "send simulated chats to an Envoy",
+    },
+    "Shell": {
+        "completion": "print a script that completes commands and options",
+    },
+}
+
+_EVERY = "every command"
+
+
 def _parser(command: str) -> argparse.ArgumentParser:
     """Returns the parser; command: the one given, whose options alone are loaded."""
+    width = max(len(name) for group in _GROUPS.values() for name in group)
+    listed = "".join(
+        f"\n{title}:\n" + "".join(f"  {name:<{width}}  {told}\n" for name, told in group.items())
+        for title, group in _GROUPS.items()
+    )
     parser = argparse.ArgumentParser(
         prog="kvsteer",
+        usage="kvsteer COMMAND ...",
         description="Routes LLM requests behind Envoy to the worker that holds their prefix.",
+        epilog=f"{listed.strip()}\n\n`kvsteer COMMAND --help` shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show version and core")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    serve = commands.add_parser("serve", help="run the router")
-    serve.set_defaults(run=_serve)
-    check = commands.add_parser("check", help="check a configuration; exit 2 if it has faults")
-    check.set_defaults(run=_check)
-    envoy = commands.add_parser(
-        "envoy", help="print an envoy.yaml for a configuration, or your own with KVSteer added"
+    commands = parser.add_subparsers(
+        required=True, prog="kvsteer", metavar="COMMAND", help=argparse.SUPPRESS
     )
-    _add_patch_arguments(envoy)
-    envoy.set_defaults(run=_envoy)
-    for configured in (serve, check, envoy):
+    made = {
+        name: commands.add_parser(name, description=f"{told[0].upper()}{told[1:]}.")
+        for group in _GROUPS.values()
+        for name, told in group.items()
+    }
+    _add_configured(made)
+    _add_questions(made)
+    _add_others(made)
+    _add_loaded(made, command)
+    return parser
+
+
+def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Adds the options of the commands that read a configuration."""
+    made["serve"].set_defaults(run=_serve)
+    made["check"].set_defaults(run=_check)
+    _add_patch_arguments(made["envoy"])
+    made["envoy"].set_defaults(run=_envoy)
+    for configured in (made["serve"], made["check"], made["envoy"]):
         configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
         configured.add_argument(
             "--processes", type=_count, metavar="N", help="instead of its extproc.processes"
         )
-    serve.add_argument("--member", help=argparse.SUPPRESS)  # as the parent of several starts each
+    made["serve"].add_argument("--member", help=argparse.SUPPRESS)  # given by the parent of several
 
-    _add_questions(commands)
 
-    health = commands.add_parser("health", help="exit 0 if a router is ready; for probes")
+def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    health = made["health"]
     health.add_argument(
         "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="its extproc.listen"
     )
@@ -88,79 +140,65 @@ def _parser(command: str) -> argparse.ArgumentParser:
     health.add_argument("--key", metavar="FILE", help="the private key of that")
     health.set_defaults(run=_health)
 
-    demo = commands.add_parser("demo", help="run workers, router and Envoy on this machine")
+    demo = made["demo"]
     demo.add_argument("--workers", type=int, default=3, metavar="N", help="simulated workers")
     demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
     demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
     demo.set_defaults(run=_demo)
 
-    _add_loaded(commands, command)
-    return parser
+    made["completion"].add_argument("shell", choices=SHELLS, help="the shell that reads it")
+    made["completion"].set_defaults(run=_completion)
 
 
-def _add_loaded(commands: "Subparsers", command: str) -> None:
+def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str) -> None:
     """Adds the commands whose modules declare their options; loads that of the one given."""
-    doctor = commands.add_parser(
-        "doctor", help="check everything that a configuration names; exit 1 if anything is wrong"
-    )
-    if command == "doctor":
-        from extproc.doctor import doctor as doctor_command  # noqa: PLC0415
+    if command in ("doctor", _EVERY):
+        from extproc.doctor import doctor  # noqa: PLC0415
 
-        doctor_command.add_arguments(doctor)
-        doctor.set_defaults(run=doctor_command.run)
+        doctor.add_arguments(made["doctor"])
+        made["doctor"].set_defaults(run=doctor.run)
+    if command in ("whatif", _EVERY):
+        from extproc.whatif import command as whatif  # noqa: PLC0415
 
-    whatif = commands.add_parser(
-        "whatif", help="play recorded requests over a simulated fleet, with each policy"
-    )
-    if command == "whatif":
-        from extproc.whatif import command as whatif_command  # noqa: PLC0415
-
-        whatif_command.add_arguments(whatif)
-        whatif.set_defaults(run=whatif_command.run)
-
-    bridge = commands.add_parser(
-        "bridge", help="serve one engine's events to any number of routers"
-    )
-    if command == "bridge":
+        whatif.add_arguments(made["whatif"])
+        made["whatif"].set_defaults(run=whatif.run)
+    if command in ("bridge", _EVERY):
         from extproc import bridge_cli  # noqa: PLC0415
 
-        bridge_cli.add_arguments(bridge)
-        bridge.set_defaults(run=bridge_cli.run)
-
-    worker = commands.add_parser("worker", help="run one simulated worker")
-    if command == "worker":
+        bridge_cli.add_arguments(made["bridge"])
+        made["bridge"].set_defaults(run=bridge_cli.run)
+    if command in ("worker", _EVERY):
         from simulator import cli as simulator  # noqa: PLC0415
 
-        simulator.add_arguments(worker)
-        worker.set_defaults(run=simulator.run)
+        simulator.add_arguments(made["worker"])
+        made["worker"].set_defaults(run=simulator.run)
+    if command in ("traffic", _EVERY):
+        from simulator import traffic  # noqa: PLC0415
 
-    traffic = commands.add_parser("traffic", help="send simulated chats to an Envoy")
-    if command == "traffic":
-        from simulator import traffic as simulated  # noqa: PLC0415
-
-        simulated.add_arguments(traffic)
-        traffic.set_defaults(run=simulated.run)
+        traffic.add_arguments(made["traffic"])
+        made["traffic"].set_defaults(run=traffic.run)
 
 
-def _add_questions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the commands that ask the admin server of a running router."""
-    explain = commands.add_parser("explain", help="show where a request would go, and why")
-    explain.add_argument(
-        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
+    """Adds the options of the commands that ask the admin server of a running router."""
+    explain, top, report = made["explain"], made["top"], made["report"]
+    explain.description = (
+        "Shows where a request would go, and why. Reads the request's JSON body from standard"
+        " input; nothing is sent to a worker."
     )
-    explain.add_argument("--path", default="/v1/chat/completions", help="the request's path")
+    for asks in (explain, top):
+        asks.add_argument(
+            "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
+        )
+    explain.add_argument(
+        "--path", default="/v1/chat/completions", metavar="URL-PATH", help="the request's path"
+    )
+    explain.add_argument("--json", action="store_true", help="print all that is known, as JSON")
     explain.set_defaults(run=_explain)
 
-    top = commands.add_parser("top", help="show workers and decisions of a running router")
-    top.add_argument(
-        "--admin", default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
-    )
     top.add_argument("--once", action="store_true", help="show it once, and exit")
     top.set_defaults(run=_top)
 
-    report = commands.add_parser(
-        "report", help="compare steered requests with those left to Envoy's own choice"
-    )
     report.add_argument(
         *("--admin", "--url"), default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
     )
@@ -318,7 +356,29 @@ def _explain(arguments: argparse.Namespace) -> int:
         return 2
     # a whole envelope is taken as it is, so that recorded ones can be piped in
     envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
-    print(json.dumps(ask("explain", arguments.admin, "/explain", envelope), indent=2))
+    told = ask("explain", arguments.admin, "/explain", envelope)
+    if arguments.json:
+        print(json.dumps(told, indent=2))
+        return 0
+    from extproc.terminal import cut, explained  # noqa: PLC0415
+
+    columns = get_terminal_size().columns if sys.stdout.isatty() else None
+    try:
+        lines = explained(told)
+    except (KeyError, TypeError) as error:
+        words = f"explain: {arguments.admin}: answers otherwise than this version does; try --json"
+        raise StartError(words) from error
+    sentence, *table = lines
+    print(sentence if columns is None else "\n".join(textwrap.wrap(sentence, columns)))
+    for line in table:
+        print(line if columns is None else cut(line, columns))
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from extproc.completion import commands_of, script  # noqa: PLC0415
+
+    print(script(arguments.shell, commands_of(_parser(_EVERY))), end="")
     return 0
 
 
@@ -330,6 +390,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
 def _report(arguments: argparse.Namespace) -> int:
     from extproc.admin_client import fetch  # noqa: PLC0415
+    from extproc.terminal import plain  # noqa: PLC0415
 
     form = "json" if arguments.json else "html" if arguments.html else "text"
     query = {"format": form, **({"since": arguments.since} if arguments.since else {})}
@@ -340,9 +401,7 @@ def _report(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise StartError(f"report: {arguments.html}: {error.strerror}") from None
         return 0
-    text = told.decode(errors="replace")
-    # without what a terminal would obey
-    print("".join(one if one.isprintable() or one == "\n" else "?" for one in text), end="")
+    print("\n".join(plain(line) for line in told.decode(errors="replace").split("\n")), end="")
     return 0
 
 

@@ -163,6 +163,7 @@ def _candidate(decision: Decision, at: int, state: str, load: Load) -> dict[str,
     terms = _terms(decision, decision.weighed_tokens - claimed.saved, load, beyond)
     return {
         "endpoint": worker.endpoint,
+        "name": worker.name,
         "state": state,
         "overlap_tokens": sum(overlap.certain_tokens for overlap in overlaps),
         "overlap_blocks": {

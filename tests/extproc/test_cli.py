@@ -142,11 +142,39 @@ def test_a_router_serves_and_explains_until_it_is_told_to_stop(
     request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]})
     command = [*KVSTEER, "explain", "--admin", f"http://{admin}"]
     answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    assert answer.stdout.startswith("It would go to 127.0.0.1:9: no worker holds any of the ")
+    assert answer.stdout.splitlines()[3].endswith("  picked")
+    command.append("--json")
+    answer = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)["pick"] == ["127.0.0.1:9"]
     router.send_signal(signal.SIGHUP)
     router.send_signal(signal.SIGTERM)
     assert router.wait(10) == 0
     router.stderr.close()
+
+
+def test_the_help_groups_every_command_by_what_a_user_wants(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    for title, command in (("Try it, and prove the gain", "demo"), ("Connect it", "check")):
+        assert f"\n{title}:\n  {command} " in told
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "\nRun the router.\n" in capsys.readouterr().out
+
+
+def test_completion_offers_every_command_with_its_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    told = capsys.readouterr().out
+    cases = dict(line.strip().split(") ", 1) for line in told.splitlines() if ") options=" in line)
+    assert {"serve", "doctor", "whatif", "bridge", "worker", "traffic", "top"} <= set(cases)
+    assert " --probe" in cases["doctor"]
+    assert "--member" not in cases["serve"]  # an option for our own parent alone
 
 
 def test_explaining_without_a_router_says_so() -> None:

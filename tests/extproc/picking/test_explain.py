@@ -58,6 +58,7 @@ def test_an_explanation_has_every_term_of_every_cost() -> None:
         "candidates": [
             {
                 "endpoint": "a:1",
+                "name": "a",
                 "state": "state of a",
                 "overlap_tokens": 48,
                 "overlap_blocks": {"device": 2, "host": 1, "disk": 0, "remote": 0},

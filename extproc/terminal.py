@@ -1,0 +1,129 @@
+"""What commands show on a terminal: harmless text, tables, and an explained request."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Sequence[str]
+
+
+def plain(text: object) -> str:
+    """Returns the text without characters that a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in str(text))
+
+
+def cut(line: str, columns: int) -> str:
+    """Returns the line, or what fits into so many columns of it and a mark."""
+    return line if len(line) <= columns else f"{line[: columns - 1]}~"
+
+
+def table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
+    """Returns lines in columns as wide as their contents, the last one left open.
+
+    sides: < or > for each column.
+    """
+    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
+    return [
+        "  ".join(
+            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in [heads, *rows]
+    ]
+
+
+# More candidates than these are only counted.
+MAX_CANDIDATES = 20
+
+_HEADS = ("WORKER", "FEED", "HOLDS", "COMPUTE", "QUEUED", "RUNNING", "COST", "NOTES")
+
+
+def explained(told: Mapping[str, Any]) -> list[str]:
+    """Returns the answer of POST /explain as a sentence and a table of the candidates."""
+    pick = list(told["pick"])
+    order = {endpoint: place for place, endpoint in enumerate(pick)}
+    ranked = sorted(
+        told["candidates"],
+        key=lambda one: (
+            bool(one["excluded"]),
+            order.get(one["endpoint"], len(order)),
+            one["cost"] is None,
+            one["cost"] or 0.0,
+        ),
+    )
+    rows = [_candidate(one, order.get(one["endpoint"])) for one in ranked[:MAX_CANDIDATES]]
+    lines = [_sentence(told, ranked)]
+    if rows:
+        lines += ["", *table(_HEADS, rows, "<<>>>>><")]
+    if len(ranked) > MAX_CANDIDATES:
+        lines.append(f"... and {len(ranked) - MAX_CANDIDATES} more; --json has all of them")
+    if rows:
+        unit = "HOLDS and the other columns count tokens"
+        lines += ["", f"{unit}; COST is COMPUTE + QUEUED + RUNNING, and the least wins."]
+        if told["policy"] != "cost":
+            lines[-1] += f" This was decided by the policy {plain(told['policy'])}."
+    return lines
+
+
+def _sentence(told: Mapping[str, Any], ranked: Sequence[Mapping[str, Any]]) -> str:
+    if not told["pick"]:
+        return f"It would go to no worker: {plain(told['why'])}."
+    first, able = ranked[0], [one for one in ranked if not one["excluded"]]
+    where = f"It would go to {_named(first)}"
+    if not told["steered"]:
+        where = f"It is not steered, so Envoy chooses; steered, it would go to {_named(first)}"
+    said = f"{where}: {_because(told, first)}"
+    if told["policy"] == "cost":
+        said += f"; its cost is {first['cost']:.0f}"
+        said += (
+            f", the next best is {_named(able[1])} with {able[1]['cost']:.0f}" if able[1:] else ""
+        )
+    return f"{said}.{_beside(told)}"
+
+
+def _named(one: Mapping[str, Any]) -> str:
+    name, endpoint = plain(one["name"]), plain(one["endpoint"])
+    return name if name == endpoint else f"{name} ({endpoint})"
+
+
+def _because(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    whole, reason = f"of the {told['prompt_tokens']} prompt tokens", plain(told["reason"])
+    words = {
+        "overlap": f"it holds {first['overlap_tokens']} {whole}",
+        "uncertain_overlap": f"it probably holds {first['uncertain_tokens']} {whole}",
+        "speculative_overlap": f"a request under way there will leave {first['speculative_tokens']}"
+        f" {whole} in its cache",
+        "approximate_overlap": f"it was sent {first['approximate_tokens']} {whole} before",
+        "nothing_cached": f"no worker holds any {whole}, and it has the least to do",
+    }
+    if reason.startswith("policy_"):
+        return f"the policy {reason.removeprefix('policy_')} chose it, which looks at no cache"
+    unknown = f"its load decided, since the prompt's tokens are not known ({reason})"
+    return words.get(reason, unknown)
+
+
+def _beside(told: Mapping[str, Any]) -> str:
+    """Returns sentences on the other workers that take part in the request."""
+    prefill, source, said = told["prefill"], told["source"], ""
+    if prefill is not None:
+        who = "The same worker" if prefill["pick"] is None else plain(prefill["pick"])
+        said += f" {who} computes the prompt: {plain(prefill['why'])}."
+    if source is not None:
+        said += f" It pulls {source['tokens']} tokens from {plain(source['endpoint'])}."
+    return said
+
+
+def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
+    terms, notes = one["cost_terms"], []
+    if place is not None:
+        notes.append("picked" if place == 0 else f"number {place + 1} if that fails")
+    if one["excluded"]:
+        notes.append(f"not possible: {one['excluded']}")
+    elif not one["sampled"]:
+        notes.append("not looked at: chance left it out")
+    kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
+    notes += [f"{tokens} {kind}" for kind, tokens in kinds.items() if tokens]
+    numbers = ["-"] * 4
+    if terms is not None and not one["excluded"]:
+        costs = (terms["uncached"] - terms["session"], terms["queued"], terms["running"])
+        numbers = [f"{number:.0f}" for number in (*costs, one["cost"])]
+    held = str(one["overlap_tokens"])
+    return [_named(one), plain(one["state"]), held, *numbers, plain("; ".join(notes))]
