@@ -449,7 +449,7 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
 
 def _raise_file_limit() -> None:
     before, files = raise_file_limit()
-    log.info("open files: %d at most (raised from %d)", files, before)
+    log.info("limit of open files: %d (was %d)", files, before)
     if files < FEW_FILES:
         log.warning(
             "only %d files may be open, connections among them: raise the limit (ulimit -Hn,"

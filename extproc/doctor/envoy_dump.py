@@ -8,7 +8,7 @@ Sources: `envoy.admin.v3.ConfigDump` (`GET /config_dump`) as JSON, where duratio
 own configuration, DNS or EDS. envoy/envoy.yaml says what each setting is for.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -341,14 +341,17 @@ _RETRIES = frozenset(("connect-failure", "reset", "gateway-error", "5xx", "reset
 def judge_buffers(about: About, config: Config, around: Around) -> Iterator[Finding]:
     """Yields a finding where Envoy's buffer is smaller than the bodies that the router reads.
 
-    Bodies that are streamed are not held, and need none.
+    Bodies that are streamed are not held, and need none; nor do routes that switch the filter off.
     """
     default = number(around.listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
-    for _, host in around.hosts:
+    for tree, host in around.hosts:
         limit = number(host.get("request_body_buffer_limit"), default)
-        each = [mapping(one) for one in listing(host.get("routes"))]
+        every = [mapping(one) for one in listing(host.get("routes"))]
+        asked = [one for one in every if not _is_disabled(around.name, (one, host, tree))]
+        if every and not asked:
+            continue
         least = min(
-            (number(one.get("request_body_buffer_limit"), limit) for one in each), default=limit
+            (number(one.get("request_body_buffer_limit"), limit) for one in asked), default=limit
         )
         if least < config.extproc.max_body_bytes:
             says = f"virtual host {host.get('name')}: bodies above {least} bytes get 413"
@@ -370,7 +373,7 @@ def judge_routes(about: About, around: Around) -> Iterator[Finding]:
     """Yields what is wrong with the routes by which LLM API requests reach the workers."""
     first = {one.where: one for one in reversed(list(_taken(around)))}
     for one, taken in reversed(first.items()):
-        if _is_disabled(around.name, taken):
+        if _is_disabled(around.name, (taken.route, taken.host, taken.config)):
             says = f"{one}: ext_proc is disabled, and {taken.path} goes to the workers there"
             yield about.wrong("envoy-route-disabled", says)
         action = mapping(taken.route.get("route"))
@@ -419,8 +422,9 @@ def _leads_to(action: Node, steered: Collection[str]) -> bool:
     return "cluster_header" in action or not names.isdisjoint(steered)
 
 
-def _is_disabled(name: str, taken: _Route) -> bool:
-    for place in (taken.route, taken.host, taken.config):
+def _is_disabled(name: str, places: Iterable[Node]) -> bool:
+    """Tells whether the first of these places that sets the filter disables it."""
+    for place in places:
         own = mapping(mapping(place.get("typed_per_filter_config")).get(name))
         if own:
             return any(

@@ -443,6 +443,15 @@ def test_bodies_that_the_router_reads_have_to_fit(limit: object, codes: list[str
     assert [found.code for found in judge_buffers(About("envoy"), config, around)] == codes
 
 
+def test_a_route_that_switches_the_filter_off_needs_no_larger_buffer() -> None:
+    large = {"request_body_buffer_limit": Config().extproc.max_body_bytes}
+    elsewhere = {"match": {"prefix": "/api/"}, **DISABLED}
+    for routes in ([elsewhere, large], [elsewhere]):
+        tree = {"route_config": {"virtual_hosts": [{"routes": routes}]}}
+        around = Around(FILTER, {}, tree, [], {"workers"})
+        assert list(judge_buffers(About("envoy"), Config(), around)) == []
+
+
 TREE = {"a": [{"@type": "x.Y", "b": 1}, 2, [{"@type": "x.Z"}]], "c": {"@type": "w.Y"}}
 
 
