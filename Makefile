@@ -31,6 +31,10 @@ gateways: $(TESTED)
 explore: $(TESTED)
 	KVSTEER_EXAMPLES=explore $(BIN)/python -m pytest $(ARGS)
 
+# The site in build/site; fails on a page that nothing leads to, and on a link that leads nowhere.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
 lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,6 +53,7 @@ lock:
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --group docs -c requirements-dev.lock -o requirements-docs.lock
 
 $(VENV)/.installed: requirements-demo.lock
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "kvsteer needs Python 3.11 or newer, this is %s; try: make PYTHON=python3.12 ..." % sys.version.split()[0])'
@@ -61,6 +66,11 @@ $(VENV)/.installed: requirements-demo.lock
 $(VENV)/.tests: requirements-dev.lock | $(READY)
 	@echo 'Installs what the tests need besides, once: 580 MB more, which takes a minute or more, in silence.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.docs: requirements-docs.lock | $(TESTED)
+	@echo 'Installs what builds the site, once: 110 MB more, in silence.'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
 	@touch $@
 
 # Builds the compiled core, where there is a C compiler.

@@ -1,14 +1,20 @@
 """The documentation says what the code does."""
 
+import argparse
+import os
 import re
+import subprocess
+import sys
 import types
 import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
+import pytest
 import yaml
 
+from extproc.__main__ import _EVERY, _parser
 from extproc.config.reader import parse
 from extproc.config.schema import Config
 from extproc.discovery.discovery import DiscoveryCollector
@@ -73,6 +79,33 @@ def test_the_example_configuration_is_accepted() -> None:
     assert len(parse(example, "docs/configuration.md").workers) == 5
 
 
+def options_of(command: argparse.ArgumentParser) -> set[str]:
+    return {
+        option
+        for action in command._actions
+        if action.help != argparse.SUPPRESS
+        for option in action.option_strings
+        if option not in ("-h", "--help")
+    }
+
+
+def test_every_command_and_option_is_documented() -> None:
+    (commands,) = (
+        one for one in _parser(_EVERY)._actions if isinstance(one, argparse._SubParsersAction)
+    )
+    sections = (DOCS / "cli.md").read_text().split("\n### kvsteer ")[1:]
+    documented = {
+        section.split("\n")[0]: set(re.findall(r"`(--[\w-]+)", "".join(rows_in(section))))
+        for section in sections
+    }
+    assert documented == {name: options_of(one) for name, one in commands.choices.items()}
+
+
+def rows_in(section: str) -> list[str]:
+    """The first cell of each row of its table."""
+    return re.findall(r"^\| ([^|]*)", section, re.MULTILINE)
+
+
 def test_every_metric_is_documented_with_its_type() -> None:
     metrics = Metrics(Nobody())
     metrics.registry.register(DiscoveryCollector(list))
@@ -119,3 +152,29 @@ def test_every_link_in_the_documentation_leads_somewhere() -> None:
 def test_the_pages_name_the_environment_of_nobody() -> None:
     for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         assert not re.search(r"/(home|root|work|Users)/", page.read_text()), page.name
+
+
+def test_every_page_begins_with_whom_it_is_for() -> None:
+    for page in DOCS.glob("*.md"):
+        title, blank, first = page.read_text().split("\n")[:3]
+        assert title.startswith("# "), page.name
+        assert (blank, first[:4]) == ("", "For "), page.name
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the dependency group docs is not installed")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    pages = {page.stem for page in DOCS.glob("*.md")} | {"changelog", "contributing", "reporting"}
+    assert all((tmp_path / page / "index.html").exists() for page in pages - {"index"})
+    assert (tmp_path / "repository" / "envoy" / "add-to-your-envoy.yaml").exists()
+    # a step's commands belong to the step: what is not indented far enough ends the list
+    steps = (tmp_path / "ingress-envoy" / "index.html").read_text().partition("<ol>")[2]
+    assert "--diff" in steps.partition("</ol>")[0]

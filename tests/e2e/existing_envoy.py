@@ -1,4 +1,4 @@
-"""An Envoy as somebody runs it, and what README.md says to do with it."""
+"""An Envoy as somebody runs it, and what docs/start.md says to do with it."""
 
 import contextlib
 import re
@@ -98,18 +98,18 @@ def add(tree: Tree, fragment: Tree) -> None:
             tree[key] = [*tree.get(key, []), *value]
 
 
-def readme_configuration() -> str:
-    """The kvsteer.yaml that README.md tells people with an Envoy to write."""
-    readme = (ROOT / "README.md").read_text()
-    section = readme.partition("## Add it to an Envoy that exists")[2]
+def documented_configuration() -> str:
+    """The kvsteer.yaml that docs/start.md tells people with an Envoy to write."""
+    page = (ROOT / "docs" / "start.md").read_text()
+    section = page.partition("## Use your own workers and Envoy")[2]
     found = re.search(r"Write `kvsteer\.yaml`.*?\n *```\w*\n(.*?)\n *```", section, re.DOTALL)
     assert found is not None
     return textwrap.dedent(found[1])
 
 
 def configuration(workers: list[Worker], envoy_port: int, admin_port: int) -> Tree:
-    """README.md's kvsteer.yaml with the addresses of these workers, on free ports."""
-    text = readme_configuration().replace("/models/my-model", str(TINY_MODEL))
+    """That kvsteer.yaml with the addresses of these workers, on free ports."""
+    text = documented_configuration().replace("/models/my-model", str(TINY_MODEL))
     for number, worker in enumerate(workers, 1):
         for there, here in (
             (f"10.0.0.{number}:8000", worker.endpoint),

@@ -1,4 +1,4 @@
-"""README.md's way to add the router to an Envoy that exists, step by step."""
+"""The way of docs/start.md to add the router to an Envoy that exists, step by step."""
 
 import asyncio
 import json
