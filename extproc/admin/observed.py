@@ -49,23 +49,27 @@ class Observed:
         self.recent = Recent()
         self.prompts = Prompts()
         self.history = History()
-        self._routed: dict[str, list[int]] = {}
+        self._routed: dict[str, list[float]] = {}
         self._most = self._allowance = float(kept_at_once)
         self._allowance_at = 0.0
 
     def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
         """Records a request that was routed."""
         at = self._clock()
-        if self._may_keep(at):
+        is_kept = self._may_keep(at)
+        if is_kept:
             self.recent.add(decision, at)
             for prompt in prompts:
                 self.prompts.add(prompt)
         if decision.prompt_tokens and decision.worker and decision.is_steered:
             counts = self._routed.get(decision.worker)
             if counts is None:
-                counts = self._routed[decision.worker] = [0, 0]
+                counts = self._routed[decision.worker] = [0, 0, 0, 0.0]
             counts[0] += decision.prompt_tokens
             counts[1] += decision.certain_tokens
+            if is_kept:  # a look at every worker, so not for each of very many requests
+                counts[2] += decision.prompt_tokens
+                counts[3] += held_on_average(decision)
 
     def served(self, decision: Decision, endpoint: str) -> None:
         """Records which endpoint answered a request."""
@@ -85,11 +89,43 @@ class Observed:
 
         fills: requests in flight and blocks of every worker. at: seconds since the epoch.
         """
-        nothing = [0, 0]
         routed, self._routed = self._routed, {}
-        self.history.sample(
-            at, {name: Figures(*fill, *routed.get(name, nothing)) for name, fill in fills.items()}
-        )
+        figures = {
+            name: Figures(*fill, *_routed_there(*routed.get(name, _NOTHING)))
+            for name, fill in fills.items()
+        }
+        self.history.sample(at, figures)
+
+
+_NOTHING = (0, 0, 0, 0.0)
+
+
+def _routed_there(tokens: float, held: float, looked_at: float, average: float) -> list[int]:
+    """Returns the tokens of prompts, of them those held, and those held on average.
+
+    looked_at, average: tokens of the prompts for which every worker was looked at, and of them
+    those held on average. Where there were none, what was held counts as usual.
+    """
+    return [int(tokens), int(held), round(average * tokens / looked_at if looked_at else held)]
+
+
+def held_on_average(decision: Decision) -> float:
+    """Returns how many prompt tokens a worker certainly held, on average over the possible ones.
+
+    That is what taking the workers in turn would find, with the caches as they are.
+    """
+    possible = {
+        worker.name
+        for worker, excluded in zip(decision.workers, decision.excluded, strict=True)
+        if not excluded
+    }
+    held = (
+        overlap.certain_tokens
+        for each in decision.held
+        for name, overlap in each.items()
+        if name in possible
+    )
+    return sum(held) / max(len(possible), 1)
 
 
 MAX_DECISIONS = 512
@@ -193,12 +229,16 @@ FLEET = ""
 
 
 class Figures(NamedTuple):
-    """The figures of one worker: now, and of requests that went there during the last step."""
+    """The figures of one worker: now, and of requests that went there during the last step.
+
+    average_tokens: what the workers held of those prompts, on average.
+    """
 
     in_flight: int
     blocks: int
     prompt_tokens: int
     predicted_tokens: int
+    average_tokens: int = 0
 
 
 _COLUMNS = Figures._fields

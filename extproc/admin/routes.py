@@ -7,7 +7,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -49,12 +49,14 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
     The page is static files of this package, under a policy that lets no other script run.
     """
     found = _page_files()
+    documentation = documentation_in(metadata("kvsteer").get_all("Project-URL") or ())
 
     async def get_root(request: web.Request) -> web.Response:
         if "text/html" in request.headers.get("Accept", ""):
             return _page(INDEX, found[INDEX])
         answer = {
             "version": version("kvsteer"),
+            "documentation": documentation,
             "index_core": default_core_name(),
             "index_bytes": workers.index_bytes(),
             "paths": _PATHS,
@@ -68,6 +70,15 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
         return _page(name, found[name])
 
     return [web.get("/", get_root), web.get("/page/{name}", get_file)]
+
+
+def documentation_in(links: Iterable[str]) -> str | None:
+    """Returns the package's link to its documentation, None if it has none.
+
+    links: as metadata has them, "name, URL" each.
+    """
+    found = dict(link.split(", ", 1) for link in links if ", https://" in link)
+    return found.get("Documentation")
 
 
 def _page_files() -> dict[str, bytes]:

@@ -84,6 +84,11 @@ class Browser:
         self.run(at_once, self.one(selector))
         self.one(selector).click()
 
+    def unfold(self, section: str) -> None:
+        """Opens a section that is folded, as its link does."""
+        self.click(f'nav a[href="#{section}"]')
+        self.until(lambda: self.all(f"#{section} > details[open]"), f"{section} is open")
+
     def texts(self, selector: str) -> list[str]:
         """What the elements of a selector say, read at one moment."""
         told: list[str] = self.run(

@@ -1,12 +1,13 @@
 """The live page in a real browser, of a running system."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 from selenium.webdriver import ActionChains, Keys
 
-from tests.e2e.system import System, chat, long_text
-from tests.page.background import Background
+from tests.e2e.system import System, chat, long_text, running
+from tests.page.background import Background, in_background
 from tests.page.browser import Browser
 
 pytestmark = pytest.mark.slow
@@ -95,6 +96,7 @@ def test_prefixes_are_shown_with_who_holds_them(
     for worker in workers:
         system.do(system.it.learned(chat(long_text("shared prefix")), worker))
     opened(browser, system)
+    browser.unfold("prefixes")
 
     def held() -> bool:
         return any(worker in text for worker in workers for text in browser.texts(".holders"))
@@ -105,6 +107,7 @@ def test_prefixes_are_shown_with_who_holds_them(
 
 def test_a_pasted_request_is_explained(browser: Browser, system: Background[System]) -> None:
     opened(browser, system)
+    browser.unfold("explain")
     body = json.dumps(chat(long_text("pasted")))
     browser.run("document.getElementById('explain-body').value = arguments[0]", body)
     browser.click("#explain-form .primary")
@@ -113,10 +116,58 @@ def test_a_pasted_request_is_explained(browser: Browser, system: Background[Syst
     assert focused(browser) == "explain-answer"
 
 
+def test_ten_decisions_are_shown_and_more_when_asked_for(
+    browser: Browser, system: Background[System]
+) -> None:
+    for number in range(11):
+        sent(system, f"many {number}")
+    opened(browser, system)
+    browser.until(lambda: len(browser.all("#decision-list li")) == 10, "ten of them")
+    browser.until(lambda: browser.one("#more").is_displayed(), "more are kept")
+    browser.click("#more")
+    browser.until(lambda: len(browser.all("#decision-list li")) > 10, "more of them")
+
+
+def test_the_figures_at_the_top_say_what_was_saved_against_round_robin(
+    browser: Browser, system: Background[System]
+) -> None:
+    worker = sent(system, "saved")
+    system.do(system.it.learned(chat(long_text("saved")), worker))
+    assert sent(system, "saved") == worker
+    opened(browser, system)
+
+    def is_saved() -> bool:
+        tokens, _, noun = browser.texts("#gain-saved")[0].partition(" ")
+        return noun == "tokens" and int(tokens.replace(",", "")) > 0
+
+    browser.until(is_saved, "tokens are saved")
+    assert browser.texts("#gain-rate")[0].endswith(" %")
+    assert "workers taken in turn would have held" in browser.texts("#gain-words")[0]
+
+
+def test_the_page_says_its_version_and_where_the_documentation_is(
+    browser: Browser, system: Background[System]
+) -> None:
+    opened(browser, system)
+    told = f"KVSteer {version('kvsteer')} · documentation"
+    browser.until(lambda: browser.texts("#about")[0].startswith(told), "the version")
+
+
+def test_with_eight_workers_it_is_two_screens_tall(browser: Browser) -> None:
+    with in_background(running(workers=8)) as eight, browser.visiting():
+        for number in range(12):
+            sent(eight, f"tall {number}")
+        opened(browser, eight)
+        browser.until(lambda: len(browser.all("#workers path")) > 0, "histories")
+        browser.until(lambda: len(browser.all("#decision-list li")) == 10, "decisions")
+        assert browser.run("return document.documentElement.scrollHeight") <= 2 * 900
+
+
 def test_what_is_no_json_is_told_beside_the_form(
     browser: Browser, system: Background[System]
 ) -> None:
     opened(browser, system)
+    browser.unfold("explain")
     browser.one("#explain-body").send_keys("{nothing")
     browser.click("#explain-form .primary")
     browser.until(lambda: "This is not JSON" in browser.texts("#explain-fault")[0], "the fault")
@@ -131,14 +182,16 @@ def test_the_keyboard_is_enough(browser: Browser, system: Background[System]) ->
     assert browser.run("return document.activeElement.className") == "skip"
     press(browser, Keys.ENTER)
     browser.until(lambda: focused(browser) == "main", "the link skips to the content")
-    press(browser, Keys.TAB)
+    press(browser, *[Keys.TAB] * 4)
     assert focused(browser) == "SUMMARY"
     outline = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
     press(browser, Keys.ENTER)
     browser.until(lambda: browser.all("details[open] tbody tr"), "it opens")
-    browser.run("document.getElementById('explain-path').focus()")
-    press(browser, Keys.TAB, Keys.TAB, Keys.TAB, Keys.ENTER)
+    browser.run("document.querySelector('#explain summary').focus()")
+    press(browser, Keys.ENTER)
+    browser.until(lambda: browser.all("#explain > details[open]"), "the form is open")
+    press(browser, *[Keys.TAB] * 4, Keys.ENTER)
     browser.until(lambda: browser.one("#explain-body").get_attribute("value"), "the example")
     ActionChains(browser.driver).key_down(Keys.SHIFT).send_keys(Keys.TAB).key_up(
         Keys.SHIFT
@@ -155,8 +208,10 @@ def test_nothing_is_wider_than_the_screen(
     opened(browser, system)
     browser.until(lambda: browser.all("#last tbody tr"), "the last request")
     browser.until(lambda: browser.all("#prefix-rows tr"), "prefixes")
+    browser.unfold("prefixes")
+    browser.unfold("explain")
     browser.click("#decision-list summary")
-    browser.until(lambda: browser.all("details[open] tbody tr"), "it opens")
+    browser.until(lambda: browser.all("#decisions details[open] tbody tr"), "it opens")
     assert browser.run("return document.documentElement.scrollWidth") <= width
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from selenium.webdriver.support.select import Select
 
 from extproc.checking.self_check import DIFFERENT, NOT_ASKED, VERIFIED, Verification
 from extproc.discovery.view import Report
@@ -167,6 +168,7 @@ def test_hostile_names_are_text(browser: Browser) -> None:
         browser.open(f"{served.it.url}/")
         browser.until(lambda: browser.all("#last tbody tr"), "the last request")
         browser.until(lambda: browser.all("#prefix-rows tr"), "its prefix")
+        browser.unfold("prefixes")
         for place in ("#workers", "#last-body", "#decision-list", "#prefix-rows"):
             assert EVIL in browser.one(place).text
         assert browser.all("img") == []
@@ -186,7 +188,7 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
         served.do(_routed(served.it, names[-1], steps))
         browser.open(f"{served.it.url}/")
         browser.until(lambda: len(browser.texts("#workers th")) == len(names), "all workers")
-        browser.until(lambda: len(browser.all("#workers path")) == 1, "the one history")
+        browser.until(lambda: len(browser.all("#workers svg")) == 1, "the one history")
         assert browser.texts("#connection") == ["connected"]
         assert browser.run("return document.documentElement.scrollWidth") <= 360
 
@@ -256,8 +258,8 @@ def test_of_many_candidates_the_last_request_shows_the_best_few(browser: Browser
     with in_background(serving(config)) as served, browser.visiting():
         served.do(served.it.route(40))
         browser.open(f"{served.it.url}/")
-        browser.until(lambda: len(browser.all("#last tbody tr")) == 8, "a few")
-        assert "and 22 more candidates" in browser.one("#last").text
+        browser.until(lambda: len(browser.all("#last tbody tr")) == 3, "a few")
+        assert "and 27 more candidates" in browser.one("#last").text
         browser.click("#decision-list summary")
         browser.until(lambda: len(browser.all("details[open] tbody tr")) == 30, "all of them")
 
@@ -293,6 +295,47 @@ def test_a_request_without_known_tokens_is_told_by_what_it_was_taken_for(browser
 async def _chatted(served: Served) -> None:
     body = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
     await served.router.route(Ask(Head("POST", "/v1/chat/completions", None), body))
+
+
+NAMED = """
+models: [{name: m}, {name: n}]
+workers:
+- {endpoint: "localhost:1", model: m}
+- {endpoint: "127.0.0.1:2", model: n}
+"""
+
+
+def test_decisions_are_filtered_by_model_worker_and_reason(browser: Browser) -> None:
+    with in_background(serving(NAMED)) as served, browser.visiting():
+        for model in ("m", "n", "m"):
+            served.do(served.it.route(40, model))
+        browser.open(f"{served.it.url}/")
+        browser.until(lambda: len(browser.all("#decision-list li")) == 3, "all of them")
+        for kind, value, shown in (("model", "m", 2), ("worker", "127.0.0.1:2", 0)):
+            chosen(browser, kind, value)
+            assert len(browser.all("#decision-list li")) == shown
+        chosen(browser, "model", "")
+        assert len(browser.all("#decision-list li")) == 1
+        chosen(browser, "reason", "nothing_cached")
+        assert len(browser.all("#decision-list li")) == 1
+        served.do(served.it.route(40, "m"))
+        served.do(served.it.route(40, "n"))
+        browser.until(lambda: len(browser.all("#decision-list li")) == 2, "what matches is put in")
+
+
+def chosen(browser: Browser, kind: str, value: str) -> None:
+    Select(browser.one(f"#filter-{kind}")).select_by_value(value)
+
+
+def test_workers_have_the_names_that_they_are_configured_by(browser: Browser) -> None:
+    with in_background(serving(NAMED)) as served, browser.visiting():
+        served.do(served.it.route(40, "m"))
+        browser.open(f"{served.it.url}/")
+        picked = "The router picked localhost:1 because"
+        browser.until(lambda: browser.texts("#last .verdict")[0].startswith(picked), "its name")
+        assert browser.texts("#last tbody th small")[0] == "127.0.0.1:1"
+        browser.until(lambda: browser.texts("#decision-list .said strong") == ["localhost:1"], "")
+        assert browser.texts("#decision-list .said small") == ["127.0.0.1:1"]
 
 
 def test_a_router_without_workers_says_so(browser: Browser) -> None:

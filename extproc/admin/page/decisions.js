@@ -1,67 +1,102 @@
 // The last decisions, as they come, and the newest one in full at the top of the page.
 
-import { ask, clock, find, make, plural } from "./dom.js";
+import { ask, clock, find, make, named, place, plural } from "./dom.js";
 import { candidates, inWords, sentence, shortly } from "./explanation.js";
 
-const MAX_SHOWN = 50;
+const MAX_KEPT = 512; // as the router keeps
+const AT_FIRST = 10;
+const STEP = 40;
 const LAST_EVERY_MS = 1500;
-const LAST_CANDIDATES = 8; // of the newest; opened in the list, it shows more
+const LAST_CANDIDATES = 3; // of the newest; opened in the list, it shows more
+const FILTERS = ["model", "worker", "reason"];
 
 let isPaused = false;
-let waiting = [];
-let newest = null;
+let kept = []; // the newest first
+let waiting = 0; // of these, so many are not shown yet
+let shown = AT_FIRST;
 let shownLast = 0;
 let drawing = false;
+const lines = new Map();
 
 const list = () => find("decision-list");
 const isRead = () => isPaused || list().querySelector("details[open]") !== null || list().contains(document.activeElement);
+const chosen = (kind) => find(`filter-${kind}`).value;
+
+const matches = (told) => FILTERS.every((kind) => !chosen(kind) || told[kind] === chosen(kind));
 
 async function open(details, id) {
-  const place = details.querySelector("div");
+  const into = details.querySelector("div");
   if (!details.open || details.dataset.told) return;
   try {
     const told = await ask(`/decisions/${id}`);
-    place.replaceChildren(sentence(told, "The router picked"), ...candidates(told).filter(Boolean));
+    into.replaceChildren(sentence(told, "The router picked"), ...candidates(told).filter(Boolean));
     details.dataset.told = "yes";
   } catch (error) {
-    place.replaceChildren(make("p", { class: "fault" }, error.message));
+    into.replaceChildren(make("p", { class: "fault" }, error.message));
   }
 }
 
 function line(told) {
-  const where = told.pick[0] ?? "no worker";
+  const where = told.worker || "no worker";
+  const [, address] = place(where, told.pick[0]);
   const details = make("details", { "data-id": told.id },
     make("summary", {},
       make("time", { datetime: new Date(told.at * 1000).toISOString() }, clock(told.at)),
-      make("span", { class: "said" }, make("strong", {}, where), told.prefill ? ` with ${told.prefill}, which computes the prompt:` : "", ` ${inWords(told.reason)}`, told.model ? ` · ${told.model}` : ""),
+      make("span", { class: "said" }, make("strong", {}, where), address ? " " : "", address ?? null, told.prefill ? ` with ${named(told.prefill)}, which computes the prompt:` : "", ` ${inWords(told.reason)}`, told.model ? ` · ${told.model}` : ""),
       make("span", { class: "share" }, shortly(told))),
     make("div", {}));
   details.addEventListener("toggle", () => { open(details, told.id); release(); });
   return make("li", {}, details);
 }
 
-function put(decisions) {
-  list().prepend(...decisions.slice(-MAX_SHOWN).reverse().map(line));
-  while (list().childElementCount > MAX_SHOWN) list().lastElementChild.remove();
+// Puts in what is to be shown; lines that stay are not made anew, so that open ones stay open.
+function put() {
+  const found = kept.slice(waiting).filter(matches);
+  const wanted = found.slice(0, shown);
+  const ids = new Set(wanted.map((told) => told.id));
+  for (const id of lines.keys()) if (!ids.has(id)) lines.delete(id);
+  for (const told of wanted) if (!lines.has(told.id)) lines.set(told.id, line(told));
+  list().replaceChildren(...wanted.map((told) => lines.get(told.id)));
+  find("more").hidden = found.length <= shown;
+  find("more").textContent = `Show more (${found.length - wanted.length} kept)`;
+  offer();
+}
+
+// The values to filter by, of what is kept; one that is chosen stays.
+function offer() {
+  for (const kind of FILTERS) {
+    const select = find(`filter-${kind}`);
+    const values = [...new Set([...kept.map((told) => told[kind]).filter(Boolean), ...[select.value].filter(Boolean)])].sort();
+    if (select.options.length === values.length + 1 && values.every((value, at) => select.options[at + 1].value === value)) continue;
+    const before = select.value;
+    const words = (value) => (kind === "reason" ? value.replaceAll("_", " ") : value);
+    select.replaceChildren(make("option", { value: "" }, "all"), ...values.map((value) => make("option", { value }, words(value))));
+    select.value = before;
+  }
 }
 
 function tellWaiting() {
   const button = find("held");
-  button.hidden = waiting.length === 0;
-  button.textContent = `Show ${plural(waiting.length, "new decision")}`;
+  const matching = kept.slice(0, waiting).filter(matches).length;
+  button.hidden = matching === 0;
+  button.textContent = `Show ${plural(matching, "new decision")}`;
 }
 
 function release() {
-  if (!waiting.length || isRead()) return;
-  put(waiting);
-  waiting = [];
+  if (waiting && !isRead()) letIn();
+}
+
+function letIn() {
+  waiting = 0;
+  put();
   tellWaiting();
 }
 
 async function drawLast() {
-  if (drawing || isPaused || newest === null || newest.id === shownLast) return;
+  const last = kept[0];
+  if (drawing || isPaused || !last || last.id === shownLast) return;
   drawing = true;
-  const { id } = newest;
+  const { id } = last;
   try {
     const told = await ask(`/decisions/${id}`);
     const about = `${clock(told.at)} · request ${told.id}${told.model ? ` · model ${told.model}` : ""} · policy ${told.policy}`;
@@ -74,9 +109,14 @@ async function drawLast() {
 
 function take({ decisions }) {
   if (!decisions.length) return;
-  if (newest !== null && decisions.at(-1).id < newest.id) list().replaceChildren(); // another router
-  newest = decisions.at(-1);
-  waiting = [...waiting, ...decisions].slice(-MAX_SHOWN);
+  if (kept.length && decisions.at(-1).id < kept[0].id) { // another router
+    kept = [];
+    waiting = shownLast = 0;
+    lines.clear();
+  }
+  const news = decisions.filter((told) => !kept.length || told.id > kept[0].id).reverse();
+  waiting = Math.min(waiting + news.length, MAX_KEPT);
+  kept = [...news, ...kept].slice(0, MAX_KEPT);
   release();
   tellWaiting();
   drawLast();
@@ -86,7 +126,7 @@ let source = null;
 
 function connect(tellConnected) {
   if (source !== null || document.hidden) return;
-  const opened = new EventSource(`/decisions?since=${newest?.id ?? 0}`);
+  const opened = new EventSource(`/decisions?since=${kept[0]?.id ?? 0}`);
   source = opened;
   opened.addEventListener("message", (event) => take(JSON.parse(event.data)));
   opened.addEventListener("open", () => tellConnected(true));
@@ -104,7 +144,10 @@ function disconnect() {
 }
 
 // A page that nobody sees holds no stream: a browser opens six connections to a server, not more.
-export function followDecisions(tellConnected) {
+export async function followDecisions(tellConnected) {
+  offer();
+  // all that are kept, for the filters: the stream begins with the last few
+  await ask("/decisions").then(take, () => {});
   connect(tellConnected);
   document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect(tellConnected)));
   window.addEventListener("pagehide", disconnect);
@@ -121,10 +164,18 @@ export function startPause() {
     drawLast();
   });
   find("held").addEventListener("click", () => {
-    put(waiting);
-    waiting = [];
-    tellWaiting();
+    letIn();
     list().querySelector("summary")?.focus();
+  });
+  find("filters").addEventListener("change", () => {
+    shown = AT_FIRST;
+    put();
+    tellWaiting();
+  });
+  find("filters").addEventListener("submit", (event) => event.preventDefault());
+  find("more").addEventListener("click", () => {
+    shown += STEP;
+    put();
   });
 }
 

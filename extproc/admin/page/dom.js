@@ -23,10 +23,9 @@ export function cell(label, { wide = false, number = false } = {}, ...children) 
 
 export const pill = (state, words = state) => make("span", { class: "pill", "data-state": state }, words);
 
-// A bar of parts [[attribute, name, amount]], striped where all of it is doubtful; what it says
-// stands beside it in words.
-export function bar(parts, whole, isDoubtful = false) {
-  const element = make("span", { class: isDoubtful ? "bar doubtful" : "bar", "aria-hidden": "true" });
+// A bar of parts [[attribute, name, amount]]; what it says stands beside it in words.
+export function bar(parts, whole) {
+  const element = make("span", { class: "bar", "aria-hidden": "true" });
   for (const [attribute, name, amount] of parts) {
     if (!(amount > 0)) continue;
     const part = make("i", { [attribute]: name });
@@ -34,6 +33,16 @@ export function bar(parts, whole, isDoubtful = false) {
     element.append(part);
   }
   return element;
+}
+
+// Workers by the address that Envoy sends to: named as they are configured.
+const names = new Map();
+export const known = (workers) => workers.forEach((one) => names.set(one.endpoint, one.name));
+export const named = (endpoint) => names.get(endpoint) ?? endpoint;
+
+// A worker's name, with its address in small where that is another.
+export function place(name, endpoint) {
+  return [name, name === endpoint || !endpoint ? null : make("small", {}, endpoint)].filter(Boolean);
 }
 
 const rounded = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

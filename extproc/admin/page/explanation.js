@@ -1,6 +1,6 @@
 // Why a request went where it went, in words and as every candidate's cost.
 
-import { bar, cell, count, make, percent, pill, plural } from "./dom.js";
+import { bar, cell, count, make, named, percent, pill, place, plural } from "./dom.js";
 
 const MAX_CANDIDATES = 50;
 
@@ -68,13 +68,13 @@ function others(told, first) {
   const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)}`;
   if (told.policy === "cost" && fuller.length) {
     const most = fuller.reduce((a, b) => (b.overlap_tokens > a.overlap_tokens ? b : a));
-    return ` ${most.endpoint} holds more of it (${count(most.overlap_tokens)}), but has more to do: ${tell(most)}.`;
+    return ` ${most.name} holds more of it (${count(most.overlap_tokens)}), but has more to do: ${tell(most)}.`;
   }
   const cheapest = () => able.reduce((a, b) => (b.cost < a.cost ? b : a), able[0]);
   const next = able.find((one) => one.endpoint === told.pick[1]) ?? cheapest();
   if (!next) return " No other worker could take it.";
-  if (told.policy === "cost" && next.cost === first.cost) return ` ${next.endpoint} would have been as good (cost ${count(first.cost)}): chance decided.`;
-  return ` Next best was ${next.endpoint}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
+  if (told.policy === "cost" && next.cost === first.cost) return ` ${next.name} would have been as good (cost ${count(first.cost)}): chance decided.`;
+  return ` Next best was ${next.name}, which holds ${next.overlap_tokens ? count(next.overlap_tokens) : "none"}: ${tell(next)}.`;
 }
 
 // Who computes the prompt, where workers take parts of requests.
@@ -82,24 +82,24 @@ function computing({ prefill }) {
   if (!prefill) return "";
   const { here, apart } = prefill.cost;
   const costs = here === null ? "" : ` (cost ${count(here)} there, ${count(apart)} elsewhere)`;
-  const who = prefill.pick ? `Its prompt is computed by ${prefill.pick}` : "The same worker computes its prompt";
+  const who = prefill.pick ? `Its prompt is computed by ${named(prefill.pick)}` : "The same worker computes its prompt";
   const able = (prefill.candidates ?? []).filter((one) => !one.excluded && one.cost !== null && one.endpoint !== prefill.pick);
   const next = able.length ? able.reduce((a, b) => (b.cost < a.cost ? b : a)) : null;
-  const other = next ? ` Next best for that was ${next.endpoint}, cost ${count(next.cost)}.` : "";
+  const other = next ? ` Next best for that was ${named(next.endpoint)}, cost ${count(next.cost)}.` : "";
   return ` ${who}: ${prefill.why}${costs}.${other}`;
 }
 
-const pulling = ({ source }) => (source ? ` It pulls ${plural(source.tokens, "token")} from ${source.endpoint}.` : "");
+const pulling = ({ source }) => (source ? ` It pulls ${plural(source.tokens, "token")} from ${named(source.endpoint)}.` : "");
 
 // The answer to the question, as a sentence.
 export function sentence(told, subject) {
   const first = told.candidates.find((one) => one.endpoint === told.pick[0]);
   if (!first) return make("p", { class: "verdict" }, `${subject} no worker: ${told.why}. ${WITHOUT_PICK[told.verdict] ?? ""}`);
-  const where = make("p", { class: "verdict" }, `${subject} `, strong(first.endpoint), " because ");
+  const where = make("p", { class: "verdict" }, `${subject} `, strong(first.name), " because ");
   where.append(because(told, first), others(told, first), computing(told), pulling(told));
   if (told.steered === false) where.append(" It is not steered, so the proxy chooses.");
   if (told.served && told.served === first.endpoint) where.append(" It answered.");
-  else if (told.served) where.append(told.steered === false ? " " : " But ", strong(told.served), " answered.");
+  else if (told.served) where.append(told.steered === false ? " " : " But ", strong(named(told.served)), " answered.");
   return where;
 }
 
@@ -116,10 +116,11 @@ function held(one) {
 }
 
 function row(told, one, most) {
-  const place = told.pick.indexOf(one.endpoint);
-  const name = make("th", { role: "rowheader", scope: "row" }, one.endpoint, " ");
-  if (place === 0) name.append(pill("picked"));
-  if (place > 0) name.append(make("small", {}, `if that fails: number ${place + 1}`));
+  const at = told.pick.indexOf(one.endpoint);
+  const name = make("th", { role: "rowheader", scope: "row" }, one.name, " ");
+  if (at === 0) name.append(pill("picked"));
+  name.append(...place(one.name, one.endpoint).slice(1));
+  if (at > 0) name.append(make("small", {}, `if that fails: number ${at + 1}`));
   if (one.excluded) name.append(make("small", {}, `not possible: ${one.excluded}`));
   else if (!one.sampled) name.append(make("small", {}, "not looked at: chance left it out"));
   const able = !one.excluded && one.cost !== null;
@@ -153,11 +154,12 @@ export function candidates(told, shown = MAX_CANDIDATES) {
     make("table", { role: "table", class: "stacked candidates" },
       make("caption", {}, "Cost of each candidate, in tokens of work: the least wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
       make("thead", { role: "rowgroup" }, head), body),
-    make("ul", { class: "legend", "aria-hidden": "true" },
-      make("li", { "data-term": "compute" }, "to compute for this request"),
-      make("li", { "data-term": "queued" }, "queued before it"),
-      make("li", { "data-term": "running" }, "share of what runs there")),
-    hidden > 0 ? make("p", { class: "quiet" }, `and ${plural(hidden, "more candidate")}`) : null,
+    make("div", { class: "under" },
+      make("ul", { class: "legend", "aria-hidden": "true" },
+        make("li", { "data-term": "compute" }, "to compute for this request"),
+        make("li", { "data-term": "queued" }, "queued before it"),
+        make("li", { "data-term": "running" }, "share of what runs there")),
+      hidden > 0 ? make("p", { class: "quiet" }, `and ${plural(hidden, "more candidate")}; its line below shows all`) : null),
   ];
 }
 

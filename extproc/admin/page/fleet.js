@@ -1,6 +1,6 @@
 // The workers: feeds, caches, load and hit rate over time.
 
-import { ask, bar, cell, count, find, make, percent, pill, plural, show } from "./dom.js";
+import { ask, bar, cell, count, find, known, make, percent, pill, plural, show } from "./dom.js";
 
 const MAX_WORKERS = 100;
 const STEPS = 180;
@@ -51,19 +51,22 @@ function reasons(worker) {
   return said.join("; ");
 }
 
+// How much of its cache is in use, where the engine says so: how large a cache is, KVSteer is not told.
 function usage(worker) {
   const told = worker.feeds.map((feed) => feed.load?.cache_usage).filter((share) => share > 0);
-  return told.length ? `, ${Math.round(100 * Math.max(...told))} % in use` : "";
+  return told.length ? Math.max(...told) : null;
 }
 
-function tiers(worker, most) {
+function tiers(worker) {
   const parts = Object.entries(worker.blocks_by_tier);
   const small = parts.filter(([tier, blocks]) => blocks && tier !== "device").map(([tier, blocks]) => `${count(blocks)} on ${tier}`);
   const uncertain = worker.feeds.reduce((all, feed) => all + feed.uncertain_blocks, 0);
   if (uncertain) small.push(`${count(uncertain)} uncertain`);
+  const used = usage(worker);
   return [
-    `${plural(total(worker.blocks_by_tier), "block")}${usage(worker)}`,
-    bar(parts.map(([tier, blocks]) => ["data-tier", tier, blocks]), most, uncertain >= total(worker.blocks_by_tier)),
+    plural(total(worker.blocks_by_tier), "block"),
+    used === null ? null : bar([["data-tier", "device", used]], 1),
+    used === null ? null : make("small", {}, `${percent(used, 1)} of the cache in use`),
     small.length ? make("small", {}, small.join(", ")) : null,
   ];
 }
@@ -77,29 +80,47 @@ function outcome({ predictions }) {
   return make("small", { class: "outcome" }, `predicted ${count(predicted)}, reported ${count(reported)} tokens in ${plural(requests, "request")}${wrong}`);
 }
 
-// One stroke a step, as high as the share that was held; the newest at the right.
-function strokes(series) {
-  const width = 160 / STEPS;
+const BARS = 30; // of the 15 minutes: half a minute each
+const [LEFT, TOP, WIDE, HIGH] = [32, 3, 156, 25];
+
+function drawn(name, attributes, ...children) {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+// One bar each half minute, as high as the share that was held; the newest at the right.
+function bars(series) {
   const start = STEPS - series.prompt_tokens.length;
-  return series.prompt_tokens.map((tokens, at) => {
+  const each = STEPS / BARS;
+  const sums = Array.from({ length: BARS }, () => [0, 0]);
+  series.prompt_tokens.forEach((tokens, at) => {
+    const into = sums[Math.floor((start + at) / each)];
+    into[0] += series.predicted_tokens[at] ?? 0;
+    into[1] += tokens ?? 0;
+  });
+  const width = WIDE / BARS;
+  return sums.map(([held, tokens], at) => {
     if (!tokens) return "";
-    const height = Math.max(1, (26 * series.predicted_tokens[at]) / tokens);
-    return `M${((start + at + 0.5) * width).toFixed(2)} 28V${(28 - height).toFixed(1)}`;
+    const height = Math.max(1, (HIGH * held) / tokens);
+    const x = LEFT + at * width;
+    return `M${x.toFixed(1)} ${TOP + HIGH}v${(-height).toFixed(1)}h${(width - 1).toFixed(1)}v${height.toFixed(1)}z`;
   }).join("");
 }
 
 function spark(series) {
   const words = percent(sum(series?.predicted_tokens), sum(series?.prompt_tokens));
   if (words === "none") return [make("span", { class: "quiet" }, "no requests")];
-  const svg = document.createElementNS(SVG, "svg");
-  const attributes = { class: "spark", viewBox: "0 0 160 28", preserveAspectRatio: "none", "aria-hidden": "true" };
-  for (const [name, value] of Object.entries(attributes)) svg.setAttribute(name, value);
-  const ground = document.createElementNS(SVG, "line");
-  for (const [name, value] of Object.entries({ x1: 0, x2: 160, y1: 28, y2: 28 })) ground.setAttribute(name, value);
-  const path = document.createElementNS(SVG, "path");
-  path.setAttribute("d", strokes(series));
-  svg.append(ground, path);
-  return [words, svg];
+  const base = TOP + HIGH;
+  const svg = drawn("svg", { class: "spark", viewBox: "0 0 190 40", "aria-hidden": "true" },
+    drawn("path", { class: "axes", d: `M${LEFT} ${TOP}h${WIDE}M${LEFT} ${base}h${WIDE}` }),
+    drawn("path", { d: bars(series) }),
+    drawn("text", { x: LEFT - 3, y: TOP + 6, "text-anchor": "end" }, "100 %"),
+    drawn("text", { x: LEFT - 3, y: base, "text-anchor": "end" }, "0"),
+    drawn("text", { x: LEFT, y: base + 10 }, "15 min ago"),
+    drawn("text", { x: LEFT + WIDE, y: base + 10, "text-anchor": "end" }, "now"));
+  return [make("span", { class: "rated" }, make("span", {}, words), svg)];
 }
 
 function speed(worker) {
@@ -107,17 +128,17 @@ function speed(worker) {
   return confidence ? make("small", {}, `${count(tokens_per_second)} tokens/s, ${percent(confidence, 1)} sure`) : null;
 }
 
-function row(worker, most, series) {
-  const named = worker.endpoint === worker.name ? null : make("small", {}, worker.endpoint);
+function row(worker, series) {
+  const small = [worker.model, worker.endpoint === worker.name ? "" : worker.endpoint].filter(Boolean).join(" · ");
   const down = worker.down ? pill("down", "worker down") : null;
   const told = advice(worker);
   return [
-    make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, worker.model), named),
+    make("th", { role: "rowheader", scope: "row" }, worker.name, " ", down, make("small", {}, small)),
     cell("Feed", { wide: true }, pill(worker.state), worker.state === "live" && lacks(worker) ? pill("degraded", isBehind(worker) ? "behind" : "no replay") : null,
       make("small", {}, reasons(worker)), told ? make("small", { class: "advice" }, told) : null),
-    cell("Blocks held", { wide: true }, ...tiers(worker, most).filter(Boolean)),
+    cell("Blocks held", { wide: true }, ...tiers(worker).filter(Boolean)),
     cell("In flight", { number: true }, count(worker.in_flight), speed(worker)),
-    cell("Hit rate, 15 minutes", {}, ...spark(series), outcome(worker)),
+    cell("Hit rate, 15 minutes", { wide: true }, ...spark(series), outcome(worker)),
   ];
 }
 
@@ -131,7 +152,7 @@ function announce(workers) {
   if (said.length) show(find("announcer"), said.join(", "));
 }
 
-function summarize(workers, fleet) {
+function summarize(workers) {
   const states = new Map();
   for (const worker of workers) states.set(worker.state, (states.get(worker.state) ?? 0) + 1);
   const draining = workers.filter((one) => one.draining).length;
@@ -139,9 +160,17 @@ function summarize(workers, fleet) {
   const parts = [...states].map(([state, number]) => `${count(number)} ${state}`);
   const told = [parts.join(", ") || "none known", ...(draining ? [`${count(draining)} draining`] : []), ...(down ? [`${count(down)} down`] : [])].join("; ");
   const flying = workers.reduce((all, worker) => all + worker.in_flight, 0);
-  const rate = percent(sum(fleet?.predicted_tokens), sum(fleet?.prompt_tokens));
-  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight · ` +
-    (rate === "none" ? "no prompts in the last 15 minutes" : `${rate} of all prompt tokens of the last 15 minutes were held where they went`));
+  show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight`);
+}
+
+// The figures at the top: what was found in a cache, and how much more than workers in turn would have found.
+function tellGain(fleet) {
+  const [prompts, held, average] = [sum(fleet?.prompt_tokens), sum(fleet?.predicted_tokens), sum(fleet?.average_tokens)];
+  const saved = held - average;
+  show(find("gain-rate"), prompts ? percent(held, prompts) : "–");
+  show(find("gain-saved"), prompts ? plural(Math.max(0, saved), "token") : "–");
+  show(find("gain-words"), !prompts ? "Of the last 15 minutes. No prompts yet."
+    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. An estimate: workers taken in turn would have held ${percent(average, prompts)} of them, with the caches as they are. The report measures it.`);
 }
 
 function redraw(place, key, cells) {
@@ -172,11 +201,11 @@ async function histories(names) {
 
 export async function drawFleet() {
   const workers = await ask("/workers");
+  known(workers);
   const shown = [...workers].sort((a, b) => isWell(a) - isWell(b)).slice(0, MAX_WORKERS);
   const history = await histories(shown.map((one) => one.name));
-  const most = Math.max(1, ...workers.map((worker) => total(worker.blocks_by_tier)));
   const parent = find("workers");
-  shown.forEach((worker, at) => redraw({ parent, at }, worker.name, row(worker, most, history.workers[worker.name])));
+  shown.forEach((worker, at) => redraw({ parent, at }, worker.name, row(worker, history.workers[worker.name])));
   const names = new Set(shown.map((worker) => worker.name));
   for (const [name, element] of rows) {
     if (!names.has(name)) { element.remove(); rows.delete(name); }
@@ -184,7 +213,8 @@ export async function drawFleet() {
   const hidden = workers.length - shown.length;
   find("fleet-more").hidden = hidden <= 0;
   show(find("fleet-more"), `and ${plural(hidden, "more worker")}, all of them live or after these; GET /workers has them`);
-  summarize(workers, history.fleet);
+  summarize(workers);
+  tellGain(history.fleet);
   announce(workers);
   return workers;
 }

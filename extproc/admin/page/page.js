@@ -1,7 +1,7 @@
 // Starts the page: what is asked for how often, and whether the router answers.
 
 import { followDecisions, paused, startPause } from "./decisions.js";
-import { find, show } from "./dom.js";
+import { ask, find, make, show } from "./dom.js";
 import { startExplain } from "./explain.js";
 import { drawEvents, drawFleet, drawRouters, drawSources, drawSteering } from "./fleet.js";
 import { drawPrefixes } from "./prefixes.js";
@@ -38,6 +38,22 @@ async function draw() {
   setTimeout(draw, EVERY_MS);
 }
 
+// A section that is closed opens when a link leads to it.
+function openNamed() {
+  const details = /^#[\w-]+$/.test(location.hash) && document.querySelector(`section${location.hash} > details`);
+  if (details) details.open = true;
+}
+
+async function tellAbout() {
+  const { version, documentation } = await ask("/", { headers: { Accept: "application/json" } });
+  const docs = documentation ? make("a", { href: documentation, rel: "noreferrer" }, "documentation") : "documentation: docs/ in the source";
+  find("about").replaceChildren(`KVSteer ${version} · `, docs);
+}
+
+tellAbout().catch(() => {});
+openNamed();
+addEventListener("hashchange", openNamed);
+document.querySelector("nav").addEventListener("click", () => setTimeout(openNamed));
 startPause();
 startExplain(() => workers[0]?.model ?? "");
 followDecisions(tellConnected);

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import aiohttp
 import pytest
@@ -10,6 +11,7 @@ from aiohttp import web
 from extproc.address import Address
 from extproc.admin.application import AT_ONCE, Fill, Sampling, listen, metrics_application
 from extproc.admin.observed import Observed
+from extproc.admin.routes import documentation_in
 from extproc.errors import StartError
 from extproc.observing.metrics import Metrics
 from kvstate.index import default_core_name
@@ -23,7 +25,15 @@ async def test_programs_are_told_which_core_runs(
 ) -> None:
     async with client.get(f"{served.url}/") as response:
         about = await response.json()
+    assert about["version"] == version("kvsteer")
+    assert "documentation" in about
     assert (about["index_core"], about["index_bytes"] >= 0) == (default_core_name(), True)
+
+
+def test_the_documentation_is_where_the_package_says() -> None:
+    links = ["Source, https://git.example/k", "Documentation, https://git.example/k/docs"]
+    assert documentation_in(links) == "https://git.example/k/docs"
+    assert documentation_in(["Documentation, javascript:alert(1)"]) is None
 
 
 async def test_workers_are_a_list(served: Served, client: aiohttp.ClientSession) -> None:

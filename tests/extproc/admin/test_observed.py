@@ -15,6 +15,7 @@ from extproc.admin.observed import (
     Observed,
     Prompts,
     Recent,
+    held_on_average,
     prefixes,
     spread,
     summary,
@@ -65,6 +66,24 @@ def test_each_step_counts_the_tokens_that_went_to_a_worker() -> None:
     series = observed.history.series("a:1")
     assert (series["prompt_tokens"], series["predicted_tokens"]) == ([64, 0], [32, 0])
     assert (series["in_flight"], series["blocks"]) == ([1, 1], [7, 7])
+
+
+def test_each_step_says_what_workers_in_turn_would_have_held() -> None:
+    observed = Observed(Clock(), kept_at_once=1)
+    for _ in range(3):  # of which one is kept, and stands for all of them
+        observed.decided(decided(HELD), [])
+    observed.sample(5.0, {"a:1": (0, 0)})
+    series = observed.history.series("a:1")
+    assert (series["predicted_tokens"], series["average_tokens"]) == ([48], [24])
+    observed.decided(decided(HELD), [])  # not kept, so that nothing is saved for all we know
+    observed.sample(10.0, {"a:1": (0, 0)})
+    assert observed.history.series("a:1")["average_tokens"] == [24, 16]
+
+
+def test_a_worker_that_cannot_be_picked_is_not_taken_in_turn() -> None:
+    assert held_on_average(decided(HELD)) == 8
+    assert held_on_average(replace(decided(HELD), excluded=("", "draining"))) == 16
+    assert held_on_average(decided(names=())) == 0
 
 
 def test_requests_that_went_nowhere_count_for_no_worker() -> None:
@@ -164,6 +183,7 @@ def test_the_fleet_is_the_sum_of_its_workers() -> None:
         "blocks": 20,
         "prompt_tokens": 200,
         "predicted_tokens": 80,
+        "average_tokens": 0,
     }
     assert history.names() == ["a", "b"]
 
