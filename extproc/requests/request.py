@@ -22,7 +22,16 @@ from extproc.requests import (
 from extproc.requests import completion_request as embeddings_request
 from extproc.requests import completion_request as generate_request
 from extproc.requests.costly_json import MAX_COMMAS, MAX_ID_COMMAS, refuse_costly
-from extproc.requests.prompt import MAX_MESSAGES, MAX_PROMPTS, Chat, InferenceRequest, Prompt, Text
+from extproc.requests.prompt import (
+    MAX_MESSAGES,
+    MAX_PROMPTS,
+    NULL,
+    Chat,
+    InferenceRequest,
+    Prompt,
+    Text,
+    is_given,
+)
 
 __all__ = [
     "CHAT_PATH",
@@ -139,10 +148,17 @@ class _AnyBody(msgspec.Struct):
     model: str | None = None
 
 
+class _AnyApi(msgspec.Struct):
+    messages: msgspec.Raw = NULL
+    system: msgspec.Raw = NULL
+    prompt: msgspec.Raw = NULL
+
+
 # Why a body is not parsed that no engine would accept either.
 ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
 
 _any_body = msgspec.json.Decoder(_AnyBody)
+_any_api = msgspec.json.Decoder(_AnyApi)
 
 _MODEL = re.compile(rb'"model"\s*:')
 _TEXT = re.compile(rb'\s*("[^"\\]*(?:\\.[^"\\]*)*")')
@@ -162,7 +178,13 @@ def path_of(target: str) -> str:
 
 
 def is_inference(method: str, path: str) -> bool:
-    """Returns whether the body of a request carries a prompt that can be keyed."""
+    """Returns whether the body of a request carries a prompt that can be keyed.
+
+    Method and path are both "" where the proxy shows neither, as NGINX Gateway Fabric does: then
+    the body is to tell.
+    """
+    if not method and not path:
+        return True
     return method == "POST" and (path in _PARSERS or path in grpc_request.PATHS)
 
 
@@ -217,19 +239,33 @@ def parse(path: str, body: bytes) -> InferenceRequest:
 
     Raises:
         RequestError: the body is not one that an engine would accept either (bad_json,
-            bad_request), or one whose prompt we do not claim to know (unsupported_*).
+            bad_request), or one whose prompt we do not claim to know (unsupported_*, and
+            unkeyed_api where no path was shown and the body does not tell the API).
     """
     if len(body) > MAX_BYTES:
         raise RequestError("too_many_bytes")
     if path in grpc_request.PATHS:
         return grpc_request.parse(path, body)
-    refuse_costly(body, MAX_ID_COMMAS if path in _ID_PATHS else MAX_COMMAS)
+    refuse_costly(body, MAX_ID_COMMAS if path in _ID_PATHS or not path else MAX_COMMAS)
     try:
-        return _PARSERS[path](body)
+        return _PARSERS[path or _path_told_by(body)](body)
     except msgspec.ValidationError:
         raise RequestError("bad_request") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestError("bad_json") from None
+
+
+def _path_told_by(body: bytes) -> str:
+    """Returns the API that a body is for, of those that no other body looks like.
+
+    Conversations without `system` mean the same as chat completions and as Anthropic's messages.
+    """
+    fields = _any_api.decode(body)
+    if is_given(fields.messages):
+        return messages_request.PATH if is_given(fields.system) else CHAT_PATH
+    if is_given(fields.prompt):
+        return COMPLETIONS_PATH
+    raise RequestError("unkeyed_api")
 
 
 class Served(NamedTuple):

@@ -1,6 +1,7 @@
 """A gateway's client as NGINX Gateway Fabric has it: headers, body, end of stream, at once.
 
-It names no protocol, and takes the pick from the answer to the headers alone.
+It names no protocol, shows neither method nor path, and takes the pick from the answer to the
+headers alone.
 """
 
 import json
@@ -10,7 +11,7 @@ import pytest
 
 from extproc.headers import DESTINATION
 from extproc.pb.kvsteer_ext_proc_pb2 import HeaderMap, ProcessingRequest, ProcessingResponse
-from tests.e2e.system import CHAT, chat, long_text, running, until
+from tests.e2e.system import chat, long_text, running, until
 from tests.extproc.serving.gateway_parsers import GATEWAYS
 from tests.ports import free_port
 
@@ -20,7 +21,7 @@ PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 def messages(body: bytes) -> list[ProcessingRequest]:
     """A request, without protocol_config; values as text, as that client sends them."""
     headers, content = ProcessingRequest(), ProcessingRequest()
-    pairs = {":method": "POST", ":path": CHAT, "content-type": "application/json"}
+    pairs = {"content-type": "application/json", "content-length": str(len(body))}
     headers.request_headers.headers.CopyFrom(
         HeaderMap(headers=[{"key": key, "value": value} for key, value in pairs.items()])
     )
@@ -52,6 +53,7 @@ async def test_a_client_that_ends_its_stream_at_once_gets_its_pick(server: str) 
         body = chat(long_text("alpha"))
         _, holder, _ = await system.send(body)
         await system.learned(body, holder)
-        named = await picked(listen, json.dumps(body).encode())
-        assert [read(named) for read in GATEWAYS.values()] == [[holder]] * len(GATEWAYS)
+        for _ in range(6):  # more than chance would name the holder
+            named = await picked(listen, json.dumps(body).encode())
+            assert [read(named) for read in GATEWAYS.values()] == [[holder]] * len(GATEWAYS)
         await until(lambda: system.in_flight(0), "nothing in flight")

@@ -166,3 +166,18 @@ def test_no_model_is_found_where_none_is_named(fields: dict[str, Any]) -> None:
     messages = [{"content": "x" * 10**6}]
     assert model_of(json.dumps({**fields, "messages": messages}).encode()) is None
     assert model_of(json.dumps({"messages": messages, **fields}).encode()) is None
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, COMPLETIONS_PATH, "/v1/messages"])
+def test_where_no_path_is_shown_the_body_tells_the_api(path: str) -> None:
+    fields = BODIES[path] | ({"system": "b"} if path == "/v1/messages" else {})
+    body = json.dumps(fields | {"model": "m"}).encode()
+    assert is_inference("", "")
+    assert parse("", body) == parse(path, body)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/generate"])
+def test_where_no_path_is_shown_a_body_of_several_apis_is_not_keyed(path: str) -> None:
+    assert refusal("", json.dumps(BODIES[path]).encode()) == "unkeyed_api"
+    assert refusal("", b"{") == "bad_json"
+    assert not is_inference("POST", "")
