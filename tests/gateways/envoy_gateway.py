@@ -6,7 +6,7 @@ published manifests changes, but the port that the Gateway listens on.
 
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import yaml
@@ -22,19 +22,31 @@ _CONTROLLER = f"{_GROUP}/gatewayclass-controller"
 _NAMESPACE = "llm"
 
 # Where Envoy Gateway looks before it would download one: any name serves that it takes for one.
-_ENVOY_VERSION = "1.40.0"
+ENVOY_VERSION = "1.40.0"
+
+
+Change = Callable[[list[Tree], Place], list[Tree]]
+
+
+def _as_published(manifests: list[Tree], place: Place) -> list[Tree]:  # noqa: ARG001
+    return manifests
 
 
 @contextlib.asynccontextmanager
-async def running(binary: Path, place: Place) -> AsyncIterator[None]:
-    """Runs Envoy Gateway with the overlay's manifests, until the block ends."""
+async def running(
+    binary: Path, place: Place, change: Change = _as_published
+) -> AsyncIterator[None]:
+    """Runs Envoy Gateway with the overlay's manifests, until the block ends.
+
+    change: what an operator changes in them.
+    """
     home = place.directory / "gateway"
-    found = home / f"data/envoy-versions/{_ENVOY_VERSION}/bin/envoy"
+    found = home / f"data/envoy-versions/{ENVOY_VERSION}/bin/envoy"
     found.parent.mkdir(parents=True)
     found.symlink_to(ENVOY)
     resources = home / "resources"
     resources.mkdir()
-    (resources / "all.yaml").write_text(yaml.safe_dump_all(manifests(place)))
+    (resources / "all.yaml").write_text(yaml.safe_dump_all(change(manifests(place), place)))
     config = home / "envoy-gateway.yaml"
     config.write_text(yaml.safe_dump(_settings(home, resources)))
     certificates = [str(binary), "certgen", "--local", "--config-home", str(home / "config")]
@@ -80,13 +92,13 @@ def manifests(place: Place) -> list[Tree]:
     router = _backend("kvsteer", [f"127.0.0.1:{place.router_port}"])
     # as the Service's port says
     router["spec"]["appProtocols"] = ["gateway.envoyproxy.io/h2c"]
-    return [*_class(), *told, router, _backend("vllm", place.workers)]
+    return [*gateway_class(), *told, router, _backend("vllm", place.workers)]
 
 
-def _class() -> list[Tree]:
+def gateway_class() -> tuple[Tree, Tree]:
     """The class `eg` of docs/ingress-envoy-gateway.md, with the Envoy that is here."""
     proxy = {"group": _GROUP, "kind": "EnvoyProxy", "name": "here", "namespace": _NAMESPACE}
-    return [
+    return (
         {
             "apiVersion": "gateway.networking.k8s.io/v1",
             "kind": "GatewayClass",
@@ -98,11 +110,11 @@ def _class() -> list[Tree]:
             "kind": "EnvoyProxy",
             "metadata": {"name": "here", "namespace": _NAMESPACE},
             "spec": {
-                "provider": {"type": "Host", "host": {"envoyVersion": _ENVOY_VERSION}},
+                "provider": {"type": "Host", "host": {"envoyVersion": ENVOY_VERSION}},
                 "concurrency": 1,
             },
         },
-    ]
+    )
 
 
 def _with_backends(manifest: Tree) -> Tree:

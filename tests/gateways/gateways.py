@@ -18,6 +18,7 @@ from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
 from tests.deploy.manifests import of_kind
 from tests.e2e.system import System, until
+from tests.extproc.serving.identities import Identities
 from tests.ports import free_port
 
 MODEL = "my-model"
@@ -58,9 +59,13 @@ class Program:
         if self.process.returncode is not None:
             raise DiedError(f"{self.process.returncode}, after\n{self.log_tail()}")
 
+    def log(self) -> str:
+        """What it has said."""
+        return self._log.read_text(errors="replace")
+
     def log_tail(self) -> str:
         """The last lines of its log."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        return "\n".join(self.log().splitlines()[-TAIL_LINES:])
 
 
 @contextlib.asynccontextmanager
@@ -129,15 +134,19 @@ def published(overlay: str) -> Tree:
     return dict(found)
 
 
-def here(configuration: Tree, workers: Sequence[Worker], port: int) -> Tree:
+def here(configuration: Tree, workers: Sequence[Worker], port: int, directory: Path) -> Tree:
     """A published configuration with the workers, the tokenizer and the ports of this machine.
 
-    port: the gateway's.
+    port: the gateway's. directory: for a certificate, if the router is to have one.
     """
     told: Tree = configuration | {
         name: configuration.get(name, {}) | {"listen": f"127.0.0.1:{free_port()}"}
         for name in ("extproc", "admin", "metrics")
     }
+    if "tls" in told["extproc"]:
+        files = Identities(directory)
+        named = {"certificate": str(files.certificate_file), "key": str(files.key_file)}
+        told["extproc"] |= {"tls": named}
     told["models"] = [one | {"tokenizer": str(TINY_MODEL)} for one in configuration["models"]]
     told["envoy"] = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{free_port()}"}
     del told["discovery"]
@@ -172,7 +181,7 @@ async def behind(
             )
             for one, listen in zip(each, listening, strict=True)
         ]
-        told = here(configuration, workers, port)
+        told = here(configuration, workers, port, directory)
         config_file = directory / "kvsteer.yaml"
         config_file.write_text(yaml.safe_dump(told))
         session = await stack.enter_async_context(aiohttp.ClientSession())
