@@ -162,6 +162,7 @@ def _steered_to(log: Path, worker: str) -> list[dict[str, str]]:
     return [line for line in lines if line["kvsteer_answered"] == worker and line["kvsteer_picked"]]
 
 
+@pytest.mark.slow
 async def test_patching_twice_changes_nothing_and_envoy_takes_the_result(
     patched: Patched,
 ) -> None:

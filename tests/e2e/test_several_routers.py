@@ -111,6 +111,7 @@ def heavy_text(seed: str) -> str:
     return " ".join(long_text(f"{seed} {part}") for part in range(6))
 
 
+@pytest.mark.slow
 async def test_a_standby_takes_over_with_what_the_workers_hold_and_gives_back() -> None:
     async with two("standby") as routers:
         system, other = routers.system, routers.other
@@ -169,6 +170,7 @@ async def routers_of(routers: Routers, conversations: range) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_conversation_stays_with_its_router_while_that_is_there() -> None:
     async with two("conversation") as routers:
         await routers.until_healthy(2)

@@ -211,6 +211,7 @@ async def test_a_worker_that_ends_is_told_and_started_again(
     assert "worker a is started again" in told
 
 
+@pytest.mark.slow
 async def test_the_demo_goes_on_when_the_router_is_killed_as_it_says(tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "extproc", "demo", "--workers", "1", "--port", str(port)]

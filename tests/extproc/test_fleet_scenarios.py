@@ -102,6 +102,7 @@ def test_a_straggler_that_is_not_known_as_slow_is_found_by_its_metrics() -> None
     assert scraped.p90 < unscraped.p90 / 2
 
 
+@pytest.mark.slow
 def test_routers_that_share_and_sample_are_nearly_as_good_as_one() -> None:
     four = DEFAULT._replace(routers=4)
     sharing = four._replace(tick_seconds=0.01)
@@ -115,6 +116,7 @@ def test_routers_that_share_and_sample_are_nearly_as_good_as_one() -> None:
         assert shared.hit_rate > one.hit_rate - 0.02
 
 
+@pytest.mark.slow
 def test_routers_that_share_learn_speeds_as_well_as_one_does() -> None:
     cell = Cell("1:2:4", single_shot(22, 40), workers=9, rates=(4_000.0, 8_000.0, 16_000.0))
     learns = DEFAULT._replace(learns=True)

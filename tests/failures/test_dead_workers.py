@@ -71,6 +71,7 @@ def comes_back(worker: Part, *, silently: bool) -> None:
         worker.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silently", [False, True], ids=["killed", "silent"])
 async def test_a_worker_that_is_gone_is_picked_no_more_until_it_is_back(
     stage: Stage,
@@ -106,6 +107,7 @@ async def test_a_worker_that_is_gone_is_picked_no_more_until_it_is_back(
     assert picks == 0
 
 
+@pytest.mark.slow
 async def test_where_all_workers_are_gone_all_are_picked(stage: Stage) -> None:
     seen = Seen(stage)
     for worker in stage.workers:

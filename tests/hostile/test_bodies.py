@@ -53,6 +53,7 @@ async def harm_of(victim: Victim, bodies: list[Body], tries: int = 3) -> Harm:
     return min(harms, key=lambda harm: harm.worst_held)
 
 
+@pytest.mark.slow
 async def test_costly_bodies_are_placed_by_load_and_hold_up_nobody(either: Victim) -> None:
     before = await either.decisions("too_many_parts")
     await sent(either, BODIES)
@@ -62,6 +63,7 @@ async def test_costly_bodies_are_placed_by_load_and_hold_up_nobody(either: Victi
     assert harm.worst_held < 0.05, harm
 
 
+@pytest.mark.slow
 async def test_conversations_of_many_short_turns_hold_up_nobody(rendering: Victim) -> None:
     harm = await harm_of(rendering, [SHORT_TURNS] * 40)
     assert harm.worst_held < 0.05, harm

@@ -38,6 +38,7 @@ def long_run_shares() -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("traffic", "knows_conversations"),
     [
@@ -72,6 +73,7 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(
     assert min(hits.values()) >= 52, hits
 
 
+@pytest.mark.slow
 def test_intervals_that_forget_conversations_would_be_wrong() -> None:
     """The one above fails if requests are taken to tell something new each."""
     traffic, (steered, _) = Traffic(10, 80, turns=8.0, pause_seconds=40.0), long_run_shares()

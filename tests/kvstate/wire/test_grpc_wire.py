@@ -193,6 +193,7 @@ def longest_step(steps: Generator[None, None, object]) -> float:
 MANY = KvCacheEvent(removed=KvBlocksRemoved(block_hashes=range(2_000_000)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "events",
     [[store(200_000)], [MANY], [KvCacheEvent()] * 65_000, [store(1)] * 65_000],
