@@ -273,13 +273,13 @@ def _show_certificate(metrics: Metrics, certificates: Certificates | None) -> No
 def _steer(steering: Steering, member: Member | None, percent: float) -> None:
     """Steers so many of a hundred requests from now on, here and in all other processes."""
     if percent != steering.percent:
-        log.info("%g of a hundred requests are steered from now on", percent)
+        log.info("steering %g %% of requests from now on", percent)
         steering.change(percent)
     if member is not None:
         try:
             member.hand_on(percent)
         except OSError as error:
-            log.error("the other processes do not know of that: %s", error.strerror)
+            log.error("the other processes could not be informed: %s", error.strerror)
 
 
 def _report_routes(config: Config, metrics: Metrics, member: Member | None) -> list[RouteDef]:
@@ -434,15 +434,18 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
             config.metrics.listen,
         )
         log.info(
-            "started with %.2f s of CPU; %d MiB are resident", time.process_time(), _resident_mib()
+            "started with %.2f s of CPU time; %d MiB resident", time.process_time(), _resident_mib()
         )
         await stopped.wait()
         sweeper.close()
         parts.readiness.is_stopping = True
         if leave_ms:
-            log.info("stopping: not ready, and for %d ms new streams are still taken", leave_ms)
+            log.info(
+                "stopping: reporting not ready, accepting new streams for %d ms",
+                leave_ms,
+            )
             await asyncio.sleep(leave_ms / 1000)
-        log.info("stopping: streams under way have %d ms", config.extproc.drain_ms)
+        log.info("stopping: open streams have %d ms to finish", config.extproc.drain_ms)
     if member is not None and is_orphan.is_set():
         member.leave()
 
@@ -517,6 +520,6 @@ async def _reload(read_again: Callable[[], Config], before: Config, parts: Parts
         parts.steer(read.steering.percent)
     changed = [key for key in changed_keys(before, read) if key not in _RELOADED]
     if changed:
-        log.warning("read again: these changed, and take a restart: %s", ", ".join(changed))
+        log.warning("configuration read again: these need a restart: %s", ", ".join(changed))
     elif not (is_switched or is_other):
-        log.info("read again: nothing changed")
+        log.info("configuration read again: nothing changed")

@@ -90,7 +90,7 @@ class EndpointFiles:
             log.exception("envoy.eds_directory: the files cannot be written")
             fault = f"the files cannot be written: {type(error).__name__}"
         if fault and fault != self.fault:
-            log.error("envoy.eds_directory: %s; Envoy learns of no new workers", fault)
+            log.error("envoy.eds_directory: %s; Envoy does not see new workers", fault)
         self.fault = fault
 
     async def _write_changed(self) -> str:

@@ -213,13 +213,13 @@ class Processes:
             if status > 0 and not (is_steady or self._was_ready(number)):
                 # it has said why, and would say so again
                 self._status = status
-                log.error("process %d does not start: all others are stopped", number)
+                log.error("process %d does not start: stopping all others", number)
                 self._stop()
                 return
             if is_steady:
                 backoff.reset()
             pause = backoff.next_seconds()
-            log.error("process %d %s: it is started anew in %.1f s", number, _end(status), pause)
+            log.error("process %d %s: restarting it in %.1f s", number, _end(status), pause)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
 

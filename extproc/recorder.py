@@ -171,7 +171,7 @@ class _File:
             return False
         self._size += len(text)
         if self._fault:
-            log.info("recorder.file: %s is written again", self._path)
+            log.info("recorder.file: writing to %s works again", self._path)
             self._fault = ""
         return True
 

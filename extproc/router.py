@@ -383,7 +383,7 @@ class Router:
         is_down = self._workers.down(picked)
         if cause and not is_down and self._warnings.may_warn(self._monotonic()):
             log.warning(
-                "requests steered to %s are answered elsewhere, the last by %.80s: %s",
+                "requests steered to %s are answered by other servers, the last by %.80s: %s",
                 *(picked, endpoint, cause),
             )
 
@@ -449,7 +449,7 @@ class Router:
                 *(booking.endpoint, status, seconds),
             )
         elif seconds is not None:
-            log.info("worker at %s answers again and is not ejected any more", booking.endpoint)
+            log.info("worker at %s answers again and is no longer ejected", booking.endpoint)
 
     def in_flight(self, endpoint: str) -> int:
         """Returns how many requests are under way on an endpoint."""

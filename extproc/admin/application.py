@@ -217,7 +217,7 @@ class ServerLog:
         self._malformed += 1
         if self._malformed & (self._malformed - 1) == 0:
             log.warning(
-                "%s: a client sent what is no HTTP request: %s (%d so far)",
+                "%s: a client sent an invalid HTTP request: %s (%d so far)",
                 self._name,
                 type(exc_info).__name__,
                 self._malformed,

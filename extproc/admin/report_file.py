@@ -62,7 +62,7 @@ class ReportFile:
             periods = await asyncio.to_thread(_read, self._path)
         except ReportError as error:
             log.error(
-                "report.file: %s %s: it is kept as %s.broken, and the report begins anew",
+                "report.file: %s %s: kept as %s.broken; a new report begins",
                 *(self._path, error, self._path),
             )
             with contextlib.suppress(OSError):  # else it is replaced with the next report

@@ -281,7 +281,7 @@ class SelfCheck:
             log.info("worker %s: its tokens match ours again", check.worker)
         elif found is not None:
             log.warning(
-                "worker %s: its tokens differ from ours, in the last case at position %d"
+                "worker %s: its tokens differ from ours, last at position %d"
                 " (ours %d, the engine's %s); its overlap counts as uncertain",
                 check.worker,
                 found.position,

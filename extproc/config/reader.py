@@ -66,7 +66,7 @@ def read_text(path: str, most: int) -> str:
     try:
         return _contents(path, most).decode()
     except UnicodeDecodeError:
-        raise ConfigError([f"{path}: is no UTF-8 text"]) from None
+        raise ConfigError([f"{path}: is not UTF-8 text"]) from None
 
 
 def _contents(path: str, most: int) -> bytes:

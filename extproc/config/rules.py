@@ -462,7 +462,7 @@ def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
             owner = owners.setdefault(source, position)
             if owner != position and name not in told:
                 told.add(name)
-                yield f"{key}[{position}].events.{name}: {place} is that of {key}[{owner}] too"
+                yield f"{key}[{position}].events.{name}: {place} is already used by {key}[{owner}]"
 
 
 def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
@@ -526,7 +526,7 @@ def _open_to_others(config: Config) -> Iterator[str]:
     ):
         host = address.parse(text).host
         if not address.is_loopback(host):
-            yield f"{key}: whoever reaches {text} can {power}, without a password: use 127.0.0.1"
+            yield f"{key}: anybody who reaches {text} can {power} without a password: use 127.0.0.1"
 
 
 def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
@@ -574,8 +574,8 @@ def _roles(config: Config) -> Iterator[str]:
     can_answer = {BOTH} if config.disaggregation.connector == SGLANG else {BOTH, DECODE}
     if roles and roles.isdisjoint(can_answer):
         yield (
-            "workers: none takes whole requests: nobody answers while the router is away, or no"
-            " prefill worker is there"
+            "workers: none takes whole requests: nothing answers while the router is down or no"
+            " prefill worker is up"
         )
 
 

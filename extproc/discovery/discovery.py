@@ -114,14 +114,14 @@ class Discovery:
             if note:
                 log.warning("discovery: %s: %s", name, note)
         if view != seen.view:
-            log.info("discovery: %s names %d workers", name, len(view))
+            log.info("discovery: %s lists %d workers", name, len(view))
             seen.view = view
             self._changed.set()
 
     def _confirm(self, name: str, seen: _Seen) -> None:
         seen.confirmed_at = self._monotonic()
         if seen.fault:
-            log.info("discovery: %s is well again", name)
+            log.info("discovery: %s works again", name)
             seen.fault = ""
 
     def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:

@@ -137,7 +137,7 @@ async def _in_turn(
     """
     about = About(f"worker {found.worker.endpoint}")
     if found.excluded:
-        return [about.note("discovery", f"not looked at: it takes no requests: {found.excluded}")]
+        return [about.note("discovery", f"not checked: it takes no requests: {found.excluded}")]
     async with turns:
         try:
             return await _worker(means, found.worker, about, tellings)
@@ -286,11 +286,11 @@ def _findings(about: About, options: Tls) -> Iterator[Finding]:
 def _expiry(about: About, expires_at: float, now: float) -> Finding:
     day = datetime.fromtimestamp(expires_at, UTC).date()
     if expires_at <= now:
-        return about.wrong("tls-expired", f"the certificate ended on {day}: nobody connects")
+        return about.wrong("tls-expired", f"the certificate expired on {day}: nobody can connect")
     days = int((expires_at - now) // _DAY_SECONDS)
     if days < SOON_DAYS:
-        return about.note("tls", f"the certificate ends on {day}, in {days} days: renew it")
-    return about.right("tls", f"the certificate and its key go together until {day}")
+        return about.note("tls", f"the certificate expires on {day}, in {days} days: renew it")
+    return about.right("tls", f"the certificate matches its key and is valid until {day}")
 
 
 class Overheard(NamedTuple):
@@ -348,7 +348,7 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
     if heard.fault:
         return [about.wrong("sharing-unreachable", heard.fault)]
     found = [
-        about.right("sharing", f"router {name} was heard {age * 1000:.0f} ms ago")
+        about.right("sharing", f"router {name} sent its last message {age * 1000:.0f} ms ago")
         for name, age in heard.heard_seconds.items()
     ]
     strange = {name: count for name, count in heard.counts.items() if name not in ("taken", "old")}
@@ -356,7 +356,7 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
         words = ", ".join(f"{count} by {name}" for name, count in strange.items())
         found.append(about.wrong("sharing-unsealed", f"messages are refused: {words}"))
     if not heard.heard_seconds:
-        found.append(about.note("sharing", "no router is heard"))
+        found.append(about.note("sharing", "no other router was heard"))
     return found
 
 

@@ -121,7 +121,7 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
         yield about.wrong("envoy-body-mode", says)
     if mode == "BUFFERED" and not ext_proc.get("allow_mode_override"):
         says = (
-            "allow_mode_override is false: what the router need not read is buffered all the same"
+            "allow_mode_override is false: bodies that the router does not need are buffered anyway"
         )
         yield about.wrong("envoy-mode-override", says)
     options = mapping(mapping(ext_proc.get("metadata_options")).get("receiving_namespaces"))

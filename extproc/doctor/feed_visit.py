@@ -98,7 +98,7 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
             return []
         code = "events-untold" if visited.told is None else "events-off"
         return [about.wrong(code, "the worker names no feed")]
-    says = "none are configured: it is routed by what was sent there before, and by load"
+    says = "none are configured: routed by load and by what was sent there before"
     told = f"; it publishes at {sources[0].events}" if sources else ""
     return [about.note("events", says + told)]
 
@@ -176,7 +176,7 @@ async def _heard(
     if heard[0].lost:
         return [*findings, about.wrong("feed-lost", heard[0].lost)]
     if not findings:
-        findings.append(about.right("feed", "it answers to the subscription"))
+        findings.append(about.right("feed", "it answers the subscription"))
     if is_drain:
         findings = list(_drained(about, findings, heard))
     return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
@@ -188,13 +188,13 @@ def _drained(
     """Yields the findings about a queue, each of whose events goes to one caller only."""
     for one in findings:
         if one.code == "feed-silent":
-            says = f"{one.says}: somebody else took them, or the engine queues none"
+            says = f"{one.says}: another client took them, or the engine queues none"
             yield about.wrong("drain-shared", says)
         else:
             yield one
     missing = sum(one.missing for one in heard)
     if missing:
-        yield about.wrong("drain-shared", f"{missing} events went to somebody else")
+        yield about.wrong("drain-shared", f"another client took {missing} events")
 
 
 async def visit_zmq(
@@ -203,7 +203,7 @@ async def visit_zmq(
     """Examines every port of a ZMQ feed, then listens; earlier batches are not asked for."""
     findings = list(judge_told(about, sources, visited.told))
     if sources[0].binds:
-        says = "not checked: the router binds this feed's ports, and GET /workers tells its state"
+        says = "not checked: the router binds this feed's ports, and GET /workers shows its state"
         return [*findings, about.note("feed", says)]
     looks = await _looks(sources, means.seconds)
     findings += judge_places(about, sources, looks, visited.told)
@@ -270,11 +270,11 @@ async def _zmq_heard(
     else:
         await asyncio.sleep(min(LISTEN_SECONDS, means.seconds))
         if not any(one.heard.batches for one in every):
-            says = "connected; nothing was published meanwhile: --probe provokes an event"
+            says = "connected; no event was published during the check: --probe triggers one"
             findings.append(about.note("feed", says))
     heard = [one.heard for one in ours]
     if any(one.heard.batches for one in others) and not any(one.batches for one in heard):
-        says = "nothing came under the topic of the configuration, and something under another"
+        says = "nothing was published under the configured topic, but something under another"
         return [about.wrong("topic-wrong", says)]
     return [*findings, *judge_heard(about, heard), *judge_sizes(means, worker, heard, about)]
 
@@ -292,7 +292,7 @@ async def _replays(
         if one.replay is not None and is_replayer(looks[one.replay])
     }
     if not any(one.replay for one in sources):
-        return [about.note("replay", "none is configured: what is lost on the way stays unknown")]
+        return [about.note("replay", "none is configured: lost messages cannot be recovered")]
     found = await asyncio.gather(
         *(_replay(means, one, provoked.get(rank), about) for rank, one in asked.items())
     )
@@ -358,7 +358,7 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
         for ours, theirs in zip(one.sources, one.told.sources if one.told else (), strict=False):
             owner = feeds.get(ours.events, one.worker)
             if owner != one.worker:
-                says = f"{ours.events} is the feed of worker {owner}, by that worker's own word"
+                says = f"{ours.events} is the feed of worker {owner}, according to that worker"
                 says += f"; this one publishes at {theirs.events}"
                 yield about.wrong("feed-swapped", says)
             elif not ours.binds and _port(ours.events) != _port(theirs.events):
@@ -366,7 +366,7 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
                 yield about.note("feed", f"{says}: right only if the ports are mapped or relayed")
             owner = replays.get(ours.replay or "", one.worker)
             if owner != one.worker:
-                says = f"{ours.replay} is the replay of worker {owner}, by that worker's own word"
+                says = f"{ours.replay} is the replay of worker {owner}, according to that worker"
                 says += f"; this one's is {theirs.replay or 'nowhere'}"
                 yield about.wrong("replay-swapped", says)
 

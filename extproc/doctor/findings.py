@@ -67,7 +67,7 @@ FAULTS = {
     "feed-swapped": Fault("feed", "give each worker the ports of its own feed in `events.zmq`"),
     "feed-lost": Fault("feed", "read the engine's log; too many subscribers, or a proxy between?"),
     "feed-unreadable": Fault(
-        "feed", "correct `events`: what is published there are no KV-cache events"
+        "feed", "correct `events`: what is published there is not KV-cache events"
     ),
     "feed-flooded": Fault("feed", "correct `events`: no engine publishes as much as this"),
     "ranks-miscounted": Fault("ranks", "set `events.ranks` to the engine's data-parallel size"),
@@ -80,11 +80,11 @@ FAULTS = {
         "topic", "leave `events.topic` empty: it is a prefix, and empty takes all"
     ),
     "feed-silent": Fault(
-        "probe", "is prefix caching on in the engine, and is this the feed of this very worker?"
+        "probe", "is prefix caching on in the engine, and is this feed the worker's own?"
     ),
     "probe-refused": Fault("probe", "read the engine's answer: it refuses a plain completion"),
     "replay-unused": Fault(
-        "replay", "set `events.replay`: without it every lost message is a hole"
+        "replay", "set `events.replay`: without it lost messages cannot be recovered"
     ),
     "replay-nobody-listens": Fault(
         "replay", "set `replay_endpoint` in the engine's events configuration, or correct the port"
@@ -114,10 +114,10 @@ FAULTS = {
     # tokens
     "tokenizer-unloadable": Fault("tokenizer", "correct `models[].tokenizer`, or fetch its files"),
     "tokens-differ": Fault(
-        "tokens", "give `models[].tokenizer` the very files that the engine was started with"
+        "tokens", "point `models[].tokenizer` to the files that the engine was started with"
     ),
     "tokenizer-refuses": Fault(
-        "tokens", "use a local tokenizer: this engine's /tokenize does not take such questions"
+        "tokens", "use a local tokenizer: this engine's /tokenize does not accept such requests"
     ),
     "tokenizer-slow": Fault("tokens", "raise `tokenizer.deadline_ms`, or use a local tokenizer"),
     # discovery
@@ -127,7 +127,7 @@ FAULTS = {
     "tls-certificate": Fault(
         "tls", "correct `extproc.tls`: PEM files that may be read, and the certificate's own key"
     ),
-    "tls-expired": Fault("tls", "renew the certificate: new files are taken without a restart"),
+    "tls-expired": Fault("tls", "renew the certificate: new files are loaded without a restart"),
     "tls-client-ca": Fault("tls", "correct `extproc.tls.client_ca`: PEM with certificates in it"),
     # sharing with other routers
     "sharing-unreachable": Fault(
@@ -143,7 +143,7 @@ FAULTS = {
         "envoy", "give the router's cluster a TLS `transport_socket` (`envoy.router_tls`)"
     ),
     "envoy-tls-to-plain": Fault(
-        "envoy", "set `extproc.tls`, or take `transport_socket` from the router's cluster"
+        "envoy", "set `extproc.tls`, or remove `transport_socket` from the router's cluster"
     ),
     "envoy-no-client-certificate": Fault(
         "envoy", "set `envoy.router_tls.certificate` and `key`: the router's cluster shows them"
@@ -169,7 +169,7 @@ FAULTS = {
         "envoy", "add the worker to the cluster, or let Envoy follow `envoy.eds_directory`"
     ),
     "envoy-host-unknown": Fault(
-        "envoy", "add the host to `workers`, or take it out of the cluster: it is never picked"
+        "envoy", "add the host to `workers`, or remove it from the cluster: it is never picked"
     ),
     "envoy-router-place": Fault(
         "envoy", "correct the address in the router's cluster, `extproc.listen` or `envoy.router`"
@@ -178,7 +178,7 @@ FAULTS = {
         "envoy", "give the router's cluster `http2_protocol_options` (HttpProtocolOptions)"
     ),
     "envoy-route-disabled": Fault(
-        "envoy", "take ExtProcPerRoute `disabled: true` off the routes to the workers"
+        "envoy", "remove ExtProcPerRoute `disabled: true` from the routes to the workers"
     ),
     "envoy-route-timeout": Fault("envoy", "set `timeout: 0s` on the routes to the workers"),
     "envoy-no-retries": Fault(

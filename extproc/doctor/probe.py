@@ -237,7 +237,7 @@ def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
         says = f"{unreadable} of {batches or unreadable} messages could not be read"
         yield about.wrong("feed-unreadable", says)
     elif batches:
-        yield about.right("feed", f"batches that came and were read: {batches}")
+        yield about.right("feed", f"batches received and decoded: {batches}")
     if any(one.is_over_limit for one in all_heard):
         yield about.wrong("feed-flooded", f"{batches} batches came, more than were listened to")
     for one in all_heard:

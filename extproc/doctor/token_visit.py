@@ -88,7 +88,8 @@ def judge_tokens(about: About, told: list[Told], text_of: TextOf, witness: str =
     if found.mismatch is not None:
         return about.wrong("tokens-differ", in_words(found.mismatch, witness))
     return about.right(
-        "tokens", f"the engine's are ours in {found.compared} golden requests, by {witness}"
+        "tokens",
+        f"they match the engine's in {found.compared} golden requests, says {witness}",
     )
 
 

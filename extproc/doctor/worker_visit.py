@@ -306,9 +306,9 @@ def judge_clock(about: About, ahead_seconds: float, witness: str) -> Finding:
     witness: what told the time.
     """
     if abs(ahead_seconds) <= MAX_SKEW_SECONDS:
-        return about.right("clock", f"agrees with ours, by {witness}")
+        return about.right("clock", f"agrees with ours, according to {witness}")
     where = "ahead of" if ahead_seconds > 0 else "behind"
-    says = f"it is {abs(ahead_seconds):.0f} s {where} ours, by {witness}"
+    says = f"it is {abs(ahead_seconds):.0f} s {where} ours, according to {witness}"
     return about.wrong("clock-skew", says)
 
 
@@ -323,7 +323,7 @@ def judge_block_size(
         says = f"{size} tokens by {witness}, {worker.block_size} in the configuration"
         return about.wrong("block-size", says)
     if size == 1:
-        says = "1 token: every token is a block, and the index sixteen times as large as with 16"
+        says = "1 token: every token is a block, so the index is sixteen times as large as with 16"
         return about.note("block size", says)
     if worker.block_size is None and size != config.policy.block_size:
         says = f"{size} tokens by {witness}; {config.policy.block_size} are assumed until an event"

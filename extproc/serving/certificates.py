@@ -163,7 +163,7 @@ class Certificates:
                 self.current = await asyncio.to_thread(_read, self._options)
             except StartError as error:
                 self.fault = str(error)
-                log.error("the TLS files cannot be used, the previous ones stay: %s", error)
+                log.error("the new TLS files cannot be used, keeping the previous ones: %s", error)
                 return
             self.fault = None
             log.info("TLS files reloaded")

@@ -399,8 +399,8 @@ class LeanServer:
             return
         self._is_full_told = True
         log.warning(
-            "%d connections are open, as many as may be: from now on one that has nothing to do"
-            " is closed for each that comes; this is told once",
+            "%d connections are open, which is the limit: each new one closes an idle one"
+            " from now on; this is logged once",
             len(self._connections),
         )
 

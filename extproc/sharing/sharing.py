@@ -158,7 +158,7 @@ class Sharing:
     def note(self) -> str:
         """What GET /readyz says besides: a router that decides alone is ready all the same."""
         hindrance = self.hindrance()
-        return f"not shared with other routers: {hindrance}" if hindrance else ""
+        return f"not sharing with other routers: {hindrance}" if hindrance else ""
 
     def status(self) -> dict[str, Any]:
         """The answer of GET /routers."""
@@ -208,7 +208,7 @@ class Sharing:
         # after a pause of our own, what the others said meanwhile is still to be read
         for other in self.picture.forget(now) if was_here else ():
             if not self._said:
-                log.info("router %s is silent and not counted any more", other.origin)
+                log.info("router %s is silent and no longer counted", other.origin)
         if self.picture.asks(now):
             self._telling.hello()
         messages = self._telling.due(self._fleet.loads, now, time.time_ns() // 1000)
@@ -230,10 +230,10 @@ class Sharing:
         is_beginning = fault == CONNECTING and now < self._patient_until
         if fault and not self._said and not is_beginning:
             self._said = fault
-            log.warning("not shared with other routers: %s: %s", self._options.url, fault)
+            log.warning("not sharing with other routers: %s: %s", self._options.url, fault)
         elif self._said and now - self._faulty_at >= SETTLED_SECONDS:
             self._said = ""
-            log.info("shared with other routers over %s", self._options.url)
+            log.info("sharing with other routers over %s", self._options.url)
 
     def _hear(self, message: bytes) -> float:
         """Takes a message; returns for how many seconds no more of them are wanted."""
@@ -248,7 +248,7 @@ class Sharing:
         if news is not None and news.is_hello:
             self._telling.asked()
         if len(self.picture.others) > routers and news is not None and not self._said:
-            log.info("router %s is heard", news.origin)
+            log.info("router %s joined", news.origin)
         self._worked += time.thread_time() - began
         return max(0.0, self._window_ends - now) if self._worked > MOST_SECONDS else 0.0
 

@@ -395,7 +395,7 @@ def _fast(source: str, proofs: _Proofs, model: str) -> Encoder | None:
     except ImportError:
         return None
     except RequestError:
-        log.info("model %s: fastokens does not know this kind of tokenizer", model)
+        log.info("model %s: fastokens does not support this tokenizer", model)
         return None
     return encoder if proofs.hold_for_library(encoder) else None
 

@@ -99,7 +99,7 @@ class HealthProbe:
         is_told = Judge.SCRAPES in upstream.against  # then the scrapes tell
         if not fault:
             if self._upstreams.restore(upstream, Judge.PROBE) and not is_told:
-                log.info("worker %s is well again", worker.name)
+                log.info("worker %s is healthy again", worker.name)
             return
         if self._upstreams.fail(upstream, Judge.PROBE, FAILURES_UNTIL_UNHEALTHY, _UNHEALTHY):
             worker.holdings.lose(self._monotonic())
@@ -177,7 +177,7 @@ class Doubts:
         upstreams.doubt(upstream.endpoint, is_doubted=False)
         if upstream.vital.alive(now):
             upstreams.restore(upstream, Judge.DOUBTS)
-            log.info("worker %s is well again", worker.name)
+            log.info("worker %s is healthy again", worker.name)
 
     def _note_failure(self, worker: Worker, upstream: Upstream, fault: str, now: float) -> None:
         if not upstream.vital.failed(now, is_certain=fault in (REFUSED, SILENT)):

@@ -129,13 +129,13 @@ class Learning:
             learned = await self._ask(client, name)
             if learned not in (worker.learned, NOTHING):
                 worker.learned = learned
-                log.info("worker %s tells: %s", name, _shown(learned))
+                log.info("worker %s reports: %s", name, _shown(learned))
                 self._changed()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.debug("worker %s does not tell what it serves: %s", name, type(error).__name__)
+            log.debug("worker %s does not say what it serves: %s", name, type(error).__name__)
             return False
         except Exception:  # one worker's answer must not end its asking
-            log.exception("worker %s: what it tells cannot be taken", name)
+            log.exception("worker %s: its answer cannot be used", name)
         return True
 
     async def _ask(self, client: Client, name: str) -> Learned:

@@ -233,7 +233,7 @@ class Verifying:
         if told.result == VERIFIED and self.of_models()[model].told.result == VERIFIED:
             if (VERIFIED,) not in said:
                 log.info(
-                    "model %s: its tokens are those of worker %s, in %d golden requests",
+                    "model %s: our tokens match those of worker %s in %d golden requests",
                     *(model, worker.name, told.compared),
                 )
             self._said[model] = {(VERIFIED,)}
@@ -244,13 +244,13 @@ class Verifying:
         said.add(key)
         if told.result == DIFFERENT:
             log.warning(
-                "model %s: its tokens are not those of worker %s: %s; routed approximately until"
-                " they are the same: %s",
+                "model %s: our tokens are not those of worker %s: %s; routed approximately until"
+                " they match: %s",
                 *(model, worker.name, told.why, ", ".join(told.shown()["forms"])),
             )
         else:
             log.info(
-                "model %s: its tokens are not verified by worker %s: %s; requests are served all"
+                "model %s: worker %s could not verify our tokens: %s; requests are served all"
                 " the same",
                 *(model, worker.name, told.why),
             )

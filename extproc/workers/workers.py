@@ -596,5 +596,5 @@ class Resolving:
         endpoints = sorted({str(Address(str(entry[4][0]), place.port)) for entry in found})
         is_there = self._table.has(worker)  # it may have gone meanwhile
         if endpoints and is_there and worker.endpoint not in endpoints:
-            log.info("worker %s is at %s", worker.name, endpoints[0])
+            log.info("worker %s resolves to %s", worker.name, endpoints[0])
             self._moved(worker, endpoints[0])

@@ -307,13 +307,13 @@ class _Subscribe:
         stream = self._bridge.subscribe(start)
         if isinstance(stream, Ended):  # before the metadata: subscribers tell refusal from failure
             await _end(context, stream)
-        log.info("stream to %s begins at %s", context.peer(), start or "the state of now")
+        log.info("stream to %s starts at %s", context.peer(), start or "the current state")
         await context.send_initial_metadata(())
         try:
             while isinstance(message := await self._bridge.next_message(stream), bytes):
                 yield message
         except asyncio.CancelledError:
-            log.info("stream to %s ends: it went away", context.peer())
+            log.info("stream to %s ends: the subscriber disconnected", context.peer())
             raise
         await _end(context, message)
 

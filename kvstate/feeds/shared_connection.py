@@ -120,7 +120,7 @@ class RankTransport:
                 await self._room.wait()
         except TimeoutError:
             self._is_stalled = True
-            log.warning("a feed takes nothing for %g s: its batches are dropped", STALL_SECONDS)
+            log.warning("a feed has not been read for %g s: its batches are dropped", STALL_SECONDS)
 
     def _put(self, signal: Signal, size_bytes: int) -> None:
         self._signals.append((signal, size_bytes))
@@ -167,7 +167,7 @@ class SharedConnection:
         if rank not in self.unknown_ranks and len(self.unknown_ranks) < MAX_UNKNOWN_RANKS:
             self.unknown_ranks.add(rank)
             log.warning(
-                "%s sends events of rank %d; only ranks 0 to %d are configured: they are dropped",
+                "%s publishes events of rank %d; only ranks 0 to %d are configured: dropped",
                 self._name,
                 rank,
                 len(self.transports) - 1,

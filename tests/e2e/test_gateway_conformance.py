@@ -152,7 +152,7 @@ async def test_picks_that_envoy_does_not_follow_are_noticed_by_default(
         await until(noticed, f"it is noticed: {cause}")
         name = f'kvsteer_served_elsewhere_total{{worker="{endpoints[1]}"}}'
         assert one.counted(name) >= 3
-    assert "are answered elsewhere" in caplog.text
+    assert "are answered by other servers" in caplog.text
 
 
 async def test_picks_that_are_followed_are_no_cause_for_doubt() -> None:

@@ -67,7 +67,7 @@ async def test_no_request_is_lost_while_the_engine_is_away(fault: str, tmp_path:
                 assert worker
 
         async def is_alone() -> bool:
-            return "not shared with other routers" in (await second.readiness())[1]
+            return "not sharing with other routers" in (await second.readiness())[1]
 
         async def is_forgotten() -> bool:
             return not await second.hears()

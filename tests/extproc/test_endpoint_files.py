@@ -123,4 +123,4 @@ async def test_a_directory_that_is_not_there_is_a_fault_that_heals(
         directory.mkdir()
         await until(lambda: files.fault == "")
         assert read(directory) == [ONE]
-    assert caplog.text.count("Envoy learns of no new workers") == 1
+    assert caplog.text.count("Envoy does not see new workers") == 1

@@ -418,7 +418,7 @@ def test_the_command_prints_nothing_but_the_error_where_it_refuses(
     command = ["envoy", "--config", str(mine), "--patch", str(theirs)]
     for raw, why in (
         (b"static_resources: {}\n", "has no static listener"),
-        (b"\xff", "is no UTF-8 text"),
+        (b"\xff", "is not UTF-8 text"),
         (b"#" * 1_048_577, "larger than 1048576 bytes"),
     ):
         theirs.write_bytes(raw)

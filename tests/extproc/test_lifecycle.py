@@ -137,7 +137,7 @@ async def test_a_hangup_says_which_keys_take_a_restart(tmp_path: Path) -> None:
 
             await until(is_said, words)
 
-        await says("read again: nothing changed")
+        await says("configuration read again: nothing changed")
         changed = "\nevents: {enabled: false}\nlog: {level: error}\npolicy: {name: random}\n"
         await says("and take a restart: log.level, policy.name\n", changed)
         assert "events disabled: requests are routed by load and by what" in one.log.read_text()
@@ -185,4 +185,4 @@ async def test_a_router_serves_and_says_that_a_models_tokens_are_found_to_differ
                     metrics = await answer.text()
             assert (shown["result"], shown["request"]) == ("differs", "a conversation")
             assert 'kvsteer_model_verified{model="tiny",result="differs"} 1.0' in metrics
-            assert one.log.read_text().count("its tokens are not those of worker") == 1
+            assert one.log.read_text().count("our tokens are not those of worker") == 1

@@ -112,7 +112,7 @@ async def test_each_process_has_its_own_addresses_and_all_end_with_the_parent(
         one.process.send_signal(signal.SIGHUP)
 
         async def both_read_again() -> bool:
-            return one.said().count("read again: nothing changed") == 2
+            return one.said().count("configuration read again: nothing changed") == 2
 
         await until(both_read_again, "SIGHUP reaches both")
         one.process.send_signal(signal.SIGTERM)
@@ -167,7 +167,7 @@ async def test_a_process_that_is_killed_comes_back_while_the_other_goes_on(tmp_p
             return len(one.pids(1)) == 2 and await one.is_ready(1)
 
         await until(is_new, "the process is there again")
-        assert "process 1 was ended by SIGKILL: it is started anew in " in one.said()
+        assert "process 1 was ended by SIGKILL: restarting it in " in one.said()
         assert len(one.pids(0)) == 1
 
 
@@ -188,7 +188,7 @@ async def test_a_process_that_cannot_start_ends_them_all(tmp_path: Path) -> None
         async with parent(config) as one:
             assert await asyncio.wait_for(one.process.wait(), 60) == 1
     assert f"cannot listen on {host}:{port}" in one.said()
-    assert "process 1 does not start: all others are stopped" in one.said()
+    assert "process 1 does not start: stopping all others" in one.said()
 
 
 @pytest.mark.parametrize(

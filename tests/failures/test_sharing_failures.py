@@ -25,8 +25,8 @@ AWAY_REQUESTS = 60
 # A router is alone after ten ticks and 100 ms. What this adds is for a machine that does much else.
 ALONE_SECONDS = 5.0
 
-ALONE = "not shared with other routers"
-SHARED = "shared with other routers over"
+ALONE = "not sharing with other routers"
+SHARED = "sharing with other routers over"
 
 
 class Failure:

@@ -181,7 +181,7 @@ async def test_what_is_no_http_is_one_line_without_what_was_sent(
 ) -> None:
     await _send(served.url, raw)
     (record,) = [one for one in caplog.records if one.levelno >= logging.WARNING]
-    assert "admin: a client sent what is no HTTP request" in record.getMessage()
+    assert "admin: a client sent an invalid HTTP request" in record.getMessage()
     assert "(1 so far)" in record.getMessage()
     assert record.exc_info is None
     assert SECRET.decode() not in caplog.text

@@ -81,7 +81,7 @@ async def test_a_broken_file_is_put_aside_and_named(
     assert requests_of(report) == 2
     assert (tmp_path / "report.broken").read_bytes() == broken
     assert len(read(path.read_bytes())) == 3
-    assert f"it is kept as {path}.broken, and the report begins anew" in caplog.text
+    assert f"kept as {path}.broken; a new report begins" in caplog.text
 
 
 async def test_what_cannot_be_read_or_written_is_logged_once_and_stops_nothing(

@@ -217,7 +217,7 @@ def test_a_watched_file_of_workers_is_read_as_the_configuration_is() -> None:
     text = f"[{{endpoint: 'a:1', events: {events}}}, {{endpoint: 'a:2', events: {events}}}]"
     with pytest.raises(ConfigError) as caught:
         parse_workers(text, "w", config)
-    assert caught.value.faults == ["w: [1].events.zmq: a:5557 is that of [0] too"]
+    assert caught.value.faults == ["w: [1].events.zmq: a:5557 is already used by [0]"]
 
 
 def test_what_is_empty_is_told_once() -> None:

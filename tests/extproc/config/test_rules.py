@@ -208,7 +208,7 @@ def test_two_workers_cannot_have_one_feed() -> None:
     one = WorkerEvents("tcp://a:5557")
     assert list(
         worker_faults("w", [Worker("a:1", events=one), Worker("a:2", events=one)], ONE)
-    ) == ["w[1].events.zmq: a:5557 is that of w[0] too"]
+    ) == ["w[1].events.zmq: a:5557 is already used by w[0]"]
 
 
 def test_a_worker_names_its_model_unless_it_is_the_only_one_or_is_learned() -> None:
@@ -503,15 +503,15 @@ def test_an_endpoint_is_one_workers(one: str, other: str, said: str) -> None:
     ],
 )
 def test_a_feed_is_one_workers(events: WorkerEvents, said: str) -> None:
-    assert clashes(events, events) == [f"w[1].events.{said} is that of w[0] too"]
+    assert clashes(events, events) == [f"w[1].events.{said} is already used by w[0]"]
 
 
 def test_ranks_that_overlap_are_told_once_a_worker_and_key() -> None:
     first = WorkerEvents("tcp://a:5557", "tcp://a:5657", ranks=4)
     second = WorkerEvents("tcp://a:5559", "tcp://a:5657", ranks=4)
     assert clashes(first, second) == [
-        "w[1].events.zmq: a:5559 is that of w[0] too",
-        "w[1].events.replay: a:5657 is that of w[0] too",
+        "w[1].events.zmq: a:5559 is already used by w[0]",
+        "w[1].events.replay: a:5657 is already used by w[0]",
     ]
 
 
@@ -524,7 +524,7 @@ def test_feeds_that_differ_are_sound() -> None:
 
 def test_what_is_bound_is_one_workers_whatever_its_topic() -> None:
     bound = [WorkerEvents("tcp://a:1", topic=topic, bind=True) for topic in "xy"]
-    assert clashes(*bound) == ["w[1].events.zmq: a:1 is that of w[0] too"]
+    assert clashes(*bound) == ["w[1].events.zmq: a:1 is already used by w[0]"]
 
 
 def test_what_is_no_feed_or_no_address_is_left_to_others() -> None:
@@ -579,8 +579,8 @@ def test_servers_for_the_operator_that_others_reach_are_doubted(host: str) -> No
     admin, envoys = doubts(
         replace(LISTED, admin=Admin(f"{host}:9090"), envoy=Envoy(admin=f"{host}:9901"))
     )
-    assert admin.startswith(f"admin.listen: whoever reaches {host}:9090 can drain workers")
-    assert envoys.startswith(f"envoy.admin: whoever reaches {host}:9901 can stop Envoy")
+    assert admin.startswith(f"admin.listen: anybody who reaches {host}:9090 can drain workers")
+    assert envoys.startswith(f"envoy.admin: anybody who reaches {host}:9901 can stop Envoy")
 
 
 def test_files_that_are_not_there_yet_are_doubted() -> None:

@@ -411,7 +411,7 @@ async def test_what_is_wrong_with_a_pool_is_logged_once(
         assert one.fault("kubernetes") == "InferencePool llm does not exist"
         api.put("pools", pool())
         await until(lambda: not one.fault("kubernetes"))
-    assert logged(caplog, "does not exist") == logged(caplog, "is well again") == 1
+    assert logged(caplog, "does not exist") == logged(caplog, "works again") == 1
 
 
 async def test_a_refusal_of_pools_is_logged_once_though_the_pods_are_well(
@@ -426,7 +426,7 @@ async def test_a_refusal_of_pools_is_logged_once_though_the_pods_are_well(
         assert one.fault("kubernetes") == "the API server: 403 not now"
         api.refuses = None
         await until(lambda: not one.fault("kubernetes"))
-    assert logged(caplog, "403 not now") == logged(caplog, "is well again") == 1
+    assert logged(caplog, "403 not now") == logged(caplog, "works again") == 1
 
 
 async def test_a_server_that_refuses_pods_and_pools_is_logged_once(
@@ -439,7 +439,7 @@ async def test_a_server_that_refuses_pods_and_pools_is_logged_once(
         await until(lambda: len(api.asked) > asked + 5)
         api.refuses = None
         await until(lambda: not one.fault("kubernetes"))
-    assert logged(caplog, "503 not now") == logged(caplog, "is well again") == 1
+    assert logged(caplog, "503 not now") == logged(caplog, "works again") == 1
 
 
 async def test_a_kubeconfig_that_is_not_there_is_a_fault(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ worker WORKER
          fix: start the engine, or correct `endpoint`; a firewall or network policy may block it
   wrong  feed: tcp://EVENTS: connection refused [feed-nobody-listens]
          fix: correct `events.zmq`, turn events on, or have the engine bind (`tcp://*:PORT`)
-  note   replay: none is configured: what is lost on the way stays unknown
+  note   replay: none is configured: lost messages cannot be recovered
 2 wrong, 0 right, 3 notes
 """
 

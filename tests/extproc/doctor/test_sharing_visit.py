@@ -21,7 +21,7 @@ async def test_each_router_is_named_with_the_age_of_its_last_word(tmp_path: Path
     async with running_engine(tmp_path) as engine, part(url=engine.url, name="one"):
         (found,) = await visit_sharing(Config(sharing=Sharing(engine.url)), 1.0)
     assert found.verdict is Verdict.RIGHT
-    assert found.says.startswith("router one was heard ")
+    assert found.says.startswith("router one sent its last message ")
 
 
 async def test_a_router_is_heard_that_speaks_seldom(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ async def test_a_router_is_heard_that_speaks_seldom(tmp_path: Path) -> None:
         while not one.sharing.told:  # noqa: ASYNC110 - the next word is seconds away
             await asyncio.sleep(0.02)
         (found,) = await visit_sharing(Config(sharing=sharing), 1.0)
-    assert found.says.startswith("router one was heard ")
+    assert found.says.startswith("router one sent its last message ")
 
 
 @needs_engine
@@ -42,7 +42,7 @@ async def test_a_fleet_with_another_secret_is_found(tmp_path: Path) -> None:
     ):
         found = await visit_sharing(Config(sharing=Sharing(engine.url)), 1.0)
     assert [one.code for one in found] == ["sharing-unsealed", ""]
-    assert found[1].says == "no router is heard"
+    assert found[1].says == "no other router was heard"
 
 
 async def test_an_engine_that_is_not_there_is_found(tmp_path: Path) -> None:

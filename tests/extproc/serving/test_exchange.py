@@ -129,7 +129,7 @@ def test_an_answer_from_elsewhere_is_noticed_without_accounting(
     assert fleet(one).astray(SECOND) == ""
     suspects = [each for each in (FIRST, SECOND) if fleet(one).upstreams.is_suspect(each)]
     assert suspects == [FIRST]
-    (warning,) = [text for text in caplog.messages if "answered elsewhere" in text]
+    (warning,) = [text for text in caplog.messages if "answered by other servers" in text]
     assert FIRST in warning
     assert "lacks this endpoint" in warning
 

@@ -160,7 +160,7 @@ def test_a_quick_library_that_cannot_load_the_tokenizer_is_not_used(
 ) -> None:
     fastokens(Library(fails=True))
     text = logged(caplog, tokenizer_of("Llama 3"))
-    assert "model m: fastokens does not know this kind of tokenizer" in text
+    assert "model m: fastokens does not support this tokenizer" in text
     assert "tokenized by tokenizers" in text
 
 
