@@ -39,12 +39,16 @@ NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_GRPCIO, OURS_LEAN, SMG)
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """decides: the process beside Envoy, or SMG itself. proxies: Envoy, if there is one."""
+    """decides: the process beside Envoy, or SMG itself. proxies: Envoy, if there is one.
+
+    helps: what decides asks for each request, such as a tokenizer of its own.
+    """
 
     url: str
     decides: Process | None
     proxies: Process | None
     admin: str | None = None
+    helps: Process | None = None
 
 
 class Arena:
@@ -67,17 +71,7 @@ class Arena:
         self._fleet = self._started_fleet()
         self.missing: dict[str, str] = {}
         self.contestants: dict[str, Contestant] = {}
-        for name, start in {
-            PLAIN: lambda: self._behind_envoy(PLAIN, None),
-            GRPC_AIO: lambda: self._idle(GRPC_AIO, "grpc.aio"),
-            GRPCLIB: lambda: self._idle(GRPCLIB, "grpclib"),
-            LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
-            OURS_GRPCIO: lambda: self._ours(OURS_GRPCIO, "grpcio"),
-            OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
-            OURS_UNIX: lambda: self._ours(OURS_UNIX, "lean", f"unix:{directory}/router.sock"),
-            OURS_TWO: lambda: self._ours(OURS_TWO, "lean", processes=2),
-            SMG: self._smg,
-        }.items():
+        for name, start in self._starters().items():
             if name not in names:
                 continue
             try:
@@ -85,10 +79,25 @@ class Arena:
             except CannotRunError as error:
                 self.missing[name] = str(error)
 
+    def _starters(self) -> dict[str, Callable[[], Contestant]]:
+        """How each is started, in this order."""
+        unix = f"unix:{self._directory}/router.sock"
+        return {
+            PLAIN: lambda: self._behind_envoy(PLAIN, None),
+            GRPC_AIO: lambda: self._idle(GRPC_AIO, "grpc.aio"),
+            GRPCLIB: lambda: self._idle(GRPCLIB, "grpclib"),
+            LEAN_IDLE: lambda: self._idle(LEAN_IDLE, "lean"),
+            OURS_GRPCIO: lambda: self._ours(OURS_GRPCIO, "grpcio"),
+            OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
+            OURS_UNIX: lambda: self._ours(OURS_UNIX, "lean", unix),
+            OURS_TWO: lambda: self._ours(OURS_TWO, "lean", processes=2),
+            SMG: self._smg,
+        }
+
     def learn(self, requests: Sequence[dict[str, Any]]) -> None:
         """Has each worker compute its share, and waits until our routers know of all."""
         for number, request in enumerate(requests):
-            _post(
+            post(
                 f"http://{self._fleet.workers[number % UPSTREAMS]}", "/v1/chat/completions", request
             )
         for contestant in self.contestants.values():
@@ -180,7 +189,7 @@ class Arena:
         return Contestant(f"http://{listen}", decides, None)
 
 
-def _post(url: str, path: str, body: object) -> Any:  # noqa: ANN401 - JSON
+def post(url: str, path: str, body: object) -> Any:  # noqa: ANN401 - JSON
     """The JSON that is answered; the mark is a word like any other."""
     request = urllib.request.Request(  # noqa: S310 - our own
         f"{url}{path}",
@@ -196,7 +205,7 @@ def _until_known(admin: str, holder: str, request: dict[str, Any]) -> None:
     assert MARK in json.dumps(request)
     deadline = time.monotonic() + LEARN_SECONDS
     while True:
-        told = _post(admin, "/explain", envelope)
+        told = post(admin, "/explain", envelope)
         held = {one["endpoint"]: one["overlap_tokens"] for one in told["candidates"]}
         # all but the question and what the engine always computes
         if held[holder] >= (told["prompt_tokens"] - 64) // 2 > 0:

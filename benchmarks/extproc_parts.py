@@ -45,6 +45,16 @@ MODELS = {
     "object": "list",
     "data": [{"id": "tiny", "object": "model", "created": 1, "owned_by": "vllm", "root": "tiny"}],
 }
+METRICS = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="tiny"} 0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="tiny"} 0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{model_name="tiny"} 0.1
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="65536"} 1
+"""
 TYPES = "type.googleapis.com/envoy.extensions.filters"
 
 
@@ -121,25 +131,18 @@ def envoy_binary() -> str:
 
 
 def upstream_configuration(endpoints: Sequence[str]) -> str:
-    """An Envoy that answers the same to all, once it has read the body."""
+    """An Envoy that answers the same to all, and who it is, once it has read the body."""
     return yaml.safe_dump({"static_resources": {"listeners": [*map(_listener, endpoints)]}})
 
 
 def _listener(endpoint: str) -> dict[str, Any]:
+    answer = json.dumps(ANSWER | {"worker": endpoint})
     routes = [
-        {
-            "match": {"prefix": prefix},
-            "direct_response": {"status": 200, "body": {"inline_string": json.dumps(answer)}},
-        }
-        for prefix, answer in (("/v1/models", MODELS), ("/", ANSWER))
+        _route("/metrics", METRICS, "text/plain; version=0.0.4"),
+        _route("/v1/models", json.dumps(MODELS), "application/json"),
+        _route("/", answer, "application/json"),
     ]
-    is_json = {"header": {"key": "content-type", "value": "application/json"}}
-    host = {
-        "name": "all",
-        "domains": ["*"],
-        "response_headers_to_add": [{**is_json, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}],
-        "routes": routes,
-    }
+    host = {"name": "all", "domains": ["*"], "routes": routes}
     manager = {
         "@type": f"{TYPES}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "upstream",
@@ -164,6 +167,17 @@ def _listener(endpoint: str) -> dict[str, Any]:
         "name": endpoint,
         "address": {"socket_address": {"address": ip, "port_value": int(port)}},
         "filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}],
+    }
+
+
+def _route(prefix: str, answer: str, content_type: str) -> dict[str, Any]:
+    header = {"key": "content-type", "value": content_type}
+    return {
+        "match": {"prefix": prefix},
+        "response_headers_to_add": [
+            {"header": header, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        ],
+        "direct_response": {"status": 200, "body": {"inline_string": answer}},
     }
 
 

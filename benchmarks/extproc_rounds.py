@@ -65,11 +65,15 @@ FULL = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 
 
 @dataclass(slots=True)
 class Figures:
-    """What one contestant showed in one cell, a value a round. Microseconds of CPU a request."""
+    """What one contestant showed in one cell, a value a round. Microseconds of CPU a request.
+
+    cpu: of the process that decides. helped: with what it asks for each request. both: with Envoy.
+    """
 
     samples: list[Sample] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     both: list[float] = field(default_factory=list)
+    helped: list[float] = field(default_factory=list)
 
     def of(self, what: Callable[[Sample], float]) -> Figure:
         """One quantity of the samples."""
@@ -99,21 +103,22 @@ def measured(
 
 def _one(
     contestant: Contestant, wrk: str, bodies: Path, cell: Cell, seconds: int
-) -> tuple[Sample, float, float]:
-    processes = [contestant.decides, contestant.proxies]
+) -> tuple[Sample, float, float, float]:
+    processes = [contestant.decides, contestant.proxies, contestant.helps]
     before = [one.cpu_seconds() if one else 0.0 for one in processes]
     sample = run(wrk, contestant.url, bodies, cell.connections, seconds)
     spent = [
         (one.cpu_seconds() if one else 0.0) - at for one, at in zip(processes, before, strict=True)
     ]
     each = 1e6 / max(1, sample.requests)
-    return sample, spent[0] * each, sum(spent) * each
+    return sample, spent[0] * each, sum(spent) * each, (spent[0] + spent[2]) * each
 
 
-def _keep(figures: Figures, sample: Sample, cpu: float, both: float) -> None:
+def _keep(figures: Figures, sample: Sample, cpu: float, both: float, helped: float) -> None:
     figures.samples.append(sample)
     figures.cpu.append(cpu)
     figures.both.append(both)
+    figures.helped.append(helped)
 
 
 class Rows:

@@ -1,0 +1,191 @@
+"""KVSteer beside the pickers and gateways that people would use instead.
+
+    python benchmarks/peers.py [--quick] [--only speed|hits|losses] [--json FILE]
+
+None of them is a dependency of KVSteer. Install what you want to compare, each as its project says:
+SMG with `pip install smg`; Dynamo with `pip install ai-dynamo packaging uvloop`, and
+KVSTEER_DYNAMO_PYTHON=PATH if that is in another environment; the programs `epp` (llm-d-router,
+release 0.10) and `lwepp` (gateway-api-inference-extension, release 1.6) in PATH. A program built
+from a working copy does not know its version: KVSTEER_PEERS_VERSION_EPP=... tells it. What is
+missing is said.
+
+speed: wrk's chats of known conversations (extproc.py says how), contestants in turn. hits: chats
+over simulated vLLM workers whose caches are too small for every chat everywhere; fresh workers and
+a fresh contestant each time. losses: requests while the picker is killed, and while it hangs.
+"""
+
+import json
+import os
+import platform
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from extproc_contestants import OURS_LEAN, PLAIN
+from extproc_load import conversations, found_wrk, write
+from extproc_rounds import Cell, Measured, measured
+from measure import CannotRunError, Figure, Goal, Row, arguments, table
+from peers_contestants import DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
+from peers_trials import Hits, hits, losses, resident_mib
+
+CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
+QUICK = [Cell(2, 1), Cell(2, 16)]
+SETTLES_SECONDS = 2.0
+FIFTH = Goal(1 / 5, "<= 1/5 of llm-d's")
+HALF = Goal(1 / 2, "<= 1/2 of llm-d's")
+
+METHOD = """\
+How: two shared cores, everything on them; medians of rounds in which contestants take turns.
+added: p50 or p99 less that of Envoy alone in the same round. picker us: CPU a request of the
+process that decides (all threads; for SMG and Dynamo of the proxy that they are). + tokens us: with
+the process that tokenizes for llm-d's picker; KVSteer and Dynamo do that themselves, the others not
+at all. all us: Envoy's too. Three workers; no events come while it is measured. llm-d's: TLS,
+tracing and access logs off, else as its chart has it. Dynamo answers from its own simulated engines
+and not from the upstreams that the others share; its requests/s and latencies include them."""
+
+
+def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], str]:
+    """Rows with goals, and everything that was seen."""
+    wrk = found_wrk()
+    with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
+        directory = Path(name)
+        bodies = directory / "bodies"
+        bodies.mkdir()
+        arena = PeersArena(stack, directory, [one for one in PEERS if one != ROUND_ROBIN])
+        known = []
+        for size in sorted({cell.size for cell in cells}):
+            requests = conversations(size)
+            write(requests, bodies / str(size))
+            arena.learn(requests)
+            time.sleep(SETTLES_SECONDS)
+            known.append(_picked(arena, requests, size))
+        figures = measured(arena, wrk, bodies, cells, rounds, seconds)
+        sizes = [
+            f"{who}: {resident_mib(one.decides.pid):.0f} MiB"
+            for who, one in arena.contestants.items()
+            if one.decides is not None
+        ]
+        told = [_overview(figures, cells, list(arena.contestants))]
+        told += [f"{who}: {reason}" for who, reason in arena.missing.items()]
+        told += ["known conversations sent to their holder (1/3 is chance):", *known]
+        told += ["resident after it: " + ", ".join(sizes)]
+    return _goals(figures, cells), "\n".join(told)
+
+
+def _picked(arena: PeersArena, requests: Sequence[dict[str, object]], size: int) -> str:
+    found = [
+        f"{who} {arena.holders(requests, one.url):.0%}"
+        for who, one in arena.contestants.items()
+        if who != DYNAMO
+    ]
+    return f"  {size} KB: {', '.join(found)}"
+
+
+def _overview(figures: Measured, cells: Sequence[Cell], names: Sequence[str]) -> str:
+    head = f"{'cell':<13}{'who':<19}{'req/s':>7}{'p50 added ms':>14}{'p99 added ms':>14}"
+    lines = [f"{head}{'picker us':>11}{'+ tokens us':>13}{'all us':>9}"]
+    for cell in cells:
+        plain = figures[cell, PLAIN].samples
+        for name in names:
+            found = figures[cell, name]
+            pairs = list(zip(found.samples, plain, strict=True))
+            failed = sum(one.errors for one in found.samples)
+            lines.append(
+                f"{cell!s:<13}{name:<19}"
+                f"{found.of(lambda one: one.per_second).median:>7,.0f}"
+                f"{statistics.median(one.p50 - other.p50 for one, other in pairs):>14.2f}"
+                f"{statistics.median(one.p99 - other.p99 for one, other in pairs):>14.2f}"
+                f"{statistics.median(found.cpu):>11,.0f}{statistics.median(found.helped):>13,.0f}"
+                f"{statistics.median(found.both):>9,.0f}" + (f"  {failed} failed" if failed else "")
+            )
+    return "\n".join(lines)
+
+
+def _goals(figures: Measured, cells: Sequence[Cell]) -> list[Row]:
+    rows = []
+    for cell in cells:
+        ours, plain = figures[cell, OURS_LEAN], figures[cell, PLAIN]
+        if (cell, LLM_D) not in figures:
+            rows.append(Row(f"CPU of the picker, {cell} (us)", Figure(ours.cpu), "did not run"))
+            continue
+        theirs = figures[cell, LLM_D]
+        for what, cpu in (("the picker", theirs.cpu), ("picker and tokenizer", theirs.helped)):
+            rows.append(Row(f"CPU of {what}, {cell} (us)", Figure(ours.cpu), Figure(cpu), FIFTH))
+        added = [
+            Figure([a.p50 - b.p50 for a, b in zip(one.samples, plain.samples, strict=True)])
+            for one in (ours, theirs)
+        ]
+        rows.append(Row(f"p50 added, {cell} (ms)", added[0], added[1], HALF))
+    return rows
+
+
+def hit_shares(rounds: int, seconds: int) -> str:
+    """Of prompt tokens, by contestant; in turns."""
+    found: dict[str, list[Hits]] = {}
+    missing: dict[str, str] = {}
+    for turn in range(rounds):
+        for name in PEERS[turn % len(PEERS) :] + PEERS[: turn % len(PEERS)]:
+            try:
+                found.setdefault(name, []).append(hits(name, seconds))
+            except CannotRunError as error:
+                missing[name] = str(error)
+    lines = [f"{'who':<19}{'cached':>8}{'(least-most)':>14}{'first byte p50 s':>18}{'p90 s':>8}"]
+    for name in PEERS:
+        if not (all_of := found.get(name)):
+            lines.append(f"{name:<19}{missing[name]}")
+            continue
+        cached = [one.cached for one in all_of]
+        failed = sum(one.failed for one in all_of)
+        lines.append(
+            f"{name:<19}{statistics.median(cached):>8.0%}{min(cached):>9.0%}-{max(cached):.0%}"
+            f"{statistics.median(one.p50 for one in all_of):>18.3f}"
+            f"{statistics.median(one.p90 for one in all_of):>8.3f}"
+            + (f"  {failed} failed" if failed else "")
+        )
+    return "\n".join(lines)
+
+
+def lost_requests() -> str:
+    """While a picker is killed, and while it hangs."""
+    lines = []
+    for what, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
+        for name in PEERS:
+            if name in (PLAIN, ROUND_ROBIN):
+                continue
+            try:
+                lines.append(f"{what:<8}{name:<19}{losses(name, number)}")
+            except CannotRunError as error:
+                lines.append(f"{what:<8}{name:<19}{error}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measures what is wanted and prints it."""
+    parser = arguments(__doc__, "two cells, fewer rounds")
+    parser.add_argument("--only", choices=("speed", "hits", "losses"), help="one part of the three")
+    wanted = parser.parse_args()
+    started = time.monotonic()
+    rows: list[Row] = []
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    print(f"{versions()}\n{machine}, load {os.getloadavg()[0]:.1f}")
+    try:
+        if wanted.only in (None, "speed"):
+            rows, seen = speed(*((QUICK, 2, 1) if wanted.quick else (CELLS, 3, 2)))
+            print(f"\n{seen}\n\n{table(rows)}\n\n{METHOD}", flush=True)
+        if wanted.only in (None, "hits"):
+            print(f"\n{hit_shares(*((1, 6) if wanted.quick else (3, 12)))}", flush=True)
+        if wanted.only in (None, "losses"):
+            print(f"\n{lost_requests()}", flush=True)
+    except CannotRunError as error:
+        raise SystemExit(str(error)) from None
+    print(f"took {time.monotonic() - started:.0f} s, load {os.getloadavg()[0]:.1f}")
+    if wanted.json:
+        wanted.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The peers' own configuration, each as its documentation says for prefix-aware routing.
+
+llm-d: docs/discovery.md and config/charts/llm-d-router-standalone of llm-d-router, branch
+release-0.10; plugins and weights as in deploy/config/epp-precise-prefix-cache-config.yaml there.
+The light picker: the same Envoy settings; it has no others.
+"""
+
+from typing import Any
+
+import yaml
+
+EXTENSIONS = "type.googleapis.com/envoy.extensions"
+HEADER = "x-gateway-destination-endpoint"
+POOL, NAMESPACE = "peers", "llm"
+
+
+def as_llm_d_has_it(rendered: str) -> str:
+    """Our Envoy's configuration with llm-d's filter, destination and picker cluster in it.
+
+    Left out of theirs: access logs and TLS to the picker, which ours does not have here either.
+    """
+    tree: dict[str, Any] = yaml.safe_load(rendered)
+    listener = tree["static_resources"]["listeners"][0]
+    listener["per_connection_buffer_limit_bytes"] = 32768
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager.pop("early_header_mutation_extensions")
+    host = manager["route_config"]["virtual_hosts"][0]
+    for key in ("retry_policy", "request_body_buffer_limit"):
+        host.pop(key, None)
+    host["routes"][0]["route"] |= {"timeout": "86400s", "idle_timeout": "86400s"}
+    asks = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])["typed_config"]
+    for key in ("allow_mode_override", "response_attributes", "metadata_options"):
+        asks.pop(key, None)
+    asks["failure_mode_allow"] = True
+    asks["message_timeout"] = "1000s"
+    asks["grpc_service"]["timeout"] = "10s"
+    asks["processing_mode"] = {
+        "request_header_mode": "SEND",
+        "response_header_mode": "SEND",
+        "request_body_mode": "FULL_DUPLEX_STREAMED",
+        "response_body_mode": "FULL_DUPLEX_STREAMED",
+        "request_trailer_mode": "SEND",
+        "response_trailer_mode": "SEND",
+    }
+    clusters = tree["static_resources"]["clusters"]
+    clusters[0] = _destination(clusters[0]["name"])
+    picker = clusters[1]
+    picker.pop("outlier_detection")
+    picker["connect_timeout"] = "86400s"
+    picker["lb_policy"] = "LEAST_REQUEST"
+    picker["health_checks"] = [
+        {
+            "timeout": "2s",
+            "interval": "10s",
+            "unhealthy_threshold": 3,
+            "healthy_threshold": 2,
+            "reuse_connection": True,
+            "grpc_health_check": {"service_name": "envoy.service.ext_proc.v3.ExternalProcessor"},
+        }
+    ]
+    return yaml.safe_dump(tree)
+
+
+def for_the_light_picker(rendered: str) -> str:
+    """As llm-d has it, with bodies as the light picker can take them: whole, in one message.
+
+    It answers the headers after the last piece of a body, but each piece before. So Envoy 1.40
+    answers 500 to every request whose body has two pieces, as all of HTTP/1.1 have, with
+    FULL_DUPLEX_STREAMED, and loses the choice with STREAMED (run with release 1.6.0). The buffer
+    filter before it makes one piece of them; that is not in its documentation.
+    """
+    tree: dict[str, Any] = yaml.safe_load(as_llm_d_has_it(rendered))
+    listener = tree["static_resources"]["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    listener.pop("per_connection_buffer_limit_bytes")
+    buffer = {"@type": f"{EXTENSIONS}.filters.http.buffer.v3.Buffer", "max_request_bytes": 33554432}
+    whole = {"name": "envoy.filters.http.buffer", "typed_config": buffer}
+    manager["http_filters"].insert(0, whole)
+    asks = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])["typed_config"]
+    asks["send_body_without_waiting_for_header_response"] = True
+    asks["processing_mode"] = {
+        "request_header_mode": "SEND",
+        "response_header_mode": "SKIP",
+        "request_body_mode": "STREAMED",
+        "request_trailer_mode": "SKIP",
+        "response_trailer_mode": "SKIP",
+    }
+    return yaml.safe_dump(tree)
+
+
+def _destination(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": "ORIGINAL_DST",
+        "connect_timeout": "1000s",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "circuit_breakers": {
+            "thresholds": [
+                {"max_connections": 40000, "max_pending_requests": 40000, "max_requests": 40000}
+            ]
+        },
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": HEADER},
+    }
+
+
+def round_robin(rendered: str) -> str:
+    """Our Envoy's configuration without a picker, and with round robin instead of ours."""
+    tree: dict[str, Any] = yaml.safe_load(rendered)
+    cluster = tree["static_resources"]["clusters"][0]
+    cluster.pop("load_balancing_policy")
+    cluster["lb_policy"] = "ROUND_ROBIN"
+    return yaml.safe_dump(tree)
+
+
+def llm_d(endpoints_file: str, renderer: str, events_port: int, replay_port: int) -> str:
+    """The picker's configuration: precise prefixes, tokens from a vLLM's render endpoint."""
+    plugins: list[dict[str, Any]] = [
+        {"type": "file-discovery", "parameters": {"path": endpoints_file, "watchFile": True}},
+        {
+            "type": "token-producer",
+            "parameters": {"modelName": "tiny", "vllm": {"url": f"http://{renderer}"}},
+        },
+        {"type": "endpoint-notification-source"},
+        {"type": "metrics-data-source"},
+        {"type": "core-metrics-extractor"},
+        {"type": "single-profile-handler"},
+        {
+            "type": "precise-prefix-cache-producer",
+            "parameters": {
+                "tokenProcessorConfig": {"blockSizeTokens": 16},
+                "speculativeIndexing": True,
+                "kvEventsConfig": {
+                    "topicFilter": "kv@",
+                    "discoverPods": True,
+                    "podDiscoveryConfig": {
+                        "socketPort": events_port,
+                        "replaySocketPort": replay_port,
+                    },
+                },
+            },
+        },
+        {
+            "type": "prefix-cache-scorer",
+            "parameters": {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"},
+        },
+        {"type": "kv-cache-utilization-scorer"},
+        {"type": "queue-scorer"},
+        {"type": "max-score-picker"},
+    ]
+    profile = [
+        {"pluginRef": "prefix-cache-scorer", "weight": 2.0},
+        {"pluginRef": "kv-cache-utilization-scorer", "weight": 1.0},
+        {"pluginRef": "queue-scorer", "weight": 1.0},
+        {"pluginRef": "max-score-picker"},
+    ]
+    sources = [
+        ("metrics-data-source", "core-metrics-extractor"),
+        ("endpoint-notification-source", "precise-prefix-cache-producer"),
+    ]
+    return yaml.safe_dump(
+        {
+            "apiVersion": "llm-d.ai/v1alpha1",
+            "kind": "EndpointPickerConfig",
+            "plugins": plugins,
+            "dataLayer": {
+                "discovery": {"pluginRef": "file-discovery"},
+                "sources": [
+                    {"pluginRef": source, "extractors": [{"pluginRef": extractor}]}
+                    for source, extractor in sources
+                ],
+            },
+            "schedulingProfiles": [{"name": "default", "plugins": profile}],
+        }
+    )
+
+
+def llm_d_endpoints(endpoints: list[str]) -> str:
+    """The file that its discovery reads."""
+    split = [one.rpartition(":") for one in endpoints]
+    return yaml.safe_dump(
+        {
+            "endpoints": [
+                {"name": f"worker-{number}", "address": ip, "port": port}
+                for number, (ip, _, port) in enumerate(split)
+            ]
+        }
+    )
