@@ -79,7 +79,7 @@ async def test_a_pair_of_which_half_is_written_is_not_taken_and_told_once(
         await certificates.look()
     assert certificates.current is before
     assert "MISMATCH" in (certificates.fault or "")
-    assert caplog.text.count("the TLS files cannot be used, the previous ones stay") == 1
+    assert caplog.text.count("the new TLS files cannot be used, keeping the previous ones") == 1
     identities.key_file.write_bytes(key)
     await certificates.look()
     assert certificates.current.certificate == certificate
