@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from extproc import address
 from extproc.address import Meeting
@@ -48,6 +48,11 @@ MAX_RETRY_SECONDS = 2.0
 # Of what an engine says of an error.
 MAX_WORDS = 120
 
+# Of a message that is not complete yet; no router sends one that is nearly so long.
+MAX_UNREAD_BYTES = 4 * 1024 * 1024
+
+_NO_MORE = object()
+
 CONNECTING = "not connected yet"
 MISSING = "sharing needs the package valkey: install it with pip install 'kvsteer[sharing]'"
 
@@ -64,6 +69,9 @@ class Access(NamedTuple):
 
 class Engine:
     """A connection to an engine, made anew whenever it is lost.
+
+    The client library signs on. From then on the connection is read here, as its bytes arrive: to
+    wake up a task for each message cost as much as all that is done with it.
 
     hear: takes each message of the channel, own ones too, and returns for how many seconds no more
     of them are wanted. opened: is called when messages begin to arrive. answer_seconds: after so
@@ -82,35 +90,35 @@ class Engine:
         answer_seconds: float,
     ) -> None:
         try:
-            import valkey.asyncio  # noqa: PLC0415 - an extra
+            import libvalkey  # noqa: PLC0415 - an extra
+            import valkey.asyncio  # noqa: PLC0415
         except ImportError:
             raise StartError(MISSING) from None
         self._timeouts = (TimeoutError, valkey.TimeoutError)
+        self._packed = libvalkey.pack_command
         self._access = access
         self._hear = hear
         self._opened = opened
         self._answer_seconds = answer_seconds
-        self._connection: AbstractConnection | None = None
+        self._retries = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, random.random)
+        self._line: _Line | None = None
         self._unanswered: deque[float] = deque()
         self._told_at = 0.0
         self.fault = CONNECTING
 
     async def run(self) -> None:
         """Keeps the connection until it is cancelled."""
-        retries = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, random.random)
         while True:
             try:
-                await self._listen(retries)
+                await self._listen()
             except Exception as error:  # noqa: BLE001 - whatever it is, the router goes on alone
                 self.fault = self._words(error)
-            finally:
-                await self._close()
-            await asyncio.sleep(retries.next_seconds())
+            await asyncio.sleep(self._retries.next_seconds())
 
-    async def tell(self, messages: Sequence[bytes]) -> bool:
+    def tell(self, messages: Sequence[bytes]) -> bool:
         """Publishes messages, if the engine takes any now."""
-        connection = self._connection
-        if connection is None:
+        line = self._line
+        if line is None:
             return False
         now = time.monotonic()
         was_here, self._told_at = now - self._told_at < self._answer_seconds / 2, now
@@ -118,51 +126,40 @@ class Engine:
         if was_here and self._unanswered and now - self._unanswered[0] > self._answer_seconds:
             self.fault = "the engine does not answer"
             if now - self._unanswered[0] > DEAD_SECONDS:
-                await self._close()
+                line.end(TimeoutError())
             return False
-        try:
-            async with asyncio.timeout(self._answer_seconds):
-                for message in messages:
-                    self._unanswered.append(now)
-                    packed = connection.pack_command("PUBLISH", self._access.channel, message)
-                    await connection.send_packed_command(packed, check_health=False)
-        except Exception as error:  # noqa: BLE001 - as above
-            self.fault = self._words(error)
-            await self._close()
+        if line.unsent_bytes() > MAX_BYTES:
+            self.fault = "the engine does not keep up"
             return False
+        for message in messages:
+            self._unanswered.append(now)
+            line.write(self._packed(("PUBLISH", self._access.channel, message)))
         return True
 
-    async def _listen(self, retries: Backoff) -> None:
+    async def _listen(self) -> None:
         connection = _connection(self._access)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await connection.connect()  # type: ignore[no-untyped-call]
-                await connection.send_command("SUBSCRIBE", self._access.channel)
-                await connection.read_response(push_request=True, disable_decoding=True)
-        except BaseException:
+                line = _Line(_transport(connection), self._hear, self._answered)
+                line.write(self._packed(("SUBSCRIBE", self._access.channel)))
+                await line.subscribed
+            self._line = line
+            self._opened()
+            raise await line.ended
+        finally:
+            self._line = None
+            self._unanswered.clear()
             await connection.disconnect(nowait=True)
-            raise
-        self._connection = connection
-        self._opened()
-        while True:
-            said = await connection.read_response(push_request=True, disable_decoding=True)
-            if isinstance(said, list):
-                if len(said) == 3 and said[0] == b"message":  # noqa: PLR2004 - kind, channel, text
-                    seconds = self._hear(said[2])
-                    if seconds:
-                        await asyncio.sleep(seconds)
-            elif self._unanswered:
-                self._unanswered.popleft()
-                if self.fault:
-                    self.fault = ""
-                    retries.reset()
-                    self._opened()
 
-    async def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        self._unanswered.clear()
-        if connection is not None:
-            await connection.disconnect(nowait=True)
+    def _answered(self) -> None:
+        """The engine took the oldest message that it has not answered yet."""
+        if self._unanswered:
+            self._unanswered.popleft()
+        if self.fault:
+            self.fault = ""
+            self._retries.reset()
+            self._opened()
 
     def _words(self, error: BaseException) -> str:
         """What went wrong, without what could hold a password."""
@@ -171,6 +168,98 @@ class Engine:
             said = "it does not answer in time"
         password = self._access.password
         return (said.replace(password, "***") if password else said)[:MAX_WORDS]
+
+
+class _Line(asyncio.Protocol):
+    """A connection to an engine that is signed on, from then on.
+
+    hear, answered: are called for each message of the channel, and for each that was published.
+    subscribed: done when messages begin to arrive. ended: why no more do.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        hear: Callable[[bytes], float],
+        answered: Callable[[], None],
+    ) -> None:
+        import libvalkey  # noqa: PLC0415 - an extra
+
+        self._loop = asyncio.get_running_loop()
+        self._transport = transport
+        self._hear = hear
+        self._answered = answered
+        self._reader = libvalkey.Reader(notEnoughData=_NO_MORE)
+        self._is_paused = False
+        self.subscribed: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[Exception] = self._loop.create_future()
+        transport.set_protocol(self)
+
+    def write(self, command: bytes) -> None:
+        """Sends a command as soon as the network takes it."""
+        self._transport.write(command)
+
+    def unsent_bytes(self) -> int:
+        """What the network has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def end(self, error: Exception) -> None:
+        """No more messages are to come."""
+        if not self.subscribed.done():
+            self.subscribed.set_exception(error)
+        elif not self.ended.done():
+            self.ended.set_result(error)
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what has arrived."""
+        self._reader.feed(data)
+        if not self._is_paused:
+            self._read()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The connection is gone."""
+        self.end(error or ConnectionError("the engine closed the connection"))
+
+    def _read(self) -> None:
+        """Takes all that is complete, until no more is wanted for a while."""
+        try:
+            while (said := self._reader.gets()) is not _NO_MORE:
+                seconds = self._take(said)
+                if seconds:
+                    self._is_paused = True
+                    self._transport.pause_reading()
+                    self._loop.call_later(seconds, self._resume)
+                    return
+            if self._reader.len() > MAX_UNREAD_BYTES:
+                raise ConnectionError("the engine passes on a message that is too long")
+        except Exception as error:  # noqa: BLE001 - as in Engine.run
+            self.end(error)
+
+    def _take(self, said: object) -> float:
+        """Takes one answer or message; returns for how many seconds no more are wanted."""
+        if isinstance(said, Exception):
+            raise said
+        if not isinstance(said, list):
+            self._answered()
+        elif len(said) == 3 and said[0] == b"message":  # noqa: PLR2004 - kind, channel, text
+            return self._hear(said[2])
+        elif not self.subscribed.done():
+            self.subscribed.set_result(None)
+        return 0.0
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._read()
+
+
+def _transport(connection: "AbstractConnection") -> asyncio.Transport:
+    """What is under a connection of the client library that has read all answers so far."""
+    writer = connection._writer  # noqa: SLF001 - there is no other way to it
+    if writer is None:
+        raise ConnectionError("the engine closed the connection")
+    return cast("asyncio.Transport", writer.transport)
 
 
 def _connection(access: Access) -> "AbstractConnection":
@@ -250,7 +339,7 @@ class Datagrams:
         finally:
             self._close()
 
-    async def tell(self, messages: Sequence[bytes]) -> bool:
+    def tell(self, messages: Sequence[bytes]) -> bool:
         """Sends messages to every other router that takes them now."""
         own, now = self._socket, time.monotonic()
         if own is None:
@@ -336,7 +425,7 @@ class Transport(Protocol):
     async def run(self) -> None:
         """Keeps connected until it is cancelled."""
 
-    async def tell(self, messages: Sequence[bytes]) -> bool:
+    def tell(self, messages: Sequence[bytes]) -> bool:
         """Sends messages; whether they went off."""
 
 

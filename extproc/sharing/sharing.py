@@ -187,7 +187,7 @@ class Sharing:
         while True:
             await self._pause()
             try:
-                await self._tell(self._monotonic())
+                self._tell(self._monotonic())
             except Exception:  # what fails once must not end it
                 log.exception("a tick of sharing failed")
                 await asyncio.sleep(FORGET_SECONDS)
@@ -203,7 +203,7 @@ class Sharing:
                     await news.wait()
         news.clear()
 
-    async def _tell(self, now: float) -> None:
+    def _tell(self, now: float) -> None:
         was_here, self._ticked_at = now - self._ticked_at < self._forget_seconds / 2, now
         # after a pause of our own, what the others said meanwhile is still to be read
         for other in self.picture.forget(now) if was_here else ():
@@ -214,7 +214,7 @@ class Sharing:
         messages = self._telling.due(self._fleet.loads, now, time.time_ns() // 1000)
         self._did_tell = bool(messages)
         if messages:
-            if await self._transport.tell(messages):
+            if self._transport.tell(messages):
                 self.told += len(messages)
                 self.told_bytes += sum(map(len, messages))
             else:
