@@ -32,7 +32,8 @@ import measure  # first: it makes the product importable
 import uvloop
 
 from extproc.config.sections import Sharing as Options
-from extproc.picking.load import EndpointLoad, Gauges, Loads
+from extproc.event_loop import Sweeper
+from extproc.picking.load import EndpointLoad, Loads, Told
 from extproc.picking.sent import Holdings, Sent, marks_of
 from extproc.sharing.sharing import shared, telling_of
 
@@ -56,13 +57,11 @@ class AgedLoads(Loads):
         super().__init__(endpoints, 8_000, touched)
         self.ages: list[int] = []
 
-    def told(
-        self, router: str, endpoint: str, gauges: Gauges, now: float, *, is_known: bool
-    ) -> bool:
-        if endpoint.startswith("probe") and gauges.in_flight:
-            self.ages.append(_now_us() - gauges.booked_tokens)
+    def told(self, router: str, endpoint: str, told: Told, now: float, *, is_known: bool) -> bool:
+        if endpoint.startswith("probe") and told.in_flight:
+            self.ages.append(_now_us() - told.booked_tokens)
             return True
-        return super().told(router, endpoint, gauges, now, is_known=is_known)
+        return super().told(router, endpoint, told, now, is_known=is_known)
 
 
 class Fleet:
@@ -96,6 +95,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
     fleet = Fleet(None if telling is None else telling.touched)
     sent = Sent(1 if telling is None else telling.secret)
     async with shared(options, telling, fleet, sent) as sharing:
+        Sweeper().start()  # as a router does
         await asyncio.sleep(WARM_SECONDS)
         begun = time.monotonic()
         cpu = time.process_time()

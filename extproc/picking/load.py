@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import exp
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from extproc.picking.speed import LEAST_SECONDS, Common, Speed
 from extproc.structs import Light, Record
@@ -73,8 +73,32 @@ class Load(Light, frozen=True, gc=False):
     slowness: float = 1.0
 
 
+class Told(Protocol):
+    """What one router's own requests are to an endpoint, as it tells the others; see `Gauges`."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests."""
+
+    @property
+    def booked_tokens(self) -> int:
+        """Of these, those that are not computed."""
+
+    @property
+    def sent_tokens(self) -> int:
+        """All that were ever sent."""
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Its part of the queue."""
+
+    @property
+    def lately_tokens(self) -> int:
+        """Of all routers."""
+
+
 class Gauges(NamedTuple):
-    """What one router's own requests are to an endpoint, as it tells the others.
+    """What one router's own requests are to an endpoint, as figures.
 
     booked_tokens: uncached tokens of its requests in flight, but for those that it knows to be
     computed. sent_tokens: all that it ever sent there, so that a message that is lost is made good
@@ -89,7 +113,7 @@ class Gauges(NamedTuple):
     lately_tokens: int
 
 
-_NO_GAUGES = Gauges(0, 0, 0, 0, 0)
+_NO_GAUGES: Told = Gauges(0, 0, 0, 0, 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +143,7 @@ class EndpointLoad:
     shared: int = 0
     shared_tokens: int = 0
     ahead_tokens: float = 0.0
-    told: dict[str, Gauges] = field(default_factory=dict)
+    told: dict[str, Told] = field(default_factory=dict)
     speed: Speed["Booking"] = field(default_factory=Speed)
 
 
@@ -353,9 +377,7 @@ class Loads:
         """The endpoints that anything was sent to from here."""
         return [name for name, state in self._endpoints.items() if state.sent_tokens]
 
-    def told(
-        self, router: str, endpoint: str, gauges: Gauges, now: float, *, is_known: bool
-    ) -> bool:
+    def told(self, router: str, endpoint: str, told: Told, now: float, *, is_known: bool) -> bool:
         """Takes what another router says of its own requests; False if nobody is at the endpoint.
 
         is_known: whether it told of all endpoints before, so that it had sent nothing to this one
@@ -366,29 +388,25 @@ class Loads:
             return False
         self.routers.add(router)
         before = state.told.get(router, _NO_GAUGES)
-        state.told[router] = gauges
-        state.shared += gauges.in_flight - before.in_flight
-        state.shared_tokens += gauges.booked_tokens - before.booked_tokens
+        state.told[router] = told
+        state.shared += told.in_flight - before.in_flight
+        state.shared_tokens += told.booked_tokens - before.booked_tokens
+        backlog, lately = self._backlog(state, now), _faded(state, now)
         if before is _NO_GAUGES and not is_known:
-            self._queue(state, gauges.backlog_tokens, now)
-            state.lately_tokens = max(state.lately_tokens, gauges.lately_tokens)
+            more = told.backlog_tokens
+            lately = max(lately, told.lately_tokens)
         else:
-            did_restart = gauges.sent_tokens < before.sent_tokens
-            more = gauges.sent_tokens - (0 if did_restart else before.sent_tokens)
+            more = told.sent_tokens - before.sent_tokens
+            if more < 0:  # it started anew, or the worker did there
+                more = told.sent_tokens
             if before is _NO_GAUGES:  # the worker may be new here alone, and have come back
-                more = min(more, gauges.lately_tokens)
-            if more:
-                self._queue(state, more, now)
-                state.lately_tokens += more
-        _bound(state, self._backlog(state, now), now)
+                more = min(more, told.lately_tokens)
+            lately += more
+        state.ahead_tokens += more
+        most = state.booked_tokens + state.shared_tokens
+        state.backlog_tokens, state.backlog_at = min(backlog + more, most), now
+        state.lately_tokens = lately
         return True
-
-    def _queue(self, state: EndpointLoad, tokens: float, now: float) -> None:
-        """Adds tokens of another router's requests to the queue."""
-        state.backlog_tokens = self._backlog(state, now) + tokens
-        state.lately_tokens = _faded(state, now)
-        state.backlog_at = now
-        state.ahead_tokens += tokens
 
     def in_flight_of(self, router: str) -> int:
         """Requests under way of another router, as it told."""

@@ -9,16 +9,15 @@ Prompts are told as the fingerprints of their prefixes, workers as a keyed hash 
 """
 
 import hmac
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, NamedTuple
 
 import msgspec
 import xxhash
 
-from extproc.picking.load import Gauges
 from extproc.picking.sent import LENGTHS, Marks
 from kvstate.errors import KVSteerError
 
@@ -103,17 +102,6 @@ class WorkerNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backlog_tokens: _Tokens
     lately_tokens: _Tokens
 
-    @property
-    def gauges(self) -> Gauges:
-        """The figures."""
-        return Gauges(
-            self.in_flight,
-            self.booked_tokens,
-            self.sent_tokens,
-            self.backlog_tokens,
-            self.lately_tokens,
-        )
-
 
 class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prompt that the sender sent to a worker.
@@ -128,20 +116,13 @@ class ClaimNews(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def marks(self) -> Marks:
         """The prompt's marks."""
-        words = array("Q")
-        words.frombytes(self.keys)
-        return Marks(LENGTHS[: len(words)], tuple(_ordered(words)))
+        count = len(self.keys) // _KEY_BYTES
+        return Marks(LENGTHS[:count], struct.unpack(f"<{count}Q", self.keys))
 
 
 def packed(keys: Sequence[int]) -> bytes:
     """The keys of marks, as a claim has them."""
-    return _ordered(array("Q", keys)).tobytes()
-
-
-def _ordered(words: "array[int]") -> "array[int]":
-    if sys.byteorder == "big":  # pragma: no cover - on no machine that this is tested on
-        words.byteswap()
-    return words
+    return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 class News(msgspec.Struct, frozen=True, array_like=True):
@@ -170,6 +151,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(News)
 
 
+@lru_cache(maxsize=8)  # it is the same in each message
 def sender_tag(origin: str, incarnation: int) -> bytes:
     """By what a router knows its own messages, which come back to it."""
     return blake2b(f"{incarnation} {origin}".encode(), digest_size=_TAG_BYTES).digest()
@@ -184,7 +166,7 @@ def encoded(news: News, keys: Keys) -> bytes:
 
 def is_from(wire: bytes, tag: bytes) -> bool:
     """Whether a message says that it comes from the sender with this tag."""
-    return wire[len(MAGIC) + _TAG_BYTES : _HEAD_BYTES] == tag
+    return wire.startswith(tag, _HEAD_BYTES - _TAG_BYTES)
 
 
 def decoded(wire: bytes, keys: Keys) -> News:

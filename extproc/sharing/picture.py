@@ -9,7 +9,6 @@ as if they held prompts that they do not.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from extproc.picking.load import Loads
@@ -150,10 +149,10 @@ class Picture:
     def _merge(self, other: Other, news: News, now: float) -> None:
         if news.workers or news.claims:
             places = self._places()
-            told = partial(self._loads.told, is_known=other.is_known)
-            for figures in news.workers:
-                place = places.get(figures.worker)
-                if place is None or not told(other.origin, place.endpoint, figures.gauges, now):
+            told, origin, is_known = self._loads.told, other.origin, other.is_known
+            for one in news.workers:
+                place = places.get(one.worker)
+                if place is None or not told(origin, place.endpoint, one, now, is_known=is_known):
                     self.unknown_workers += 1
             self._claim(other, news, places, now)
         claims = other.claims

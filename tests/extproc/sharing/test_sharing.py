@@ -20,6 +20,7 @@ from extproc.config.sections import Sharing as Options
 from extproc.errors import StartError
 from extproc.picking.load import EndpointLoad, Loads
 from extproc.picking.sent import Holdings, Sent
+from extproc.sharing.carriers import MAX_UNREAD_BYTES
 from extproc.sharing.messages import decoded
 from extproc.sharing.sharing import Sharing, SharingCollector, shared, telling_of
 from extproc.sharing.telling import Telling
@@ -79,6 +80,26 @@ class Part:
 
     def hears(self) -> bool:
         return bool(self.sharing.picture.others)
+
+
+class Sender:
+    """Somebody who reaches the engine and publishes zeros."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def publish(self, size: int) -> None:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        _, writer = self._streams
+        begin = f"*3\r\n$7\r\nPUBLISH\r\n$7\r\nkvsteer\r\n${size}\r\n"
+        writer.write(begin.encode() + bytes(size) + b"\r\n")
+        await writer.drain()
+
+    async def close(self) -> None:
+        assert self._streams is not None
+        self._streams[1].close()
 
 
 @asynccontextmanager
@@ -269,14 +290,36 @@ async def test_rubbish_on_the_channel_is_counted_and_changes_nothing(tmp_path: P
 @needs_engine
 async def test_a_flood_takes_no_more_than_a_part_of_the_time(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", engine.port)
-        command = b"*3\r\n$7\r\nPUBLISH\r\n$7\r\nkvsteer\r\n$60000\r\n" + bytes(60_000) + b"\r\n"
-        writer.write(400 * command)
-        await writer.drain()
+        sender = Sender(engine.port)
+        for _ in range(400):
+            await sender.publish(60_000)
         await until(lambda: one.sharing.picture.counts["version"] >= 50, "heard")
-        writer.close()
-        assert reader
+        await sender.close()
         assert one.sharing._worked < 0.1
+
+
+@needs_engine
+async def test_a_message_without_end_is_not_kept_and_they_share_again(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
+        sender = Sender(engine.port)
+        await sender.publish(MAX_UNREAD_BYTES + 100_000)
+        for each in (one, other):
+            await until(lambda each=each: each.sharing.untold > 0, "alone")  # type: ignore[misc]
+        await sender.close()
+        other.send()
+        await until(lambda: one.others() == 1, "shared again")
+
+
+@needs_engine
+async def test_who_was_flooded_hears_the_rest_afterwards(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, _):
+        one.sharing._passed = one.sharing._worked = 1.0
+        one.sharing._window_ends = one.clock() + 1.0
+        sender = Sender(engine.port)
+        for _ in range(20):
+            await sender.publish(1_000)
+        await until(lambda: one.sharing.picture.counts["version"] == 20, "heard")
+        await sender.close()
 
 
 async def test_a_socket_that_nobody_reads_any_more_is_removed(tmp_path: Path) -> None:
