@@ -1,19 +1,26 @@
 """`kvsteer top`: the fleet and the last decisions of a running router, on a terminal."""
 
+import contextlib
+import os
+import select
 import shutil
 import sys
+import termios
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+import tty
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from extproc.admin_client import ask
 from extproc.config.sections import ALL_PERCENT
 from extproc.errors import StartError
+from extproc.terminal import Row, cut, plain, table
 
-# Below this many columns, what is least needed is left out.
+# Below this many columns, what is least needed is left out; from WIDE on, decisions say why.
 NARROW = 72
+WIDE = 120
 LEAST = 32
 REFRESH_SECONDS = 2.0
 
@@ -24,7 +31,26 @@ DECISIONS_ONCE = 20
 # back (xterm).
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _OTHER_SCREEN, _SCREEN_AGAIN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-Row = Sequence[str]
+
+# In the last line of a terminal.
+KEYS = "q quits  ? explains"
+
+HELP = """\
+WORKER   as configured; where there is room, its address stands behind the name
+FEED     live: nothing is missing; in any other state (connecting, replaying,
+         degraded, stale) some of what the worker holds is uncertain
+BLOCKS   cached blocks that KVSteer knows of
+RUN      requests in flight
+HIT      of the prompt tokens sent there in 15 minutes, the share that the
+         worker certainly held
+
+HELD     prompt tokens that the picked worker certainly held
+REASON   overlap: it holds the beginning of the prompt; nothing_cached: nobody
+         does, so the least busy one was picked; docs/metrics.md has the others
+
+q        quits, as Ctrl-C does
+?        shows this, and then the fleet again
+any key  refreshes at once""".splitlines()
 
 
 def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
@@ -41,35 +67,74 @@ def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
         print("\n".join(_asked(admin, (columns, 0))), file=out)
         return 0
     _asked(admin, (80, 24))  # a wrong URL is told in one line, and not on the other screen
-    out.write(_OTHER_SCREEN)
+    helps = False
+    with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
+        out.write(_OTHER_SCREEN)
+        try:
+            while (key := _drawn(admin, out, keyboard, helps=helps)) != "q":
+                helps = (key == "?") ^ helps if key else helps
+        finally:
+            out.write(_SCREEN_AGAIN)
+            out.flush()
+    return 0
+
+
+@contextlib.contextmanager
+def _keyboard() -> Iterator[int | None]:
+    """Yields standard input as a descriptor that gives each key at once; None if it is no terminal.
+
+    The terminal is as it was before when the block ends.
+    """
     try:
-        while True:
-            _draw(admin, out)
-            time.sleep(REFRESH_SECONDS)
-    except KeyboardInterrupt:
-        return 0
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (OSError, ValueError, AttributeError, termios.error):
+        yield None
+        return
+    try:
+        tty.setcbreak(keyboard)
+        yield keyboard
     finally:
-        out.write(_SCREEN_AGAIN)
-        out.flush()
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-def _draw(admin: str, out: TextIO) -> None:
+def _drawn(admin: str, out: TextIO, keyboard: int | None, *, helps: bool) -> str:
+    """Draws, and waits; returns the key that was pressed meanwhile, "" for none."""
+    _draw(admin, out, helps=helps)
+    if keyboard is None:
+        time.sleep(REFRESH_SECONDS)
+        return ""
+    if not select.select([keyboard], [], [], REFRESH_SECONDS)[0]:
+        return ""
+    # at the end of the input, as when the terminal was closed, there is nothing to wait for
+    return os.read(keyboard, 64).decode(errors="replace")[:1] or "q"
+
+
+def _draw(admin: str, out: TextIO, *, helps: bool) -> None:
     size = shutil.get_terminal_size()
     try:
-        lines = _asked(admin, (size.columns, size.lines))
+        lines = HELP if helps else _asked(admin, (size.columns, size.lines - 1))
     except StartError as error:
-        lines = [*textwrap.wrap(str(error), size.columns), "trying again; Ctrl-C ends"]
-    shown = f"{_END_OF_LINE}\n".join(lines[: size.lines - 1])
+        lines = [*textwrap.wrap(str(error), size.columns), "trying again"]
+    lines = [cut(line, size.columns) for line in lines[: size.lines - 2]]
+    lines += [""] * (size.lines - 2 - len(lines))
+    shown = f"{_END_OF_LINE}\n".join([*lines, cut(KEYS, size.columns)])
     out.write(f"{_HOME}{shown}{_END_OF_LINE}\n{_END_OF_SCREEN}")
     out.flush()
 
 
 def _asked(admin: str, size: tuple[int, int]) -> list[str]:
-    paths = ("/decisions", "/events", "/workers", "/routers", "/steering")
-    decisions, events, workers, routers, steering = (ask("top", admin, path) for path in paths)
+    paths = ("/decisions", "/events", "/workers", "/routers", "/steering", "/history")
+    told = [ask("top", admin, path) for path in paths]
+    decisions, events, workers, routers, steering, history = told
     try:
         shown = decisions["decisions"][0 if size[1] else -DECISIONS_ONCE :]
-        lines = screen(workers, shown, size, events_enabled=events["enabled"], routers=routers)
+        lines = screen(
+            *(workers, shown, size),
+            events_enabled=events["enabled"],
+            routers=routers,
+            history=history,
+        )
         return [lines[0], *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
         raise StartError(f"top: {admin}: answers otherwise than this version does") from error
@@ -82,16 +147,20 @@ def screen(
     *,
     events_enabled: bool,
     routers: Mapping[str, Any] | None = None,
+    history: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Returns the lines to show.
 
     workers, decisions: as GET /workers and GET /decisions give them, the oldest decision first.
     size: columns and lines of the terminal; 0 lines for no limit. routers: as GET /routers gives
-    them, None where nothing is shared.
+    them, None where nothing is shared. history: as GET /history gives it.
     """
     columns, lines = max(size[0], LEAST), size[1]
-    head = [_summary(workers, events_enabled=events_enabled), *_routers(routers), ""]
-    fleet = _workers(workers, columns)
+    summary = _summary(workers, events_enabled=events_enabled)
+    if history is not None:
+        summary += f"; {_rate(history['fleet'])} of prompt tokens cached"
+    head = [summary, *_routers(routers), ""]
+    fleet = _workers(workers, columns, {} if history is None else history["workers"])
     room = max(len(decisions), 1)
     if lines:
         shown = max(3, lines // 2 - len(head))
@@ -99,7 +168,7 @@ def screen(
             fleet = [*fleet[: shown - 1], f"... and {len(fleet) - shown + 1} more"]
         room = max(1, lines - len(head) - len(fleet) - 4)
     told = _decisions(decisions[::-1][:room], columns)
-    return [_cut(line, columns) for line in [*head, *fleet, "", *told]]
+    return [cut(line, columns) for line in [*head, *fleet, "", *told]]
 
 
 def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> str:
@@ -118,9 +187,9 @@ def _routers(told: Mapping[str, Any] | None) -> list[str]:
     if told is None:
         return []
     if told["alone"]:
-        return [f"ROUTERS NOT HEARD, decides alone: {_plain(told['alone'])}"]
+        return [f"ROUTERS NOT HEARD, decides alone: {plain(told['alone'])}"]
     others = [
-        f"{_plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
+        f"{plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
         for one in told["routers"]
     ]
     return [f"shared with {', '.join(others) or 'no other router yet'}"]
@@ -130,15 +199,26 @@ def _steering(told: Mapping[str, Any]) -> list[str]:
     """Returns lines on what is steered; none where all of it is, and arrives."""
     left = told["percent"] < ALL_PERCENT
     lines = [f"STEERS {told['percent']:g} % of the requests, the proxy chooses for the others"]
-    return [*(lines if left else []), *([_plain(told["fault"])] if told["fault"] else [])]
+    return [*(lines if left else []), *([plain(told["fault"])] if told["fault"] else [])]
 
 
-def _workers(workers: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+def _rate(series: Mapping[str, Any] | None) -> str:
+    """Returns the hit rate of a history, "-" where there were no prompts."""
+    told = series or {"prompt_tokens": (), "predicted_tokens": ()}
+    tokens, held = (sum(filter(None, told[f"{kind}_tokens"])) for kind in ("prompt", "predicted"))
+    return f"{held / tokens:.0%}" if tokens else "-"
+
+
+def _workers(
+    workers: Sequence[Mapping[str, Any]], columns: int, histories: Mapping[str, Any]
+) -> list[str]:
     by_need = sorted(workers, key=_is_well)
-    rows = [_worker(worker, columns) for worker in by_need]
+    rows = [_worker(one, columns, _rate(histories.get(one["name"]))) for one in by_need]
     if columns < NARROW:
-        return _table(["WORKER", "FEED", "RUN"], [[row[0], row[1], row[3]] for row in rows], "<<>")
-    return _table(["WORKER", "FEED", "BLOCKS", "RUN", "TIERS, REASON"], rows, "<<>><")
+        short = [[row[at] for at in (0, 1, 3, 4)] for row in rows]
+        return table(["WORKER", "FEED", "RUN", "HIT"], short, "<<>>")
+    heads = ["WORKER", "FEED", "BLOCKS", "RUN", "HIT", "TIERS, REASON"]
+    return table(heads, rows, "<<>>><")
 
 
 def _is_well(worker: Mapping[str, Any]) -> bool:
@@ -146,7 +226,7 @@ def _is_well(worker: Mapping[str, Any]) -> bool:
     return worker["state"] == "live" and not worker["down"] and not lacks
 
 
-def _worker(worker: Mapping[str, Any], columns: int) -> Row:
+def _worker(worker: Mapping[str, Any], columns: int, rate: str) -> Row:
     tiers = worker["blocks_by_tier"]
     notes = [f"{tier} {blocks}" for tier, blocks in tiers.items() if blocks]
     notes += [_speed(worker["speed"])]
@@ -156,16 +236,23 @@ def _worker(worker: Mapping[str, Any], columns: int) -> Row:
     reasons += ["draining" if worker["draining"] else "", worker["excluded"]]
     reasons += [worker["source_fault"]]
     notes = [note for note in (*notes, *reasons) if note]
-    name = _plain(worker["name"])
+    name = _place(worker["name"], worker["endpoint"], columns)
     if columns < NARROW:
-        name = _cut(name, columns - 18)
+        name = cut(name, columns - 23)
     return [
         name,
-        _plain(worker["state"]),
+        plain(worker["state"]),
         str(sum(tiers.values())),
         str(worker["in_flight"]),
-        _plain("; ".join(notes)),
+        rate,
+        plain("; ".join(notes)),
     ]
+
+
+def _place(name: str, endpoint: str, columns: int) -> str:
+    """Returns a worker's name, with its address where that is another and there is room."""
+    beside = f" ({endpoint})" if endpoint and endpoint != name and columns >= WIDE else ""
+    return plain(f"{name}{beside}")
 
 
 def _speed(speed: Mapping[str, Any]) -> str:
@@ -178,42 +265,30 @@ def _speed(speed: Mapping[str, Any]) -> str:
 def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
     if not decisions:
         return ["no request yet"]
-    rows = [_decision(one) for one in decisions]
+    rows = [_decision(one, columns) for one in decisions]
     if columns < NARROW:
-        short = [[row[0], _cut(row[1], columns - 26), row[2]] for row in rows]
-        return _table(["TIME", "PICKED", "HELD"], short, "<<>")
-    return _table(["TIME", "PICKED", "HELD/PROMPT", "REASON", "WHY"], rows, "<<><<")
+        short = [[row[0], cut(row[1], columns - 26), row[2]] for row in rows]
+        return table(["TIME", "PICKED", "HELD"], short, "<<>")
+    heads = ["TIME", "PICKED", "HELD/PROMPT", "HIT", "REASON", "WHY"]
+    if columns < WIDE:
+        short = [[row[0], cut(row[1], columns - 52), *row[2:5]] for row in rows]
+        return table(heads[:5], short, "<<>><")
+    return table(heads, rows, "<<>><<")
 
 
-def _decision(told: Mapping[str, Any]) -> Row:
+def _decision(told: Mapping[str, Any], columns: int) -> Row:
     at = datetime.fromtimestamp(told["at"], UTC).strftime("%H:%M:%SZ")
-    worker = _plain(told["pick"][0]) if told["pick"] else "-"
+    first = told["pick"][0] if told["pick"] else ""
+    worker = _place(told["worker"] or "-", first, columns)
     if told["prefill"]:
-        worker += f", prompt by {_plain(told['prefill'])}"
+        worker += f", prompt by {plain(told['prefill'])}"
     if not told["steered"]:
         worker += " (not steered)"
     if told["served"]:  # else nobody told, and a pick is no more than that
-        picked = told["pick"] and told["served"] == told["pick"][0]
-        worker += ", answered" if picked else f", {_plain(told['served'])} answered"
-    held = f"{told['predicted_tokens']}/{told['weighed_tokens']}"
-    return [at, worker, held, _plain(told["reason"]), _plain(told["why"])]
-
-
-def _table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
-    """Returns lines in columns as wide as their contents, the last one left open."""
-    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
-    return [
-        "  ".join(
-            f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in [heads, *rows]
-    ]
-
-
-def _plain(text: object) -> str:
-    """Returns the text without characters that a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in str(text))
-
-
-def _cut(line: str, columns: int) -> str:
-    return line if len(line) <= columns else f"{line[: columns - 1]}~"
+        answered = told["served"] == first
+        worker += ", answered" if answered else f", {plain(told['served'])} answered"
+    held, whole = told["predicted_tokens"], told["weighed_tokens"]
+    rate = f"{held / whole:.0%}" if whole else "-"
+    # what stands in the columns before is not said again
+    why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")
+    return [at, worker, f"{held}/{whole}", rate, plain(told["reason"]), plain(why)]

@@ -1,11 +1,17 @@
 import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
 from typing import Any
 
 import pytest
 
 from extproc.admin_client import ask
 from extproc.errors import StartError
-from extproc.top import LEAST, run, screen
+from extproc.top import HELP, LEAST, run, screen
 from tests.extproc.admin.serving import serving
 from tests.page.background import in_background
 from tests.ports import free_port
@@ -33,9 +39,9 @@ def test_the_fleet_and_the_decisions_are_shown_once() -> None:
         served.do(served.it.route(30))
         assert run(served.it.url, once=True, out=shown) == 0
     lines = shown.getvalue().splitlines()
-    assert lines[0] == "1 worker: 1 unsupported; 1 in flight"
+    assert lines[0] == "1 worker: 1 unsupported; 1 in flight; - of prompt tokens cached"
     assert "\x1b" not in shown.getvalue()
-    assert lines[-1].split()[1:4] == ["127.0.0.1:1", "0/30", "nothing_cached"]
+    assert lines[-1].split()[1:5] == ["127.0.0.1:1", "0/30", "0%", "nothing_cached"]
 
 
 def test_a_terminal_is_drawn_until_it_is_interrupted_and_then_given_back() -> None:
@@ -90,6 +96,7 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
     tiers = {"device": 12, "host": 3, "disk": 0, "remote": 0}
     return {
         "name": name,
+        "endpoint": name,
         "state": state,
         "reason": "",
         "feeds": [feed],
@@ -108,13 +115,15 @@ def decision(number: int, *pick: str) -> dict[str, Any]:
     return {
         "at": number,
         "pick": list(pick),
+        "worker": pick[0] if pick else "",
+        "policy": "cost",
         "steered": True,
         "served": "",
         "prefill": None,
         "predicted_tokens": 16,
         "weighed_tokens": 40,
         "reason": "overlap",
-        "why": "cost: it holds it",
+        "why": f"cost: {[*pick, 0][0]} is expected to hold 16 of 40 prompt tokens",
     }
 
 
@@ -129,16 +138,74 @@ def shown_of(
 
 
 def test_workers_and_decisions_are_shown() -> None:
-    assert shown_of([worker("a:1")], [decision(5, "a:1", "b:1"), decision(6)], WIDE) == [
+    assert shown_of(
+        [worker("a:1")],
+        [decision(5, "a:1", "b:1"), decision(6) | {"why": "none of them may"}],
+        WIDE,
+    ) == [
         "1 worker: 1 live; 2 in flight",
         "",
-        "WORKER  FEED  BLOCKS  RUN  TIERS, REASON",
-        "a:1     live      15    2  device 12; host 3",
+        "WORKER  FEED  BLOCKS  RUN  HIT  TIERS, REASON",
+        "a:1     live      15    2    -  device 12; host 3",
         "",
-        "TIME       PICKED  HELD/PROMPT  REASON   WHY",
-        "00:00:06Z  -             16/40  overlap  cost: it holds it",
-        "00:00:05Z  a:1           16/40  overlap  cost: it holds it",
+        "TIME       PICKED  HELD/PROMPT  HIT  REASON   WHY",
+        "00:00:06Z  -             16/40  40%  overlap  none of them may",
+        "00:00:05Z  a:1           16/40  40%  overlap  hold 16 of 40 prompt tokens",
     ]
+
+
+def test_the_hit_rate_of_each_worker_and_of_the_fleet_is_shown() -> None:
+    def series(*held: int | None) -> dict[str, Any]:
+        return {"prompt_tokens": [100, None, 100], "predicted_tokens": held}
+
+    history = {"fleet": series(60, None, 20), "workers": {"a:1": series(100, None, 90)}}
+    fleet = [worker("a:1"), worker("b:1")]
+    lines = screen(fleet, [], WIDE, events_enabled=True, history=history)
+    assert lines[0].endswith("; 40% of prompt tokens cached")
+    assert [line.split()[4] for line in lines[2:5]] == ["HIT", "95%", "-"]
+
+
+def test_eighty_columns_say_which_worker_how_much_it_held_and_why() -> None:
+    named = worker("worker-1:8000") | {"endpoint": "172.18.0.4:8000"}
+    picked = decision(5, "172.18.0.4:8000") | {"worker": "worker-1:8000"}
+    lines = shown_of([named], [picked], (80, 24))
+    assert lines[-1].split() == ["00:00:05Z", "worker-1:8000", "16/40", "40%", "overlap"]
+    assert lines[3].startswith("worker-1:8000  live")
+    wide = shown_of([named], [picked], (130, 24))
+    assert wide[3].startswith("worker-1:8000 (172.18.0.4:8000)  live")
+    assert "worker-1:8000 (172.18.0.4:8000)" in wide[-1]
+    assert wide[-1].endswith("overlap  hold 16 of 40 prompt tokens")
+    assert max(map(len, HELP)) <= 80
+
+
+def test_keys_explain_and_quit_and_the_terminal_is_as_before() -> None:
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    with in_background(serving()) as served:
+        top = subprocess.Popen(
+            [sys.executable, "-m", "extproc", "top", "--admin", served.it.url],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**os.environ, "COLUMNS": "80", "LINES": "24"},
+        )
+        read_until(ours, "q quits  ? explains")
+        os.write(ours, b"?")
+        read_until(ours, "any key  refreshes at once")
+        os.write(ours, b"?")
+        read_until(ours, "1 worker: 1 unsupported")
+        os.write(ours, b"q")
+        assert top.wait(10) == 0
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+
+
+def read_until(terminal: int, words: str) -> None:
+    shown = ""
+    while words not in shown:
+        assert select.select([terminal], [], [], 30)[0], shown
+        shown += os.read(terminal, 65536).decode()
 
 
 def test_who_computes_the_prompt_for_the_pick_is_told() -> None:
@@ -188,7 +255,7 @@ def test_a_narrow_terminal_shows_what_matters_most() -> None:
     long = "a-worker-with-a-very-long-name.example:8000"
     shown = shown_of([worker(long)], [decision(1, long)], (40, 24))
     assert max(map(len, shown)) <= 40
-    assert shown[2].split() == ["WORKER", "FEED", "RUN"]
+    assert shown[2].split() == ["WORKER", "FEED", "RUN", "HIT"]
     assert "live" in shown[3]
     assert shown[-1].endswith("16/40")
 
@@ -204,7 +271,7 @@ def test_a_large_fleet_leaves_room_for_decisions() -> None:
     shown = shown_of(fleet, [decision(number, "w1:1") for number in range(100)], (100, 20))
     assert len(shown) <= 20
     assert any(line.startswith("... and ") for line in shown)
-    assert shown[-1].endswith("it holds it")
+    assert shown[-1].endswith("overlap")
 
 
 def test_names_cannot_steer_the_terminal() -> None:
