@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import aiohttp
 import yaml
@@ -24,10 +24,8 @@ import yaml
 from extproc import event_loop
 from extproc.config.reader import load
 from extproc.config.schema import Config, Worker, WorkerEvents
+from extproc.demo_workload import POLICY_HEADER, compare, judge
 from extproc.errors import StartError
-from kvstate.errors import ReplayError
-from kvstate.feeds.feed_sources import ZmqSource
-from kvstate.feeds.zmq_transport import ZmqTransport
 from simulator.settings import TINY_MODEL
 
 KVSTEER = [sys.executable, "-m", "extproc"]
@@ -55,7 +53,7 @@ class Part:
     """One process of the demo; the last lines it wrote are kept for when it dies.
 
     pid: of the process that was started last. decisions: whether the decisions that it logs are
-    printed. comes_back: whether the demo goes on without it, and starts it again.
+    printed, from now on. comes_back: whether the demo goes on without it, and starts it again.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class Part:
         self.name = name
         self.comes_back = comes_back
         self._command = command
-        self._decisions = decisions
+        self.decisions = decisions
         self._lines: deque[str] = deque(maxlen=8)
         self._process: Process
         self._following: asyncio.Task[None]
@@ -117,7 +115,7 @@ class Part:
             line = raw.decode(errors="replace").rstrip()
             self._lines.append(line)
             _, marker, decision = line.partition("decision: ")
-            if marker and self._decisions:
+            if marker and self.decisions:
                 print(f"-> {decision}", flush=True)
 
 
@@ -170,20 +168,21 @@ async def _until_stopped(work: Coroutine[None, None, int]) -> int:
 
 
 async def _run(workers: int, port: int, *, check: bool) -> int:
-    async with running(workers, port, decisions=not check) as place:
+    async with running(workers, port) as place:
         if check:
             return 0 if await judge(place.envoy, place.admin, place.replays, MODEL) else 1
+        print("Everything runs. Sending sample conversations ...", flush=True)
+        print(await compare(place.envoy, place.admin, place.replays, MODEL), flush=True)
         print(_welcome(place), flush=True)
+        _router_of(place).decisions = True
         with contextlib.suppress(asyncio.CancelledError):
             await keep_running(place.parts)
         return 0
 
 
 @contextlib.asynccontextmanager
-async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[Place]:
+async def running(workers: int, port: int) -> AsyncIterator[Place]:
     """Starts everything, waits until it is ready, and stops everything at the end.
-
-    decisions: whether the router's decisions are printed as they are made.
 
     Raises:
         StartError: something it needs is missing, or does not start.
@@ -195,7 +194,7 @@ async def running(workers: int, port: int, *, decisions: bool) -> AsyncIterator[
         config = load(str(config_file))
         envoy_file.write_text(render(config))
         serve = [*KVSTEER, "serve", "--config", str(config_file)]
-        router = Part("router", serve, decisions=decisions, comes_back=True)
+        router = Part("router", serve, decisions=False, comes_back=True)
         proxy = [envoy, "-c", str(envoy_file), *_ENVOY_OPTIONS]
         simulated = [_worker(worker) for worker in config.workers]
         parts = [*simulated, router, Part("envoy", proxy, decisions=False)]
@@ -249,10 +248,16 @@ def _place(config: Config, parts: Sequence[Part]) -> Place:
     )
 
 
+def _router_of(place: Place) -> Part:
+    return next(one for one in place.parts if one.name == "router")
+
+
 def _welcome(place: Place) -> str:
-    worker, router = place.parts[0], next(one for one in place.parts if one.name == "router")
+    worker, router = place.parts[0], _router_of(place)
+    pids = "".join(f"\n  {part.pid:>7}  {part.name}" for part in place.parts)
     return f"""\
-{len(place.workers)} simulated workers: {", ".join(place.workers)}
+Simulated workers, the router and Envoy run as these processes:{pids}
+
 page:   {place.admin}/ (the live page: why each request went where it did)
 router: {place.admin}/workers (state), {place.metrics}/metrics
 Envoy:  {place.envoy}
@@ -433,7 +438,7 @@ def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
             "metrics": {"listen": f"127.0.0.1:{metrics}"},
             "envoy": {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{envoy_admin}"},
             "log": {"level": "debug"},
-            "policy": {"probe_interval_ms": PROBE_INTERVAL_MS},
+            "policy": {"probe_interval_ms": PROBE_INTERVAL_MS, "header": POLICY_HEADER},
             "models": [{"name": MODEL, "tokenizer": str(TINY_MODEL)}],
             "workers": [
                 {
@@ -447,154 +452,3 @@ def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
             ],
         }
     )
-
-
-CONVERSATIONS = 6
-TURNS = 3
-WORDS_IN_FIRST_PROMPT = 240
-WORDS_IN_FOLLOW_UP = 30
-CHAT = "/v1/chat/completions"
-CAUGHT_UP_SECONDS = 30.0
-
-_TEXT = (
-    "a request with the same prefix as one before it need not be computed again if it reaches the"
-    " worker that still holds those blocks in its cache and every other worker would start over"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request that was sent.
-
-    holder: the worker of the turn before, None at the first. predicted, reported: cached tokens.
-    """
-
-    conversation: int
-    turn: int
-    worker: str
-    holder: str | None
-    predicted: int
-    reported: int
-
-    @property
-    def fault(self) -> str:
-        """What is wrong with the request, "" if nothing is."""
-        if self.holder is not None and self.worker != self.holder:
-            return f"its prefix is on {self.holder}"
-        return "" if self.predicted == self.reported else "prediction differs"
-
-
-async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> bool:
-    """Sends the sample workload and prints its table; returns whether all is as it should be.
-
-    envoy, admin: base URLs. replays: the workers' replay endpoints, in the router's order.
-    """
-    timeout = aiohttp.ClientTimeout(total=30)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        conversations = [_Conversation(number, model) for number in range(CONVERSATIONS)]
-        # at once, so that load spreads them
-        rows = await asyncio.gather(*(one.turn(session, envoy, admin) for one in conversations))
-        for _ in range(TURNS - 1):
-            for conversation in conversations:
-                await _caught_up(session, admin, replays)
-                rows.append(await conversation.turn(session, envoy, admin))
-        async with session.get(f"{admin}/workers") as response:
-            workers = await response.json()
-    return report(rows, workers)
-
-
-class _Conversation:
-    def __init__(self, number: int, model: str) -> None:
-        self._number = number
-        self._model = model
-        self._rng = random.Random(number)  # noqa: S311 - the same words every time
-        self._messages: list[dict[str, str]] = []
-        self._turn = 0
-        self._holder: str | None = None
-
-    async def turn(self, session: aiohttp.ClientSession, envoy: str, admin: str) -> Row:
-        """Sends the next message, and keeps the answer for the one after it."""
-        words = WORDS_IN_FOLLOW_UP if self._turn else WORDS_IN_FIRST_PROMPT
-        text = f"Conversation {self._number}. " + " ".join(
-            self._rng.choices(_TEXT.split(), k=words)
-        )
-        self._messages.append({"role": "user", "content": text})
-        body = {"model": self._model, "messages": self._messages, "max_tokens": 24}
-        async with session.post(f"{admin}/explain", json={"path": CHAT, "body": body}) as response:
-            explained = await response.json()
-        async with session.post(f"{envoy}{CHAT}", json=body) as response:
-            response.raise_for_status()
-            worker = response.headers["x-worker"]
-            answer = await response.json()
-        self._messages.append(answer["choices"][0]["message"])
-        row = Row(
-            conversation=self._number,
-            turn=self._turn,
-            worker=worker,
-            holder=self._holder,
-            predicted=_predicted(explained, worker),
-            reported=answer["usage"]["prompt_tokens_details"]["cached_tokens"],
-        )
-        self._turn += 1
-        self._holder = worker
-        return row
-
-
-def _predicted(explained: dict[str, Any], worker: str) -> int:
-    overlaps = {one["endpoint"]: one["overlap_tokens"] for one in explained["candidates"]}
-    return int(overlaps[worker])
-
-
-async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequence[str]) -> None:
-    """Waits until the router has applied every batch that the workers have published."""
-    async with asyncio.timeout(CAUGHT_UP_SECONDS):
-        while True:
-            async with session.get(f"{admin}/workers") as response:
-                workers = await response.json()
-            last = [worker["feeds"][0]["last_sequence"] for worker in workers]
-            # a worker that is too busy to answer is asked again
-            with contextlib.suppress(ReplayError):
-                left = [await _published_after(*pair) for pair in zip(replays, last, strict=True)]
-                if not any(left):
-                    return
-            await asyncio.sleep(0.01)
-
-
-async def _published_after(replay: str, sequence: int | None) -> bool:
-    transport = ZmqTransport(ZmqSource(events=replay, replay=replay, topic=""))
-    try:
-        start = 0 if sequence is None else sequence + 1
-        return [batch async for batch in transport.replay(start)] != []
-    finally:
-        await transport.close()
-
-
-def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
-    """Prints the table and what is wrong; returns whether nothing is.
-
-    workers: the answer of GET /workers after the last request.
-    """
-    print(f"{'request':<24}{'worker':<24}{'predicted':>10}{'reported':>10}")
-    for row in rows:
-        name = f"conversation {row.conversation} turn {row.turn + 1}"
-        print(f"{name:<24}{row.worker:<24}{row.predicted:>10}{row.reported:>10}  {row.fault}")
-    faults = [f"{row.conversation}.{row.turn + 1}: {row.fault}" for row in rows if row.fault]
-    faults += [
-        f"feed of {worker['endpoint']} is {feed['state']}: {feed['reason']}"
-        for worker in workers
-        for feed in worker["feeds"]
-        if feed["state"] != "live"
-    ]
-    used = {row.worker for row in rows}
-    if len(used) < 2:  # noqa: PLR2004 - one worker alone proves no choice
-        faults.append(f"only {len(used)} worker was used")
-    if not any(row.predicted for row in rows):
-        faults.append("nothing was predicted to be cached")
-    for fault in faults:
-        print(f"FAULT {fault}")
-    cached, reported = sum(row.predicted for row in rows), sum(row.reported for row in rows)
-    print(
-        f"{len(rows)} requests on {len(used)} workers, {reported} tokens cached,"
-        f" {cached} predicted: {'FAILED' if faults else 'ok'}"
-    )
-    return not faults

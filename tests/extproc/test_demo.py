@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from extproc.demo import Part, Ports, Row, keep_running, ready, report, run, started
+from extproc.demo import Part, Ports, keep_running, ready, run, running, started
+from extproc.demo_workload import Row, compare, report
 from extproc.errors import StartError
 from tests.ports import free_port
 
@@ -29,6 +30,15 @@ async def test_the_demo_passes_its_own_check() -> None:
     told, _ = await demo.communicate()
     assert demo.returncode == 0, told.decode()
     assert told.decode().splitlines()[-1].endswith("predicted: ok")
+
+
+async def test_round_robin_is_compared_with_kvsteer() -> None:
+    async with running(3, free_port()) as place:
+        told = await compare(place.envoy, place.admin, place.replays, "tiny")
+        shares = dict(re.findall(r"^(round robin|KVSteer) .* (\d+)%$", told, re.MULTILINE))
+        assert int(shares["KVSteer"]) > int(shares["round robin"]), told
+        gone = await compare(f"http://127.0.0.1:{free_port()}", place.admin, place.replays, "tiny")
+        assert gone.startswith("Round robin and KVSteer could not be compared: ")
 
 
 @pytest.mark.slow
@@ -222,6 +232,9 @@ async def test_the_demo_goes_on_when_the_router_is_killed_as_it_says(tmp_path: P
         assert demo.stdout is not None
         said = (await demo.stdout.readuntil(b"is started again after")).decode()
         killing = re.findall(r"kill -9 (\d+)", said)[-1]
+        processes = dict(re.findall(r"^ +(\d+)  (\S+)", said, re.MULTILINE))
+        assert list(processes.values()) == ["worker", "router", "envoy"]
+        assert processes[killing] == "router"
         os.kill(int(killing), signal.SIGKILL)
         await demo.stdout.readuntil(b"router ended with -9")
         async with aiohttp.ClientSession() as session:
