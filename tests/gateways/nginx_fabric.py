@@ -8,22 +8,21 @@ import asyncio
 import contextlib
 import os
 import shutil
-from asyncio.subprocess import DEVNULL
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 
-from simulator.server import running as running_worker
-from simulator.settings import TINY_MODEL, Settings
-from simulator.worker import Worker
-from tests.e2e.system import System, until
+from tests.deploy.manifests import KUBERNETES
+from tests.e2e.system import until
 from tests.extproc.serving.identities import Identities
-from tests.ports import free_port
+from tests.gateways.gateways import Place, running_program
 
-OVERLAY = Path(__file__).parents[2] / "deploy/kubernetes/overlays/nginx-gateway-fabric"
+Tree = dict[str, Any]
+
+OVERLAY = KUBERNETES / "overlays/nginx-gateway-fabric"
+COMPONENTS = KUBERNETES / "components"
 RELEASE = "2.6.7"
 SHIM_PORT = 54800  # of the shim, and written into the script
 MODULES = (
@@ -47,12 +46,13 @@ def missing() -> str:
     return ""
 
 
-def nginx_conf(folder: Path, port: int, router_port: int, workers: Sequence[str], more: str) -> str:
+def nginx_conf(place: Place, more: str) -> str:
     """What the controller writes for this pool. more: directives that its policies add."""
+    folder = place.directory
     script = Path(os.environ["KVSTEER_NGF"]) / "epp.js"
     (folder / "epp.js").write_bytes(script.read_bytes())
     module = next(one for one in MODULES if one.exists())
-    members = " ".join(f"server {worker};" for worker in workers)
+    members = " ".join(f"server {worker};" for worker in place.workers)
     temporary = "\n".join(
         f"{kind}_temp_path {folder}/{kind};"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -84,7 +84,7 @@ http {{
   }}
   server_tokens off;
   server {{
-    listen 127.0.0.1:{port};
+    listen 127.0.0.1:{place.port};
     server_name ~^;
     {more}
     location {inner} {{
@@ -103,7 +103,7 @@ http {{
       js_var $inference_workload_endpoint;
       set $epp_internal_path {inner};
       set $epp_host 127.0.0.1;
-      set $epp_port {router_port};
+      set $epp_port {place.router_port};
       js_content epp.getEndpoint;
       proxy_http_version 1.1;
     }}
@@ -127,80 +127,40 @@ def directives() -> str:
     """
 
 
-def kvsteer_yaml(folder: Path, workers: Sequence[Worker], listen: str) -> str:
-    """The overlay's configuration, with a list of workers instead of the pool."""
-    identities = Identities(folder)
-    tree = yaml.safe_load((OVERLAY.parents[1] / "components/router-tls/kvsteer.yaml").read_text())
-    del tree["discovery"]
-    tree["extproc"]["listen"] = f"127.0.0.1:{free_port()}"
-    tree["extproc"]["tls"] = {
+def configuration(directory: Path) -> Tree:
+    """The router's, as it is published, with a certificate of the test's."""
+    told: Tree = yaml.safe_load((COMPONENTS / "router-tls/kvsteer.yaml").read_text())
+    identities = Identities(directory)
+    told["extproc"]["tls"] = {
         "certificate": str(identities.certificate_file),
         "key": str(identities.key_file),
     }
-    for name in ("admin", "metrics"):
-        tree[name] = {"listen": f"127.0.0.1:{free_port()}"}
-    tree["envoy"] = {"listen": listen, "admin": f"127.0.0.1:{free_port()}"}
-    tree["models"] = [{"name": "tiny", "tokenizer": str(TINY_MODEL)}]
-    tree["workers"] = [
-        {
-            "endpoint": worker.endpoint,
-            "events": {"zmq": worker.events_endpoint, "replay": worker.replay_endpoint},
-        }
-        for worker in workers
-    ]
-    return yaml.safe_dump(tree)
+    return told
 
 
 @contextlib.asynccontextmanager
-async def fabric(folder: Path, more: str, **settings: Any) -> AsyncIterator[System]:
-    """Three workers, a router that is ready, the shim with its own defaults, and nginx.
+async def running(more: str, place: Place) -> AsyncIterator[None]:
+    """Runs the shim, with its own defaults, and nginx.
 
-    more: nginx directives of its policies. settings: of the workers.
+    more: nginx directives of the gateway's policies.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        workers: list[Worker] = []
-        stops = []
-        for _ in range(3):
-            each = await stack.enter_async_context(contextlib.AsyncExitStack())
-            worker = running_worker(Settings(**settings))
-            workers.append(await each.enter_async_context(worker))
-            stops.append(each.aclose)
-        port = free_port()
-        config_file = folder / "kvsteer.yaml"
-        config_file.write_text(kvsteer_yaml(folder, workers, f"127.0.0.1:{port}"))
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        system = System(session, config_file, workers)
-        for started, stop in zip(workers, stops, strict=True):
-            system.add_stop(started.endpoint, stop)
-        stack.push_async_callback(system.end)
-        router = yaml.safe_load(config_file.read_text())["extproc"]["listen"]
-        router_port = int(router.rpartition(":")[2])
-        shim = str(Path(os.environ["KVSTEER_NGF"]) / "gateway")
-        await stack.enter_async_context(_process(folder / "shim.log", shim, "endpoint-picker"))
-        conf = folder / "nginx.conf"
-        endpoints = [one.endpoint for one in workers]
-        conf.write_text(nginx_conf(folder, port, router_port, endpoints, more))
-        nginx = ("nginx", "-p", str(folder), "-c", str(conf))
-        await stack.enter_async_context(_process(folder / "stderr.log", *nginx))
-        for listening in (SHIM_PORT, port):
-            await until(lambda at=listening: _listens(at), f"{listening} listens")  # type: ignore[misc]
-        await system.start_router()
-        yield system
+    folder = place.directory
+    conf = folder / "nginx.conf"
+    conf.write_text(nginx_conf(place, more))
+    shim = (str(Path(os.environ["KVSTEER_NGF"]) / "gateway"), "endpoint-picker")
+    nginx = ("nginx", "-p", str(folder), "-c", str(conf))
+    async with (
+        running_program(shim, folder / "shim.log") as one,
+        running_program(nginx, folder / "stderr.log") as other,
+    ):
 
+        async def listen() -> bool:
+            one.check()
+            other.check()
+            return await _listens(SHIM_PORT) and await _listens(place.port)
 
-@contextlib.asynccontextmanager
-async def _process(log: Path, *command: str) -> AsyncIterator[None]:
-    with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=DEVNULL, stdout=file, stderr=file
-        )
-    try:
+        await until(listen, "the shim and nginx listen")
         yield
-        assert process.returncode is None, f"{command} ended, see {log}"
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def _listens(port: int) -> bool:

@@ -5,30 +5,42 @@ It sends its picker neither method nor path, ends the stream with the pick and t
 
 import io
 import json
+import signal
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.system import CHAT, System, all_answer, chat, long_text, until
-from tests.gateways.nginx_fabric import RELEASE, directives, fabric, missing
+from tests.gateways.gateways import MODEL, behind
+from tests.gateways.nginx_fabric import RELEASE, configuration, directives, missing, running
 
-pytestmark = [pytest.mark.gateway, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [
+    pytest.mark.gateway,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
 
-STEERED = 'kvsteer_decisions_total{model="tiny",reason="overlap"}'
+STEERED = 'kvsteer_decisions_total{model="my-model",reason="overlap"}'
 ASKED = "kvsteer_decision_seconds_count"
 WORKERS = {"decode_tokens_per_second": 20.0, "max_model_len_tokens": 400_000, "blocks": 25_000}
 
 
+def fabric(tmp_path: Path, more: str) -> AbstractAsyncContextManager[System]:
+    return behind(tmp_path, partial(running, more), configuration(tmp_path), **WORKERS)
+
+
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[System]:
-    async with fabric(tmp_path, directives(), **WORKERS) as one:
+    async with fabric(tmp_path, directives()) as one:
         yield one
 
 
 async def held(system: System) -> tuple[dict[str, object], str]:
     """A request whose prompt is known to lie on one worker."""
-    body = chat(long_text("alpha"))
+    body = chat(long_text("alpha"), model=MODEL)
     status, holder, _ = await system.send(body)
     assert status == 200
     await system.learned(body, holder)
@@ -50,13 +62,13 @@ async def test_a_follow_up_lands_on_the_holder_whatever_its_client_says(
 async def test_without_a_router_all_is_answered_and_no_client_steers(system: System) -> None:
     await system.stop_router()
     headers = {"x-gateway-destination-endpoint": system.workers[0].endpoint}
-    body = chat(long_text("alpha"))
+    body = chat(long_text("alpha"), model=MODEL)
     workers = [one.endpoint for one in system.workers]
     await all_answer(lambda: system.send(body, headers=headers), workers)
 
 
 async def test_tokens_come_as_they_are_made(system: System) -> None:
-    body = chat(long_text("alpha"), stream=True) | {"max_tokens": 60}
+    body = chat(long_text("alpha"), model=MODEL, stream=True) | {"max_tokens": 60}
     async with system.session.post(f"{system.envoy}{CHAT}", json=body) as response:
         assert response.status == 200
         pieces = [piece async for piece in response.content.iter_any()]
@@ -65,11 +77,21 @@ async def test_tokens_come_as_they_are_made(system: System) -> None:
     assert len(pieces) > 20
 
 
+async def test_while_the_router_hangs_a_request_waits_and_is_answered(system: System) -> None:
+    assert system.router is not None
+    system.router.send_signal(signal.SIGSTOP)
+    try:
+        body = chat(long_text("alpha"), model=MODEL)
+        assert (await system.send(body))[0] == 200
+    finally:
+        system.router.send_signal(signal.SIGCONT)
+
+
 @pytest.mark.parametrize("words", [3_000, 200_000])
 async def test_long_prompts_are_steered_with_the_overlays_policies(
     system: System, words: int
 ) -> None:
-    body = chat("word " * words)
+    body = chat("word " * words, model=MODEL)
     _, holder, _ = await system.send(body)
     await system.learned(body, holder)
     assert (await system.send(body))[:2] == (200, holder)
@@ -77,10 +99,10 @@ async def test_long_prompts_are_steered_with_the_overlays_policies(
 
 
 async def test_without_the_policies_the_picker_is_shown_no_long_prompt(tmp_path: Path) -> None:
-    async with fabric(tmp_path, "", **WORKERS) as system:
-        assert (await system.send(chat("word " * 3_000)))[0] == 200
+    async with fabric(tmp_path, "") as system:
+        assert (await system.send(chat("word " * 3_000, model=MODEL)))[0] == 200
         assert await system.metric(ASKED) == 0
-        large = io.BytesIO(json.dumps(chat("word " * 230_000)).encode())
+        large = io.BytesIO(json.dumps(chat("word " * 230_000, model=MODEL)).encode())
         async with system.session.post(f"{system.envoy}{CHAT}", data=large) as response:
             assert response.status == 413
 
@@ -96,7 +118,9 @@ async def test_two_dead_workers_get_nothing_once_their_scrapes_fail(system: Syst
         return down == [1, 1]
 
     await until(missed, "scrapes of the dead fail")
-    answers = [await system.send(chat(long_text(f"beta {number}"))) for number in range(10)]
+    answers = [
+        await system.send(chat(long_text(f"beta {number}"), model=MODEL)) for number in range(10)
+    ]
     assert {(status, worker) for status, worker, _ in answers} == {(200, holder)}
 
 
