@@ -139,7 +139,7 @@ async def test_a_hangup_says_which_keys_take_a_restart(tmp_path: Path) -> None:
 
         await says("configuration read again: nothing changed")
         changed = "\nevents: {enabled: false}\nlog: {level: error}\npolicy: {name: random}\n"
-        await says("and take a restart: log.level, policy.name\n", changed)
+        await says("these need a restart: log.level, policy.name\n", changed)
         assert "events disabled: requests are routed by load and by what" in one.log.read_text()
         await says("not reloaded: ", "\nlog: {level: loud}\n")
 

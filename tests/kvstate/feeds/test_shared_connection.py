@@ -78,7 +78,7 @@ async def test_rank_that_takes_nothing_does_not_hold_up_the_others(
         late += await dead.receive()
     assert numbers(late) == [*range(MAX_QUEUED_SIGNALS), count]  # a gap, which its feed sees
     assert [record.getMessage() for record in caplog.records] == [
-        "a feed takes nothing for 0.01 s: its batches are dropped"
+        "a feed has not been read for 0.01 s: its batches are dropped"
     ]
 
 
