@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -81,8 +84,16 @@ class Browser:
     def click(self, selector: str) -> None:
         """Clicks the first element of a selector, where it does not move: scrolling is smooth."""
         at_once = "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})"
-        self.run(at_once, self.one(selector))
-        self.one(selector).click()
+
+        def clicked() -> bool:
+            self.run(at_once, self.one(selector))
+            try:
+                self.one(selector).click()
+            except ElementClickInterceptedException:  # what stands above it grew meanwhile
+                return False
+            return True
+
+        self.until(clicked, f"a click on {selector}")
 
     def unfold(self, section: str) -> None:
         """Opens a section that is folded, as its link does."""
