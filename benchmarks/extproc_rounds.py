@@ -84,9 +84,15 @@ Measured = dict[tuple[Cell, str], Figures]
 
 
 def measured(
-    arena: Arena, wrk: str, bodies: Path, cells: Sequence[Cell], rounds: int, seconds: int
+    arena: Arena,
+    wrk: str,
+    bodies: Path,
+    cells: Sequence[Cell],
+    rounds: int,
+    seconds: int,
+    settled: Callable[[Contestant], None] = lambda _: None,
 ) -> Measured:
-    """All cells, one after the other."""
+    """All cells, one after the other. settled: waits until a contestant is done with its round."""
     figures: Measured = {}
     for cell in cells:
         for number in range(rounds + 1):
@@ -96,6 +102,7 @@ def measured(
                 contestant = arena.contestants[name]
                 length = seconds if number else 1
                 one = _one(contestant, wrk, bodies / str(cell.size), cell, length)
+                settled(contestant)
                 if number:
                     _keep(figures.setdefault((cell, name), Figures()), *one)
     return figures

@@ -25,27 +25,32 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from extproc_contestants import OURS_LEAN, PLAIN
+from extproc_contestants import OURS_LEAN, PLAIN, Contestant
 from extproc_load import conversations, found_wrk, write
-from extproc_rounds import Cell, Measured, measured
+from extproc_rounds import Cell, Figures, Measured, measured
 from measure import CannotRunError, Figure, Goal, Row, arguments, table
-from peers_contestants import DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
+from peers_contestants import DYNAMO, LLM_D, NOT_HERE, PEERS, ROUND_ROBIN, PeersArena, versions
 from peers_trials import Hits, hits, losses, resident_mib
 
 CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
 QUICK = [Cell(2, 1), Cell(2, 16)]
-SETTLES_SECONDS = 2.0
-FIFTH = Goal(1 / 5, "<= 1/5 of llm-d's")
-HALF = Goal(1 / 2, "<= 1/2 of llm-d's")
+LEARNS_SECONDS, SETTLED_SECONDS = 2.0, 10.0
+FIFTH = Goal(1 / 5, "<= 1/5 of theirs")
+HALF = Goal(1 / 2, "<= 1/2 of theirs")
+
+# A round in which fewer are answered than this for each connection says little of one request.
+ENOUGH = 4
 
 METHOD = """\
 How: two shared cores, everything on them; medians of rounds in which contestants take turns.
 added: p50 or p99 less that of Envoy alone in the same round. picker us: CPU a request of the
 process that decides (all threads; for SMG and Dynamo of the proxy that they are). + tokens us: with
 the process that tokenizes for llm-d's picker; KVSteer and Dynamo do that themselves, the others not
-at all. all us: Envoy's too. Three workers; no events come while it is measured. llm-d's: TLS,
-tracing and access logs off, else as its chart has it. Dynamo answers from its own simulated engines
-and not from the upstreams that the others share; its requests/s and latencies include them."""
+at all. all us: Envoy's too. few: so few requests were answered in a round that what was under way
+at its end weighs too much; no goal is looked at. Three workers; no events come while it is
+measured. llm-d's: TLS, tracing and access logs off, else as its chart has it. Dynamo answers from
+its own simulated engines and not from the upstreams that the others share; its requests/s and
+latencies include them."""
 
 
 def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], str]:
@@ -61,16 +66,16 @@ def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], 
             requests = conversations(size)
             write(requests, bodies / str(size))
             arena.learn(requests)
-            time.sleep(SETTLES_SECONDS)
+            time.sleep(LEARNS_SECONDS)
             known.append(_picked(arena, requests, size))
-        figures = measured(arena, wrk, bodies, cells, rounds, seconds)
+        figures = measured(arena, wrk, bodies, cells, rounds, seconds, settled)
         sizes = [
             f"{who}: {resident_mib(one.decides.pid):.0f} MiB"
             for who, one in arena.contestants.items()
             if one.decides is not None
         ]
         told = [_overview(figures, cells, list(arena.contestants))]
-        told += [f"{who}: {reason}" for who, reason in arena.missing.items()]
+        told += [f"{who}: {reason}" for who, reason in (arena.missing | NOT_HERE).items()]
         told += ["known conversations sent to their holder (1/3 is chance):", *known]
         told += ["resident after it: " + ", ".join(sizes)]
     return _goals(figures, cells), "\n".join(told)
@@ -100,27 +105,45 @@ def _overview(figures: Measured, cells: Sequence[Cell], names: Sequence[str]) ->
                 f"{statistics.median(one.p50 - other.p50 for one, other in pairs):>14.2f}"
                 f"{statistics.median(one.p99 - other.p99 for one, other in pairs):>14.2f}"
                 f"{statistics.median(found.cpu):>11,.0f}{statistics.median(found.helped):>13,.0f}"
-                f"{statistics.median(found.both):>9,.0f}" + (f"  {failed} failed" if failed else "")
+                f"{statistics.median(found.both):>9,.0f}"
+                + ("" if _enough(found, cell) else "  few")
+                + (f"  {failed} failed" if failed else "")
             )
     return "\n".join(lines)
+
+
+def _enough(found: Figures, cell: Cell) -> bool:
+    return found.of(lambda one: one.requests).median >= ENOUGH * cell.connections
 
 
 def _goals(figures: Measured, cells: Sequence[Cell]) -> list[Row]:
     rows = []
     for cell in cells:
         ours, plain = figures[cell, OURS_LEAN], figures[cell, PLAIN]
-        if (cell, LLM_D) not in figures:
-            rows.append(Row(f"CPU of the picker, {cell} (us)", Figure(ours.cpu), "did not run"))
+        theirs = figures.get((cell, LLM_D))
+        if theirs is None or not _enough(theirs, cell):
+            why = "did not run" if theirs is None else "too few requests"
+            rows.append(Row(f"{LLM_D}: picker us, {cell}", Figure(ours.cpu), why))
             continue
-        theirs = figures[cell, LLM_D]
-        for what, cpu in (("the picker", theirs.cpu), ("picker and tokenizer", theirs.helped)):
-            rows.append(Row(f"CPU of {what}, {cell} (us)", Figure(ours.cpu), Figure(cpu), FIFTH))
+        for what, cpu in (("picker us", theirs.cpu), ("+ tokens us", theirs.helped)):
+            rows.append(Row(f"{LLM_D}: {what}, {cell}", Figure(ours.cpu), Figure(cpu), FIFTH))
         added = [
             Figure([a.p50 - b.p50 for a, b in zip(one.samples, plain.samples, strict=True)])
             for one in (ours, theirs)
         ]
-        rows.append(Row(f"p50 added, {cell} (ms)", added[0], added[1], HALF))
+        rows.append(Row(f"{LLM_D}: p50 added ms, {cell}", added[0], added[1], HALF))
     return rows
+
+
+def settled(contestant: Contestant) -> None:
+    """Waits until a contestant has no more work, so that the next one has the machine."""
+    working = [one for one in (contestant.decides, contestant.helps) if one is not None]
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while working and time.monotonic() < deadline:
+        before = sum(one.cpu_seconds() for one in working)
+        time.sleep(0.2)
+        if sum(one.cpu_seconds() for one in working) - before < 0.02:
+            return
 
 
 def hit_shares(rounds: int, seconds: int) -> str:
@@ -177,7 +200,7 @@ def main() -> None:
             rows, seen = speed(*((QUICK, 2, 1) if wanted.quick else (CELLS, 3, 2)))
             print(f"\n{seen}\n\n{table(rows)}\n\n{METHOD}", flush=True)
         if wanted.only in (None, "hits"):
-            print(f"\n{hit_shares(*((1, 6) if wanted.quick else (3, 12)))}", flush=True)
+            print(f"\n{hit_shares(*((1, 6) if wanted.quick else (2, 12)))}", flush=True)
         if wanted.only in (None, "losses"):
             print(f"\n{lost_requests()}", flush=True)
     except CannotRunError as error:

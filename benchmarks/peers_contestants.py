@@ -46,6 +46,8 @@ from simulator.settings import Settings
 ROUND_ROBIN = "Envoy, round robin"
 LLM_D, LIGHT, DYNAMO = "llm-d's EPP", "light EPP", "Dynamo's frontend"
 PEERS = (PLAIN, ROUND_ROBIN, OURS_LEAN, LLM_D, LIGHT, SMG, DYNAMO)
+# Its standalone mode needs Redis, a file of endpoints and ROUTING_ALGORITHM=prefix-cache.
+NOT_HERE = {"AIBrix's plugin": "not run: release 0.6.0 does not compile with Go 1.26 as it is"}
 # Dynamo without Kubernetes, etcd and NATS: https://docs.dynamo.nvidia.com, service discovery.
 ALONE = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
 QUIET = {"DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1", "DYN_LOG": "warn"}
