@@ -256,10 +256,12 @@ def _place(name: str, endpoint: str, columns: int) -> str:
 
 
 def _speed(speed: Mapping[str, Any]) -> str:
-    """What was learned of a worker's speed, "" for nothing."""
+    """What was learned of a worker's speed, and what its cost takes it for; "" for nothing."""
     if not speed["confidence"]:
         return ""
-    return f"{speed['tokens_per_second']} tok/s, {speed['confidence']:.0%} sure"
+    own, used = speed["tokens_per_second"], speed["used_tokens_per_second"]
+    words = f"{own} tok/s, {speed['confidence']:.0%} sure"
+    return words if used == own else f"{words}, counted as {used}"
 
 
 def _decisions(decisions: Sequence[Mapping[str, Any]], columns: int) -> list[str]:

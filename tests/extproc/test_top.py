@@ -91,6 +91,11 @@ def test_a_router_that_goes_away_is_told_in_as_many_lines_as_it_takes(
 WIDE = (200, 0)
 
 
+def speed(own: int, used: int, confidence: float) -> dict[str, float]:
+    words = ("tokens_per_second", "used_tokens_per_second", "confidence")
+    return dict(zip(words, (own, used, confidence), strict=True))
+
+
 def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
     feed = {"reason": reason}
     tiers = {"device": 12, "host": 3, "disk": 0, "remote": 0}
@@ -102,7 +107,7 @@ def worker(name: str, state: str = "live", reason: str = "") -> dict[str, Any]:
         "feeds": [feed],
         "blocks_by_tier": tiers,
         "in_flight": 2,
-        "speed": {"tokens_per_second": 8000, "confidence": 0.0},
+        "speed": speed(8_000, 8_000, 0.0),
         "draining": False,
         "down": "",
         "astray": "",
@@ -294,10 +299,13 @@ def test_the_routers_that_share_are_told_with_their_age() -> None:
 
 
 def test_the_speed_of_a_worker_is_told_once_it_is_learned() -> None:
-    known = worker("10.0.0.1:1") | {"speed": {"tokens_per_second": 16_000, "confidence": 0.9}}
-    shown = "\n".join(shown_of([known, worker("10.0.0.2:1")], [], WIDE))
-    assert shown.count("tok/s") == 1
+    known = worker("10.0.0.1:1") | {"speed": speed(16_000, 16_000, 0.9)}
+    even = worker("10.0.0.2:1") | {"speed": speed(7_900, 8_000, 0.5)}
+    shown = "\n".join(shown_of([known, even, worker("10.0.0.3:1")], [], WIDE))
+    assert shown.count("tok/s") == 2
     assert "16000 tok/s, 90% sure" in shown
+    assert "7900 tok/s, 50% sure, counted as 8000" in shown
+    assert shown.count("counted") == 1
 
 
 def test_what_is_not_steered_and_who_answered_is_shown() -> None:

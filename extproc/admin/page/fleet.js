@@ -124,8 +124,9 @@ function spark(series) {
 }
 
 function speed(worker) {
-  const { tokens_per_second, confidence } = worker.speed;
-  return confidence ? make("small", {}, `${count(tokens_per_second)} tokens/s, ${percent(confidence, 1)} sure`) : null;
+  const { tokens_per_second: own, used_tokens_per_second: used, confidence } = worker.speed;
+  const counted = used === own ? "" : `, counted as ${count(used)}`;
+  return confidence ? make("small", {}, `${count(own)} tokens/s, ${percent(confidence, 1)} sure${counted}`) : null;
 }
 
 function row(worker, series) {
