@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.e2e.system import CHAT, System, all_answer, chat, long_text, until
-from tests.gateways import envoy_gateway
+from tests.gateways import envoy_gateway, istio
 from tests.gateways.gateways import MODEL, Place, behind, published
 from tests.gateways.install import PROGRAMS
 
@@ -33,6 +33,18 @@ class Gateway(NamedTuple):
 GATEWAYS = {
     "envoy-gateway": Gateway(
         "envoy-gateway", envoy_gateway.OVERLAY, envoy_gateway.running, fails_open=True
+    ),
+    "istio-envoyfilter": Gateway(
+        "pilot-discovery",
+        istio.ENVOY_FILTER,
+        partial(istio.running, istio.ENVOY_FILTER),
+        fails_open=True,
+    ),
+    "istio-inferencepool": Gateway(
+        "pilot-discovery",
+        istio.INFERENCE_POOL,
+        partial(istio.running, istio.INFERENCE_POOL),
+        fails_open=False,
     ),
 }
 
