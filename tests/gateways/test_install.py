@@ -27,11 +27,24 @@ def test_a_program_of_another_version_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSTEER_GATEWAYS", str(tmp_path))
-    for version in (PROGRAMS["aigw"].version, "v0.0.1"):
-        place = tmp_path / "aigw" / version / "aigw"
+    for version in (PROGRAMS["envoy-gateway"].version, "v0.0.1"):
+        place = tmp_path / "envoy-gateway" / version / "envoy-gateway"
         place.parent.mkdir(parents=True)
         place.touch()
-    assert binary("aigw") == tmp_path / "aigw" / PROGRAMS["aigw"].version / "aigw"
-    (tmp_path / "aigw" / PROGRAMS["aigw"].version / "aigw").unlink()
+    assert (
+        binary("envoy-gateway")
+        == tmp_path / "envoy-gateway" / PROGRAMS["envoy-gateway"].version / "envoy-gateway"
+    )
+    (tmp_path / "envoy-gateway" / PROGRAMS["envoy-gateway"].version / "envoy-gateway").unlink()
     with pytest.raises(MissingError):
-        binary("aigw")
+        binary("envoy-gateway")
+
+
+def test_a_program_that_is_not_built_here_says_where_to_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSTEER_GATEWAYS", str(tmp_path))
+    place = tmp_path / "pilot-discovery" / PROGRAMS["pilot-discovery"].version
+    with pytest.raises(MissingError, match=f"put it at {place}"):
+        binary("pilot-discovery")
+    assert main(["pilot-discovery"]) == 1
