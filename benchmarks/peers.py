@@ -5,9 +5,9 @@
 None of them is a dependency of KVSteer. Install what you want to compare, each as its project says:
 SMG with `pip install smg`; Dynamo with `pip install ai-dynamo packaging uvloop`, and
 KVSTEER_DYNAMO_PYTHON=PATH if that is in another environment; the programs `epp` (llm-d-router,
-release 0.10) and `lwepp` (gateway-api-inference-extension, release 1.6) in PATH. A program built
-from a working copy does not know its version: KVSTEER_PEERS_VERSION_EPP=... tells it. What is
-missing is said.
+release 0.10), `lwepp` (gateway-api-inference-extension, release 1.6) and `aibrix-plugins` (AIBrix's
+cmd/plugins, release 0.6; needs redis-server) in PATH. A program built from a working copy does not
+know its version: KVSTEER_PEERS_VERSION_EPP=... tells it. What is missing is said.
 
 speed: wrk's chats of known conversations (extproc.py says how), contestants in turn. hits: chats
 over simulated vLLM workers whose caches are too small for every chat everywhere; fresh workers and
@@ -29,7 +29,7 @@ from extproc_contestants import OURS_LEAN, PLAIN, Contestant
 from extproc_load import conversations, found_wrk, write
 from extproc_rounds import Cell, Figures, Measured, measured
 from measure import CannotRunError, Figure, Goal, Row, arguments, table
-from peers_contestants import DYNAMO, LLM_D, NOT_HERE, PEERS, ROUND_ROBIN, PeersArena, versions
+from peers_contestants import AIBRIX, DYNAMO, LLM_D, PEERS, ROUND_ROBIN, PeersArena, versions
 from peers_trials import Hits, hits, losses, resident_mib
 
 CELLS = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 16)]
@@ -75,7 +75,7 @@ def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], 
             if one.decides is not None
         ]
         told = [_overview(figures, cells, list(arena.contestants))]
-        told += [f"{who}: {reason}" for who, reason in (arena.missing | NOT_HERE).items()]
+        told += [f"{who}: {reason}" for who, reason in arena.missing.items()]
         told += ["known conversations sent to their holder (1/3 is chance):", *known]
         told += ["resident after it: " + ", ".join(sizes)]
     return _goals(figures, cells), "\n".join(told)
@@ -120,18 +120,21 @@ def _goals(figures: Measured, cells: Sequence[Cell]) -> list[Row]:
     rows = []
     for cell in cells:
         ours, plain = figures[cell, OURS_LEAN], figures[cell, PLAIN]
-        theirs = figures.get((cell, LLM_D))
-        if theirs is None or not _enough(theirs, cell):
-            why = "did not run" if theirs is None else "too few requests"
-            rows.append(Row(f"{LLM_D}: picker us, {cell}", Figure(ours.cpu), why))
-            continue
-        for what, cpu in (("picker us", theirs.cpu), ("+ tokens us", theirs.helped)):
-            rows.append(Row(f"{LLM_D}: {what}, {cell}", Figure(ours.cpu), Figure(cpu), FIFTH))
-        added = [
-            Figure([a.p50 - b.p50 for a, b in zip(one.samples, plain.samples, strict=True)])
-            for one in (ours, theirs)
-        ]
-        rows.append(Row(f"{LLM_D}: p50 added ms, {cell}", added[0], added[1], HALF))
+        for name in (LLM_D, AIBRIX):
+            theirs = figures.get((cell, name))
+            if theirs is None or not _enough(theirs, cell):
+                why = "did not run" if theirs is None else "too few requests"
+                rows.append(Row(f"{name}: picker us, {cell}", Figure(ours.cpu), why))
+                continue
+            kinds = {"picker us": theirs.cpu}
+            kinds |= {"+ tokens us": theirs.helped} if name == LLM_D else {}
+            for what, cpu in kinds.items():
+                rows.append(Row(f"{name}: {what}, {cell}", Figure(ours.cpu), Figure(cpu), FIFTH))
+            added = [
+                Figure([a.p50 - b.p50 for a, b in zip(one.samples, plain.samples, strict=True)])
+                for one in (ours, theirs)
+            ]
+            rows.append(Row(f"{name}: p50 added ms, {cell}", added[0], added[1], HALF))
     return rows
 
 

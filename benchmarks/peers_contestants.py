@@ -34,6 +34,8 @@ from measure import CannotRunError
 from peers_settings import (
     NAMESPACE,
     POOL,
+    aibrix_endpoints,
+    as_aibrix_has_it,
     as_llm_d_has_it,
     for_the_light_picker,
     llm_d,
@@ -45,9 +47,8 @@ from simulator.settings import Settings
 
 ROUND_ROBIN = "Envoy, round robin"
 LLM_D, LIGHT, DYNAMO = "llm-d's EPP", "light EPP", "Dynamo's frontend"
-PEERS = (PLAIN, ROUND_ROBIN, OURS_LEAN, LLM_D, LIGHT, SMG, DYNAMO)
-# Its standalone mode needs Redis, a file of endpoints and ROUTING_ALGORITHM=prefix-cache.
-NOT_HERE = {"AIBrix's plugin": "not run: release 0.6.0 does not compile with Go 1.26 as it is"}
+AIBRIX = "AIBrix's plugin"
+PEERS = (PLAIN, ROUND_ROBIN, OURS_LEAN, LLM_D, LIGHT, AIBRIX, SMG, DYNAMO)
 # Dynamo without Kubernetes, etcd and NATS: https://docs.dynamo.nvidia.com, service discovery.
 ALONE = {"DYN_DISCOVERY_BACKEND": "file", "DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
 QUIET = {"DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1", "DYN_LOG": "warn"}
@@ -91,7 +92,7 @@ def versions() -> str:
     told.append(f"SMG: {_said([smg, '--version'])}" if smg else "smg: none here")
     dynamo = "from importlib.metadata import version; print(version('ai-dynamo'))"
     told.append(f"ai-dynamo {_said([dynamo_python(), '-c', dynamo]) or ': none here'}")
-    for name in ("epp", "lwepp"):
+    for name in ("epp", "lwepp", "aibrix-plugins"):
         path = shutil.which(name)
         told.append(f"{name}: {_built_from(path)}" if path else f"{name}: none here")
     return ", ".join(told)
@@ -109,7 +110,7 @@ def _said(command: Sequence[str]) -> str:
 
 def _built_from(path: str) -> str:
     """The module and version that a Go program says it was built from."""
-    named = os.environ.get("KVSTEER_PEERS_VERSION_" + Path(path).name.upper())
+    named = os.environ.get("KVSTEER_PEERS_VERSION_" + Path(path).name.upper().replace("-", "_"))
     if named:
         return named
     go = shutil.which("go")
@@ -148,6 +149,7 @@ class PeersArena(Arena):
             OURS_LEAN: lambda: self._ours(OURS_LEAN, "lean"),
             LLM_D: self._llm_d,
             LIGHT: self._light,
+            AIBRIX: self._aibrix,
             SMG: self._smg,
             DYNAMO: self._dynamo,
         }
@@ -203,6 +205,28 @@ class PeersArena(Arena):
         command += [f"--kubeconfig={self._kubeconfig()}", *self._picker_ports(configuration)]
         decides = self._run("light", command, configuration["extproc"]["listen"])
         return self._with_envoy(LIGHT, decides, configuration, for_the_light_picker)
+
+    def _aibrix(self) -> Contestant:
+        """Its standalone mode, with prefixes as its strategy; Redis has to be there."""
+        plugin, redis = program("aibrix-plugins"), free_address().rpartition(":")[2]
+        command = [program("redis-server"), "--bind", "127.0.0.1", "--port", redis, "--save", ""]
+        self._run("redis", command, f"127.0.0.1:{redis}")
+        listed = self._directory / "aibrix.yaml"
+        listed.write_text(aibrix_endpoints(list(self._fleet.endpoints)))
+        configuration = self._fleet.configuration()
+        listen, metrics = configuration["extproc"]["listen"], free_address()
+        command = ["env", "REDIS_HOST=127.0.0.1", f"REDIS_PORT={redis}"]
+        command += [
+            "ROUTING_ALGORITHM=prefix-cache",
+            "AIBRIX_PREFIX_CACHE_TOKENIZER_TYPE=tiktoken",
+            "AIBRIX_PREFIX_CACHE_BLOCK_SIZE=128",
+            plugin,
+            "--standalone",
+        ]
+        command += [f"--endpoints-config={listed}", f"--grpc-bind-address={listen}"]
+        command += [f"--metrics-bind-address={metrics}"]
+        decides = self._run("aibrix", command, listen)
+        return self._with_envoy(AIBRIX, decides, configuration, as_aibrix_has_it)
 
     def _dynamo(self) -> Contestant:
         """Its frontend, and its own simulated engines: it speaks to no others."""

@@ -2,7 +2,8 @@
 
 llm-d: docs/discovery.md and config/charts/llm-d-router-standalone of llm-d-router, branch
 release-0.10; plugins and weights as in deploy/config/epp-precise-prefix-cache-config.yaml there.
-The light picker: the same Envoy settings; it has no others.
+The light picker: the same Envoy settings; it has no others. AIBrix: deployment/standalone of 0.6.0,
+with the destination of dist/chart/templates/gateway-instance/envoy_config.yaml there.
 """
 
 from typing import Any
@@ -43,7 +44,7 @@ def as_llm_d_has_it(rendered: str) -> str:
         "response_trailer_mode": "SEND",
     }
     clusters = tree["static_resources"]["clusters"]
-    clusters[0] = _destination(clusters[0]["name"])
+    clusters[0] = _destination(clusters[0]["name"], HEADER)
     picker = clusters[1]
     picker.pop("outlier_detection")
     picker["connect_timeout"] = "86400s"
@@ -88,7 +89,42 @@ def for_the_light_picker(rendered: str) -> str:
     return yaml.safe_dump(tree)
 
 
-def _destination(name: str) -> dict[str, Any]:
+def as_aibrix_has_it(rendered: str) -> str:
+    """Our Envoy's configuration with AIBrix's filter and destination in it, without access logs."""
+    tree: dict[str, Any] = yaml.safe_load(rendered)
+    listener = tree["static_resources"]["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager.pop("early_header_mutation_extensions")
+    manager["route_config"]["virtual_hosts"][0].pop("retry_policy")
+    asks = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])["typed_config"]
+    for key in ("allow_mode_override", "response_attributes", "metadata_options"):
+        asks.pop(key, None)
+    asks["failure_mode_allow"] = False
+    asks["message_timeout"] = "30s"
+    asks["grpc_service"]["timeout"] = "30s"
+    asks["processing_mode"] = {
+        "request_header_mode": "SEND",
+        "response_header_mode": "SEND",
+        "request_body_mode": "BUFFERED",
+        "response_body_mode": "STREAMED",
+        "request_trailer_mode": "SKIP",
+        "response_trailer_mode": "SKIP",
+    }
+    clusters = tree["static_resources"]["clusters"]
+    clusters[0] = _destination(clusters[0]["name"], "target-pod")
+    clusters[1].pop("outlier_detection")
+    clusters[1]["connect_timeout"] = "5s"
+    return yaml.safe_dump(tree)
+
+
+def aibrix_endpoints(endpoints: list[str]) -> str:
+    """The file that its standalone mode reads."""
+    return yaml.safe_dump(
+        {"models": [{"name": "tiny", "endpoints": [{"address": one} for one in endpoints]}]}
+    )
+
+
+def _destination(name: str, header: str) -> dict[str, Any]:
     return {
         "name": name,
         "type": "ORIGINAL_DST",
@@ -99,7 +135,7 @@ def _destination(name: str) -> dict[str, Any]:
                 {"max_connections": 40000, "max_pending_requests": 40000, "max_requests": 40000}
             ]
         },
-        "original_dst_lb_config": {"use_http_header": True, "http_header_name": HEADER},
+        "original_dst_lb_config": {"use_http_header": True, "http_header_name": header},
     }
 
 
