@@ -25,9 +25,7 @@ FAULTS = {
     "worker-unreachable": Fault(
         "http", "start the engine, or correct `endpoint`; a firewall or network policy may block it"
     ),
-    "worker-unhealthy": Fault(
-        "http", "read the engine's log; Envoy sends it requests all the same"
-    ),
+    "worker-unhealthy": Fault("http", "read the engine's log; Envoy still sends it requests"),
     "answer-unreadable": Fault("http", "see what listens there: no engine answers like this"),
     "model-not-served": Fault(
         "models", "correct `models[].name` or `workers[].model`, or the engine's served model name"
