@@ -146,7 +146,12 @@ async def test_vllms_workers_get_their_own_halves_of_a_body() -> None:
             asyncio.create_task(system.send(chat(f"short {n}") | {"max_tokens": 10_000}))
             for n in range(2)
         ]
-        await until(lambda: system.in_flight(2), "two in flight")
+
+        async def are_under_way() -> bool:
+            assert not [other.result() for other in others if other.done()]
+            return await system.in_flight(2)
+
+        await until(are_under_way, "two in flight")
         body = chat(long_text("alpha"), stream=True, stream_options={"include_usage": True})
         status, worker, answer = await system.send(body | {"max_tokens": 12})
         for other in others:
