@@ -10,7 +10,7 @@ WORKERS ?= 2
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow gateways explore lint types stubs-check stubs compiled sanitize lock image pins clean
+.PHONY: demo test slow gateways explore docs lint types stubs-check stubs compiled sanitize lock image pins clean
 
 demo: $(READY)
 	$(BIN)/kvsteer demo $(ARGS)
