@@ -5,8 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTED := $(READY) $(VENV)/.tests
-# How many processes the tests run in.
-WORKERS ?= 2
+# How many processes the tests run in: on two cores three are faster than two, because many tests wait.
+WORKERS ?= 3
 # The tests start some hundred processes, which need not compile the same modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -19,7 +19,7 @@ test: $(TESTED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 slow: $(TESTED)
-	$(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
+	KVSTEER_EXAMPLES=thorough $(BIN)/python -m pytest -m 'slow or docker or engine' $(ARGS)
 
 # Real gateways in front of the router. Builds them first, with Go: minutes each, once. A gateway that cannot be built is
 # skipped, with the reason.
@@ -50,7 +50,7 @@ stubs-check: $(TESTED)
 
 # Pins the versions and hashes of everything installed (requirements.lock: in the image), without download addresses; needs uv.
 lock:
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra envoy --extra fast --extra grpc --extra kubernetes --extra otel --extra sharing pyproject.toml -o requirements.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --all-extras --group dev pyproject.toml -o requirements-dev.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --extra demo --group build -c requirements-dev.lock pyproject.toml -o requirements-demo.lock
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --group docs -c requirements-dev.lock -o requirements-docs.lock

@@ -25,7 +25,7 @@ FOLDER = Path("extproc", "compiled")
 MODULES = (
     *("http2.connection", "http2.frames", "http2.grpc_messages", "http2.header_blocks"),
     *("http2.limits", "http2.outbox", "http2.streams"),
-    "observing.decision_counts",
+    "observing.decisions",
     *("picking.decision", "picking.eligibility", "picking.load", "picking.placing"),
     *("picking.policies", "picking.sent", "picking.upstreams"),
     *("serving.lean_call", "serving.stream_answers"),

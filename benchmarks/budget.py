@@ -1,10 +1,10 @@
-"""Where the time goes that a decision adds at one connection, from Envoy's reads to its writes.
+"""Shows where a decision spends its time on one connection, from Envoy's reads to its writes.
 
     python benchmarks/budget.py [--quick] [--json FILE]
 
-Needs Linux and gcc. Envoy and whoever answers it run with a small library in front of the system's
-reads and writes (budget_shim.c), which notes when each began and ended, in a clock that they share.
-One request at a time, over one connection; a line is the median of many.
+Needs Linux and gcc. Envoy and the server that answers it run with a small library around the
+system's reads and writes (budget_shim.c), which records when each began and ended, by a common
+clock. One request at a time, over one connection; each line is the median of many.
 """
 
 import bisect
@@ -64,14 +64,14 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What one Envoy and whoever answers it noted."""
+    """The records of one Envoy and the server that answers it."""
 
     envoy: list[Note]
     router: list[Note]
 
 
 def notes_in(path: Path) -> list[Note]:
-    """The notes of a process, in the order in which the calls ended."""
+    """Returns the records of a process, in the order in which the calls ended."""
     with path.open("rb") as file:
         (count,) = _HEAD.unpack(file.read(_HEAD.size))
         found = _NOTE.iter_unpack(file.read(count * _NOTE.size))
@@ -80,9 +80,9 @@ def notes_in(path: Path) -> list[Note]:
 
 
 def spans(traces: Traces, asks: str) -> Iterator[list[float]]:
-    """The spans of each request, in microseconds; only the whole one where nobody is asked.
+    """Returns the spans of each request, in microseconds; only the whole one without a router.
 
-    asks: the port at which Envoy asks, "0" for a Unix socket, "" if it asks nobody.
+    asks: the port that Envoy calls, "0" for a Unix socket, "" if it calls none.
     """
     client, router, upstream = _by_role(traces.envoy, asks)
     accepted = {one.result for one in traces.router if one.kind == "a"}
@@ -108,7 +108,7 @@ def spans(traces: Traces, asks: str) -> Iterator[list[float]]:
 def _marks(
     router: list[Note], reads: list[int], writes: list[int], began: int, end: int
 ) -> list[int] | None:
-    """When each of eight things happened, None for a request that went otherwise."""
+    """Returns the times of eight steps, None for a request that took another course."""
     marks: list[int] = []
     at = began
     for _ in ("headers", "body"):
@@ -117,7 +117,7 @@ def _marks(
         if asked is None or answered is None:
             return None
         more = _first(router, "w", answered.ended, end)
-        # what was read last before Envoy went on
+        # the last read before Envoy continued
         for one in router:
             if one.kind == "r" and answered.ended < one.ended < (more.began if more else end):
                 answered = one
@@ -144,7 +144,7 @@ def _first(notes: list[Note], kind: str, after: int, before: int) -> Note | None
 
 
 def _by_role(notes: list[Note], asks: str) -> tuple[list[Note], list[Note], list[Note]]:
-    """Envoy's reads and writes with the client, the router and the upstreams."""
+    """Groups Envoy's reads and writes by peer: the client, the router and the upstreams."""
     roles: dict[int, str] = {}
     found: dict[str, list[Note]] = {"client": [], "router": [], "upstream": []}
     for one in notes:
@@ -158,7 +158,7 @@ def _by_role(notes: list[Note], asks: str) -> tuple[list[Note], list[Note], list
 
 
 def built(directory: Path) -> Path:
-    """The library.
+    """Builds the library.
 
     Raises:
         CannotRunError: there is no compiler.
@@ -182,7 +182,7 @@ class Client:
         self._number = itertools.count()
 
     def send(self, count: int) -> float:
-        """Sends so many; the median latency in microseconds."""
+        """Sends this many requests; returns the median latency in microseconds."""
         taken = []
         for _ in range(count):
             number = next(self._number)
@@ -211,7 +211,7 @@ class Client:
 
 
 def measured(requests: int) -> dict[str, list[list[float]]]:
-    """Each contestant's spans by round, medians, in microseconds; in turns."""
+    """Measures each contestant's spans by round, in turns: medians in microseconds."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-budget-") as name, ExitStack() as stack:
         directory = Path(name)
         shim = built(directory)
@@ -241,7 +241,7 @@ def measured(requests: int) -> dict[str, list[list[float]]]:
 
 
 def _medians(directory: Path, name: str, window: tuple[int, int]) -> list[float]:
-    """The median of each span of the requests of one round, and of the whole last."""
+    """The median of each span over the requests of one round; the last is the whole."""
     stem = "".join(letter if letter.isalnum() else "-" for letter in name)
     answering = {GRPC_AIO: "idle-grpc.aio", LEAN_IDLE: "idle-lean"}.get(name, f"router-{stem}")
     asks = ""
@@ -266,14 +266,14 @@ def _listen(file: Path) -> str:
 
 
 def _within(notes: Sequence[Note], window: tuple[int, int]) -> list[Note]:
-    """What was noted meanwhile, after all connections of before."""
+    """The records of this time, after all earlier connections."""
     first, last = window
     before = [one for one in notes if one.kind in "ac" and one.began < first]
     return before + [one for one in notes if first <= one.began and one.ended <= last]
 
 
 def rows_of(found: Mapping[str, list[list[float]]]) -> list[Row]:
-    """What was added, over what idle grpc.aio adds."""
+    """Rows of the added time, compared with idle grpc.aio."""
 
     def added(name: str) -> Figure:
         pairs = zip(found[name], found[PLAIN], strict=True)
@@ -304,7 +304,7 @@ def budget(found: Mapping[str, list[list[float]]]) -> str:
 
 
 def main() -> None:
-    """Measures, and prints both tables."""
+    """Measures and prints both tables."""
     wanted = arguments(__doc__, "fewer requests").parse_args()
     try:
         found = measured(QUICK_REQUESTS if wanted.quick else FULL_REQUESTS)

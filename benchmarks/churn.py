@@ -1,7 +1,7 @@
-"""Events at steady state: every message stores new blocks and removes as many of the oldest.
+"""Events at steady state: every message stores new blocks and removes as many old ones.
 
-Each of 8 workers keeps a system prompt and the same number of chats of 64 blocks. What one period
-of the stream stores it also removes, so that it can be applied again and again.
+Each of 8 workers keeps a system prompt and the same number of chats of 64 blocks. One period of the
+stream removes all blocks that it stores, so that it can be applied repeatedly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,9 +37,9 @@ class Sent(NamedTuple):
 
 
 class Churn:
-    """The stream of one layout: `fill` comes first and once, `period` as often as wanted.
+    """The stream of one layout: `fill` comes first, once; then `period`, any number of times.
 
-    resident: what each worker holds after both. gone: a chat of each that came and went.
+    resident: blocks that each worker holds after both. gone: a chat of each that came and went.
     """
 
     def __init__(self, layout: str, seed: int = 2) -> None:
@@ -68,7 +68,7 @@ def _period(chats: Sequence[Sequence[Piece]], per_message: int, per_event: int) 
 
 
 def _removals(old: Piece, done: int, count: int) -> list[dict[str, Any]]:
-    """Engines take a chat's last blocks first."""
+    """Removals in the order of engines: a chat's last blocks first."""
     end = CHAT_BLOCKS - done
     return [removed(block) for block in reversed(old.hashes[end - count : end])]
 
@@ -80,5 +80,5 @@ def _stores(new: Piece, start: int, count: int, per_event: int) -> list[dict[str
 
 
 def marker(number: int) -> Piece:
-    """One block that no other stream has; where it is visible, all before it was applied."""
+    """A block that no other stream has; when it is visible, everything before it was applied."""
     return Source(1_000_000 + number).piece(1)

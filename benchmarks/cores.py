@@ -1,4 +1,4 @@
-"""Our side of the index benchmark: the only place that knows the project's own interfaces."""
+"""KVSteer's side of the index benchmark: the only module with the project's own interfaces."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -16,7 +16,7 @@ _SECRET = 0x9E37_79B9_7F4A_7C15
 
 
 class PlainCore:
-    """The core in plain Python: an index of so many workers, and the pick on top of it."""
+    """The core in plain Python: an index of this many workers, and the pick on top of it."""
 
     name = "plain core"
 
@@ -40,7 +40,7 @@ class PlainCore:
         self._index.apply_message(self._owners[worker], payload)
 
     def overlaps(self, tokens: Tokens) -> Mapping[int, int]:
-        """Blocks that each worker holds of a prompt; workers that hold none are left out."""
+        """Returns the blocks that each worker holds of a prompt, without workers that hold none."""
         found = self._index.overlaps(Prompt(MODEL, tokens))
         return {int(worker): sum(overlap.tiers) for worker, overlap in found.items()}
 
@@ -78,7 +78,7 @@ CORES: Mapping[str, type[PlainCore]] = {core.name: core for core in (CompiledCor
 
 
 def made(workers: int) -> tuple[dict[str, PlainCore], dict[str, str]]:
-    """The cores that are there, empty, and why the others are not."""
+    """Returns the available cores, empty, and why others are not available."""
     cores: dict[str, PlainCore] = {}
     missing: dict[str, str] = {}
     for name, core in CORES.items():

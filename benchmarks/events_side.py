@@ -1,4 +1,4 @@
-"""Rows of the events: message bytes to applied, at steady state."""
+"""Rows of the events benchmark: from message bytes to applied, at steady state."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ Apply = Callable[[int, bytes], None]
 
 
 def events(scale: Scale) -> list[Row]:
-    """Message bytes to applied; one store or removal of one block is one operation."""
+    """From message bytes to applied; one store or removal of one block is one operation."""
     return [row for layout in LAYOUTS for row in _events(scale, layout)]
 
 
@@ -62,7 +62,7 @@ def _rate(costs: Sequence[Cost]) -> Figure:
 
 
 def _applied(core: PlainCore, churn: Churn) -> Round:
-    """One period a round, applied from memory."""
+    """Applies one period per round from memory."""
     for worker, payload in churn.fill:
         core.apply(worker, payload)
 
@@ -77,7 +77,7 @@ def _applied(core: PlainCore, churn: Churn) -> Round:
 
 
 class Feed:
-    """One period a round, received over ZMQ as bare as Python can, and applied."""
+    """One period per round, received over ZMQ with minimal Python code, and applied."""
 
     def __init__(self, layout: str, apply: Apply, churn: Churn) -> None:
         self._apply = apply
@@ -97,14 +97,14 @@ class Feed:
         self._messages = len(churn.period)
 
     def round(self) -> Cost:
-        """Has a period published, and takes all of it."""
+        """Has a period published, and applies all of it."""
         with timed() as cost:
             self._publisher.publish("period")
             self._receive(self._messages)
         return cost
 
     def _receive(self, messages: int) -> None:
-        """Takes so many messages and the markers behind them."""
+        """Receives this many messages and the markers after them."""
         left = messages + WORKERS
         while left:
             for socket, _ in self._poller.poll():
@@ -126,7 +126,7 @@ class Feed:
 
 
 class Visible:
-    """One period a round, from its publication until the service shows its end."""
+    """One period per round, from its publication until the service shows its end."""
 
     def __init__(self, publisher: Publisher, selection: Selection) -> None:
         self._publisher = publisher
@@ -134,7 +134,7 @@ class Visible:
         self._wait = 0.0
 
     def round(self) -> Cost:
-        """Has a period published and waits for it; does not look before it can be there."""
+        """Has a period published and waits for it; does not check before it can be there."""
         with timed() as cost:
             number = self._publisher.publish("period")
             self._selection.wait_for(marker(number), first=self._wait)
@@ -143,7 +143,7 @@ class Visible:
 
 
 def _compare(churn: Churn, cores: Sequence[PlainCore], selection: Selection | str) -> None:
-    """All hold what they held before the first period, and no more of what came and went."""
+    """Checks that all hold the same as before the first period, without chats that went."""
     for worker, (resident, gone) in enumerate(zip(churn.resident, churn.gone, strict=True)):
         for piece, held in [(piece, True) for piece in resident[1::50]] + [(gone, False)]:
             tokens = piece.whole + piece.tokens[:1]

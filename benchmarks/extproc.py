@@ -1,4 +1,4 @@
-"""Benchmark of ext_proc through a real Envoy: what our decision costs, and what it adds.
+"""Benchmark of ext_proc through a real Envoy: the CPU of a decision, and the latency it adds.
 
 python benchmarks/extproc.py [--quick] [--rounds N] [--json FILE]
 """

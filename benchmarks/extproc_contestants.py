@@ -1,4 +1,4 @@
-"""Who takes part: each an address that wrk sends to, and the process whose CPU is counted."""
+"""The contestants: each has an address that wrk sends to, and a process whose CPU is counted."""
 
 import json
 import sys
@@ -39,10 +39,7 @@ NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_GRPCIO, OURS_LEAN, SMG)
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """decides: the process beside Envoy, or SMG itself. proxies: Envoy, if there is one.
-
-    helps: what decides asks for each request, such as a tokenizer of its own.
-    """
+    """A contestant, as it runs."""
 
     url: str
     decides: Process | None
@@ -52,9 +49,9 @@ class Contestant:
 
 
 class Arena:
-    """Starts everybody; what cannot run is in `missing`, with the reason.
+    """Starts all contestants; those that cannot run are in `missing`, with the reason.
 
-    names: of those that take part. prefix: what comes before a command, by the process's name.
+    names: of the contestants. prefix: words before a command, by the process's name.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class Arena:
                 self.missing[name] = str(error)
 
     def _starters(self) -> dict[str, Callable[[], Contestant]]:
-        """How each is started, in this order."""
+        """How each is started, in order."""
         unix = f"unix:{self._directory}/router.sock"
         return {
             PLAIN: lambda: self._behind_envoy(PLAIN, None),
@@ -95,7 +92,7 @@ class Arena:
         }
 
     def learn(self, requests: Sequence[dict[str, Any]]) -> None:
-        """Has each worker compute its share, and waits until our routers know of all."""
+        """Has each worker compute its share, and waits until the routers know all blocks."""
         for number, request in enumerate(requests):
             post(
                 f"http://{self._fleet.workers[number % UPSTREAMS]}", "/v1/chat/completions", request
@@ -190,7 +187,7 @@ class Arena:
 
 
 def post(url: str, path: str, body: object) -> Any:  # noqa: ANN401 - JSON
-    """The JSON that is answered; the mark is a word like any other."""
+    """Sends a request, returns the JSON answer; the mark is an ordinary word."""
     request = urllib.request.Request(  # noqa: S310 - our own
         f"{url}{path}",
         data=json.dumps(body).encode(),
@@ -207,7 +204,7 @@ def _until_known(admin: str, holder: str, request: dict[str, Any]) -> None:
     while True:
         told = post(admin, "/explain", envelope)
         held = {one["endpoint"]: one["overlap_tokens"] for one in told["candidates"]}
-        # all but the question and what the engine always computes
+        # all except the question and the tokens that the engine always computes
         if held[holder] >= (told["prompt_tokens"] - 64) // 2 > 0:
             return
         if time.monotonic() > deadline:

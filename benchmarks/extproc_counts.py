@@ -1,10 +1,10 @@
-"""What one request costs inside the router, counted: the same in every run, whatever else runs.
+"""Counts the work of one request in the router: the same in every run, whatever the load.
 
 python benchmarks/extproc_counts.py [--calls]
 
-The router's own server is handed the bytes that an Envoy sends, without a socket: for each request
-its headers, its body, and the end of its stream. Eight workers are live, and hold the conversations
-of benchmarks/extproc.py, which the requests go on with. Instructions are counted by valgrind.
+The router's own server gets the bytes that an Envoy sends, without a socket: for each request its
+headers, its body, and the end of its stream. Eight workers are live, and hold the conversations of
+benchmarks/extproc.py, which the requests continue. Valgrind counts instructions.
 """
 
 import argparse
@@ -75,7 +75,7 @@ CONFIGURATION = {
     ],
 }
 
-# As Envoy 1.40 sends them for a request of wrk's.
+# The headers that Envoy 1.40 sends for a request of wrk.
 CALL = [
     (b":method", b"POST"),
     (b":scheme", b"http"),
@@ -99,7 +99,7 @@ REQUEST = {
 
 
 class Sink(asyncio.Transport):
-    """Takes what is written, and counts the writes."""
+    """Discards written bytes, and counts the writes."""
 
     writes = 0
 
@@ -113,11 +113,11 @@ class Sink(asyncio.Transport):
 
 
 def reads(number: int, text: str) -> list[bytes]:
-    """What comes on the socket for one request, read by read."""
+    """The bytes that arrive on the socket for one request, read by read."""
     stream = 2 * number + 1
     block = encode(CALL)
     if not number:
-        block = b"\x20" + block  # Envoy says that it uses no table
+        block = b"\x20" + block  # Envoy declares that it uses no table
     told = HeaderMap(
         headers=[HeaderValue(key=key, raw_value=value.encode()) for key, value in REQUEST.items()]
     )
@@ -147,7 +147,7 @@ def stored(tokens: Tokens, first: int) -> Batch:
 
 
 class Bench:
-    """A router, and a connection to it."""
+    """A router and a connection to it."""
 
     def __init__(self) -> None:
         self.texts = [json.dumps(request) for request in conversations(SIZE)]
@@ -157,7 +157,7 @@ class Bench:
         self.close: Callable[[], Any]
 
     async def start(self) -> None:
-        """Starts the router, whose workers then are live."""
+        """Starts the router, and waits until its workers are live."""
         config = parse(yaml.safe_dump(CONFIGURATION), "benchmark")
         tokenizer = Tokenizer.load(config.models[0])
         assert tokenizer is not None
@@ -205,7 +205,7 @@ class Bench:
         self.close = close
 
     def packed(self, count: int) -> list[list[bytes]]:
-        """What comes for the next requests."""
+        """The bytes of the next requests."""
         first = self.served
         self.served += count
         texts = self.texts
@@ -221,7 +221,7 @@ class Bench:
 
 
 def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
-    """Calls of functions in Python and in C, and the names of the former, of so many requests."""
+    """Counts calls of Python and C functions in this many requests; names the former."""
     found: Counter[str] = Counter()
     names: list[str] = []
 
@@ -242,7 +242,7 @@ def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
 
 
 def bytecodes(bench: Bench, requests: int) -> float:
-    """Steps of the interpreter a request."""
+    """Interpreter steps per request."""
     steps = 0
 
     def note(call: Call, event: str, _: object) -> Any:  # noqa: ANN401 - as sys.settrace has it
@@ -259,7 +259,7 @@ def bytecodes(bench: Bench, requests: int) -> float:
 
 
 def times(bench: Bench) -> Iterator[float]:
-    """Microseconds of CPU a request, round by round."""
+    """Microseconds of CPU per request, by round."""
     for _ in range(40):
         packed = bench.packed(100)
         gc.collect()
@@ -289,13 +289,13 @@ async def _table(*, with_calls: bool) -> None:
 async def _serve(count: int) -> None:
     bench = Bench()
     await bench.start()
-    requests = bench.packed(WARM + MANY)  # all of them, so that to make them counts for nothing
+    requests = bench.packed(WARM + MANY)  # all at once, so that creating them is not counted
     bench.serve(requests[: WARM + count])
     await bench.close()
 
 
 def instructions() -> int:
-    """Of one request."""
+    """Instructions of one request."""
     few, many = (_instructions(count) for count in (FEW, MANY))
     return (many - few) // (MANY - FEW)
 
@@ -319,8 +319,8 @@ def main() -> None:
     parser.add_argument("--serve", type=int, help="serve so many requests, and say nothing")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    # what depends on time: under valgrind a template, and the proof of an encoder, take longer than
-    # they may; and so many requests a second have the engine's tokens compared with ours
+    # turn off what depends on time: under valgrind, a template and the check of an encoder would
+    # exceed their limits; self-checks are limited by rate
     prompt_tokens.INLINE_SECONDS = 1_000.0
     encoder_choice.PLAIN = ()
     encoder_choice.PROOF_SECONDS = 1_000.0

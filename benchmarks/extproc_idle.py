@@ -1,4 +1,4 @@
-"""ext_proc servers that decide nothing, each in a process of its own.
+"""ext_proc servers that decide nothing, each in its own process.
 
 python benchmarks/extproc_idle.py {grpc.aio,grpclib,lean} IP:PORT
 """
@@ -41,18 +41,18 @@ GO_ON = {
 
 
 def answer(message: ProcessingRequest) -> ProcessingResponse:
-    """Go on."""
+    """Answers CONTINUE."""
     return GO_ON[message.WhichOneof("request")]
 
 
 async def process(requests: AsyncIterator[ProcessingRequest], _: Any) -> AsyncIterator[Any]:  # noqa: ANN401
-    """One stream of grpc.aio."""
+    """Serves one stream of grpc.aio."""
     async for message in requests:
         yield answer(message)
 
 
 async def serve_grpc_aio(listen: str) -> None:
-    """On grpcio."""
+    """Serves on grpc.aio."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", MAX_BYTES),
@@ -73,7 +73,7 @@ async def serve_grpc_aio(listen: str) -> None:
 
 
 async def serve_grpclib(listen: str) -> None:
-    """On grpclib."""
+    """Serves on grpclib."""
     from grpclib.const import Cardinality, Handler  # noqa: PLC0415 - no other server needs it
     from grpclib.server import Server  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ async def serve_grpclib(listen: str) -> None:
 
 
 class IdleExchange:
-    """A stream on the lean server that always goes on."""
+    """A stream on the lean server that always answers CONTINUE."""
 
     async def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         return [answer(message)]
@@ -105,7 +105,7 @@ class IdleExchange:
 
 
 class IdleService:
-    """What the lean server asks of a service, without a router."""
+    """The service that the lean server needs, without a router."""
 
     is_traced = False
 
@@ -119,7 +119,7 @@ class IdleService:
 
 
 async def serve_lean(listen: str) -> None:
-    """On our own transport."""
+    """Serves on the lean server."""
     from extproc.serving.lean_server import LeanServer  # noqa: PLC0415 - no other server needs it
 
     server = LeanServer(cast("Any", IdleService(listen)), lambda: True)

@@ -1,4 +1,4 @@
-"""The load: wrk, and the conversations that it goes on with."""
+"""The load: wrk, and the conversations that it continues."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run of wrk saw. Latencies in milliseconds."""
+    """The results of one run of wrk. Latencies in milliseconds."""
 
     requests: int
     per_second: float
@@ -45,7 +45,7 @@ def found_wrk() -> str:
 
 
 def conversation(prose: Prose, size: int) -> dict[str, Any]:
-    """A chat request of so many bytes, a short question with a mark in it last."""
+    """A chat request of this many bytes, ending with a short question that contains a mark."""
     question = {"role": "user", "content": QUESTION}
     messages: list[dict[str, str]] = [{"role": "user", "content": ""}]
     request = {"model": "tiny", "max_tokens": 1, "messages": [*messages, question]}
@@ -56,20 +56,20 @@ def conversation(prose: Prose, size: int) -> dict[str, Any]:
         messages.append({"role": role, "content": text})
         request["messages"] = [*messages, question]
         room = size - len(json.dumps(request))
-    # Escapes made it longer than planned: its first message is what the size still lacks.
+    # Escapes made it longer than planned: the last message is cut to fit.
     last = messages[-1]
     last["content"] = last["content"][: len(last["content"]) + min(0, room)]
     return request
 
 
 def conversations(size: int) -> list[dict[str, Any]]:
-    """The conversations of this size; the same for everybody."""
+    """The conversations of this size, the same for all contestants."""
     prose = Prose(size)
     return [conversation(prose, size * KIB) for _ in range(CONVERSATIONS)]
 
 
 def write(requests: Sequence[dict[str, Any]], directory: Path) -> None:
-    """Writes what comes before and after each mark, for wrk."""
+    """Writes the parts before and after each mark, for wrk."""
     directory.mkdir()
     for number, request in enumerate(requests):
         head, tail = json.dumps(request).split(MARK)
@@ -78,7 +78,7 @@ def write(requests: Sequence[dict[str, Any]], directory: Path) -> None:
 
 
 def run(wrk: str, url: str, directory: Path, connections: int, seconds: int) -> Sample:
-    """Sends for so long, with one thread."""
+    """Runs wrk for this long, with one thread."""
     command = [wrk, "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "20s"]
     command += ["-s", str(SCRIPT), url, "--", str(directory), str(CONVERSATIONS)]
     run_id = f"{time.time_ns()}-{next(_runs)}"

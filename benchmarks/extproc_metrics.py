@@ -1,4 +1,4 @@
-"""What the metrics cost: decisions with all of them against such that nothing times or counts."""
+"""The cost of metrics: decisions with all of them, compared with decisions without any."""
 
 import asyncio
 import json
@@ -14,8 +14,7 @@ from measure import Cost, Figure, Goal, Row, interleave, timed
 
 from extproc import router as routing
 from extproc.config.reader import parse
-from extproc.observing.course import NO_TRACE, Course
-from extproc.observing.decision_counts import BATCH, DecisionCounts
+from extproc.observing.decisions import BATCH, NO_TRACE, Course, DecisionCounts
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.requests.request import Ask, Head
@@ -39,7 +38,7 @@ CONFIGURATION = {
 
 
 class _Nothing:
-    """A gauge or a counter that counts nothing."""
+    """A gauge or counter that does nothing."""
 
     def inc(self) -> None:
         pass
@@ -49,7 +48,7 @@ class _Nothing:
 
 
 class _Silence:
-    """Takes what Metrics takes in the course of a request."""
+    """Accepts the calls that Metrics gets during a request."""
 
     def __init__(self) -> None:
         self.open_streams = 0
@@ -63,7 +62,7 @@ class _Silence:
 
 
 class _NoCourse(Course):
-    """Times no phase; a decision has to know the time twice."""
+    """Times no phase; a decision itself needs the time twice."""
 
     def __init__(self, clock: Callable[[], float], _: str = "") -> None:
         self.trace = NO_TRACE
@@ -77,12 +76,12 @@ class _NoCourse(Course):
 
 
 def metrics_row(*, quick: bool) -> Row:
-    """CPU of a decision with all metrics, against one without."""
+    """CPU of a decision with all metrics, compared with one without."""
     return asyncio.run(_measured(31 if quick else 101))
 
 
 def least_row(*, quick: bool) -> Row:
-    """CPU of the metrics of a decision alone: its clocks, and its count."""
+    """CPU of only the metrics of a decision: its clocks and its counters."""
     made = asyncio.run(_decision())
     counts = DecisionCounts()
 
@@ -100,7 +99,7 @@ def least_row(*, quick: bool) -> Row:
     def timed_only() -> Cost:
         with timed() as cost:
             for _ in range(DECISIONS):
-                time.monotonic()  # a decision has to know the time twice
+                time.monotonic()  # a decision itself needs the time twice
                 time.monotonic()
         return cost
 
@@ -163,7 +162,7 @@ async def _measured(rounds: int) -> Row:
 
 
 def _at_once(routing: Coroutine[Any, Any, Routed]) -> Routed:
-    """The decision, which is to be made without waiting."""
+    """The decision, which must not wait."""
     try:
         routing.send(None)
     except StopIteration as done:

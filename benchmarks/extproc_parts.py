@@ -1,4 +1,4 @@
-"""What the benchmark runs: upstreams, workers with events, routers, idle servers, Envoys, SMG."""
+"""The benchmark's processes: upstreams, workers with events, routers, idle servers, Envoys, SMG."""
 
 import contextlib
 import dataclasses
@@ -67,13 +67,13 @@ class Process:
     def cpu_seconds(self) -> float:
         """CPU time of all its threads so far.
 
-        By the clock that clock_getcpuclockid(3) names for a process: /proc's counts 10 ms.
+        By the clock of clock_getcpuclockid(3); that of /proc has steps of 10 ms.
         """
         return time.clock_gettime((~self.pid << 3) | 2)
 
 
 def free_address() -> str:
-    """A loopback address that nobody listened on a moment ago."""
+    """A loopback address that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -81,7 +81,7 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, reached_at: str) -> Iterator[Process]:
-    """A process, once this can be reached: ip:port, or a URL."""
+    """Starts a process, and waits until this can be reached: ip:port, or a URL."""
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own commands
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -131,7 +131,7 @@ def envoy_binary() -> str:
 
 
 def upstream_configuration(endpoints: Sequence[str]) -> str:
-    """An Envoy that answers the same to all, and who it is, once it has read the body."""
+    """An Envoy that reads the body, then always answers the same, with its name."""
     return yaml.safe_dump({"static_resources": {"listeners": [*map(_listener, endpoints)]}})
 
 
@@ -191,14 +191,14 @@ def accepts_lean() -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fleet:
-    """Upstreams that answer at once, and as many simulated workers, whose events stand for them."""
+    """Upstreams that answer at once, and as many simulated workers, which publish their events."""
 
     endpoints: Sequence[str]
     workers: Sequence[str]
     events: Sequence[tuple[str, str]]
 
     def configuration(self, server: str | None = None) -> dict[str, Any]:
-        """A router's, on addresses of its own."""
+        """The configuration of a router, with its own addresses."""
         extproc: dict[str, Any] = {"listen": free_address()}
         if server is not None:
             extproc["server"] = server
@@ -216,7 +216,7 @@ class Fleet:
 
 
 def envoy_configuration(config_file: Path, *, asks: bool) -> str:
-    """As `kvsteer envoy` prints it; asks: with ext_proc, or without."""
+    """The output of `kvsteer envoy`; asks: with ext_proc, or without."""
     text = render(load(str(config_file)))
     if asks:
         return text

@@ -65,9 +65,9 @@ FULL = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 
 
 @dataclass(slots=True)
 class Figures:
-    """What one contestant showed in one cell, a value a round. Microseconds of CPU a request.
+    """The results of one contestant in one cell, by round, in microseconds of CPU per request.
 
-    cpu: of the process that decides. helped: with what it asks for each request. both: with Envoy.
+    cpu: of the process that decides. helped: with the process that it calls. both: with Envoy.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -92,7 +92,7 @@ def measured(
     seconds: int,
     settled: Callable[[Contestant], None] = lambda _: None,
 ) -> Measured:
-    """All cells, one after the other. settled: waits until a contestant is done with its round."""
+    """Measures all cells, one after the other. settled: waits until a contestant is idle."""
     figures: Measured = {}
     for cell in cells:
         for number in range(rounds + 1):
@@ -135,7 +135,7 @@ class Rows:
         self._figures, self._missing, self._cell = figures, missing, cell
 
     def cpu(self) -> list[Row]:
-        """CPU a request, against an idle grpc.aio server."""
+        """CPU per request, compared with an idle grpc.aio server."""
         is_goal = self._cell == GOAL_CELL
         goals = {LEAN_IDLE: EIGHTH, OURS_LEAN: SIXTH} if is_goal else {}
         reference = self._cpu(GRPC_AIO)
@@ -145,7 +145,7 @@ class Rows:
         ]
 
     def added(self) -> list[Row]:
-        """Latency that is added, against an idle grpc.aio server."""
+        """Added latency, compared with an idle grpc.aio server."""
         goal = ADDED if self._cell == LATENCY_CELL else None
         return [
             Row(
@@ -158,7 +158,7 @@ class Rows:
         ]
 
     def peer(self) -> list[Row]:
-        """Envoy with KVSteer against SMG."""
+        """Envoy with KVSteer, compared with SMG."""
         best = OURS_LEAN if OURS_LEAN not in self._missing else OURS_GRPCIO
         quantities: list[tuple[str, Callable[[str], Result]]] = [
             ("requests/s", lambda name: self._of(name, lambda one: one.per_second)),
@@ -198,7 +198,7 @@ class Rows:
 
 
 def overview(figures: Measured, missing: dict[str, str], cells: Sequence[Cell]) -> str:
-    """Everything that was seen, for people."""
+    """All results, for reading."""
     lines = [
         f"{'cell':<14}{'who':<18}{'req/s':>8}{'p50 ms':>9}{'p99 ms':>9}{'us':>8}{'both us':>9}"
     ]
@@ -219,7 +219,7 @@ def overview(figures: Measured, missing: dict[str, str], cells: Sequence[Cell]) 
 
 
 def compared(quick: bool, rounds: int | None) -> tuple[list[Row], str]:  # noqa: FBT001
-    """The rows and the overview; rounds: so many, of a second each, instead of what is usual."""
+    """Returns rows and overview; rounds: this many, of a second each, instead of the default."""
     wrk = found_wrk()
     cells, usual, seconds = (QUICK, 3, 1) if quick else (FULL, 7, 2)
     rounds, seconds = (usual, seconds) if rounds is None else (rounds, 1)

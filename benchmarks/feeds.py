@@ -1,4 +1,4 @@
-"""Benchmark of the feeds: what a batch costs, and what picks wait for while a fleet replays.
+"""Benchmark of the feeds: the cost of a batch, and the delay of picks while a fleet replays.
 
 python benchmarks/feeds.py [--quick] [--json FILE]
 """
@@ -32,7 +32,7 @@ from kvstate.overlap import Prompt
 HERE = Path(__file__).parent
 PICK_INTERVAL_SECONDS = 0.002
 PICKS = 2_000
-# vLLM's defaults: what its replay buffer holds, and what its replay socket queues.
+# vLLM's defaults: the batches of its replay buffer, and the messages that its replay socket queues.
 BUFFER_BATCHES, SEND_LIMIT = 10_000, 1_000
 
 METHOD = """\
@@ -51,7 +51,7 @@ nothing. The slowest of the starts; our CPU time is their median.
 def publishers(
     workers: int, batches: int
 ) -> Iterator[tuple[subprocess.Popen[str], list[list[str]]]]:
-    """Publishers, and their endpoints (events, replay)."""
+    """Starts publishers; yields their endpoints (events, replay)."""
     command = [sys.executable, str(HERE / "feeds_publisher.py"), str(workers), str(batches)]
     process = subprocess.Popen(  # noqa: S603 - our own script
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -66,7 +66,7 @@ def publishers(
 
 @contextmanager
 def bridge(endpoints: Sequence[str]) -> Iterator[str]:
-    """`kvsteer bridge` beside a publisher; its target."""
+    """Starts `kvsteer bridge` beside a publisher; yields its target."""
     events, replay = endpoints
     command = [sys.executable, "-m", "extproc", "bridge", "--zmq", events, "--replay", replay]
     process = subprocess.Popen(  # noqa: S603 - our own
@@ -84,7 +84,7 @@ def bridge(endpoints: Sequence[str]) -> Iterator[str]:
 async def live_cost(
     transports: Sequence[Transport], process: subprocess.Popen[str], batches: int
 ) -> float:
-    """CPU microseconds for each of so many live batches."""
+    """CPU microseconds for each of this many live batches."""
     fleet = Fleet(1, time.time, random.random)
     fleet.add("w", "m", transports)
     while fleet.state("w") not in (State.LIVE, State.DEGRADED):  # noqa: ASYNC110 - no event tells
@@ -128,7 +128,7 @@ async def costs(rounds: int, batches: int) -> list[Row]:
 
 
 async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
-    """What a pick took in ms, p99 of each tenth: idle, and while all replay; how long they did."""
+    """p99 of picks in ms, by tenths of the time, idle and during replays; and their duration."""
     with publishers(workers, batches) as (_, endpoints):
         fleet = Fleet(1, time.time, random.random)
         fleet.add("w0", "m", [ZmqTransport(ZmqSource(*endpoints[0], ""))])
@@ -147,7 +147,7 @@ async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
 
 
 async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float]:
-    """The p99 of each tenth of the picks that are made until they are over, or of `PICKS`."""
+    """The p99 of each tenth of the picks until the replays are over, or of `PICKS` picks."""
     loop = asyncio.get_running_loop()
     prompt = Prompt("m", array("I", range(257)))
     took: list[float] = []
@@ -163,7 +163,7 @@ async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float
 
 
 async def starts(rounds: int) -> tuple[Figure, Figure, Figure]:
-    """Seconds of each start beside vLLM's limit, beside none, and our CPU of the former."""
+    """Seconds of each start with vLLM's queue limit, without one, and the CPU of the former."""
     took: dict[int, list[float]] = {SEND_LIMIT: [], 0: []}
     cpu = []
     with warm_publisher(SEND_LIMIT) as limited, warm_publisher(0) as unlimited:
@@ -179,7 +179,7 @@ async def starts(rounds: int) -> tuple[Figure, Figure, Figure]:
 
 @contextmanager
 def warm_publisher(limit: int) -> Iterator[list[str]]:
-    """A publisher with a full buffer; its endpoints (events, replay)."""
+    """Starts a publisher with a full buffer; yields its endpoints (events, replay)."""
     script = str(HERE / "warm_publisher.py")
     process = subprocess.Popen(  # noqa: S603 - our own script
         [sys.executable, script, str(BUFFER_BATCHES), str(limit)],
@@ -196,7 +196,7 @@ def warm_publisher(limit: int) -> Iterator[list[str]]:
 
 
 async def start(endpoints: Sequence[str]) -> None:
-    """Starts a router beside a publisher and waits until all that it holds is certain."""
+    """Starts a router beside a publisher and waits until all its blocks are certain."""
     fleet = Fleet(1, time.time, random.random)
     fleet.add("w", "m", [ZmqTransport(ZmqSource(*endpoints, ""))])
     deadline = time.monotonic() + 60

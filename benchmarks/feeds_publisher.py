@@ -1,7 +1,8 @@
-"""Publishers in a process of their own, whose batches can be replayed; the first goes on live.
+"""Publishers in their own process, whose batches can be replayed; the first publishes live.
 
 python benchmarks/feeds_publisher.py WORKERS BATCHES; prints their endpoints as JSON; for each line
-of standard input the first one publishes so many more batches at full speed; ends with the input.
+of standard input the first one publishes that many more batches at full speed; it ends with the
+input.
 """
 
 import itertools
@@ -20,7 +21,7 @@ END = [b"", b"", b"\xff" * 8, b""]
 
 
 def payload(worker: int, number: int) -> bytes:
-    """A batch of one chain of 16 blocks; every worker has the same, which no prompt shares."""
+    """A batch of one chain of 16 blocks, the same for every worker, which no prompt shares."""
     first = number * BLOCKS_A_BATCH
     event = {
         "type": "BlockStored",
@@ -38,7 +39,7 @@ def payload(worker: int, number: int) -> bytes:
 
 
 class Publisher:
-    """A PUB and a ROUTER, as vLLM 0.32 has them."""
+    """A PUB and a ROUTER socket, like those of vLLM 0.32."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", worker: int, batches: int

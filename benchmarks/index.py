@@ -1,4 +1,4 @@
-"""Benchmark of the index: lookup, pick, events and memory, against Dynamo where it is installed.
+"""Benchmark of the index: lookup, pick, events and memory, compared with Dynamo if installed.
 
 python benchmarks/index.py [--quick] [--json FILE]
 """
@@ -40,7 +40,7 @@ QUICK = Scale(rounds=7, passes=3, event_rounds=3, fleets=(8, 64), memory_fleets=
 
 
 def main() -> None:
-    """Runs all sections, or the one that is named."""
+    """Runs all sections, or one of them."""
     parser = arguments("Benchmark of the index.", "less of all, within two minutes")
     parser.add_argument("--only", choices=SECTIONS, help="one section only")
     wanted = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _how(scale: Scale) -> str:
-    """How the table was made."""
+    """Describes how the table was made."""
     packages = [f"{name} {_version(name)}" for name in ("msgspec", "pyzmq", "xxhash")]
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
     rounds = f"{scale.rounds} of {scale.passes} passes over {PROMPTS} prompts"

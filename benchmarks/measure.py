@@ -1,8 +1,8 @@
-"""How the benchmark measures, and how it says what it found.
+"""How the benchmarks measure, and how they print results.
 
-All contestants run in the same process, one round of each after the other, so that a slow spell of
-the machine hits all of them. A round's cost is the CPU time of all threads, or the time that
-passed where that is less (work spread over threads); medians of rounds, and their spread.
+All contestants run in the same process, one round of each after the other, so that a slow moment of
+the machine affects all of them. A round's cost is the CPU time of all threads, or the elapsed time
+if that is less (work spread over threads). Results are medians of rounds, and their spread.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-# Before this folder, where extproc.py would hide the package of that name; all benchmarks import
-# this module first.
+# Put the repository before this folder, where extproc.py would hide the package of that name; all
+# benchmarks import this module first.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 Made = TypeVar("Made")
 
 
 def arguments(about: str | None, quick: str) -> argparse.ArgumentParser:
-    """The command line of a benchmark; quick: what --quick leaves out."""
+    """The command line of a benchmark; quick: help of --quick."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
@@ -33,11 +33,11 @@ def arguments(about: str | None, quick: str) -> argparse.ArgumentParser:
 
 
 class CannotRunError(Exception):
-    """A contestant cannot run here; the message says why and what would help."""
+    """A contestant cannot run here; the message gives the reason and the remedy."""
 
 
 def or_reason(make: Callable[[], Made]) -> Made | str:
-    """What is made, or why it cannot be."""
+    """Returns the result, or why there is none."""
     try:
         return make()
     except CannotRunError as error:
@@ -45,7 +45,7 @@ def or_reason(make: Callable[[], Made]) -> Made | str:
 
 
 class Scale(NamedTuple):
-    """How much is done: rounds, passes over the prompts in a round, fleets of lookup and memory."""
+    """The amount of work: rounds, passes over prompts in a round, fleets of lookup and memory."""
 
     rounds: int
     passes: int
@@ -56,14 +56,14 @@ class Scale(NamedTuple):
 
 @dataclass(slots=True)
 class Cost:
-    """What a piece of work cost, in seconds."""
+    """The cost of a piece of work, in seconds."""
 
     cpu: float = 0.0
     wall: float = 0.0
 
     @property
     def lesser(self) -> float:
-        """CPU time of all threads, or the time that passed where that is less."""
+        """CPU time of all threads, or the elapsed time if that is less."""
         return min(self.cpu, self.wall)
 
 
@@ -72,7 +72,7 @@ Round = Callable[[], Cost]
 
 @contextmanager
 def timed() -> Iterator[Cost]:
-    """Times what runs inside, without the garbage collector."""
+    """Times the block, without the garbage collector."""
     cost = Cost()
     gc.collect()
     gc.disable()
@@ -85,7 +85,7 @@ def timed() -> Iterator[Cost]:
 
 
 def interleave(rounds: int, contestants: Mapping[str, Round]) -> dict[str, list[Cost]]:
-    """The costs of the rounds of each contestant, after one round of each that does not count."""
+    """Measures the rounds of each contestant, after one round of each that does not count."""
     costs: dict[str, list[Cost]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         names = list(contestants)
@@ -105,7 +105,7 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median value."""
         return statistics.median(self.values)
 
     def over(self, other: "Figure") -> "Figure":
@@ -119,13 +119,13 @@ class Figure:
         return f"{text} ({_short(min(self.values))}-{_short(max(self.values))})"
 
 
-# A figure, or why there is none.
+# A figure, or the reason why there is none.
 Result = Figure | str
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted; of a ratio where one is given, else of our figure itself."""
+    """A goal, for the ratio if one is given, else for KVSteer's figure itself."""
 
     limit: float
     text: str
@@ -133,13 +133,13 @@ class Goal:
     at_least: bool = False
 
     def met(self, value: float) -> bool:
-        """Whether a value is good enough."""
+        """Whether a value reaches the goal."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. Without a goal it is there for information."""
+    """One line of the table. Without a goal it is for information only."""
 
     what: str
     ours: Result
@@ -148,7 +148,7 @@ class Row:
 
     @property
     def ratio(self) -> Figure | None:
-        """Ours divided by the reference."""
+        """KVSteer's figure divided by the reference."""
         if isinstance(self.ours, str) or isinstance(self.reference, str):
             return None
         if len(self.ours.values) == len(self.reference.values):
@@ -157,7 +157,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; never where a figure that it needs is missing."""
+        """Whether the goal is met; False if a figure is missing."""
         if self.goal is None:
             return None
         if isinstance(self.reference, str):
@@ -166,7 +166,7 @@ class Row:
         return isinstance(value, Figure) and self.goal.met(value.median)
 
     def as_json(self) -> dict[str, Any]:
-        """The row as it is written."""
+        """The row as JSON."""
         return {
             "what": self.what,
             "ours": _number(self.ours),
@@ -178,7 +178,7 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows for people: medians, and (least-most)."""
+    """The rows as a text table: medians, and (least-most)."""
     lines = [("what", "ours", "reference", "ratio", "goal", "met")]
     lines += [_cells(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(6)]
@@ -189,7 +189,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def keep(rows: Sequence[Row], file: Path | None) -> None:
-    """Writes the rows to a file, if one is wanted."""
+    """Writes the rows to a file, if one is given."""
     if file:
         file.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
 

@@ -1,8 +1,8 @@
-"""Memory per worker-block, each measurement in a process of its own.
+"""Memory per worker-block; each measurement has its own process.
 
-The growth of the resident set while an index fills, divided by the blocks that its workers hold
-(a block that n workers hold counts n times). Blocks come in chats of 64 behind one system prompt;
-"unique" gives every worker its own chats, "shared" gives all workers the same.
+The figure is the growth of the resident set while an index fills, divided by the blocks that its
+workers hold (a block that n workers hold counts n times). Blocks come in chats of 64 behind one
+system prompt; "unique" gives every worker its own chats, "shared" gives all workers the same.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WARM_UP_BLOCKS = 2_000
 Store = Callable[[int, Piece], None]
 
 
-# The least where several figures were published.
+# The lowest of the published figures.
 PUBLISHED_BYTES = {"Dynamo": 69.0, "AIBrix": 403.0}
 
 GOALS = {
@@ -37,7 +37,7 @@ GOALS = {
 
 
 def memory(scale: Scale) -> list[Row]:
-    """Bytes per worker-block, beside the published figures and the radix tree measured here."""
+    """Bytes per worker-block, compared with published figures and the radix tree measured here."""
     return [
         row for workers in scale.memory_fleets for kind in KINDS for row in _memory(workers, kind)
     ]
@@ -87,7 +87,7 @@ def _main() -> None:
 
 
 def _measure(contestant: str, workers: int, kind: str) -> float:
-    _fill(_store_of(contestant, 1), 1, WARM_UP_BLOCKS, kind)  # code and buffers of the filling
+    _fill(_store_of(contestant, 1), 1, WARM_UP_BLOCKS, kind)  # code and buffers used for filling
     store = _store_of(contestant, workers)
     before = _resident_bytes()
     held = _fill(store, workers, TOTAL_BLOCKS // workers, kind)
@@ -102,7 +102,7 @@ def _store_of(contestant: str, workers: int) -> Store:
 
 
 def _fill(store: Store, workers: int, blocks_each: int, kind: str) -> int:
-    """Fills an index, worker by worker; how many blocks all of them hold."""
+    """Fills an index, worker by worker; returns the number of blocks of all workers."""
     held = 0
     for worker in range(workers):
         for piece in _pieces(worker if kind == "unique" else 0, blocks_each):

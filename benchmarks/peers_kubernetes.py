@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as a picker needs that only follows one pool and its pods.
+"""The part of a Kubernetes API server that a picker of one pool and its pods needs.
 
 python benchmarks/peers_kubernetes.py IP:PORT ENDPOINT...
 
@@ -19,7 +19,7 @@ Body = dict[str, Any]
 
 
 def pod(number: int, ip: str) -> Body:
-    """A pod that is ready."""
+    """A ready pod."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -68,7 +68,7 @@ def _resources(group: str, kind: str, plural: str) -> Body:
     }
 
 
-async def _serve(listen: str, endpoints: list[str]) -> None:
+def _serve(listen: str, endpoints: list[str]) -> None:
     split = [one.rpartition(":") for one in endpoints]
     pods = [pod(number, ip) for number, (ip, _, _) in enumerate(split)]
     version = {"groupVersion": f"{GROUP}/v1", "version": "v1"}
@@ -110,12 +110,10 @@ async def _serve(listen: str, endpoints: list[str]) -> None:
 
     application = web.Application()
     application.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
     host, _, port = listen.rpartition(":")
-    await web.TCPSite(runner, host, int(port)).start()
-    await asyncio.Event().wait()
+    # its watches never end by themselves
+    web.run_app(application, host=host, port=int(port), print=None, shutdown_timeout=0.0)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], sys.argv[2:]))
+    _serve(sys.argv[1], sys.argv[2:])

@@ -1,12 +1,11 @@
-"""What llm-d's picker asks for tokens: a vLLM's render endpoint, as `vllm launch render` serves it.
+"""The tokenizer of llm-d's picker: vLLM's render endpoint, as in `vllm launch render`.
 
 python benchmarks/peers_render.py IP:PORT
 
-It renders and tokenizes each chat whole, with `tokenizers`, as vLLM does, in a thread beside its
-event loop; the tokens are those of our simulated workers.
+Like vLLM, it renders and tokenizes each whole chat with `tokenizers`, in a thread beside its event
+loop; the tokens are those of the simulated workers.
 """
 
-import asyncio
 import sys
 
 import measure  # noqa: F401 - before the packages that it needs
@@ -18,7 +17,7 @@ from simulator.responses import decoded, json_response
 from simulator.tokens import ModelTokens
 
 
-async def _serve(listen: str) -> None:
+def _serve(listen: str) -> None:
     tokens = ModelTokens(TINY_MODEL)
 
     async def render(request: web.Request) -> web.Response:
@@ -32,12 +31,9 @@ async def _serve(listen: str) -> None:
     application.add_routes(
         [web.post("/v1/chat/completions/render", render), web.get("/health", health)]
     )
-    runner = web.AppRunner(application)
-    await runner.setup()
     host, _, port = listen.rpartition(":")
-    await web.TCPSite(runner, host, int(port)).start()
-    await asyncio.Event().wait()
+    web.run_app(application, host=host, port=int(port), print=None)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    _serve(sys.argv[1])

@@ -1,9 +1,9 @@
-"""The peers' own configuration, each as its documentation says for prefix-aware routing.
+"""The peers' configurations, each as its documentation recommends for prefix-aware routing.
 
 llm-d: docs/discovery.md and config/charts/llm-d-router-standalone of llm-d-router, branch
 release-0.10; plugins and weights as in deploy/config/epp-precise-prefix-cache-config.yaml there.
-The light picker: the same Envoy settings; it has no others. AIBrix: deployment/standalone of 0.6.0,
-with the destination of dist/chart/templates/gateway-instance/envoy_config.yaml there.
+The light picker: the same Envoy settings; it has none of its own. AIBrix: deployment/standalone of
+0.6.0, with the destination of dist/chart/templates/gateway-instance/envoy_config.yaml there.
 """
 
 from typing import Any
@@ -16,20 +16,20 @@ POOL, NAMESPACE = "peers", "llm"
 
 
 def as_llm_d_has_it(rendered: str) -> str:
-    """Our Envoy's configuration with llm-d's filter, destination and picker cluster in it.
+    """KVSteer's Envoy configuration with llm-d's filter, destination and picker cluster.
 
-    Left out of theirs: access logs and TLS to the picker, which ours does not have here either.
+    Left out: access logs and TLS to the picker, which KVSteer does not have here either.
     """
     tree: dict[str, Any] = yaml.safe_load(rendered)
     listener = tree["static_resources"]["listeners"][0]
     listener["per_connection_buffer_limit_bytes"] = 32768
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = _manager(tree)
     manager.pop("early_header_mutation_extensions")
     host = manager["route_config"]["virtual_hosts"][0]
     for key in ("retry_policy", "request_body_buffer_limit"):
         host.pop(key, None)
     host["routes"][0]["route"] |= {"timeout": "86400s", "idle_timeout": "86400s"}
-    asks = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])["typed_config"]
+    asks = _asks(manager)
     for key in ("allow_mode_override", "response_attributes", "metadata_options"):
         asks.pop(key, None)
     asks["failure_mode_allow"] = True
@@ -63,21 +63,21 @@ def as_llm_d_has_it(rendered: str) -> str:
 
 
 def for_the_light_picker(rendered: str) -> str:
-    """As llm-d has it, with bodies as the light picker can take them: whole, in one message.
+    """Like llm-d's, but with each body in one message, as the light picker needs it.
 
-    It answers the headers after the last piece of a body, but each piece before. So Envoy 1.40
-    answers 500 to every request whose body has two pieces, as all of HTTP/1.1 have, with
-    FULL_DUPLEX_STREAMED, and loses the choice with STREAMED (run with release 1.6.0). The buffer
-    filter before it makes one piece of them; that is not in its documentation.
+    It answers the headers only after the last chunk of a body, but each chunk before that. So Envoy
+    1.40 answers 500 to every request whose body has two chunks, as all of HTTP/1.1 have, with
+    FULL_DUPLEX_STREAMED, and loses the pick with STREAMED (run with release 1.6.0). The buffer
+    filter before it joins the chunks; its documentation does not have that.
     """
     tree: dict[str, Any] = yaml.safe_load(as_llm_d_has_it(rendered))
     listener = tree["static_resources"]["listeners"][0]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = _manager(tree)
     listener.pop("per_connection_buffer_limit_bytes")
     buffer = {"@type": f"{EXTENSIONS}.filters.http.buffer.v3.Buffer", "max_request_bytes": 33554432}
     whole = {"name": "envoy.filters.http.buffer", "typed_config": buffer}
     manager["http_filters"].insert(0, whole)
-    asks = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])["typed_config"]
+    asks = _asks(manager)
     asks["send_body_without_waiting_for_header_response"] = True
     asks["processing_mode"] = {
         "request_header_mode": "SEND",
@@ -90,13 +90,12 @@ def for_the_light_picker(rendered: str) -> str:
 
 
 def as_aibrix_has_it(rendered: str) -> str:
-    """Our Envoy's configuration with AIBrix's filter and destination in it, without access logs."""
+    """KVSteer's Envoy configuration with AIBrix's filter and destination, without access logs."""
     tree: dict[str, Any] = yaml.safe_load(rendered)
-    listener = tree["static_resources"]["listeners"][0]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    manager = _manager(tree)
     manager.pop("early_header_mutation_extensions")
     manager["route_config"]["virtual_hosts"][0].pop("retry_policy")
-    asks = next(one for one in manager["http_filters"] if "ext_proc" in one["name"])["typed_config"]
+    asks = _asks(manager)
     for key in ("allow_mode_override", "response_attributes", "metadata_options"):
         asks.pop(key, None)
     asks["failure_mode_allow"] = False
@@ -118,10 +117,24 @@ def as_aibrix_has_it(rendered: str) -> str:
 
 
 def aibrix_endpoints(endpoints: list[str]) -> str:
-    """The file that its standalone mode reads."""
+    """The endpoints file of AIBrix's standalone mode."""
     return yaml.safe_dump(
         {"models": [{"name": "tiny", "endpoints": [{"address": one} for one in endpoints]}]}
     )
+
+
+def _manager(tree: dict[str, Any]) -> dict[str, Any]:
+    """The HTTP connection manager."""
+    listener = tree["static_resources"]["listeners"][0]
+    found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return found
+
+
+def _asks(manager: dict[str, Any]) -> dict[str, Any]:
+    """The filter that calls the picker."""
+    named = (one for one in manager["http_filters"] if "ext_proc" in one["name"])
+    found: dict[str, Any] = next(named)["typed_config"]
+    return found
 
 
 def _destination(name: str, header: str) -> dict[str, Any]:
@@ -140,7 +153,7 @@ def _destination(name: str, header: str) -> dict[str, Any]:
 
 
 def round_robin(rendered: str) -> str:
-    """Our Envoy's configuration without a picker, and with round robin instead of ours."""
+    """KVSteer's Envoy configuration without a picker, and with round robin instead."""
     tree: dict[str, Any] = yaml.safe_load(rendered)
     cluster = tree["static_resources"]["clusters"][0]
     cluster.pop("load_balancing_policy")
@@ -211,7 +224,7 @@ def llm_d(endpoints_file: str, renderer: str, events_port: int, replay_port: int
 
 
 def llm_d_endpoints(endpoints: list[str]) -> str:
-    """The file that its discovery reads."""
+    """The endpoints file of llm-d's discovery."""
     split = [one.rpartition(":") for one in endpoints]
     return yaml.safe_dump(
         {

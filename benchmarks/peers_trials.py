@@ -1,4 +1,4 @@
-"""What the peers reach and what they lose: shares of cached tokens, requests without an answer."""
+"""Trials of the peers: shares of cached tokens, and requests without an answer."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from extproc_load import MARK, conversations
 from measure import CannotRunError
 from peers_contestants import PeersArena
 
-# A third of what all chats together need fits a worker, with room for those it should have.
+# A worker's cache fits a third of all chats' blocks, with room for those it should have.
 WORKER = ("--blocks", "900", "--max-model-len", "14000", "--prefill-tokens-per-second", "8000")
 TRAFFIC = ("--chats", "15", "--turns", "6", "--words", "900", "--think", "0.3")
 ASKING, PATIENCE_SECONDS, BREAKS_AFTER, LASTS = 8, 5.0, 2.0, 12.0
@@ -33,7 +33,7 @@ TOLD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """What chats came to: requests answered, share of tokens cached, first bytes in seconds."""
+    """The results of chats: requests answered, share of tokens cached, first bytes in seconds."""
 
     answered: int
     failed: int
@@ -43,7 +43,7 @@ class Hits:
 
 
 def hits(name: str, seconds: int) -> Hits:
-    """Chats over fresh workers and a fresh contestant."""
+    """Runs chats over fresh workers and a fresh contestant."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as directory, ExitStack() as stack:
         contestant = _only(
             name, PeersArena(stack, Path(directory), [name], answering=True, worker=WORKER)
@@ -66,7 +66,7 @@ def hits(name: str, seconds: int) -> Hits:
 
 @dataclass(slots=True)
 class Losses:
-    """Requests sent from the moment that a picker broke. worst: seconds to an answer."""
+    """Requests sent after a picker failed. worst: seconds to an answer."""
 
     answered: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -82,12 +82,12 @@ class Losses:
 
     @property
     def lost(self) -> int:
-        """Requests that were refused or never answered."""
+        """Requests that were rejected or never answered."""
         return sum(self.refused.values()) + self.unanswered
 
 
 def losses(name: str, signal_number: int) -> Losses:
-    """What clients see when the picker is killed (SIGKILL) or hung (SIGSTOP) under load."""
+    """Measures the effect on clients if the picker is killed (SIGKILL) or hangs (SIGSTOP)."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as directory, ExitStack() as stack:
         contestant = _only(name, PeersArena(stack, Path(directory), [name]))
         broken = contestant.decides
@@ -116,7 +116,7 @@ _lock = threading.Lock()
 
 
 def _ask(url: str, body: bytes, began: float, seen: Losses) -> None:
-    """One client: the next request when the last one ended, until the time is over."""
+    """One client: sends the next request when the last one ends, until the time is over."""
     header = {"Content-Type": "application/json"}
     while (started := time.monotonic()) < began + LASTS - PATIENCE_SECONDS:
         request = urllib.request.Request(f"{url}/v1/chat/completions", body, header)  # noqa: S310 - our own
@@ -151,7 +151,7 @@ def _only(name: str, arena: PeersArena) -> Contestant:
 
 
 def resident_mib(pid: int) -> float:
-    """What a process holds in memory."""
+    """The resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -159,5 +159,5 @@ def resident_mib(pid: int) -> float:
 
 
 def names_of(wanted: Sequence[str], arena: PeersArena) -> list[str]:
-    """Those that run here."""
+    """The contestants that run here."""
     return [name for name in wanted if name not in arena.missing]

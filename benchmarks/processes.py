@@ -1,10 +1,10 @@
-"""Requests a second with two router processes, over those with one.
+"""Requests per second with two router processes, relative to one.
 
     python benchmarks/processes.py [--quick] [--json FILE]
 
 wrk with one thread, one Envoy with one worker thread for each, as `kvsteer envoy` prints it; chats
-of 2 KB as in benchmarks/extproc.py. The goal is for a machine with cores to spare: Envoy, wrk, the
-upstreams and both processes want one each.
+of 2 KB as in benchmarks/extproc.py. The goal is for a machine with enough cores: Envoy, wrk, the
+upstreams and both processes need one each.
 """
 
 import os
@@ -23,7 +23,7 @@ GOAL = Goal(1.7, ">= 1.7x, 6 cores", at_least=True)
 
 
 def measured(rounds: int, seconds: int) -> list[Row]:
-    """One row for each number of connections; the two in turns."""
+    """Returns one row for each number of connections; the two run in turns."""
     wrk = found_wrk()
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
         directory = Path(name)
@@ -54,7 +54,7 @@ def _row(samples: dict[tuple[int, str], list[Sample]], connections: int) -> Row:
 
 
 def main() -> None:
-    """Measures, and prints the table."""
+    """Measures and prints the table."""
     wanted = arguments(__doc__, "fewer rounds").parse_args()
     try:
         rows = measured(*((3, 1) if wanted.quick else (9, 2)))

@@ -1,6 +1,6 @@
-"""Texts and conversations that nobody has seen before, made of what comes with Python.
+"""New texts and conversations, made of Python's own documentation and sources.
 
-Sentences of its language reference and lines of its sources, in an order that follows from a seed.
+Sentences of its language reference and lines of its sources, in an order given by a seed.
 """
 
 import inspect
@@ -11,12 +11,12 @@ from random import Random
 
 KIB = 1024
 
-# What is asked and answered in turn, in characters.
+# Lengths of questions and answers, in turn, in characters.
 QUESTION, ANSWER = 400, 2_400
 
 
 class Prose:
-    """Pieces of text; every piece is another one."""
+    """Pieces of text, all different."""
 
     def __init__(self, seed: int = 1) -> None:
         self._rng = Random(seed)  # noqa: S311 - repeatable, not secret
@@ -32,7 +32,7 @@ class Prose:
         self._passages += [code[at : at + 6] for at in range(0, len(code) - 6, 6)]
 
     def text(self, characters: int) -> str:
-        """So many characters."""
+        """Returns a text of this many characters."""
         pieces: list[str] = []
         length = 0
         while length < characters:
@@ -42,7 +42,7 @@ class Prose:
         return "".join(pieces)[:characters]
 
     def turns(self, characters: int) -> list[dict[str, str]]:
-        """The messages of a conversation of about so many characters, a question last."""
+        """Returns a conversation of about this many characters, ending with a question."""
         messages = [self.question()]
         length = QUESTION
         while length < characters:
@@ -60,12 +60,12 @@ class Prose:
 
 
 def body(messages: list[dict[str, str]]) -> bytes:
-    """The body of a chat request, as clients of OpenAI's write it."""
+    """The body of a chat request, in the form of OpenAI's clients."""
     return json.dumps({"model": "tekken", "messages": messages}).encode()
 
 
 def rendered(messages: list[dict[str, str]]) -> str:
-    """What the benchmark's chat template makes of it."""
+    """The conversation as rendered by the benchmark's chat template."""
     return "".join(
         f"[INST]{one['content']}[/INST]" if one["role"] == "user" else f"{one['content']}</s>"
         for one in messages

@@ -1,4 +1,4 @@
-"""A process that publishes the streams of the benchmark over ZMQ, one socket a worker."""
+"""A process that publishes the streams of the benchmark over ZMQ, one socket per worker."""
 
 import multiprocessing
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,12 @@ from churn import WORKERS, Churn, Sent, marker
 from peer_dynamo import Selection
 from workload import build, message, messages, stored
 
-# What is published where no layout of the churn is named: the workload of the lookups.
+# The stream published if no layout of the churn is named: the workload of the lookups.
 HELD = "held"
 
 
 class Publisher:
-    """The process, seen from the one that subscribes.
+    """The process, as seen by the subscriber.
 
     stream: a layout of the churn, or HELD.
     """
@@ -25,7 +25,7 @@ class Publisher:
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, stream), daemon=True)
         self._process.start()
-        theirs.close()  # so that a process that fails ends our wait
+        theirs.close()  # so that a failing process ends the wait
         self._number = 0
         self.endpoints: list[str] = self._pipe.recv()
 
@@ -35,7 +35,7 @@ class Publisher:
         self._pipe.recv()
 
     def publish(self, part: str) -> int:
-        """Starts to publish "fill" or "period"; the number of the marker that follows it."""
+        """Starts to publish "fill" or "period"; returns the number of its marker."""
         self._number += 1
         self._pipe.send((part, self._number))
         return self._number
@@ -47,7 +47,7 @@ class Publisher:
 
 
 def filled(publisher: Publisher) -> Selection:
-    """A selection service that subscribes to a publisher and shows all of its "fill"."""
+    """Starts a selection service on a publisher, and waits until it shows all of "fill"."""
     selection = Selection(publisher.endpoints)
     publisher.wait_for_subscribers()
     selection.wait_for(marker(publisher.publish("fill")), first=0.0)
@@ -55,7 +55,7 @@ def filled(publisher: Publisher) -> Selection:
 
 
 def _serve(pipe: Connection, stream: str) -> None:
-    """The process: does what the pipe asks for."""
+    """The process: executes the commands of the pipe."""
     parts = _parts(stream)
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())

@@ -158,7 +158,7 @@ def _legs_of_seed(seed: int) -> dict[str, routing_legs.Result]:
 
 
 def _results(cell: Cell, seeds: Sequence[int], contestants: Sequence[Contestant]) -> Results:
-    """Every contestant on every seed, on all cores."""
+    """Runs every contestant on every seed, on all cores."""
     by_name: dict[str, list[Result]] = {one.name: [] for one in contestants}
     for each in _by_seed(cell, seeds, contestants, _of_seed):
         for name, result in each.items():

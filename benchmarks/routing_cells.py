@@ -1,4 +1,4 @@
-"""The cells of the routing benchmark: workload, load, fleet and what goes wrong.
+"""The cells of the routing benchmark: workload, load, fleet and faults.
 
 Fixed before the default's weights were tuned, and not changed since. Tuning uses other seeds.
 """
@@ -24,17 +24,17 @@ from extproc.whatif.routers import Arrivals, Stage
 # Tokens of KV cache of an engine.
 CACHE_TOKENS = 400_000
 
-# Seeds of the published table, and those that weights are tuned on.
+# Seeds of the published table, and seeds for tuning weights.
 SEEDS = tuple(range(1000, 1020))
 TUNING_SEEDS = tuple(range(6))
 
 
 class Cell(NamedTuple):
-    """One case: a stage, and who asks what on it.
+    """One case: a stage and its workload.
 
     slow: how many times slower the first engine is; slow_from, slow_until: between which seconds.
-    rates: prompt tokens a second of the engines, in turn. strangers: what another router sends to
-    the same engines, each by chance. lost_at: as a stage has it.
+    rates: prompt tokens a second of the engines, in turn. strangers: requests of another router to
+    the same engines, each at random. lost_at: as in a stage.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
 
     @property
     def stage(self) -> Stage:
-        """The engines, and what happens to them."""
+        """The engines and their faults."""
         blocks = self.cache_tokens // BLOCK_TOKENS
         return Stage(self._speeds, blocks, self.delay_seconds, self._turns, self.lost_at)
 
@@ -80,11 +80,11 @@ class Cell(NamedTuple):
 
 
 def arrivals(cell: Cell, seed: int) -> Arrivals:
-    """The arrivals of a cell: the same for every contestant."""
+    """The arrivals of a cell, the same for every contestant."""
     requests = cell.workload(Random(seed))  # noqa: S311
     if cell.strangers is not None:
         others = cell.strangers(Random(seed + 500_000))  # noqa: S311
-        for one in others:  # blocks of their own
+        for one in others:  # their own blocks
             one.is_own = False
             one.blocks = [~block for block in one.blocks]
             one.answer_blocks = [~block for block in one.answer_blocks]
@@ -122,7 +122,8 @@ def _slow_for_30_s(name: str, workload: Workload) -> Cell:
     return Cell(name, workload, slow=4.0, slow_from=30.0, slow_until=60.0)
 
 
-# Where engines are not as fast as configured, or not always, or not for this router alone.
+# Cells with engines that are not as fast as configured, or only at times, or are shared with other
+# senders.
 SPEED_CELLS = (
     Cell("half speed, shared prefix", shared_prefix(5, 120), rates=_HALF),
     Cell("half speed, single shot", single_shot(9, 90), rates=_HALF),

@@ -1,4 +1,4 @@
-"""Policies compared on the same arrivals: paired by seed, with intervals."""
+"""Compares policies on the same arrivals, paired by seed, with intervals."""
 
 import math
 import statistics
@@ -26,7 +26,7 @@ NOTHING_LEARNED = "cost, nothing learned"
 RIGHT = "cost, right speeds by hand"
 SCRAPED = "cost, nothing learned, scraped"
 
-# Where engines are not as fast as configured.
+# Contestants for engines that are not as fast as configured.
 SPEED_CONTESTANTS = (
     Contestant(DEFAULT, "cost", expects=True, learns=True),
     Contestant(RIGHT, "cost", expects=True, knows=True),
@@ -35,7 +35,7 @@ SPEED_CONTESTANTS = (
     Contestant("least_request", "least_request"),
 )
 
-# The default with a part taken away, to see what that part is for.
+# The default without one of its parts, to measure the effect of that part.
 PARTS = (
     Contestant(NOTHING_LEARNED, "cost", expects=True),
     Contestant("cost, nothing speculative", "cost", learns=True),
@@ -52,7 +52,7 @@ PARTS = (
 # Two-sided 95 % points of Student's t, by degrees of freedom.
 _T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 9: 2.262, 14: 2.145, 19: 2.093}
 
-# The results of one cell: by contestant, one for each seed.
+# The results of one cell, by contestant, one for each seed.
 Results = Mapping[str, Sequence[Result]]
 
 NOT_WORSE = Goal(1.0, "<= 1, or the interval has 1")
@@ -71,7 +71,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class PairedRow(Row):
-    """A row whose goal is met unless ours is worse beyond doubt."""
+    """A row whose goal is met unless KVSteer is significantly worse."""
 
     @property
     def met(self) -> bool | None:
@@ -82,7 +82,7 @@ class PairedRow(Row):
 
 
 def rows(cell: str, results: Results) -> list[Row]:
-    """What the goals are about: TTFT p90 against the best policy, and against least_request."""
+    """The rows with goals: TTFT p90 relative to the best policy, and to least_request."""
     ours = _p90(results[DEFAULT])
     others = [one.name for one in CONTESTANTS if one.name != DEFAULT]
     best = min(others, key=lambda name: _geometric_mean(_p90(results[name]).values))
@@ -95,7 +95,7 @@ def rows(cell: str, results: Results) -> list[Row]:
 
 
 def speed_rows(cell: str, results: Results) -> list[Row]:
-    """TTFT p90 where engines are not as fast as configured."""
+    """TTFT p90 in cells whose engines are not as fast as configured."""
     ours = _p90(results[DEFAULT])
     goals = {RIGHT: AS_BY_HAND, NOTHING_LEARNED: NOT_WORSE, SCRAPED: None, "least_request": None}
     return [

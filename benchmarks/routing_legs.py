@@ -1,4 +1,4 @@
-"""Prompts computed on one worker and answered by another: when, against fixed rules.
+"""When to compute prompts on another worker: the router's decision, compared with fixed rules.
 
 The same engines in simulated time (extproc/whatif); the router's own decide_legs() and books.
 """
@@ -45,7 +45,7 @@ from kvstate.overlap import Overlap, Prompt
 
 SEEDS = tuple(range(1000, 1010))
 
-# What a request must keep to count: seconds until its first token, and between two tokens of its
+# Limits for a request to count: seconds until its first token, and between two tokens of its
 # answer, on average.
 FIRST_TOKEN_SECONDS = 3.0
 INTER_TOKEN_SECONDS = 0.025
@@ -56,7 +56,7 @@ DELAY_SECONDS = 0.02
 
 
 class Cell(NamedTuple):
-    """One case. transfer_rate: tokens a second from one worker to another, which is configured."""
+    """One case. transfer_rate: the configured tokens per second from one worker to another."""
 
     name: str
     workload: Workload
@@ -93,8 +93,8 @@ class Contestant(NamedTuple):
     """A way to use eight workers.
 
     is_split: whether four of them compute prompts for the other four. always: whether every prompt
-    is computed elsewhere; from_tokens: whether those are of which the worker that answers does not
-    hold so many, whatever it costs. None: as the router decides.
+    is computed elsewhere; from_tokens: whether this is so if the answering worker lacks at least
+    this many tokens, whatever it costs. None: as the router decides.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Contestant(NamedTuple):
     from_tokens: int | None = None
 
     def rules(self, cell: Cell) -> Rules:
-        """What the router is configured with."""
+        """The router's configuration."""
         rate = cell.transfer_rate
         if self.always or self.from_tokens is not None:  # of SGLang every prompt is
             return Rules(MIRROR, SGLANG, transfer_tokens_per_second=rate)
@@ -122,7 +122,7 @@ CONTESTANTS = (Contestant(OURS), *FIXED, Contestant(PLAIN, is_split=False))
 
 
 class Result(NamedTuple):
-    """What came of one run. goodput: requests a second within both limits; seconds; shares."""
+    """The results of one run. goodput: requests per second within both limits; seconds; shares."""
 
     goodput: float
     within: float
@@ -133,7 +133,7 @@ class Result(NamedTuple):
 
 
 class _Workers:
-    """The workers, as `Placing` asks for them."""
+    """The workers, in the form that `Placing` needs."""
 
     names_ranks = False
 
@@ -159,7 +159,7 @@ class _Workers:
 
 
 class _Router:
-    """The router's books and decisions before one fleet."""
+    """The router's books and decisions for one fleet."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class _Router:
         self.splits = 0
 
     def pick(self, request: Request, now: float) -> int:
-        """Returns the engine that answers, and notes in the request who computes its prompt."""
+        """Returns the answering engine, and notes in the request which one computes its prompt."""
         self._look_until(now)
         self._view.update(now)
         tokens = Tokens(request.tokens, self._marks[id(request)], request.blocks)
@@ -209,19 +209,19 @@ class _Router:
         return int(decision.worker)
 
     def _by_length(self, decision: Decision) -> Decision:
-        """Has the worker that answers compute a short prompt, where a fixed rule says so."""
+        """Lets the answering worker compute a short prompt, if a fixed rule says so."""
         least = self._from_tokens
         if least is None or decision.uncached_tokens >= least:
             return decision
         return msgspec.structs.replace(decision, split=Split(None, "short"))
 
     def over(self, request: Request, now: float) -> None:
-        """The answer is complete."""
+        """Notes that the answer is complete."""
         self._look_until(now)
         self._placing.release(self._open.pop(id(request)), now)
 
     def _look_until(self, now: float) -> None:
-        """Looks which prompts are computed, at each time to look until now."""
+        """Checks which prompts are computed, at each due time until now."""
         loads = self._workers.loads
         while self._looked_at + LOOK_SECONDS <= now:
             self._looked_at += LOOK_SECONDS
@@ -291,7 +291,7 @@ class _PairedRow(Row):
 
 
 def rows(cell: str, results: Results) -> list[Row]:
-    """Goodput against the better one of the fixed rules, and against plain workers."""
+    """Goodput relative to the better one of the fixed rules, and to plain workers."""
     ours = _goodput(results[OURS])
     best = max((one.name for one in FIXED), key=lambda name: _mean(_goodput(results[name])))
     return [

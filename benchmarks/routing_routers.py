@@ -1,4 +1,4 @@
-"""Several routers before one fleet, each with its own picture: against one router that sees all."""
+"""Several routers of one fleet, each with its own state, compared with a single router."""
 
 import statistics
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ def _shared(routers: int, ticks: int) -> str:
 
 CONTESTANTS = (ONE, *_contestants())
 
-# Whether routers that share learn speeds as well as one does: where engines are not as fast as
-# configured, where they are alike and busy, and where there are many.
+# Whether routers that share learn speeds as well as one does: with engines that are not as fast as
+# configured, with equal and busy ones, and with many.
 LEARNED_CELLS = (
     *SPEED_CELLS,
     *(one for one in STANDARD_CELLS if one.name in ("single shot, busy", "mixed")),
@@ -71,7 +71,7 @@ SAME_HITS = Goal(0.01, "<= 0.01", of_ratio=False)
 
 
 def rows(cell: str, results: Results) -> list[Row]:
-    """What the goals are about: routers that share each 10 ms, as one router."""
+    """The rows with goals: routers that share every 10 ms, relative to one router."""
     made: list[Row] = []
     one = results[ONE.name]
     for routers in (2, 4, 8):
@@ -86,7 +86,7 @@ def rows(cell: str, results: Results) -> list[Row]:
 
 
 def learned_rows(cell: str, results: Results) -> list[Row]:
-    """What the goals are about: four routers learn as one does, and lose nothing."""
+    """The rows with goals: four routers learn as well as one does."""
     ours, what = _figure(results[FOUR_LEARNED.name], "p90"), f"{cell}: four that learn"
     return [
         Row(f"{what}, p90 / one's", ours, _figure(results[ONE_LEARNED.name], "p90"), AS_ONE),
@@ -97,7 +97,7 @@ def learned_rows(cell: str, results: Results) -> list[Row]:
 
 
 def summary(cell: str, results: Results) -> str:
-    """All contestants in one cell: means over the seeds, ratios paired by seed with intervals."""
+    """All contestants in one cell: means over seeds, ratios paired by seed with intervals."""
     one = next(iter(results.values()))
     lines = [
         f"{cell}\n  {'':32}  hit   p50 s   p90 s   p99 s  p90 / one router's  p99 / one router's"

@@ -18,7 +18,7 @@ WORKLOAD = mixed(shared_prefix(8, 60), multi_turn(2, 60), single_shot(6, 60))
 
 
 def main() -> None:
-    """Writes shared prefixes, chats and single questions, mixed."""
+    """Writes a mix of shared prefixes, chats and single questions."""
     parser = argparse.ArgumentParser(description="Writes a trace in Mooncake's format.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=0)
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def lines_of(requests: Sequence[Request]) -> Iterator[str]:
-    """The requests as JSON objects; a block's id stands for all of the prompt up to its end."""
+    """The requests as JSON objects; a block's id identifies the prompt up to the block's end."""
     ids: dict[tuple[int, ...], int] = {}
     step = MOONCAKE_BLOCK_TOKENS // BLOCK_TOKENS
     for request in requests:

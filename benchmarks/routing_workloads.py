@@ -1,4 +1,4 @@
-"""Workloads of the routing benchmark: who asks what, and when. Same seed, same arrivals.
+"""Workloads of the routing benchmark: prompts and arrival times. Same seed, same arrivals.
 
 Prompts are lists of block numbers; equal prefixes have equal numbers. Lengths are whole blocks.
 """
@@ -42,9 +42,9 @@ def shared_prefix(
     question_tokens: int = 1_200,
     answer_tokens: int = 1_000,
 ) -> Workload:
-    """Groups of users with one long system prompt a group, as in llm-d's published study.
+    """Groups of users, each group with a long system prompt, as in llm-d's published study.
 
-    Each request is of a random user of a random group, with a question of its own.
+    Each request is from a random user of a random group, with a new question.
     """
 
     def make(rng: Random) -> list[Request]:
@@ -104,7 +104,7 @@ def long_document(rate: float, seconds: float, tokens: int = 30_000) -> Workload
 
 
 def single_shot(rate: float, seconds: float) -> Workload:
-    """Prompts that share nothing, of very different lengths."""
+    """Prompts without shared prefixes, of very different lengths."""
 
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
@@ -122,7 +122,7 @@ def single_shot(rate: float, seconds: float) -> Workload:
 def _alike(
     rate: float, seconds: float, tokens: tuple[float, float, float], answer_tokens: float
 ) -> Workload:
-    """Prompts that share nothing; tokens: their median, the spread of its logarithm, the most."""
+    """Prompts without shared prefixes; tokens: median, spread of the logarithm, maximum."""
 
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
@@ -148,7 +148,7 @@ def short_prompts(rate: float, seconds: float) -> Workload:
 
 
 def herd(bursts: int, size: int, tokens: int = 8_000, pause_seconds: float = 15.0) -> Workload:
-    """Bursts of requests within a second, each behind a system prompt that nobody has seen."""
+    """Bursts of requests within a second, each burst with a new system prompt."""
 
     def make(rng: Random) -> list[Request]:
         numbers = itertools.count()
@@ -165,7 +165,7 @@ def herd(bursts: int, size: int, tokens: int = 8_000, pause_seconds: float = 15.
 
 
 def mixed(*parts: Workload) -> Workload:
-    """Several workloads at once, which share nothing with each other."""
+    """Several workloads at once, without common prefixes."""
 
     def make(rng: Random) -> list[Request]:
         made = []
@@ -183,7 +183,7 @@ def trace(path: Path, speedup: float = 1.0) -> Workload:
     """A trace as `kvsteer whatif` reads it, such as Mooncake's.
 
     Raises:
-        ValueError: when it is played: a line is not as it should be, or there is none.
+        ValueError: when it is played: a line is invalid, or there is none.
     """
 
     def make(_: Random) -> list[Request]:

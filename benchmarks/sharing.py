@@ -1,13 +1,13 @@
-"""Measures what sharing costs a router, and how old its news is: real processes, a real engine.
+"""Measures the cost of sharing and the age of shared state, with a real Valkey or Redis.
 
 python benchmarks/sharing.py [--quick] [--json FILE] [--directory]
 
-Each router is a process with the router's own books (loads, claims) and its part in sharing, and
-makes so many decisions a second in batches of a few milliseconds: a booking on one of 64 workers
-and the claim of a prompt of 2,048 uncached tokens, both over after half a second. What sharing
-costs is the CPU time of such a process less that of one that does the same alone. The age of news
-is the time from a change in one router to the moment when another one counts it: one worker of each
-router carries the time of its last change as its figure.
+Each router is a process with the router's own books (loads, claims) and sharing code. It makes a
+fixed number of decisions per second, in batches of a few milliseconds: a booking on one of 64
+workers and the claim of a prompt of 2,048 uncached tokens, both released after half a second. The
+cost of sharing is the CPU time of such a process minus that of one that does the same alone. The
+age of state is the time from a change in one router until another one counts it: one worker of each
+router has the time of its last change as its figure.
 
 It needs redis-server or valkey-server; with --directory it needs none.
 """
@@ -49,13 +49,13 @@ ROUTERS = 4
 GOAL_CPU = 0.05
 GOAL_P99 = 1.2
 
-# Of a hundred ticks a second, so many tell something; with fewer, the machine had no time for them,
-# and what they took says nothing.
+# Of a hundred ticks a second, this many send a message. With fewer, the machine was too busy, and
+# the CPU figures mean nothing.
 LEAST_MESSAGES = 70
 
 
 class AgedLoads(Loads):
-    """Loads that note how old a probe's figure is when it arrives, in microseconds."""
+    """Loads that record the age of a probe's figure on arrival, in microseconds."""
 
     def __init__(self, endpoints: dict[str, EndpointLoad], touched: set[str] | None) -> None:
         super().__init__(endpoints, 8_000, touched)
@@ -93,7 +93,7 @@ def _now_us() -> int:
 
 
 async def router(url: str, number: int, rate: float, seconds: float) -> dict[str, Any]:
-    """One router for so long; url: "" shares nothing."""
+    """Runs one router for this long; url: "" shares nothing."""
     options = Options(url, name=f"router-{number}") if url else None
     telling = None if options is None else telling_of(options)
     fleet = Fleet(None if telling is None else telling.touched)
@@ -104,7 +104,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
         begun = time.monotonic()
         cpu = time.process_time()
         fleet.loads.ages.clear()
-        before = None if sharing is None else (sharing.told, sharing.told_bytes)
+        before = None if sharing is None else (sharing.sent, sharing.sent_bytes)
         steps, due, under_way = [], begun, deque[Any]()
         probe, probed_at, count = None, 0.0, 0
         while (now := time.monotonic()) < begun + seconds:
@@ -142,8 +142,8 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
             "p99_us": 1e6 * statistics.quantiles(steps, n=100)[98],
         }
         if sharing is not None and before is not None:
-            found["messages"] = (sharing.told - before[0]) / passed
-            found["bytes"] = (sharing.told_bytes - before[1]) / passed
+            found["messages"] = (sharing.sent - before[0]) / passed
+            found["bytes"] = (sharing.sent_bytes - before[1]) / passed
             found["ages"] = sorted(fleet.loads.ages)
             found["lost"] = sharing.picture.lost()
             found["others"] = len(sharing.picture.others)
@@ -151,7 +151,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
 
 
 def run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, Any]]:
-    """So many routers beside each other."""
+    """Runs this many routers at the same time."""
     commands = [
         [sys.executable, __file__, "--router", json.dumps([url, number, rate, seconds])]
         for number in range(routers)
@@ -161,7 +161,7 @@ def run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, A
 
 
 def engine(folder: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A real engine, and its URL."""
+    """Starts a real Valkey or Redis; yields its URL."""
     server = shutil.which("redis-server") or shutil.which("valkey-server")
     if server is None:
         raise SystemExit("neither redis-server nor valkey-server is installed")

@@ -1,9 +1,9 @@
-"""What it costs to start a router: from the command to ready, and what it then holds.
+"""The cost of starting a router, from the command to ready, and its memory then.
 
     python benchmarks/start.py [--quick] [--json FILE]
 
-Each start is `kvsteer serve` in a process of its own, with one worker and the tiny model, until
-/readyz says so. CPU is of the whole process; seconds are only worth reading on an idle machine. The
+Each start is a process of `kvsteer serve`, with one worker and the tiny model, until /readyz
+answers ready. CPU is that of the whole process; seconds are meaningful only on an idle machine. The
 reference is a process that imports aiohttp's server and does nothing.
 """
 
@@ -32,7 +32,7 @@ admin: {{listen: "127.0.0.1:{PORTS[1]}"}}
 metrics: {{listen: "127.0.0.1:{PORTS[2]}"}}
 """
 
-# What most of a start is, whatever the router does: its HTTP servers' library, imported alone.
+# The largest part of a start: only importing the library of its HTTP servers.
 REFERENCE = """
 import os, sys, time
 from aiohttp import web
@@ -47,7 +47,7 @@ GOALS = {SECONDS: Goal(1.0, "< 1 s, idle machine", of_ratio=False)}
 
 
 def start(config: Path) -> Mapping[str, float]:
-    """What one start cost."""
+    """Measures one start."""
     command = [sys.executable, "-m", "extproc", "serve", "--config", str(config)]
     began = time.perf_counter()
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)  # noqa: S603
@@ -83,7 +83,7 @@ def _resident_mib(pid: int) -> float:
 
 
 def reference() -> Mapping[str, float]:
-    """What importing aiohttp's server alone costs."""
+    """Measures importing only aiohttp's server."""
     began = time.perf_counter()
     cpu, resident, modules = map(float, _said(REFERENCE).split())
     return {
@@ -110,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "kvsteer.yaml"
         config.write_text(CONFIG)
-        start(config)  # compiles what is not compiled yet
+        start(config)  # compiles bytecode that is missing
         rounds = QUICK_STARTS if wanted.quick else FULL_STARTS
         both = [({**start(config), MODULES: _modules()}, reference()) for _ in range(rounds)]
     rows = [

@@ -1,7 +1,7 @@
-"""A real vocabulary of 130 thousand tokens, as a model's directory and for tiktoken.
+"""A real vocabulary of 130,000 tokens, as a model's directory and for tiktoken.
 
-The package mistral_common carries it: Tekken, byte-level BPE with a regular expression, given by
-ranks. Its merges are found by splitting every token with the ranks below its own.
+It comes with the package mistral_common: Tekken, byte-level BPE with a regular expression, given by
+ranks. Merges are found by splitting every token with the ranks below its own.
 """
 
 import base64
@@ -23,7 +23,7 @@ TEMPLATE = """\
 
 
 class Tekken(NamedTuple):
-    """ranks: of ordinary tokens; an id is a rank behind those of the special tokens."""
+    """ranks: of ordinary tokens; an id is the rank plus the number of special tokens."""
 
     pattern: str
     ranks: dict[bytes, int]
@@ -32,10 +32,10 @@ class Tekken(NamedTuple):
 
 @functools.cache
 def tekken() -> Tekken:
-    """The vocabulary.
+    """Reads the vocabulary.
 
     Raises:
-        CannotRunError: the package is not there, or has no such file.
+        CannotRunError: the package is not installed, or lacks the file.
     """
     found = importlib.util.find_spec("mistral_common")
     if found is None or found.origin is None:

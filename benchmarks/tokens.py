@@ -1,4 +1,4 @@
-"""Benchmark of tokens: text to ids and body to pick, against the libraries that tokenize.
+"""Benchmark of tokens: text to ids and body to pick, compared with tokenizer libraries.
 
 python benchmarks/tokens.py [--quick] [--json FILE]
 """
@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, Callable[[Path, int], list[Row]]] = {
     "known": known,
 }
 
-# The rows with a goal, by section, where nothing can run.
+# The rows with a goal, by section, for when nothing can run.
 GOALS: Mapping[str, tuple[str, Goal]] = {
     "first_sight": ("first sight, body to pick", FIRST_SIGHT_GOAL),
     "known": ("next turn, body to pick", NEXT_TURN_GOAL),
@@ -42,7 +42,7 @@ FULL_ROUNDS, QUICK_ROUNDS = 25, 7
 
 
 def main() -> None:
-    """Runs all sections, or the one that is named."""
+    """Runs all sections, or one of them."""
     parser = arguments("Benchmark of tokens.", "fewer rounds, within two minutes")
     parser.add_argument("--only", choices=SECTIONS, help="one section only")
     wanted = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _missing(directory: Path) -> str:
-    """Why there is no model to measure with, "" if there is one."""
+    """Why there is no model for the measurement, "" if there is one."""
     try:
         write_model(directory)
     except CannotRunError as error:
@@ -74,7 +74,7 @@ def _cannot(section: str, reason: str) -> list[Row]:
 
 
 def _how(rounds: int) -> str:
-    """How the table was made."""
+    """Describes how the table was made."""
     packages = ("tokenizers", "tiktoken", "fastokens", "msgspec", "jinja2", "xxhash")
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""Rows of the benchmark of tokens: text to ids, and body to pick."""
+"""Rows of the token benchmark: text to ids, and body to pick."""
 
 import gc
 import sys
@@ -22,10 +22,10 @@ from extproc.tokenizing.tokens import Tokenizer
 MICROSECONDS = 1e6
 WORKERS = 8
 
-# Prompts of so many kilobytes, and how many of them make a round.
+# Sizes of prompts in kilobytes, and how many of each make a round.
 SIZES = {2: 16, 32: 4, 128: 1}
 
-# A conversation of 32k tokens: this text has so many.
+# A text with about 32k tokens, as a conversation.
 LONG_CHAT = 128 * KIB
 
 FIRST_SIGHT_GOAL = Goal(1.5, "<= 1.5x")
@@ -33,7 +33,7 @@ NEXT_TURN_GOAL = Goal(0.01, "<= 1 %")
 
 
 class Ours:
-    """Our path from a body to a pick. is_fast: with fastokens; otherwise on `tokenizers` alone."""
+    """KVSteer's path from body to pick. is_fast: with fastokens; otherwise `tokenizers`."""
 
     def __init__(self, directory: Path, *, is_fast: bool) -> None:
         self.name = "ours" if is_fast else "ours on tokenizers"
@@ -50,12 +50,12 @@ class Ours:
         return self._tokenizer.encode(Text(text, add_special_tokens=False))
 
     def pick(self, request: bytes) -> int:
-        """Body to pick; the tokens of the prompt."""
+        """From body to pick; returns the tokens of the prompt."""
         (prompt,) = parse(CHAT_PATH, request).prompts
         return self._core.pick(self._tokenizer.encode(prompt)).prompt_tokens
 
     def store(self, text: str) -> None:
-        """A worker computes this prompt."""
+        """Stores this prompt on a worker."""
         ids = self.encode(text)
         blocks = len(ids) // BLOCK_SIZE
         piece = Piece([hash((text, number)) & (1 << 63) - 1 for number in range(blocks)], ids)
@@ -63,7 +63,7 @@ class Ours:
 
 
 def texts(directory: Path, rounds: int) -> list[Row]:
-    """Text to ids, a text that was never seen."""
+    """Text to ids, for a new text."""
     prose, ours = Prose(1), _ours(directory)
     peers = {name: or_reason(partial(make, directory)) for name, make in PEERS.items()}
     _compare(ours, peers, prose)
@@ -89,7 +89,7 @@ def texts(directory: Path, rounds: int) -> list[Row]:
 
 
 def first_sight(directory: Path, rounds: int) -> list[Row]:
-    """Body to pick, a conversation that was never seen; against fastokens on its prompt text."""
+    """Body to pick, for a new conversation, compared with fastokens on its prompt text."""
     prose, ours = Prose(2), _ours(directory)
     reference = or_reason(partial(PEERS["fastokens"], directory))
     rows = []
@@ -110,9 +110,9 @@ def first_sight(directory: Path, rounds: int) -> list[Row]:
 
 
 def known(directory: Path, rounds: int) -> list[Row]:
-    """Body to pick, a conversation that goes on or is repeated; against `tokenizers` on its text.
+    """Body to pick, for the next turn or a repetition, compared with `tokenizers` on its text.
 
-    What was a next turn is repeated afterwards.
+    The next turns are repeated afterwards.
     """
     prose, ours = Prose(3), _ours(directory)
     engine = PEERS["tokenizers"](directory)
@@ -146,7 +146,7 @@ def _ours(directory: Path) -> list[Ours]:
 
 
 def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose) -> None:
-    """All give the same ids."""
+    """Checks that all give the same ids."""
     engine = peers["tokenizers"]
     assert not isinstance(engine, str)
     for _ in range(20):
@@ -159,12 +159,12 @@ def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose)
 
 
 def _batches(make: Callable[[], Made], rounds: int, count: int) -> list[list[Made]]:
-    """For every round so many, and one to warm up with."""
+    """This many prompts for every round, and one to warm up."""
     return [[make() for _ in range(count + 1)] for _ in range(rounds + 1)]
 
 
 def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]]) -> Round:
-    """A round over the next batch; its first one warms up what the contestant before left cold."""
+    """A round over the next batch; its first prompt warms up the caches."""
     coming = iter(batches)
 
     def one_round() -> Cost:
@@ -183,7 +183,7 @@ def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]])
 
 
 def _figures(rounds: int, contestants: dict[str, Round], count: int) -> dict[str, Result]:
-    """Microseconds of one prompt."""
+    """Microseconds per prompt."""
     each = MICROSECONDS / count
     costs = interleave(rounds, contestants)
     return {name: Figure([cost.lesser * each for cost in costs[name]]) for name in costs}

@@ -1,8 +1,8 @@
-"""A publisher that has long been at work, as vLLM 0.32 has it, in a process of its own.
+"""A publisher with a full replay buffer, like vLLM 0.32's, in its own process.
 
 python benchmarks/warm_publisher.py BATCHES LIMIT; prints its endpoints (events, replay) as JSON and
 ends with its input. One thread answers replays and publishes. LIMIT: messages that the replay
-socket queues, beyond which a ROUTER drops; vLLM's is libzmq's own, 1,000; 0 is none.
+socket queues, beyond which a ROUTER drops them; vLLM uses libzmq's default, 1,000; 0 is no limit.
 """
 
 import json
@@ -37,7 +37,7 @@ def payload(number: int) -> bytes:
 
 
 def serve(events: "zmq.Socket[bytes]", replay: "zmq.Socket[bytes]", kept: list[bytes]) -> None:
-    """Has its turns as vLLM's thread has: one replay, then a batch, for which it waits 0.1 s."""
+    """Works in turns like vLLM's thread: one replay, then a batch, for which it waits 0.1 s."""
     waiting: queue.Queue[bytes] = queue.Queue()
     while True:
         if replay.poll(0):

@@ -1,8 +1,8 @@
-"""The workload of the index benchmark: what the workers hold, what is asked, what they publish.
+"""The workload of the index benchmark: the workers' blocks, the prompts, and the events.
 
 Every worker holds 10,000 blocks of 16 tokens: a system prompt of 64 blocks, two documents of 2,048
-blocks, the beginning of a third (each worker more of it than the one before), and chats of its own.
-Everything follows from a seed, so that two processes can make the same workload.
+blocks, the beginning of a third (each worker more of it than the one before), and its own chats.
+Everything follows from a seed, so that two processes create the same workload.
 """
 
 from array import array
@@ -26,8 +26,8 @@ BLOCKS_PER_WORKER = 10_000
 SYSTEM_BLOCKS = 64
 DOCUMENT_BLOCKS = 2_048
 
-# Full blocks of a prompt of 1k, 8k and 32k tokens. A prompt has one token more, which no engine
-# takes from its cache, so that all its full blocks count.
+# Full blocks of a prompt of 1k, 8k and 32k tokens. A prompt has one token more, which engines
+# always compute, so that all its full blocks count.
 PROMPT_BLOCKS = {"1k": 64, "8k": 512, "32k": 2_048}
 PROMPTS = 40
 PARTLY_HELD = range(3, PROMPTS, 3)  # their numbers; the others are fully held somewhere
@@ -35,7 +35,7 @@ PARTLY_HELD = range(3, PROMPTS, 3)  # their numbers; the others are fully held s
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive blocks, one engine hash each, behind `parent` or at the start of a prompt."""
+    """Consecutive blocks, each with an engine hash, after `parent` or at the start of a prompt."""
 
     hashes: Sequence[int]
     tokens: Tokens
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What each worker holds, in the order it was stored, and the prompts by their size."""
+    """The blocks of each worker, in the order of storing, and the prompts by size."""
 
     held: list[list[Piece]]
     prompts: dict[str, list[Tokens]]
@@ -69,26 +69,26 @@ class Source:
         self._rng = Random(seed)  # noqa: S311 - repeatable, not secret
 
     def tokens(self, count: int) -> Tokens:
-        """Token ids, evenly spread over the vocabulary."""
+        """Token ids, evenly distributed over the vocabulary."""
         words = memoryview(self._rng.randbytes(4 * count)).cast("I")
         return array("I", [word % VOCABULARY for word in words])
 
     def piece(self, blocks: int, parent: Piece | None = None) -> Piece:
-        """Blocks that nobody has seen before."""
+        """New blocks."""
         hashes = memoryview(self._rng.randbytes(8 * blocks)).cast("Q").tolist()
         return Piece(hashes, self.tokens(blocks * BLOCK_SIZE), parent)
 
     def shuffled(self, items: Sequence[Any]) -> list[Any]:
-        """The items in any order."""
+        """The items in random order."""
         return self._rng.sample(items, len(items))
 
     def between(self, low: float, high: float) -> float:
-        """A number between two."""
+        """A random number between two."""
         return self._rng.uniform(low, high)
 
 
 def build(workers: int, seed: int = 1) -> Workload:
-    """The whole workload for so many workers."""
+    """The whole workload for this many workers."""
     source = Source(seed)
     system = source.piece(SYSTEM_BLOCKS)
     documents = [source.piece(DOCUMENT_BLOCKS) for _ in range(3)]
@@ -101,7 +101,7 @@ def build(workers: int, seed: int = 1) -> Workload:
 
 
 def _worker(source: Source, system: Piece, documents: Sequence[Piece], share: float) -> list[Piece]:
-    """What one worker holds: the third document by its share, chats of every size behind it."""
+    """The blocks of one worker: its part of the third document, and chats of every size."""
     *whole, staggered = documents
     pieces = [system, *whole, staggered.cut(int(DOCUMENT_BLOCKS * share))]
     left = BLOCKS_PER_WORKER - sum(map(len, pieces))
@@ -118,9 +118,9 @@ def _worker(source: Source, system: Piece, documents: Sequence[Piece], share: fl
 def _prompts(
     source: Source, documents: Sequence[Piece], chats: Sequence[Piece], blocks: int
 ) -> list[Tokens]:
-    """Prompts of so many blocks: most of them fully held somewhere, the others partly.
+    """Prompts of this many blocks: most of them fully held by a worker, the others partly.
 
-    They take turns in what they begin like, so that no two in a row do so alike.
+    They alternate between beginnings, so that no two in a row begin alike.
     """
     size = blocks * BLOCK_SIZE
     wholes = [document.tokens for document in documents]
@@ -130,7 +130,7 @@ def _prompts(
 
 
 def _prompt(source: Source, whole: Tokens, partly: bool) -> Tokens:  # noqa: FBT001
-    """A prompt of this length and one token more; one that is partly held goes on differently."""
+    """A prompt of this length plus one token; one that is partly held continues differently."""
     held = int(source.between(0.1, 0.9) * len(whole)) if partly else len(whole)
     return whole[:held] + source.tokens(len(whole) - held + 1)
 

@@ -4,11 +4,14 @@ Each command imports what it needs when it runs, which keeps the others fast.
 """
 
 import argparse
+import contextlib
+import gc
 import json
 import os
+import signal
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from shutil import get_terminal_size
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from extproc.completion import SHELLS
-from extproc.errors import ConfigError, StartError
+from extproc.errors import ConfigError, ExtraError, StartError
 
 if TYPE_CHECKING:
     from extproc.config.schema import Config
@@ -24,15 +27,19 @@ if TYPE_CHECKING:
 DEFAULT_ADMIN = "http://127.0.0.1:9090"
 DEFAULT_EXTPROC = "127.0.0.1:9002"
 
-# As `extproc.processes` may be.
+# The maximum of `extproc.processes`.
 MAX_PROCESSES = 64
 
-# The status that a shell gives to a command that SIGPIPE ended.
-_BROKEN_PIPE = 141
+# A shell's exit status for a command that a signal ended is this plus the signal's number.
+_BY_SIGNAL = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status: 0, 1 if it failed, 2 if it was misused."""
+    if os.getpid() == 1:
+        # The kernel drops what the first process of a container does not handle, so `docker stop`
+        # would wait in vain until a command has its own handler, and for good where it has none.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))
     given = sys.argv[1:] if arguments is None else list(arguments)
     parsed = _parser(given[0] if given else "").parse_args(given)
     try:
@@ -46,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output, such as `head`, has read enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+        return _BY_SIGNAL + signal.SIGPIPE
     return status
 
 
-# Every command, under what a user wants of it.
+# Every command, grouped by its purpose.
 _GROUPS = {
     "Try it, and prove the gain": {
         "demo": "run simulated workers, a router and Envoy on this machine",
@@ -82,11 +89,12 @@ _GROUPS = {
     },
 }
 
-_EVERY = "every command"
 
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """Returns the parser.
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    """Returns the parser; command: the one given, whose options alone are loaded."""
+    command: the command given; the modules of others are not loaded. None loads all options.
+    """
     width = max(len(name) for group in _GROUPS.values() for name in group)
     listed = "".join(
         f"\n{title}:\n" + "".join(f"  {name:<{width}}  {told}\n" for name, told in group.items())
@@ -122,61 +130,78 @@ def _add_configured(made: Mapping[str, argparse.ArgumentParser]) -> None:
     _add_patch_arguments(made["envoy"])
     made["envoy"].set_defaults(run=_envoy)
     for configured in (made["serve"], made["check"], made["envoy"]):
-        configured.add_argument("--config", required=True, metavar="FILE", help="the configuration")
         configured.add_argument(
-            "--processes", type=_count, metavar="N", help="instead of its extproc.processes"
+            "--config", required=True, metavar="FILE", help="the configuration file"
         )
-    made["serve"].add_argument("--member", help=argparse.SUPPRESS)  # given by the parent of several
+        configured.add_argument(
+            "--processes", type=_count, metavar="N", help="overrides its extproc.processes"
+        )
+    made["serve"].add_argument("--member", help=argparse.SUPPRESS)  # set by the parent process
 
 
 def _add_others(made: Mapping[str, argparse.ArgumentParser]) -> None:
     health = made["health"]
     health.add_argument(
-        "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="its extproc.listen"
+        "--at", default=DEFAULT_EXTPROC, metavar="ADDRESS", help="the router's extproc.listen"
     )
-    health.add_argument("--ca", metavar="FILE", help="use TLS, and trust these authorities")
-    health.add_argument("--name", help="the name in its certificate, where --at has another")
-    health.add_argument("--certificate", metavar="FILE", help="our own, where it wants one")
-    health.add_argument("--key", metavar="FILE", help="the private key of that")
+    health.add_argument("--ca", metavar="FILE", help="use TLS and trust these authorities")
+    health.add_argument("--name", help="the name in its certificate, if --at has another")
+    health.add_argument(
+        "--certificate", metavar="FILE", help="the client certificate, if the router requires one"
+    )
+    health.add_argument("--key", metavar="FILE", help="the private key of --certificate")
     health.set_defaults(run=_health)
 
     demo = made["demo"]
-    demo.add_argument("--workers", type=int, default=3, metavar="N", help="simulated workers")
+    demo.add_argument(
+        "--workers", type=int, default=3, metavar="N", help="number of simulated workers"
+    )
     demo.add_argument("--port", type=int, default=10000, metavar="P", help="Envoy's port")
-    demo.add_argument("--check", action="store_true", help="send a sample workload, judge, exit")
+    demo.add_argument(
+        "--check", action="store_true", help="send a sample workload, check the result, and exit"
+    )
     demo.set_defaults(run=_demo)
 
-    made["completion"].add_argument("shell", choices=SHELLS, help="the shell that reads it")
+    made["completion"].add_argument("shell", choices=SHELLS, help="the shell to complete in")
     made["completion"].set_defaults(run=_completion)
 
 
-def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str) -> None:
-    """Adds the commands whose modules declare their options; loads that of the one given."""
-    if command in ("doctor", _EVERY):
-        from extproc.doctor import doctor  # noqa: PLC0415
+def _add_loaded(made: Mapping[str, argparse.ArgumentParser], command: str | None) -> None:
+    """Adds the commands whose modules declare their options; loads only the given one's module."""
+    if command in ("doctor", None):
+        with _loading():
+            from extproc.doctor import doctor  # noqa: PLC0415
 
-        doctor.add_arguments(made["doctor"])
-        made["doctor"].set_defaults(run=doctor.run)
-    if command in ("whatif", _EVERY):
-        from extproc.whatif import command as whatif  # noqa: PLC0415
+        _add_own(made["doctor"], doctor.add_arguments, doctor.run)
+    if command in ("whatif", None):
+        with _loading():
+            from extproc.whatif import command as whatif  # noqa: PLC0415
 
-        whatif.add_arguments(made["whatif"])
-        made["whatif"].set_defaults(run=whatif.run)
-    if command in ("bridge", _EVERY):
-        from extproc import bridge_cli  # noqa: PLC0415
+        _add_own(made["whatif"], whatif.add_arguments, whatif.run)
+    if command in ("bridge", None):
+        with _loading():
+            from extproc import bridge_cli  # noqa: PLC0415
 
-        bridge_cli.add_arguments(made["bridge"])
-        made["bridge"].set_defaults(run=bridge_cli.run)
-    if command in ("worker", _EVERY):
-        from simulator import cli as simulator  # noqa: PLC0415
+        _add_own(made["bridge"], bridge_cli.add_arguments, bridge_cli.run)
+    if command in ("worker", None):
+        with _loading():
+            from simulator import cli as simulator  # noqa: PLC0415
 
-        simulator.add_arguments(made["worker"])
-        made["worker"].set_defaults(run=simulator.run)
-    if command in ("traffic", _EVERY):
-        from simulator import traffic  # noqa: PLC0415
+        _add_own(made["worker"], simulator.add_arguments, simulator.run)
+    if command in ("traffic", None):
+        with _loading():
+            from simulator import traffic  # noqa: PLC0415
 
-        traffic.add_arguments(made["traffic"])
-        made["traffic"].set_defaults(run=traffic.run)
+        _add_own(made["traffic"], traffic.add_arguments, traffic.run)
+
+
+def _add_own(
+    parser: argparse.ArgumentParser,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    run: Callable[[argparse.Namespace], int],
+) -> None:
+    add_arguments(parser)
+    parser.set_defaults(run=run)
 
 
 def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
@@ -193,16 +218,18 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
     explain.add_argument(
         "--path", default="/v1/chat/completions", metavar="URL-PATH", help="the request's path"
     )
-    explain.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    explain.add_argument("--json", action="store_true", help="print all details as JSON")
     explain.set_defaults(run=_explain)
 
-    top.add_argument("--once", action="store_true", help="show it once, and exit")
+    top.add_argument("--once", action="store_true", help="show it once and exit")
     top.set_defaults(run=_top)
 
     report.add_argument(
         *("--admin", "--url"), default=DEFAULT_ADMIN, metavar="URL", help="a router's admin server"
     )
-    report.add_argument("--since", metavar="TIME", help="only the last 90m, 12h or 7d")
+    report.add_argument(
+        "--since", metavar="TIME", help="only the last TIME, such as 90m, 12h or 7d"
+    )
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print it as JSON")
     form.add_argument("--html", metavar="FILE", help="write it as a page with plots to FILE")
@@ -212,7 +239,7 @@ def _add_questions(made: Mapping[str, argparse.ArgumentParser]) -> None:
 def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
     group = envoy.add_argument_group(
         "add KVSteer to an Envoy that you run",
-        "The file itself is left as it is. Notes go to standard error.",
+        "The file itself is not changed. Notes go to standard error.",
     )
     group.add_argument(
         "--patch", metavar="FILE", help="print this envoy.yaml (or JSON) with KVSteer added"
@@ -223,17 +250,16 @@ def _add_patch_arguments(envoy: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="the workers' cluster, if it cannot be told from their addresses; for each model, "
-        "with several",
+        help="the workers' cluster, if their addresses do not show it; once for each model",
     )
-    group.add_argument("--listener", metavar="NAME", help="change this listener alone")
+    group.add_argument("--listener", metavar="NAME", help="change only this listener")
     group.add_argument(
-        "--access-log", action="store_true", help="add two fields to its access logs in JSON"
+        "--access-log", action="store_true", help="add two fields to its JSON access logs"
     )
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the version, and whether the index core and the request path run compiled."""
+    """Prints the version, and whether the index core and the request path are compiled."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from extproc.request_path import CHOICE  # noqa: PLC0415
@@ -242,17 +268,36 @@ class _ShowVersion(argparse.Action):
         told = f"{default_core_name()} index core, {CHOICE.name} request path"
         print(f"kvsteer {version('kvsteer')} ({told})")
         if CHOICE.reason:
-            print(f"note: the request path runs plain: {CHOICE.reason}")
+            print(f"note: the request path is not compiled: {CHOICE.reason}")
         if warning := plain_core_warning():
             print(f"warning: {warning}")
         parser.exit()
+
+
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """Keeps the garbage collector away from what is loaded meanwhile, now and later.
+
+    To walk the modules again and again as they grow takes almost a tenth of the time until a router
+    is ready, and modules are never garbage. Does nothing once something is kept from the collector:
+    then this is no longer the beginning of a process, or the process is not ours alone.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _count(text: str) -> int:
     """Returns a number of processes.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is not a valid number.
     """
     if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
         raise argparse.ArgumentTypeError(f"must be from 1 to {MAX_PROCESSES}, is {text!r}")
@@ -262,15 +307,17 @@ def _count(text: str) -> int:
 def _serve(arguments: argparse.Namespace) -> int:
     from extproc.config.reader import load  # noqa: PLC0415
 
-    config = load(arguments.config, arguments.processes)
+    notes: list[str] = []
+    config = load(arguments.config, arguments.processes, notes)
     if config.extproc.processes > 1 and arguments.member is None:
         return _serve_several(arguments.config, config)
-    from extproc.app import serve  # noqa: PLC0415
-    from extproc.event_loop import run  # noqa: PLC0415
-    from extproc.processes import Member  # noqa: PLC0415
+    with _loading():
+        from extproc.app import serve  # noqa: PLC0415
+        from extproc.event_loop import run  # noqa: PLC0415
+        from extproc.processes import Member  # noqa: PLC0415
 
     member = None if arguments.member is None else Member.parse(arguments.member)
-    run(serve(arguments.config, config, member))
+    run(serve(arguments.config, config, member, notes))
     return 0
 
 
@@ -289,12 +336,17 @@ def _serve_several(path: str, config: "Config") -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    from importlib.util import find_spec  # noqa: PLC0415
+
+    from extproc.config.fleet_rules import missing_extras  # noqa: PLC0415
     from extproc.config.reader import load  # noqa: PLC0415
     from extproc.config.rules import doubts  # noqa: PLC0415
     from kvstate.index import plain_core_warning  # noqa: PLC0415
 
-    config = load(arguments.config, arguments.processes)
-    for note in filter(None, (*doubts(config, os.path.exists), plain_core_warning())):
+    notes: list[str] = []
+    config = load(arguments.config, arguments.processes, notes)
+    notes += (str(ExtraError(one.key, one.name)) for one in missing_extras(config, find_spec))
+    for note in filter(None, (*notes, *doubts(config, os.path.exists), plain_core_warning())):
         print(f"{arguments.config}: note: {note}")
     print(f"{arguments.config}: ok")
     return 0
@@ -309,11 +361,12 @@ def _envoy(arguments: argparse.Namespace) -> int:
         print(f"kvsteer: envoy: {message}", file=sys.stderr)
         return 2
     try:
-        from extproc.envoy_config import render  # noqa: PLC0415
+        with _loading():
+            from extproc.envoy_config import render  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("betterproto2", "envoy_data_plane"):
             raise
-        raise StartError("envoy: needs the extra: pip install 'kvsteer[envoy]'") from None
+        raise ExtraError("envoy", "envoy") from None
     config = load(arguments.config, arguments.processes)
     if arguments.patch is not None:
         return _patch(arguments, config)
@@ -334,12 +387,13 @@ def _patch(arguments: argparse.Namespace, config: "Config") -> int:
     for note in patch.notes:
         print(f"{name}: note: {note}", file=sys.stderr)
     if patch.text == text:
-        print(f"{name}: KVSteer is in it already; nothing changed", file=sys.stderr)
+        print(f"{name}: KVSteer is already in it; nothing changed", file=sys.stderr)
     return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from extproc.demo import run  # noqa: PLC0415
+    with _loading():
+        from extproc.demo import run  # noqa: PLC0415
 
     return run(workers=arguments.workers, port=arguments.port, check=arguments.check)
 
@@ -350,11 +404,14 @@ def _explain(arguments: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         print("reads a request's body, as JSON, from standard input", file=sys.stderr)
     try:
-        body = json.load(sys.stdin)
+        text = sys.stdin.read()
+        if not text.strip():
+            raise ValueError("it is empty; `docker exec` and `docker run` need -i to pass it on")
+        body = json.loads(text)
     except (ValueError, RecursionError) as error:
         print(f"kvsteer: explain: standard input is not JSON: {error}", file=sys.stderr)
         return 2
-    # a whole envelope is taken as it is, so that recorded ones can be piped in
+    # a complete envelope is accepted, so that recorded ones can be piped in
     envelope = body if _is_envelope(body) else {"path": arguments.path, "headers": {}, "body": body}
     told = ask("explain", arguments.admin, "/explain", envelope)
     if arguments.json:
@@ -366,7 +423,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     try:
         lines = explained(told)
     except (KeyError, TypeError) as error:
-        words = f"explain: {arguments.admin}: answers otherwise than this version does; try --json"
+        words = f"explain: {arguments.admin}: its answer does not match this version; try --json"
         raise StartError(words) from error
     sentence, *table = lines
     print(sentence if columns is None else "\n".join(textwrap.wrap(sentence, columns)))
@@ -378,7 +435,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _completion(arguments: argparse.Namespace) -> int:
     from extproc.completion import commands_of, script  # noqa: PLC0415
 
-    print(script(arguments.shell, commands_of(_parser(_EVERY))), end="")
+    print(script(arguments.shell, commands_of(_parser(None))), end="")
     return 0
 
 
@@ -406,8 +463,10 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from extproc.health import ClientTls, fault_of  # noqa: PLC0415
-
+    try:
+        from extproc.health import ClientTls, fault_of  # noqa: PLC0415
+    except ImportError:
+        raise ExtraError("health", "grpc") from None
     given = (arguments.name, arguments.certificate, arguments.key)
     if (arguments.certificate is None) != (arguments.key is None):
         print("kvsteer: health: --certificate and --key belong together", file=sys.stderr)

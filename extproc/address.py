@@ -8,13 +8,13 @@ UNIX_PREFIX = "unix:"
 # sun_path of unix(7) has 108 bytes, the last of which is 0.
 MAX_PATH_BYTES = 107
 
-# Every address of this host: to listen on, and nothing that could be connected to.
+# Every address of this host: a server can listen on it, but no client can connect to it.
 WILDCARDS = ("*", "0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 MAX_PORT = 65_535
 
 
 class Address(NamedTuple):
-    """A host (name or IP, without brackets) and a port."""
+    """A host (a name or an IP address, without brackets) and a port."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class Address(NamedTuple):
 
     @property
     def is_ip(self) -> bool:
-        """Whether the host is an IP address rather than a name that has to be resolved."""
+        """Whether the host is an IP address, not a name to be resolved."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
@@ -32,15 +32,15 @@ class Address(NamedTuple):
         return True
 
 
-# By how much the ports of a router's processes differ, so that its three servers keep apart.
+# Distance between the ports of a router's processes, so that its three servers never collide.
 PORT_STEP = 10
 
 
 def nth(text: str, number: int) -> str:
-    """Returns the address of one of several processes that are configured with one address.
+    """Returns the address of one of several processes that share one configured address.
 
-    The first has that address itself, the others a port that is higher by `PORT_STEP` each, or
-    .1, .2 and so on behind the path of a Unix socket.
+    The first process uses that address. Each further one uses a port that is higher by
+    `PORT_STEP`, or .1, .2 and so on after the path of a Unix socket.
 
     Raises:
         ValueError: with what is wrong, in words.
@@ -67,7 +67,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse(text: str) -> Address:
-    """Splits host:port, IPv6 in brackets.
+    """Parses host:port, with IPv6 addresses in brackets.
 
     Raises:
         ValueError: with what is wrong, in words.
@@ -92,7 +92,7 @@ def parse(text: str) -> Address:
 
 
 def _canonical(host: str) -> str:
-    """Returns an IP address in its one spelling: Envoy compares the addresses we name as text."""
+    """Returns the canonical spelling of an IP address: Envoy compares addresses as text."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -100,7 +100,7 @@ def _canonical(host: str) -> str:
 
 
 def parse_tcp(text: str) -> Address:
-    """Splits a ZMQ endpoint tcp://host:port.
+    """Parses a ZMQ endpoint tcp://host:port.
 
     Raises:
         ValueError: with what is wrong, in words.
@@ -111,7 +111,7 @@ def parse_tcp(text: str) -> Address:
 
 
 def parse_http(text: str) -> Address:
-    """Splits a URL http://host:port, which may end in a slash.
+    """Parses a URL http://host:port, which may end in a slash.
 
     Raises:
         ValueError: with what is wrong, in words.
@@ -129,14 +129,14 @@ def _is_ipv6(host: str) -> bool:
     return True
 
 
-# Of the engine through which routers share; whether it is reached with TLS.
+# URL schemes of the server through which routers share, and whether each uses TLS.
 ENGINE_SCHEMES = {"valkey": False, "redis": False, "valkeys": True, "rediss": True}
 ENGINE_PORT = 6379
 DIRECTORY_PREFIX = "directory:"
 
 
 class Meeting(NamedTuple):
-    """Where routers that share meet: an engine at an address, its socket, or a directory."""
+    """Where routers that share meet: a Valkey server at an address or socket, or a directory."""
 
     engine: Address | None = None
     is_tls: bool = False
@@ -148,7 +148,7 @@ class Meeting(NamedTuple):
 
 
 def parse_meeting(text: str) -> Meeting:
-    """Splits valkey://host:port and its like, unix:///path, or directory:/path.
+    """Parses valkey://host:port and the like, unix:///path, or directory:/path.
 
     Raises:
         ValueError: with what is wrong, in words.

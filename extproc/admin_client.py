@@ -1,4 +1,4 @@
-"""Asks the admin server of a running router, for the commands that show its answers."""
+"""Sends requests to the admin server of a running router, for commands that show its answers."""
 
 import json
 import urllib.error
@@ -11,14 +11,14 @@ from extproc.errors import StartError
 
 TIMEOUT_SECONDS = 10.0
 
-# More than a fleet of thousands of workers takes.
+# More than the answer for thousands of workers.
 MAX_BYTES = 64 * 1024 * 1024
 
 
 def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
-    """Returns the answer to a GET, or to a POST of `body` as JSON if there is one.
+    """Returns the decoded answer to a GET, or to a POST of `body` as JSON if given.
 
-    command: the one that asks; messages begin with it. admin: the server's URL, or host:port.
+    command: the command that asks; messages begin with it. admin: the server's URL, or host:port.
 
     Raises:
         StartError: the router cannot be asked, or refuses the question.
@@ -30,7 +30,7 @@ def ask(command: str, admin: str, path: str, body: object = None) -> Any:  # noq
 
 
 def fetch(command: str, admin: str, path: str, body: object = None) -> bytes:
-    """Returns an answer as it is; else as `ask` does."""
+    """Returns an answer without decoding it; otherwise like `ask`."""
     url = _url(admin, path)
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -61,7 +61,7 @@ def _url(admin: str, path: str) -> str:
 
 
 def _reason_in(refused: urllib.error.HTTPError) -> str:
-    """Returns why the router refused, in its own words if it gave any."""
+    """Returns the router's reason for a refusal, if it gave one."""
     try:
         told = json.load(refused)
     except (OSError, ValueError, HTTPException):

@@ -1,4 +1,4 @@
-"""The composition root: everything that runs in one router, put together and taken down."""
+"""The composition root: builds everything that runs in one router, and shuts it down."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 from aiohttp.web import RouteDef
@@ -20,9 +21,9 @@ from aiohttp.web import RouteDef
 from extproc import address, logs
 from extproc.admin.application import Sampling, admin_application, listen, metrics_application
 from extproc.admin.observed import Observed
-from extproc.admin.report_file import kept
-from extproc.admin.report_routes import notes_of, report_routes
+from extproc.admin.report import kept, notes_of, report_routes
 from extproc.admin.routes import discovery_routes, sharing_routes, steering_routes
+from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import changed_keys, load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config
@@ -30,7 +31,7 @@ from extproc.config.schema import RemoteTokenizer as RemoteTokenizerOptions
 from extproc.discovery.configured import sources_of
 from extproc.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.discovery.view import listed
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, ExtraError
 from extproc.event_loop import Sweeper
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
@@ -44,7 +45,6 @@ from extproc.serving.exchange import Service
 from extproc.serving.lean_server import LeanServer
 from extproc.serving.listening import raise_file_limit
 from extproc.sharing.sharing import SharingCollector, note_of, shared, telling_of
-from extproc.tokenizing.prompt_tokens import AnyTokenizer
 from extproc.tokenizing.remote_tokenizer import Endpoints, RemoteTokenizer, left_alone
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.tracing.telemetry import telemetry
@@ -56,15 +56,18 @@ from kvstate.feeds.zmq_transport import ZmqTransport
 from kvstate.fleet import Fleet
 from kvstate.index import default_core_name, plain_core_warning
 
-STOPPING = "stopping: streams under way are ended, no new ones are to come"
+STARTING = "starting: the ext_proc server does not listen yet"
+STOPPING = "stopping: open streams may finish, new ones are not accepted"
 
 
 class Readiness:
-    """Ready once the workers have told what they hold, or had their time to; never when stopping.
+    """Ready once ext_proc listens and all workers' caches are known, or after a deadline.
 
-    is_stopping: set when the router is about to end.
-    awaited: what is still to come before the workers have told, in words; "" if nothing.
-    deadline_seconds: from now on. monotonic: seconds.
+    Never ready while stopping.
+
+    is_listening: set once the ext_proc server listens. is_stopping: set when the router is about to
+    stop. awaited: returns what is still missing, in words; "" if nothing is.
+    deadline_seconds: counted from now. monotonic: a clock in seconds.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Readiness:
         deadline_seconds: float,
         monotonic: Callable[[], float],
     ) -> None:
+        self.is_listening = False
         self.is_stopping = False
         self._awaited = awaited
         self._monotonic = monotonic
@@ -86,6 +90,8 @@ class Readiness:
         """Why it is not ready now, in words; "" if it is."""
         if self.is_stopping:
             return STOPPING
+        if not self.is_listening:
+            return STARTING
         return "" if self._monotonic() >= self._deadline else self._awaited()
 
 
@@ -100,28 +106,43 @@ class Server(Protocol):
         """
 
     async def stop(self) -> None:
-        """Takes no new streams and gives those under way `extproc.drain_ms`."""
+        """Accepts no new streams, and gives open ones `extproc.drain_ms` to finish."""
 
 
 def server_for(
     service: Service, is_ready: Callable[[], bool], certificates: Certificates | None = None
 ) -> Server:
-    """The one that the configuration names.
+    """Returns the configured kind of server.
 
-    certificates: to speak TLS with; plain text without them.
+    certificates: for TLS; None for plain text.
+
+    Raises:
+        ExtraError: grpcio is configured, but not installed.
     """
     if service.config.extproc.server == "lean":
         return LeanServer(service, is_ready, certificates=certificates)
-    from extproc.serving.grpc_server import GrpcServer  # noqa: PLC0415 - grpcio is large
-
+    try:
+        from extproc.serving.grpc_server import GrpcServer  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ExtraError("extproc.server: grpcio", "grpc") from None
     return GrpcServer(service, is_ready, certificates)
 
 
-def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
-    """The tokenizer of every model that has one in files.
+def _require_extras(config: Config) -> None:
+    """Refuses to start without an extra that is needed: without feeds, a fleet seems only slow.
 
     Raises:
-        StartError: one cannot be loaded.
+        ExtraError: a key needs an extra that is not installed.
+    """
+    for missing in missing_extras(config, find_spec):
+        raise ExtraError(missing.key, missing.name)
+
+
+def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
+    """Returns the tokenizer of every model that has local tokenizer files.
+
+    Raises:
+        StartError: a tokenizer cannot be loaded.
     """
     local = [model for model in config.models if isinstance(model.tokenizer, str)]
     loaded = {model.name: Tokenizer.load(model) for model in local}
@@ -131,7 +152,7 @@ def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
 def remote_tokenizers(
     config: Config, workers: Workers, metrics: Metrics
 ) -> dict[str, RemoteTokenizer]:
-    """The tokenizer of every model whose workers are asked for tokens; they are to be closed."""
+    """Returns a tokenizer for every model whose workers tokenize; the caller closes them."""
     made: dict[str, RemoteTokenizer] = {}
     for model in config.models:
         options = model.tokenizer
@@ -145,10 +166,10 @@ def remote_tokenizers(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is told something while the router runs.
+    """The parts of a running router that signals act on.
 
-    certificates: None where it speaks plain text. steering: how many requests are steered. steer:
-    changes that, here and in all other processes.
+    certificates: None if it speaks plain text. steering: the percentage of requests that are
+    steered. steer: changes it, here and in all other processes.
     """
 
     workers: Workers
@@ -162,7 +183,7 @@ class Parts:
 async def running(config: Config, member: Member | None = None) -> AsyncIterator[Parts]:
     """Runs a router in this event loop.
 
-    member: its part among several processes; it is ready once each of them was.
+    member: its place among several processes; it is ready once each of them has been ready.
 
     Raises:
         StartError: a port is taken, or a file cannot be read.
@@ -185,13 +206,14 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
         remote = remote_tokenizers(config, workers, metrics)
         for tokenizer in remote.values():
             stack.push_async_callback(tokenizer.close)
-        known: dict[str, AnyTokenizer] = {**tokenizers, **remote}
         traces = await stack.enter_async_context(telemetry(os.environ, metrics))
-        rng = random.Random()  # noqa: S311 - ties
         observed = Observed(time.time)
         recorder = await stack.enter_async_context(_recording(config, metrics))
         seen = observed if recorder is None else Observers(observed, recorder)
-        router = Router(config, workers, known, metrics, rng, traces=traces, observer=seen)
+        ties = random.Random()  # noqa: S311
+        router = Router(
+            config, workers, {**tokenizers, **remote}, metrics, ties, traces=traces, observer=seen
+        )
         stack.callback(router.close)
         sharing = await stack.enter_async_context(
             shared(config.sharing, telling, workers, router.placing.sent)
@@ -243,6 +265,7 @@ async def running(config: Config, member: Member | None = None) -> AsyncIterator
             metrics.registry.register(ServerCollector(server.figures))
         await server.start()
         stack.push_async_callback(server.stop)
+        own.is_listening = is_ready.is_listening = True
         if member is not None:
             steer_here = functools.partial(_steer, router.steering, None)
             for task in (member.announce(own), member.follow(steer_here)):
@@ -258,12 +281,12 @@ def _sampling(observed: Observed, workers: Workers) -> Sampling:
 
 
 def _with_others(own: Readiness, member: Member, seconds: float) -> Readiness:
-    """A process is ready with all others. seconds: until it is ready all the same."""
+    """Returns a readiness that waits for all other processes too, for at most so many seconds."""
     return Readiness(lambda: own.hindrance() or member.hindrance(), seconds, time.monotonic)
 
 
 def _show_certificate(metrics: Metrics, certificates: Certificates | None) -> None:
-    """Shows the certificate of the gRPC server, if it has one."""
+    """Adds metrics about the certificate of the gRPC server, if it has one."""
     if certificates is not None:
         metrics.show_certificate(
             lambda: certificates.current.expires_at, lambda: certificates.fault is not None
@@ -271,7 +294,7 @@ def _show_certificate(metrics: Metrics, certificates: Certificates | None) -> No
 
 
 def _steer(steering: Steering, member: Member | None, percent: float) -> None:
-    """Steers so many of a hundred requests from now on, here and in all other processes."""
+    """Steers this percentage of requests from now on, here and in all other processes."""
     if percent != steering.percent:
         log.info("steering %g %% of requests from now on", percent)
         steering.change(percent)
@@ -289,7 +312,7 @@ def _report_routes(config: Config, metrics: Metrics, member: Member | None) -> l
 
 @contextlib.asynccontextmanager
 async def _recording(config: Config, metrics: Metrics) -> AsyncIterator[Recorder | None]:
-    """The recorder, if requests are to be recorded."""
+    """Runs the recorder if requests are recorded."""
     if config.recorder.file is None:
         yield None
         return
@@ -303,15 +326,15 @@ async def _recording(config: Config, metrics: Metrics) -> AsyncIterator[Recorder
 
 
 def _awaited(discovery: Discovery, workers: Workers) -> str:
-    """What is to come before all workers have told what they hold, "" if they have."""
+    """Returns what is still missing before all workers' caches are known, "" if nothing is."""
     if not discovery.is_complete:
-        return "sources of workers have not told yet"
-    return "" if workers.replays_done() else "replays under way"
+        return "sources of workers have not answered yet"
+    return "" if workers.replays_done() else "replays are still running"
 
 
 @contextlib.asynccontextmanager
 async def _certificates(config: Config) -> AsyncIterator[Certificates | None]:
-    """Those to serve with, followed as their files change."""
+    """Loads the certificates to serve with, and reloads them when their files change."""
     if config.extproc.tls is None:
         yield None
         return
@@ -345,11 +368,17 @@ def _left_alone(endpoints: Callable[[], Endpoints]) -> int:
 
 
 def _open(source: FeedSource) -> Sequence[Transport]:
-    """A feed's transports, one a rank."""
+    """Returns a feed's transports, one for each rank.
+
+    Raises:
+        ExtraError: it is a gRPC feed, and grpcio is not installed.
+    """
     match source:
         case GrpcSource():
-            from kvstate.feeds.grpc_transport import grpc_transports  # noqa: PLC0415 - large
-
+            try:
+                from kvstate.feeds.grpc_transport import grpc_transports  # noqa: PLC0415 - an extra
+            except ImportError:
+                raise ExtraError("a feed over gRPC", "grpc") from None
             return grpc_transports(source, random.random)
         case DrainSource():
             from kvstate.feeds.trtllm_transport import drain_transports  # noqa: PLC0415
@@ -363,29 +392,31 @@ log = logging.getLogger("kvsteer")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-# What SIGHUP changes.
+# The keys that SIGHUP reloads.
 _RELOADED = frozenset(("events.enabled", "steering.percent"))
 
-# A thread that parses or renders gives the event loop its turn after so long: Python's own 5 ms are
-# a good part of what a decision may take.
+# A thread that parses or renders yields to the event loop after this time: Python's default of 5 ms
+# is a large part of a decision's deadline.
 SWITCH_SECONDS = 0.001
 
-# Below this a fleet of a thousand workers may find no room.
+# With fewer open files, connections to a thousand workers may fail.
 FEW_FILES = 4096
 
-# Besides `extproc.leave_ms` and `extproc.drain_ms`: what hangs after that is not waited for.
+# Time to stop, besides `extproc.leave_ms` and `extproc.drain_ms`; then the process ends by force.
 STOP_SECONDS = 10.0
 
 
-async def serve(path: str, config: Config, member: Member | None = None) -> None:
+async def serve(
+    path: str, config: Config, member: Member | None = None, notes: Sequence[str] = ()
+) -> None:
     """Runs a router until SIGTERM or SIGINT.
 
-    path: of the configuration that was read. member: its part, where several processes have this
-    configuration; it then also ends when their parent does.
+    path: the file that `config` was read from. member: its place among several processes with this
+    configuration; it then also stops when their parent ends. notes: on its keys, to be logged.
 
-    It then says that it is not ready, takes no new streams after `extproc.leave_ms`, gives those
-    under way their time, and ends; a second signal ends it at once. SIGHUP reads the kill switch,
-    the share of steered requests and the TLS files anew.
+    To stop, it reports that it is not ready, accepts no new streams after `extproc.leave_ms`, gives
+    open streams time to finish, and ends; a second signal ends it at once. SIGHUP reloads the kill
+    switch, the percentage of steered requests and the TLS files.
 
     Raises:
         StartError: it cannot start.
@@ -394,9 +425,10 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
     if member is not None:
         config = member.part_of(config)
     logs.configure(config.log.level, config.log.format, member and member.number)
+    _require_extras(config)
     _raise_file_limit()
-    for doubt in doubts(config, os.path.exists):
-        log.warning("%s", doubt)
+    for note in (*notes, *doubts(config, os.path.exists)):
+        log.warning("%s", note)
     stopped, leave_ms = asyncio.Event(), config.extproc.leave_ms
     loop = asyncio.get_running_loop()
 
@@ -409,7 +441,7 @@ async def serve(path: str, config: Config, member: Member | None = None) -> None
     is_orphan = asyncio.Event()
     if member is not None:
         _end_with_parent(loop, is_orphan, stop)
-    # what it would reload has just been read; unhandled, it would end the process
+    # nothing to reload yet: the configuration was just read; unhandled, SIGHUP ends the process
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     async with running(config, member) as parts:
         reloads: set[asyncio.Task[None]] = set()
@@ -455,33 +487,39 @@ def _raise_file_limit() -> None:
     log.info("limit of open files: %d (was %d)", files, before)
     if files < FEW_FILES:
         log.warning(
-            "only %d files may be open, connections among them: raise the limit (ulimit -Hn,"
+            "only %d files and connections may be open: raise the limit (ulimit -Hn,"
             " LimitNOFILE) for fleets of hundreds of workers",
             files,
         )
 
 
 def _resident_mib() -> int:
-    """Returns the most memory that this process has held; at its start that is what it holds."""
+    """Returns the peak memory of this process; right after the start that is its current memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit // 2**20
 
 
 def _end_by_force(loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-    """Has the next signal end the process, and the clock, if nothing else has by then."""
+    """Makes the next signal end the process at once, and a timer after so many seconds."""
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (*STOP_SIGNALS, signal.SIGALRM):
+        # the kernel drops what the first process of a container has no handler for
+        signal.signal(number, _end_at_once if os.getpid() == 1 else signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _end_at_once(number: int, _: object) -> None:
+    """Ends the process with the status that a shell gives to one that a signal ended."""
+    os._exit(128 + number)
 
 
 def _end_with_parent(
     loop: asyncio.AbstractEventLoop, is_orphan: asyncio.Event, stop: Callable[[], None]
 ) -> None:
-    """Stops when the other end of standard input is closed: the parent holds it, and is gone.
+    """Stops when standard input is closed: the parent holds the other end, so it has ended.
 
-    is_orphan: is set then.
+    is_orphan: set in that case.
     """
     lifeline = sys.stdin.fileno()
 
@@ -495,7 +533,7 @@ def _end_with_parent(
 
 
 def _read(path: str, processes: int, member: Member | None) -> Config:
-    """Reads the configuration anew, for the same part of it.
+    """Reads the configuration again, for the same process.
 
     Raises:
         ConfigError: it has faults.
@@ -508,7 +546,7 @@ async def _reload(read_again: Callable[[], Config], before: Config, parts: Parts
     if parts.certificates is not None:
         await parts.certificates.look(anyway=True)
     try:
-        read = await asyncio.to_thread(read_again)  # thousands of workers take a second
+        read = await asyncio.to_thread(read_again)  # with thousands of workers this takes a second
     except ConfigError as error:
         for fault in error.faults:
             log.error("not reloaded: %s", fault)

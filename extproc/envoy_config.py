@@ -1,8 +1,8 @@
 """The envoy.yaml for a configuration, as `kvsteer envoy` prints it.
 
-It is built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy;
-envoy/envoy.yaml is the same for one example, with the reasons beside each setting. Those messages
-are in the extra `envoy`: nothing that serves imports this module.
+It is built from envoy-data-plane's messages, so that a misspelt field fails here and not in Envoy.
+envoy/envoy.yaml is an example of the output that explains each setting. The messages need the extra
+`envoy`, so no module of the running router imports this one.
 """
 
 import typing
@@ -79,7 +79,8 @@ HEADING = """\
 
 NO_LIMIT = timedelta(0)
 
-# Of a second request: so many bytes of its end are replaced by what follows in the header.
+# Edits the body of a second request: the header has a number of bytes to cut off the end, and the
+# text to append instead.
 _TAIL_CUTTER = """\
 function envoy_on_request(handle)
   local tail = handle:headers():get("{header}")
@@ -113,12 +114,12 @@ end
 
 
 def render(config: Config) -> str:
-    """Returns a complete envoy.yaml that steers by the answers of `kvsteer serve` with this file.
+    """Returns a complete envoy.yaml for an Envoy in front of `kvsteer serve` with this file.
 
     The same configuration always gives the same text.
 
     Raises:
-        ConfigError: the router serves TLS, and envoy.router_tls does not say how Envoy checks it.
+        ConfigError: the router serves TLS, but envoy.router_tls is missing.
     """
     check_tls(config)
     heading = HEADING.format(oldest=oldest(config))
@@ -126,28 +127,28 @@ def render(config: Config) -> str:
 
 
 def tree_of(message: betterproto2.Message) -> dict[str, typing.Any]:
-    """Returns a message as YAML has it.
+    """Returns a message as a tree for YAML.
 
-    Fields keep their own names: betterproto2's snake case makes consecutive_5_xx of one of them.
+    Fields keep their original names: betterproto2 would turn one into consecutive_5_xx.
     """
     return message.to_dict(casing=typing.cast("typing.Any", str))
 
 
 def oldest(config: Config) -> str:
-    """Returns the oldest Envoy that takes this: each of these has a field that came later."""
+    """Returns the oldest Envoy that accepts this: newer fields need newer versions."""
     if config.accounting.responses != "none":
-        return "1.38"  # the host that answered, in the metadata
+        return "1.38"  # writes the host that answered into the metadata
     return "1.36" if config.envoy.routers is None else "1.37"
 
 
 def check_tls(config: Config) -> None:
-    """Raises ConfigError where the router serves TLS and Envoy would not know how to check it."""
+    """Raises ConfigError if the router serves TLS but Envoy has no settings to check it."""
     if config.extproc.tls is not None and config.envoy.router_tls is None:
         raise ConfigError(["envoy.router_tls: missing: the router serves TLS (extproc.tls)"])
 
 
 def _bootstrap(config: Config) -> bootstrap.Bootstrap:
-    # Envoy reads no file of endpoints without a name of its own.
+    # Envoy reads files of endpoints only if its node has a name.
     node = core.Node(id="kvsteer", cluster="kvsteer") if config.envoy.eds_directory else None
     return bootstrap.Bootstrap(
         node=node,
@@ -178,7 +179,7 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
     filters["envoy.filters.http.router"] = router.Router()
     return connection_manager.HttpConnectionManager(
         stat_prefix="clients",
-        # An engine may think for minutes before its first token; its own limits apply.
+        # An engine may take minutes to its first token; its own limits apply.
         stream_idle_timeout=NO_LIMIT,
         early_header_mutation_extensions=[client_headers_removed(config)],
         route_config=route.RouteConfiguration(
@@ -192,7 +193,7 @@ def _connection_manager(config: Config) -> connection_manager.HttpConnectionMana
 
 
 def client_headers_removed(config: Config) -> core.TypedExtensionConfig:
-    """Removes the client's own headers early: they steer nothing while the router is away."""
+    """Returns the removal of clients' own headers, which would steer while the router is down."""
     names = (DESTINATION, MODEL, *OF_LEGS.get(config.disaggregation.mode or "", ()))
     mutations = [mutation_rules.HeaderMutation(remove=name) for name in names]
     return core.TypedExtensionConfig(
@@ -207,7 +208,7 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
     namespaces = ext_proc.MetadataOptionsMetadataNamespaces(untyped=[DESTINATION_NAMESPACE])
     options = ext_proc.MetadataOptions(receiving_namespaces=namespaces)
     reads_responses = config.accounting.responses != "none"
-    if reads_responses:  # the cluster writes there which worker answered
+    if reads_responses:  # in which the cluster writes which worker answered
         options.forwarding_namespaces = namespaces
     return ext_proc.ExternalProcessor(
         grpc_service=core.GrpcService(
@@ -220,7 +221,7 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
             request_header_mode=headers.SEND,
             request_body_mode=bodies.BUFFERED,
             response_header_mode=headers.SEND if reads_responses else headers.SKIP,
-            # Where a body is to be read, the answer to its headers says so.
+            # The router asks for a body in its answer to the headers.
             response_body_mode=bodies.NONE,
             request_trailer_mode=headers.SKIP,
             # Keeps the stream open until the response ends, which is how load is counted.
@@ -228,20 +229,20 @@ def ext_proc_filter(config: Config) -> ext_proc.ExternalProcessor:
         ),
         allow_mode_override=True,
         metadata_options=options,
-        response_attributes=[UPSTREAM],  # of the responses that are looked at
+        response_attributes=[UPSTREAM],  # for the responses that the router reads
     )
 
 
 def switched_off() -> Any:
-    """Returns what a route that does not lead to workers sets under the filter's name."""
+    """Returns the per-route setting that switches the filter off."""
     return Any.pack(ext_proc.ExtProcPerRoute(disabled=True))
 
 
 def _model_finder(config: Config) -> lua.Lua:
-    """Names the model where the router did not: it is away, or has not read the body.
+    """Returns a filter that names the model if the router did not: it is down, or read no body.
 
-    Without it all requests would go to the first model's workers, which refuse another model's
-    name. A string within a string has its quotes escaped, so only keys are found.
+    Without it, all requests would go to the first model's workers, which refuse other models. Only
+    keys are found: within a JSON string, quotes are escaped.
     """
     known = {
         name: model.name
@@ -254,7 +255,7 @@ def _model_finder(config: Config) -> lua.Lua:
 
 
 def _lua(text: str) -> str:
-    """Returns a string of Lua 5.1, byte by byte where it is not plain."""
+    """Returns a string literal of Lua 5.1, with all but letters and digits escaped."""
     plain = "".join(
         chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"\\{byte:03d}"
         for byte in text.encode()
@@ -273,9 +274,9 @@ def _virtual_host(config: Config) -> route.VirtualHost:
 
 
 def _routes(config: Config) -> list[route.Route]:
-    """Returns a route for each model, if there are several, and the first model's for all the rest.
+    """Returns a route for each model, if there are several, and a last one to the first model.
 
-    The last one is used while the router is away or does not know the model.
+    The last one is used while the router is down, or if it does not know the model.
     """
     clusters = cluster_names(model.name for model in config.models)
     default = _route(next(iter(clusters.values())), [])
@@ -288,7 +289,7 @@ def _routes(config: Config) -> list[route.Route]:
 
 
 def _second_leg() -> route.RouteActionRequestMirrorPolicy:
-    """Sends the same request to the cluster that the router names, and drops the answer."""
+    """Mirrors the request to the cluster that the router names; Envoy drops the answer."""
     return route.RouteActionRequestMirrorPolicy(
         cluster_header=PREFILL_CLUSTER, disable_shadow_host_suffix_append=True
     )
@@ -306,9 +307,9 @@ def _is_model(model: str) -> route.HeaderMatcher:
 
 
 def retry_policy() -> route.RetryPolicy:
-    """Retries on the next endpoint of the pick: override_host looks at no host's health.
+    """Returns retries on the next endpoint of the pick: override_host ignores hosts' health.
 
-    It does so only where no byte of the request has reached the worker: nothing is generated twice.
+    Envoy retries only if the worker has not got the request: nothing is generated twice.
     """
     other_host = route.RetryPolicyRetryHostPredicate(
         name="envoy.retry_host_predicates.previous_hosts",
@@ -318,7 +319,7 @@ def retry_policy() -> route.RetryPolicy:
         retry_on="connect-failure,refused-stream,reset-before-request",
         num_retries=3,
         retry_host_predicate=[other_host],
-        # A dead host has nothing in flight, so the fallback draws it again and again.
+        # A dead host has nothing in flight, so the fallback would choose it again and again.
         host_selection_retry_max_attempts=16,
         retry_back_off=route.RetryPolicyRetryBackOff(
             base_interval=timedelta(milliseconds=1), max_interval=timedelta(milliseconds=10)
@@ -326,18 +327,18 @@ def retry_policy() -> route.RetryPolicy:
     )
 
 
-# The router, by the name that it has in every configuration of this project, and the filter.
+# The names of the router's cluster and of the filter, in every configuration of this project.
 ROUTER = "kvsteer"
 FILTER = "envoy.filters.http.ext_proc"
 
 # Envoy listens on IPs only.
 BOUND = {"localhost": "127.0.0.1"}
 
-# Where a server that listens on every address is found from the same machine.
+# How to reach a server that listens on every address, from the same machine.
 DIALLED = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
-# Envoy allows 1024 requests at once by default, and every request in flight holds one ext_proc
-# stream; an engine's queue is where a request should wait, so these only stop a runaway.
+# Envoy's default is 1024 requests at once, and every request in flight holds one ext_proc stream.
+# Requests should wait in the engines' queues, so these limits only stop a runaway.
 MAX_REQUESTS = 100_000
 MAX_CONNECTIONS = 10_000
 MAX_RETRIES = 1_000
@@ -346,7 +347,7 @@ MAX_RETRIES = 1_000
 def worker_clusters(config: Config) -> list[cluster.Cluster]:
     """Returns one cluster for each model, in the order of the models, then their prefill clusters.
 
-    With envoy.eds_directory their members come from files that the router keeps.
+    With envoy.eds_directory their members come from files that the router writes.
     """
     rules = config.disaggregation
     helpers: dict[str, list[str]] = {model.name: [] for model in config.models}
@@ -370,11 +371,10 @@ def worker_clusters(config: Config) -> list[cluster.Cluster]:
 
 
 def router_cluster(config: Config) -> cluster.Cluster:
-    """Returns the router's cluster, reached where it listens or where envoy.router(s) say.
+    """Returns the router's cluster, with the addresses of extproc.listen or envoy.router(s).
 
-    Each process is an endpoint of its own. Envoy opens one connection to an endpoint in each of its
-    threads, so that processes behind one port (SO_REUSEPORT) would get very different shares; over
-    endpoints it goes round.
+    Each process is its own endpoint. Each Envoy thread opens one connection to an endpoint, so
+    processes behind one port (SO_REUSEPORT) would get very uneven shares; endpoints take turns.
     """
     envoy, processes = config.envoy, range(config.extproc.processes)
     members = [
@@ -385,7 +385,7 @@ def router_cluster(config: Config) -> cluster.Cluster:
             http2_protocol_options=core.Http2ProtocolOptions()
         ),
         hash_policy=conversation_hashes(envoy.routers),
-        # a stream that cannot be opened is opened at another router
+        # a stream that cannot be opened is retried at another router
         retry_policy=at_another(retry_policy(), envoy.routers) if envoy.routers else None,
     )
     found = _cluster(ROUTER, members, DIALLED)
@@ -401,12 +401,12 @@ def router_cluster(config: Config) -> cluster.Cluster:
 
 
 def _follow(followed: cluster.Cluster, path: str) -> None:
-    """Makes Envoy take a cluster's members from a file, and watch it."""
+    """Makes Envoy read a cluster's members from a file, and watch it."""
     followed.type = cluster.ClusterDiscoveryType.EDS
     followed.load_assignment = None
     followed.dns_lookup_family = (
         cluster.ClusterDnsLookupFamily.AUTO
-    )  # the default: EDS has IPs only
+    )  # the default: EDS has only IP addresses
     followed.eds_cluster_config = cluster.ClusterEdsClusterConfig(
         eds_config=core.ConfigSource(
             path_config_source=core.PathConfigSource(path=path),
@@ -418,7 +418,7 @@ def _follow(followed: cluster.Cluster, path: str) -> None:
 def _worker_cluster(
     name: str, endpoints: list[str], closed: set[str], *, tells_served: bool
 ) -> cluster.Cluster:
-    """Returns a cluster of workers that answer; closed: those that only a pick leads to."""
+    """Returns a cluster of workers that answer; closed: those that get only picked requests."""
     found = _cluster(name, endpoints)
     found.connect_timeout = timedelta(seconds=1)
     found.load_balancing_policy = load_balancing(tells_served=tells_served)
@@ -436,10 +436,9 @@ def _worker_cluster(
 
 
 def _prefill_cluster(config: Config, workers: str, endpoints: list[str]) -> cluster.Cluster:
-    """Returns the cluster to which second requests go, each to the worker that its header names.
+    """Returns the cluster for second requests, each sent to the worker that its header names.
 
-    The body ends otherwise there for all but SGLang's workers: a filter before the connection to
-    them sees to that.
+    For all but SGLang's workers, a filter of the cluster changes the end of the body.
     """
     found = _cluster(prefill_cluster(workers), endpoints)
     found.connect_timeout = timedelta(seconds=1)
@@ -466,7 +465,7 @@ def _prefill_cluster(config: Config, workers: str, endpoints: list[str]) -> clus
     found.typed_extension_protocol_options = {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": Any.pack(options)
     }
-    # the filter holds a whole body
+    # the filter buffers the whole body
     found.per_connection_buffer_limit_bytes = config.envoy.request_body_buffer_limit_bytes
     return found
 
@@ -474,7 +473,7 @@ def _prefill_cluster(config: Config, workers: str, endpoints: list[str]) -> clus
 def _cluster(
     name: str, members: list[str], instead: Mapping[str, str] = MappingProxyType({})
 ) -> cluster.Cluster:
-    """Returns a cluster that resolves host names, IPv4 first; IP addresses pass unchanged."""
+    """Returns a cluster that resolves host names, IPv4 first, and uses IP addresses unchanged."""
     found = cluster.Cluster(
         name=name,
         type=cluster.ClusterDiscoveryType.STATIC,
@@ -506,9 +505,9 @@ def socket(text: str, instead: Mapping[str, str] = MappingProxyType({})) -> core
 
 
 def load_balancing(*, tells_served: bool) -> cluster.LoadBalancingPolicy:
-    """Follows the pick in the metadata only: a header could come from the client.
+    """Returns the policy that follows the pick in the metadata: a header could be the client's.
 
-    tells_served: write the host that answered beside it, for those who read responses.
+    tells_served: also write the host that answered into the metadata, to read with responses.
     """
     override = override_host.OverrideHost(
         override_host_sources=[
@@ -541,7 +540,7 @@ def _is_name(text: str) -> bool:
 def _members(
     name: str, addresses: list[core.Address], closed: Iterable[int] = ()
 ) -> endpoint.ClusterLoadAssignment:
-    """Returns the members of a cluster; closed: places of those that only a pick leads to."""
+    """Returns the members of a cluster; closed: indices of those that get only picked requests."""
     members = [
         endpoint.LbEndpoint(endpoint=endpoint.Endpoint(address=member)) for member in addresses
     ]
@@ -553,7 +552,7 @@ def _members(
 
 
 def circuit_breakers() -> cluster.CircuitBreakers:
-    """Lets requests queue in the engines."""
+    """Returns limits so high that requests queue in the engines."""
     limits = cluster.CircuitBreakersThresholds(
         max_requests=MAX_REQUESTS,
         max_pending_requests=MAX_REQUESTS,
@@ -564,9 +563,9 @@ def circuit_breakers() -> cluster.CircuitBreakers:
 
 
 def outlier_detection() -> cluster.OutlierDetection:
-    """Ejects a member that cannot be connected to from the fallback, for at least two seconds.
+    """Returns the ejection of unreachable members from the fallback, for at least two seconds.
 
-    A count of 0 is never reached: an error that a member answers, 503 included, is its own affair.
+    A count of 0 is never reached: errors that a member answers, 503 included, do not eject it.
     """
     return cluster.OutlierDetection(
         split_external_local_origin_errors=True,

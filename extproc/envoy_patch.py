@@ -1,8 +1,8 @@
-"""Adds KVSteer to the envoy.yaml of an Envoy that exists, as `kvsteer envoy --patch` prints it.
+"""Adds KVSteer to an existing envoy.yaml, as `kvsteer envoy --patch` prints it.
 
-What it adds is built by extproc.envoy_config, so it is the same as in a complete configuration.
-It changes no setting that the file has, but for the load balancing of the workers' cluster, and
-refuses a file in which it cannot tell what a change would do.
+The additions are built by extproc.envoy_config, so they are the same as in a complete
+configuration. Of the file's own settings, only the load balancing of the workers' cluster changes.
+A file is refused if the effect of a change is unclear.
 """
 
 import difflib
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from envoy_data_plane.google.protobuf import Any as Packed
 
+from extproc import address
 from extproc.config.schema import Config
 from extproc.envoy_config import (
     FILTER,
@@ -33,41 +34,41 @@ from extproc.yaml_edit import KeyPath, YamlText
 
 Tree = dict[str, Any]
 
-# Added to access logs in JSON where that is asked for: whom the router named, and who answered.
+# Fields for JSON access logs, if requested: the worker that the router named, and who answered.
 LOG_FIELDS = {
     "kvsteer_picked": f"%DYNAMIC_METADATA({DESTINATION_NAMESPACE}:{DESTINATION})%",
     "kvsteer_answered": "%UPSTREAM_HOST%",
 }
 
-# What lb_policy becomes as the fallback; the first three become least request, which suits answers
-# that take seconds, some many times as long as others.
+# The fallback for each lb_policy. The first three become least request, which suits answers that
+# take seconds, and some many times longer than others.
 _LEAST_REQUEST = ("LEAST_REQUEST", "ROUND_ROBIN", "RANDOM")
 _KEPT = {"RING_HASH": ("ring_hash", "RingHash"), "MAGLEV": ("maglev", "Maglev")}
 
-# Kinds of clusters whose endpoints have addresses that a pick can name.
+# Cluster types whose endpoints have addresses that a pick can name.
 _TYPES = ("STATIC", "STRICT_DNS", "EDS")
 
-# An action that says so chooses the cluster by the request.
+# Route actions that choose the cluster by the request.
 _BY_REQUEST = ("cluster_header", "cluster_specifier_plugin", "inline_cluster_specifier_plugin")
 
-# Of retry_on: the conditions under which a request goes on to the next worker of a pick.
+# Conditions in retry_on under which a request is retried on the next worker of a pick.
 _WHERE_REFUSED = {"connect-failure", "5xx", "gateway-error", "reset", "reset-before-request"}
 
 _ROUTER_FILTER = "envoy.filters.http.router"
 
-# Of a list of names in a message.
+# How many names of a list a message shows.
 _SHOWN = 5
 
 
 class Patch(NamedTuple):
-    """The user's text with KVSteer in it, and what to know about it, a sentence each."""
+    """The user's text with KVSteer added, and notes about it, one sentence each."""
 
     text: str
     notes: list[str]
 
 
 class Choice(NamedTuple):
-    """What to patch where the file leaves a choice; access_log: add fields to logs in JSON too."""
+    """What to patch if the file leaves a choice; access_log: also add fields to JSON logs."""
 
     clusters: tuple[str, ...] = ()
     listener: str | None = None
@@ -75,14 +76,14 @@ class Choice(NamedTuple):
 
 
 class _Object(NamedTuple):
-    """One JSON object of the file, and where it is."""
+    """One JSON object of the file, and its path."""
 
     path: KeyPath
     tree: Tree
 
 
 def difference(before: str, after: str, name: str) -> str:
-    """Returns a unified diff, as `patch` takes it."""
+    """Returns a unified diff that `patch` can apply."""
     lines = difflib.unified_diff(_lines(before), _lines(after), name, f"{name} with KVSteer")
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
@@ -94,12 +95,12 @@ def _lines(text: str) -> list[str]:
 
 
 def patched(text: str, name: str, config: Config, choice: Choice) -> Patch:
-    """Returns an envoy.yaml with KVSteer in it; the same text where it is there already.
+    """Returns an envoy.yaml with KVSteer added, or the same text if it is already there.
 
-    name: the file's, for messages.
+    name: the file's name, for messages.
 
     Raises:
-        ConfigError: the file or the configuration has something that is not understood here.
+        ConfigError: the file or the configuration has something that cannot be patched safely.
     """
     check_tls(config)
     return _Patcher(YamlText(text, name), config, choice).patch()
@@ -115,14 +116,17 @@ class _Patcher:
     def patch(self) -> Patch:
         """Makes all edits."""
         if self._config.disaggregation.mode is not None:
-            self._refuse((), "disaggregation is in the configuration; start from `kvsteer envoy`")
+            self._refuse((), "the configuration has disaggregation; start from `kvsteer envoy`")
         if not isinstance(self._file.value, dict):
-            self._refuse((), "is not an envoy.yaml: a mapping was expected")
+            self._refuse((), "is not an envoy.yaml: it must be a mapping")
         root = _Object((), self._file.value)
         static = self._object(root, "static_resources")
         dynamic = self._object(root, "dynamic_resources")
         if static is None:
-            self._refuse((), "has no static_resources: listeners and clusters from xDS stay there")
+            self._refuse(
+                (),
+                "has no static_resources; patch listeners and clusters from xDS at their source",
+            )
         managers = self._managers(static, dynamic)
         clusters = self._clusters(static)
         ours = self._workers(managers, clusters, dynamic)
@@ -142,7 +146,7 @@ class _Patcher:
         self._file.refuse(_place(path), why)
 
     def _field(self, there: _Object, key: str) -> Any:  # noqa: ANN401 - values of a file
-        """Returns a field; one under its name in JSON would be there twice after a patch."""
+        """Returns a field; refuses its JSON name, since the patch would add it a second time."""
         camel = re.sub(r"_(\w)", lambda found: found[1].upper(), key)
         if camel != key and camel in there.tree:
             self._refuse(there.path, f"write {camel} as {key}")
@@ -155,7 +159,7 @@ class _Patcher:
         return None if value is None else _Object((*there.path, key), value)
 
     def _objects(self, there: _Object, key: str) -> list[_Object]:
-        """Returns the members of a list; none where there is no list."""
+        """Returns the members of a list; none if there is no list."""
         value = self._field(there, key)
         path = (*there.path, key)
         if value is None:
@@ -165,7 +169,7 @@ class _Patcher:
         return [_Object((*path, number), one) for number, one in enumerate(value)]
 
     def _typed(self, there: _Object, kind: str) -> _Object | None:
-        """Returns an extension's settings where they are of a kind, by the end of their @type."""
+        """Returns an extension's settings if their @type ends with `kind`."""
         settings = self._object(there, "typed_config")
         is_it = settings is not None and _kind(settings.tree).endswith(f".{kind}")
         return settings if is_it else None
@@ -175,7 +179,7 @@ class _Patcher:
         listeners = self._objects(static, "listeners")
         names = [str(one.tree.get("name", "")) for one in listeners]
         if not listeners and dynamic is not None and self._field(dynamic, "lds_config") is not None:
-            self._refuse((), "its listeners come from LDS; patch them where they are written")
+            self._refuse((), "its listeners come from LDS; patch them at their source")
         if wanted is not None and wanted not in names:
             self._refuse((), f"has no listener {wanted!r} but {_names(names)}")
         found = [
@@ -209,7 +213,7 @@ class _Patcher:
         }
 
     def _targets(self, route: _Object) -> set[str] | None:
-        """Returns the clusters that a route leads to; None where that depends on the request."""
+        """Returns the clusters that a route leads to; None if that depends on the request."""
         action = self._object(route, "route")
         if action is None:
             return set()
@@ -234,21 +238,21 @@ class _Patcher:
         clusters: Mapping[str, _Object],
         dynamic: _Object | None,
     ) -> set[str]:
-        """Returns the clusters of the workers: as asked for, by their endpoints, or the only one.
+        """Returns the workers' clusters: as asked for, by their endpoints, or the only one.
 
         Raises:
-            ConfigError: there is none, or several might be meant.
+            ConfigError: no cluster, or more than one, could be meant.
         """
         for manager in managers:
             if any(self._field(manager, key) is not None for key in ("rds", "scoped_routes")):
-                note = "takes its routes from xDS, and is left as it is"
+                note = "takes its routes from xDS, so it is not changed"
                 self._notes.append(f"{_place(manager.path)}: {note}")
         routed = set().union(*map(self._led_to, managers)) - {ROUTER}
         wanted = set(self._choice.clusters) or self._found_workers(routed, clusters)
         for name in sorted(wanted):
             if name not in clusters:
                 from_xds = dynamic is not None and self._field(dynamic, "cds_config") is not None
-                why = "; clusters from CDS are patched where they are written" if from_xds else ""
+                why = "; clusters from CDS must be patched at their source" if from_xds else ""
                 self._refuse((), f"has no static cluster {name!r} but {_names(clusters)}{why}")
             if name not in routed:
                 self._refuse((), f"no static route leads to the cluster {name!r}")
@@ -294,27 +298,27 @@ class _Patcher:
         known = set().union(*map(self._endpoints, clusters))
         if lacking := {one.endpoint for one in self._config.workers} - known:
             where = _names(str(one.tree["name"]) for one in clusters)
-            note = "their requests would go to another worker"
-            self._notes.append(f"{_names(lacking)}: no endpoint of the cluster {where}; {note}")
+            note = "requests picked for them go elsewhere"
+            self._notes.append(f"{_names(lacking)}: not an endpoint of cluster {where}; {note}")
 
     def _check_type(self, cluster: _Object) -> None:
         custom = self._object(cluster, "cluster_type")
         kind = cluster.tree.get("type", "STATIC") if custom is None else custom.tree.get("name")
         if str(kind).rpartition(".")[2].upper() not in _TYPES:
-            why = f"is of the type {kind}, whose endpoints cannot be named one by one"
+            why = f"is of the type {kind}, so single endpoints cannot be picked"
             self._refuse(cluster.path, f"{why}; use STRICT_DNS for host names")
         if self._field(cluster, "lb_subset_config") is not None:
-            self._refuse(cluster.path, "lb_subset_config does not go together with the override")
+            self._refuse(cluster.path, "lb_subset_config cannot be combined with override_host")
 
     def _balance(self, cluster: _Object) -> None:
-        """Sets the load balancing; the cluster's own becomes what is used without a pick."""
+        """Sets the load balancing; the cluster's own policy becomes the fallback without a pick."""
         ours = tree_of(load_balancing(tells_served=self._config.accounting.responses != "none"))
         settings = _override_in(ours)
         present = self._object(cluster, "load_balancing_policy")
         if present is not None:
             if "OverrideHost" in str(present.tree):
                 if not _follows(present.tree, settings):
-                    self._refuse(present.path, "overrides the host already, in another form")
+                    self._refuse(present.path, "already has an override_host with other settings")
                 return
             settings["fallback_policy"] = present.tree
             self._file.replace(cluster.path, "load_balancing_policy", "load_balancing_policy", ours)
@@ -322,7 +326,7 @@ class _Patcher:
         policy = str(self._field(cluster, "lb_policy") or "LEAST_REQUEST")
         for key in cluster.tree:
             if re.fullmatch("(ring_hash|maglev|least_request|round_robin)_lb_config", key):
-                why = "has no place beside the override; write it as load_balancing_policy"
+                why = "cannot be combined with override_host; write it as load_balancing_policy"
                 self._refuse((*cluster.path, key), why)
         if policy in _KEPT:
             name, kind = _KEPT[policy]
@@ -333,7 +337,7 @@ class _Patcher:
             }
             settings["fallback_policy"] = {"policies": [{"typed_extension_config": extension}]}
         elif policy not in _LEAST_REQUEST:
-            self._refuse((*cluster.path, "lb_policy"), f"{policy} is not understood")
+            self._refuse((*cluster.path, "lb_policy"), f"{policy} is not supported")
         if "lb_policy" in cluster.tree:
             self._file.replace(cluster.path, "lb_policy", "load_balancing_policy", ours)
         else:
@@ -347,7 +351,7 @@ class _Patcher:
             comment = f"KVSteer's router. Needs Envoy {oldest(self._config)} or newer."
             self._file.insert((*static.path, "clusters"), place, ours, comment)
         elif not _same(present.tree, ours):
-            why = f"a cluster {ROUTER!r} is there already, in another form; remove it"
+            why = f"a cluster {ROUTER!r} already exists with other settings; remove it"
             self._refuse(present.path, why)
 
     # ---- connection managers ---------------------------------------------------------------------
@@ -370,18 +374,18 @@ class _Patcher:
         for one in filters:
             if one.tree.get("name") == FILTER:
                 if not _same(one.tree, ours):
-                    why = "is there already, in another form; remove it, or give it another name"
+                    why = "already exists with other settings; remove it, or give it another name"
                     self._refuse(one.path, f"{FILTER} {why}")
                 return
             if ROUTER in str(one.tree.get("typed_config")) and self._typed(
                 one, "ExternalProcessor"
             ):
-                self._refuse(one.path, f"asks {ROUTER!r} already, under another name; remove it")
+                self._refuse(one.path, f"already asks {ROUTER!r} under another name; remove it")
         for place, one in enumerate(filters):
             if one.tree.get("name") == _ROUTER_FILTER or self._typed(
                 one, "filters.http.router.v3.Router"
             ):
-                comment = "KVSteer says which worker gets the request."
+                comment = "KVSteer picks the worker for each request."
                 self._file.insert((*manager.path, "http_filters"), place, ours, comment)
                 return
         self._refuse(
@@ -400,7 +404,7 @@ class _Patcher:
         }
         if {one["remove"] for one in ours["typed_config"]["mutations"]} <= removed:
             return
-        comment = "Clients cannot steer: these headers of theirs are removed."
+        comment = "Clients must not steer: their own copies of these headers are removed."
         if self._field(manager, key) is None:
             self._file.put(manager.path, key, [ours], comment)
         else:
@@ -408,7 +412,7 @@ class _Patcher:
 
     def _patch_host(self, host: _Object, ours: set[str]) -> None:
         if self._field(host, "matcher") is not None:
-            self._refuse(host.path, "chooses routes by a matcher")
+            self._refuse(host.path, "chooses routes by a matcher, which is not supported")
         routes = self._objects(host, "routes")
         led = [self._targets(route) for route in routes]
         if all(targets is not None and not targets & ours for targets in led):
@@ -427,7 +431,7 @@ class _Patcher:
                 self._switch_off(route)
 
     def _switch_off(self, there: _Object) -> None:
-        """Has the requests of a virtual host or a route not ask the router."""
+        """Switches the filter off for a virtual host or a route."""
         key = "typed_per_filter_config"
         present = self._object(there, key)
         comment = "These requests do not go to KVSteer's workers."
@@ -436,15 +440,15 @@ class _Patcher:
         elif FILTER not in present.tree:
             self._file.put(present.path, FILTER, tree_of(switched_off()), comment)
         elif not _is_off(present.tree[FILTER]):
-            self._refuse((*present.path, FILTER), "is set already, in another form")
+            self._refuse((*present.path, FILTER), "is already set, with other settings")
 
     def _check_unset(self, there: _Object) -> None:
         present = self._object(there, "typed_per_filter_config")
         if present is not None and FILTER in present.tree:
-            self._refuse((*present.path, FILTER), "is set where routes lead to the workers")
+            self._refuse((*present.path, FILTER), "is set on routes to the workers")
 
     def _serve(self, host: _Object, route: _Object) -> None:
-        """Lets a route to the workers hold long prompts, and try the next worker of a pick."""
+        """Lets a route to the workers buffer long prompts, and retry on a pick's next worker."""
         action = _Object((*route.path, "route"), route.tree["route"])
         limit = "request_body_buffer_limit"
         if self._field(route, limit) is None and self._field(host, limit) is None:
@@ -459,13 +463,13 @@ class _Patcher:
             note = "does not retry on connect-failure: requests to a worker that just died fail"
             self._notes.append(f"{_place(present.path)} {note}")
         if self._field(action, "timeout") is None:
-            note = "has no timeout, so Envoy's of 15 s applies; generations may take longer"
+            note = "has no timeout, so Envoy's default of 15 s applies; generations may take longer"
             self._notes.append(f"{_place(action.path)} {note}")
 
     # ---- access logs -----------------------------------------------------------------------------
 
     def _add_log_fields(self, manager: _Object) -> None:
-        """Adds to logs in JSON only: a new column of a text would break what reads it."""
+        """Adds fields to JSON logs only: a new column in a text would break its readers."""
         found = 0
         for log in self._objects(manager, "access_log"):
             settings = self._object(log, "typed_config")
@@ -475,7 +479,7 @@ class _Patcher:
                     found += 1
                     self._add_fields(fields)
         if not found:
-            note = f"has no access log in JSON; in a text, add {LOG_FIELDS['kvsteer_picked']}"
+            note = f"has no JSON access log; to a text format, add {LOG_FIELDS['kvsteer_picked']}"
             self._notes.append(f"{_place(manager.path)} {note}")
 
     def _add_fields(self, there: _Object) -> None:
@@ -485,11 +489,25 @@ class _Patcher:
 
     def _tell_what_else(self) -> None:
         if len(self._config.models) > 1:
-            note = "several models: requests reach a model's cluster by your own routes"
+            note = "several models: your own routes must lead each model's requests to its cluster"
             self._notes.append(note)
         if self._config.envoy.eds_directory is not None:
             note = "envoy.eds_directory is not used: your cluster keeps its own endpoints"
             self._notes.append(note)
+        self._tell_of_containers()
+
+    def _tell_of_containers(self) -> None:
+        """Notes a router on loopback beside workers whose names look like those of containers."""
+        router = self._config.router_addresses()[0]
+        if router.startswith(address.UNIX_PREFIX):
+            return
+        workers = (address.parse(one.endpoint) for one in self._config.workers)
+        has_names = any(
+            not (at.is_ip or at.host == "localhost" or "." in at.host) for at in workers
+        )
+        if has_names and address.is_loopback(address.parse(router).host):
+            note = f"Envoy asks the router at {router}, which is Envoy's own host or container"
+            self._notes.append(f"{note}: if the router runs elsewhere, set envoy.router")
 
 
 def _kind(settings: Tree) -> str:
@@ -497,14 +515,14 @@ def _kind(settings: Tree) -> str:
 
 
 def _override_in(policy: Tree) -> Tree:
-    """Returns the settings of the override in a load_balancing_policy as we print it."""
+    """Returns the settings of the override in a load_balancing_policy that KVSteer wrote."""
     (only,) = policy["policies"]
     settings: Tree = only["typed_extension_config"]["typed_config"]
     return settings
 
 
 def _follows(present: Tree, ours: Tree) -> bool:
-    """Tells whether a policy follows the pick as ours does, whatever it does without one."""
+    """Tells whether a policy follows the pick as KVSteer's does, whatever its fallback."""
     try:
         theirs = _override_in(present)
         if "selected_host_key" not in ours:
@@ -523,7 +541,7 @@ def _all(members: Iterable[_Object], key: str) -> list[Any]:
 
 
 def _same(theirs: object, ours: object) -> bool:
-    """Compares settings; 0.5s and 0.500s are the same, and so are 80 and "80"."""
+    """Tells whether settings are equal; 0.5s equals 0.500s, and 80 equals "80"."""
     return _plain(theirs) == _plain(ours)
 
 
@@ -538,13 +556,13 @@ def _plain(value: object) -> object:
 
 
 def _place(path: KeyPath) -> str:
-    """Returns a path as a.b[0].c."""
+    """Returns a path in the form a.b[0].c."""
     steps = [f"[{one}]" if isinstance(one, int) else f".{one}" for one in path]
     return "".join(steps).removeprefix(".")
 
 
 def _names(names: Iterable[str]) -> str:
-    """Returns some names for a message: the first ones of many."""
+    """Returns the first names for a message, and how many more there are."""
     found = sorted(names)
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(one[:80] for one in found[:_SHOWN]) + more or "none"

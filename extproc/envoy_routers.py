@@ -1,4 +1,4 @@
-"""How Envoy reaches routers: TLS to them, and of several their health, order and choice."""
+"""How Envoy reaches routers: TLS, and for several routers their health checks, order and choice."""
 
 from datetime import timedelta
 
@@ -17,22 +17,22 @@ from envoy_data_plane.google.protobuf import Any
 
 from extproc.config.sections import CONVERSATION, STANDBY, Routers, RouterTls
 
-# A router that says that it is not ready is left at the next question; one that does not answer,
-# after two.
+# A router that reports that it is not ready is left out after one health check; one that does not
+# answer, after two.
 ASKED_EVERY = timedelta(milliseconds=500)
 UNANSWERED = 2
 
-# Of what names a conversation: the router's server takes 32 KiB of headers in all.
+# Limit for a header that names a conversation: the router accepts 32 KiB of headers in all.
 MAX_NAME_BYTES = 128
 
-# So that two routers have about as many conversations each.
+# Large enough to give two routers about the same number of conversations.
 RING_SIZE = 4096
 
 
 def stream_metadata(routers: Routers | None) -> list[core.HeaderValue]:
-    """Returns what a stream to a router says besides, for Envoy to choose the router by.
+    """Returns the stream's metadata by which Envoy chooses the router.
 
-    A header that a request does not have is left out.
+    A header that the request does not have is left out.
     """
     if routers is None or routers.choice != CONVERSATION:
         return []
@@ -43,7 +43,7 @@ def stream_metadata(routers: Routers | None) -> list[core.HeaderValue]:
 
 
 def conversation_hashes(routers: Routers | None) -> list[route.RouteActionHashPolicy]:
-    """Returns what the choice of a router depends on: the first of the headers that is there."""
+    """Returns the hash policies that choose a router: by the first of the headers present."""
     return [
         route.RouteActionHashPolicy(
             header=route.RouteActionHashPolicyHeader(header_name=one.key), terminal=True
@@ -53,7 +53,7 @@ def conversation_hashes(routers: Routers | None) -> list[route.RouteActionHashPo
 
 
 def at_another(retries: route.RetryPolicy, routers: Routers) -> route.RetryPolicy:
-    """Returns retries that turn to a standby, where the one before it is not left out yet."""
+    """Makes retries go to a standby, until health checks leave the failed router out."""
     if routers.choice == STANDBY:
         tried = previous_priorities.PreviousPrioritiesConfig(update_frequency=1)
         retries.retry_priority = route.RetryPolicyRetryPriority(
@@ -65,11 +65,11 @@ def at_another(retries: route.RetryPolicy, routers: Routers) -> route.RetryPolic
 def use_several(found: cluster.Cluster, routers: Routers, processes: int) -> None:
     """Makes a cluster of several routers choose among those that are ready.
 
-    processes: of each router; they stand beside each other among the cluster's members.
+    processes: per router; a router's processes are adjacent in the cluster's members.
     """
     found.health_checks = [_health_check()]
-    # Where none is ready any is tried: by default this begins where half of them are not. Changes
-    # of health are used at once: by default Envoy collects them for a second.
+    # Any router is tried only if none is ready; by default, Envoy does so if half of them are not.
+    # Changes of health apply at once; by default, Envoy collects them for a second.
     found.common_lb_config = cluster.ClusterCommonLbConfig(
         healthy_panic_threshold=percent.Percent(value=1.0), update_merge_window=timedelta()
     )
@@ -90,7 +90,7 @@ def _health_check() -> core.HealthCheck:
     return core.HealthCheck(
         timeout=ASKED_EVERY,
         interval=ASKED_EVERY,
-        # else a cluster that had no request yet is asked once a minute
+        # by default, a cluster without requests so far is checked once a minute
         no_traffic_interval=ASKED_EVERY,
         unhealthy_threshold=UNANSWERED,
         healthy_threshold=1,
@@ -108,7 +108,7 @@ def _ring() -> cluster.LoadBalancingPolicy:
 
 
 def transport_socket(options: RouterTls) -> core.TransportSocket:
-    """Returns TLS to the router, which checks its certificate, and its name if one is set."""
+    """Returns TLS settings that check the router's certificate, and its name if one is set."""
     trusted = tls.CertificateValidationContext(trusted_ca=core.DataSource(filename=options.ca))
     if options.name is not None:
         name = tls.SubjectAltNameMatcher(

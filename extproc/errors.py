@@ -6,7 +6,7 @@ from kvstate.errors import KVSteerError, PeerError
 class ConfigError(KVSteerError):
     """The configuration cannot be used.
 
-    faults: one line each, "file: key: what is wrong"; all that were found in one run.
+    faults: one line each, "file: key: what is wrong"; all faults of one run.
     """
 
     def __init__(self, faults: list[str]) -> None:
@@ -15,9 +15,9 @@ class ConfigError(KVSteerError):
 
 
 class RequestError(KVSteerError):
-    """A request cannot be keyed, and is routed by load.
+    """A request cannot be keyed, so it is routed by load.
 
-    reason: the short name under which it is counted and shown; never holds prompt text.
+    reason: the short name under which it is counted and shown; never contains prompt text.
     """
 
     def __init__(self, reason: str) -> None:
@@ -26,19 +26,29 @@ class RequestError(KVSteerError):
 
 
 class StartError(KVSteerError):
-    """This machine refuses something needed to start: a port, a file, a permission."""
+    """Something needed to start is not available: a port, a file, a permission."""
+
+
+class ExtraError(StartError):
+    """A feature is used whose extra is not installed.
+
+    what: the feature, as its user names it: a command or a key.
+    """
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what}: needs the extra: pip install 'kvsteer[{extra}]'")
 
 
 class DiscoveryError(PeerError):
-    """A source of workers cannot be asked now; the text says why."""
+    """A source of workers is not available now; the text says why."""
 
 
 class ProtocolError(KVSteerError):
-    """The proxy sent an ext_proc message that does not belong there, or speaks another dialect."""
+    """The proxy sent an unexpected ext_proc message, or speaks another dialect."""
 
 
 class Http2Error(KVSteerError):
-    """A peer broke HTTP/2 so that its connection ends; code: of RFC 9113, section 7."""
+    """A peer violated HTTP/2, so its connection ends; code: from RFC 9113, section 7."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -46,7 +56,7 @@ class Http2Error(KVSteerError):
 
 
 class CallError(KVSteerError):
-    """A gRPC call ends; status: its code. The text goes to the peer."""
+    """A gRPC call ends with this status code; the text is sent to the peer."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -54,4 +64,4 @@ class CallError(KVSteerError):
 
 
 class ReportError(KVSteerError):
-    """What was read is no report; the text says why, and goes behind its name."""
+    """A file or answer is no report; the text says why, to follow its name in a message."""

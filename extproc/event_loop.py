@@ -16,41 +16,40 @@ except ImportError:  # there is none for every platform
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine as `asyncio.run` does, on uvloop, which is faster, if it is installed."""
+    """Runs a coroutine as `asyncio.run` does, on the faster uvloop if it is installed."""
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(main)
 
 
-# Of the three generations that Python keeps, the oldest one is never collected by itself.
+# Threshold that keeps Python from collecting the oldest of its three generations by itself.
 _NEVER = 1 << 30
 
-# How often it is looked whether there is anything to collect, in seconds; and, while there is and
-# the loop is busy, how often it is looked whether it still is.
+# Interval of checks for garbage, in seconds; and the interval while there is some but the loop is
+# busy.
 LOOK_SECONDS = 1.0
 LOOK_AGAIN_SECONDS = 0.05
 
-# A timer that is late by more than this had to wait for something else.
+# A timer that is later than this means that the loop is busy.
 BUSY_SECONDS = 0.0005
 
-# After so many seconds, or so many collections of the middle generation, of at most 7,700 objects
-# each, nobody waits for an idle moment any more: memory has to be bounded, too.
+# After this many seconds, or this many collections of the middle generation (at most 7,700 objects
+# each), garbage is collected even if the loop is busy, to bound memory.
 PATIENCE_SECONDS = 30.0
 MOST_PENDING = 64
 
-# Of the time, collections take one part in so many; if they cannot be put off, in so few.
+# Collections take at most 1/100 of the time, or 1/10 if they are overdue.
 IDLE_PARTS = 100
 BUSY_PARTS = 10
 
 
 class Sweeper:
-    """Collects the oldest garbage while the loop has nothing else to do.
+    """Collects the oldest garbage while the event loop is idle.
 
-    To collect all generations takes a millisecond for some ten thousand objects. Python does so
-    whenever enough was made, which would be in the middle of a decision. The young generations are
-    left to it: they take microseconds.
+    Collecting all generations takes a millisecond for some ten thousand objects. Python would do it
+    in the middle of a decision. It still collects the young generations, in microseconds.
 
-    pending: how many collections of the middle generation have left something for the oldest one.
-    collect: collects all. seconds: a clock.
+    pending: returns how many collections of the middle generation await one of the oldest.
+    collect: collects all generations. seconds: a clock.
     """
 
     def __init__(
@@ -67,14 +66,14 @@ class Sweeper:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins; what there is now is never looked through again."""
+        """Starts; the objects that exist now are never examined again."""
         gc.freeze()
         young, middle, _ = gc.get_threshold()
         gc.set_threshold(young, middle, _NEVER)
         self._look_in(LOOK_SECONDS)
 
     def close(self) -> None:
-        """Leaves everything to Python again."""
+        """Stops; Python collects all generations again."""
         if self._timer is not None:
             self._timer.cancel()
         young, middle, _ = gc.get_threshold()
@@ -82,9 +81,9 @@ class Sweeper:
         gc.unfreeze()
 
     def look(self, late_seconds: float) -> float:
-        """Collects if it is time to; returns after how many seconds to look again.
+        """Collects if it is time to; returns the seconds until the next look.
 
-        late_seconds: by how much this call is late.
+        late_seconds: how late this call is.
         """
         began, pending = self._seconds(), self._pending()
         if not pending:

@@ -4,31 +4,34 @@
 DESTINATION = "x-gateway-destination-endpoint"
 DESTINATION_NAMESPACE = "envoy.lb"
 SERVED = "x-gateway-destination-endpoint-served"
-# Where Envoy puts what `response_attributes` asks for: by the filter's name, then by its own.
+# Where Envoy puts what `response_attributes` asks for: by the filter's name, then the attribute's.
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 UPSTREAM = "upstream.address"
 
 SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 
-# Ours: names the model of a request, so that a route can choose the cluster of that model.
+# KVSteer's: names the model of a request, so that a route can choose the cluster of that model.
 # Set only where more than one model is configured; never taken from a client.
 MODEL = "x-kvsteer-model"
 
-# llm-d's: ip:port of the worker that computes the prompt, for the sidecar beside the one that
+# llm-d's: ip:port of the worker that computes the prompt, for the sidecar of the worker that
 # answers, or for Envoy's own second request; never taken from a client.
 PREFILLER = "x-prefiller-host-port"
 
-# Ours, where Envoy sends the second request: the cluster it goes to, and how its body ends.
+# KVSteer's, if Envoy sends a second request: the cluster for it, and the new end of its body.
 PREFILL_CLUSTER = "x-kvsteer-prefill-cluster"
 PREFILL_TAIL = "x-kvsteer-prefill-tail"
 
-# llm-d's: host:port of a worker to pull a part of the prompt from, and of one that encodes what is
-# no text, which we never name: its sidecar would obey a client who does.
+# llm-d's: host:port of a worker to pull a part of the prompt from, and of a worker that encodes
+# media. KVSteer never sets the latter, but removes it: a sidecar would obey a client that sets it.
 KV_SOURCE = "x-kv-cache-source-host-port"
 ENCODERS = "x-encoder-hosts-ports"
 
-# What says where a prompt is computed, by `disaggregation.mode`.
+# W3C's Trace Context: of the trace that a request belongs to.
+TRACEPARENT = "traceparent"
+
+# Headers that say where a prompt is computed, by `disaggregation.mode`.
 OF_LEGS = {
     "header": (PREFILLER, KV_SOURCE, ENCODERS),
     "mirror": (PREFILLER, PREFILL_CLUSTER, PREFILL_TAIL),

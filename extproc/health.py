@@ -15,11 +15,11 @@ _MAX_DETAILS = 300
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How to check a router that serves TLS; all are PEM files but the name.
+    """How to check a router that serves TLS; all but the name are PEM files.
 
-    ca: the authorities of which one must have issued the router's certificate. name: the name in
-    that certificate, if it is not the one that is asked. certificate, key: the client's own, if the
-    router asks for one.
+    ca: the authorities that may have issued the router's certificate. name: the name in that
+    certificate, if it differs from the host asked. certificate, key: the client's own, if the
+    router requires one.
     """
 
     ca: str
@@ -50,7 +50,7 @@ def fault_of(target: str, tls: ClientTls | None = None) -> str | None:
 
 
 def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
-    # A proxy in the environment is not for a server on this machine.
+    # The environment's proxy must not be used for a server on this machine.
     options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
     if tls is None:
         return grpc.insecure_channel(target, options)
@@ -65,7 +65,7 @@ def _channel(target: str, tls: ClientTls | None) -> grpc.Channel:
 
 
 def _why(error: grpc.RpcError) -> str:
-    """Returns the status of a failed call and what gRPC says of it, in one line."""
+    """Returns the status and details of a failed call, in one line."""
     details = " ".join((error.details() or "").split())[:_MAX_DETAILS]
     return ": ".join(filter(None, (error.code().name, details)))
 

@@ -20,7 +20,7 @@ class _JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **self._own,
         }
-        trace_id = getattr(record, "trace_id", "")  # given as `extra` where a request is meant
+        trace_id = getattr(record, "trace_id", "")  # given as `extra` in records about a request
         if trace_id:
             line["trace_id"] = trace_id
         if record.exc_info:
@@ -28,14 +28,14 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-# Lines of one kind about one feed in a minute; what is beyond is counted.
+# Most lines of one kind about one feed in a minute; further ones are only counted.
 MAX_LINES = 20
 _WINDOW_SECONDS = 60.0
 _MAX_KINDS = 4096
 
 
 class _Lines:
-    """Lines of one kind since a moment."""
+    """The number of lines of one kind since a moment."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -43,9 +43,9 @@ class _Lines:
 
 
 class LessOften(logging.Filter):
-    """Drops records about feeds that come too often: publishers cause them, and may be broken.
+    """Drops records about feeds that are too frequent: a broken publisher may cause many.
 
-    The next record of that kind which is not dropped says how many were.
+    The next record of that kind says how many were dropped.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class LessOften(logging.Filter):
         self._kinds: OrderedDict[object, _Lines] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tells whether a record is to be written."""
+        """Tells whether to write a record."""
         if record.name != "kvsteer.feed":
             return True
         args = record.args if isinstance(record.args, tuple) else ()
@@ -75,8 +75,8 @@ class LessOften(logging.Filter):
 def configure(level: str, style: str, process: int | None = None) -> None:
     """Sets up KVSteer's loggers, and how warnings of libraries look.
 
-    level, style: log.level and log.format of the configuration. process: the number to write
-    beside each record, where there are several.
+    level, style: log.level and log.format of the configuration. process: the number of this
+    process, written with each record; None if there is only one.
     """
     ours = logging.getLogger("kvsteer")
     ours.handlers = [_handler(style, process)]

@@ -1,9 +1,8 @@
-"""Several router processes on one host: the part of each, and the parent that keeps them running.
+"""Several router processes on one host, and the parent that keeps them running.
 
-Each is a whole router, with a listener, an index and feeds of its own; Envoy spreads requests over
-their addresses. The parent starts them, starts one anew that ends, hands signals on, and does
-nothing else, so that there is little in it that could fail. A private directory is what they have
-in common.
+Each is a complete router with its own listener, index and feeds; Envoy spreads requests over their
+addresses. The parent starts them, restarts one that ends, forwards signals, and does nothing else,
+so that little can fail in it. They share a private directory.
 """
 
 import asyncio
@@ -27,29 +26,28 @@ from kvstate.feeds.backoff import Backoff
 
 log = logging.getLogger("kvsteer.processes")
 
-# The pause before a process that ended is started anew; one that ran for so long ended by chance.
+# Pauses before an ended process is restarted; after a steady run, the pause is short again.
 FIRST_PAUSE_SECONDS = 0.25
 LONGEST_PAUSE_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 
-# In place of a status, where the system has no room for a process; as shells have it.
+# Used as the exit status if the system cannot start a process; shells use the same.
 CANNOT_START = 126
 
-# A process looks so often whether the others are ready, and whether one was told something.
+# How often a process checks whether the others are ready, and whether the percentage has changed.
 LOOK_SECONDS = 0.1
 
-# The file that says how many of a hundred requests are steered, once that was changed.
+# The file with the percentage of steered requests, once it was changed.
 _SHARE = "steering"
 
-# Containers without a writable file system have this one.
+# Containers with a read-only file system still have this one.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
 
 class Member(NamedTuple):
-    """The part of one process among several.
+    """One process among several.
 
-    number: from 0. processes: how many there are. directory: what they have in common, and nobody
-    else has.
+    number: from 0. processes: how many there are. directory: the private directory that they share.
     """
 
     number: int
@@ -58,10 +56,10 @@ class Member(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads what `str` wrote.
+        """Parses the text that `str` returns.
 
         Raises:
-            ValueError: it is nothing of that kind.
+            ValueError: it is no such text.
         """
         number, processes, directory = text.split(":", 2)
         return cls(int(number), int(processes), directory)
@@ -72,9 +70,9 @@ class Member(NamedTuple):
     def part_of(self, config: Config) -> Config:
         """Returns the configuration of this process: its own addresses and its own report.
 
-        Envoy's files of endpoints are kept by the first process alone. Each records to a file of
-        its own, and has its part of the room for it. All share their requests: as it is configured,
-        else in the directory that they have in common.
+        Only the first process writes Envoy's files of endpoints. Each records to its own file, with
+        its part of the configured size. All share their requests: as configured, or else through
+        the common directory.
         """
         sharing = config.sharing or Sharing(f"{address.DIRECTORY_PREFIX}{self.directory}")
         name = sharing.name and f"{sharing.name}-{self.number}"
@@ -98,7 +96,7 @@ class Member(NamedTuple):
         )
 
     def others(self, listen: str) -> dict[int, str]:
-        """Returns where the other processes listen, by number; listen: where this one does."""
+        """Returns the addresses of the other processes by number; listen: this one's address."""
         host, port = address.parse(listen)
         first = str(address.Address(host, port - address.PORT_STEP * self.number))
         numbers = (number for number in range(self.processes) if number != self.number)
@@ -108,38 +106,38 @@ class Member(NamedTuple):
         return address.nth(listen, self.number)
 
     async def announce(self, is_ready: Callable[[], bool]) -> None:
-        """Tells the others once this process is ready for the first time."""
+        """Waits until this process is ready for the first time, and tells the others."""
         while not is_ready():  # noqa: ASYNC110 - nothing tells when
             await asyncio.sleep(LOOK_SECONDS)
         self._mark(self.number).touch()
 
     def hindrance(self) -> str:
-        """Returns which process has never been ready yet, in words; "" if all were."""
+        """Returns which process has never been ready, in words; "" if all have been."""
         for number in range(self.processes):
             if not self.was_ready(number):
                 return f"process {number} of {self.processes} is not ready yet"
         return ""
 
     def was_ready(self, number: int) -> bool:
-        """Returns whether a process was ready once, however often it was started since."""
+        """Returns whether a process has ever been ready, even if it restarted since."""
         return self._mark(number).exists()
 
     def hand_on(self, percent: float) -> None:
-        """Tells the other processes how many of a hundred requests are steered.
+        """Tells the other processes the percentage of requests to steer.
 
         Raises:
-            OSError: they cannot be told.
+            OSError: the file for it cannot be written.
         """
         new = Path(self.directory) / f"{self.number}.{_SHARE}"
         new.write_text(repr(percent))
         new.replace(Path(self.directory) / _SHARE)
 
     async def follow(self, steer: Callable[[float], None]) -> None:
-        """Steers as many requests as any process was told last, until it is cancelled."""
+        """Follows the percentage that any process has set last, until it is cancelled."""
         last = ""
         while True:
             told = last
-            with contextlib.suppress(OSError):  # nobody has told anything yet
+            with contextlib.suppress(OSError):  # the percentage has not been changed yet
                 told = (Path(self.directory) / _SHARE).read_text()
             if told != last:
                 last = told
@@ -148,11 +146,11 @@ class Member(NamedTuple):
             await asyncio.sleep(LOOK_SECONDS)
 
     def leave(self) -> None:
-        """Removes what is left of this process, and with the last one the directory.
+        """Removes this process's files, and the directory once it is empty.
 
-        That is the parent's to do, but for one that was killed.
+        The parent does so normally; this is for a parent that was killed.
         """
-        with contextlib.suppress(OSError):  # others are still there
+        with contextlib.suppress(OSError):  # other processes still use it
             (Path(self.directory) / _SHARE).unlink(missing_ok=True)
             self._mark(self.number).unlink(missing_ok=True)
             Path(self.directory).rmdir()
@@ -162,10 +160,10 @@ class Member(NamedTuple):
 
 
 class Processes:
-    """The parent of some processes, until it is told to stop.
+    """Runs several processes until it is told to stop.
 
-    command: that of a process, by its number. count: how many. was_ready: whether a process ever
-    was ready.
+    command: returns the command of a process, by its number. count: how many processes. was_ready:
+    returns whether a process has ever been ready.
     """
 
     def __init__(
@@ -182,7 +180,7 @@ class Processes:
         self._status = 0
 
     async def run(self) -> int:
-        """Runs them all until a signal ends them; returns the exit status."""
+        """Runs all processes until a signal ends them; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
@@ -191,7 +189,7 @@ class Processes:
         return self._status
 
     def _stop(self) -> None:
-        """Has all of them drain and end; asked again, at once."""
+        """Makes all processes drain and end; a second call makes them end at once."""
         self._stopping.set()
         self._forward(signal.SIGTERM)
 
@@ -201,7 +199,7 @@ class Processes:
                 process.send_signal(number)
 
     async def _keep(self, number: int) -> None:
-        """Starts one process, and anew whenever it ends."""
+        """Starts one process, and restarts it whenever it ends."""
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, random)
         while not self._stopping.is_set():
             began = time.monotonic()
@@ -211,7 +209,7 @@ class Processes:
                 return
             is_steady = time.monotonic() - began >= STEADY_SECONDS
             if status > 0 and not (is_steady or self._was_ready(number)):
-                # it has said why, and would say so again
+                # it has logged the reason, and would fail again
                 self._status = status
                 log.error("process %d does not start: stopping all others", number)
                 self._stop()
@@ -226,20 +224,20 @@ class Processes:
     async def _run(self, number: int) -> int:
         """Runs a process once.
 
-        Returns its status, below 0 where a signal ended it, or `CANNOT_START`.
+        Returns its exit status, negative if a signal ended it, or `CANNOT_START`.
         """
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command(number),
-                stdin=asyncio.subprocess.PIPE,  # ends with this process, however it ends
-                start_new_session=True,  # a terminal's signals come from here alone
+                stdin=asyncio.subprocess.PIPE,  # closed when this process ends, however it ends
+                start_new_session=True,  # only this process forwards a terminal's signals
             )
-        except OSError as error:  # no memory or no process is left: that may pass
+        except OSError as error:  # out of memory or processes: that may pass
             log.error("process %d cannot be started: %s", number, error.strerror)
             return CANNOT_START
         self._running[number] = process
         log.info("process %d of %d runs with pid %d", number, self._count, process.pid)
-        if self._stopping.is_set():  # it was told to stop before this one could be told
+        if self._stopping.is_set():  # stopped while this one was starting
             process.send_signal(signal.SIGTERM)
         try:
             return await process.wait()
@@ -259,7 +257,7 @@ async def serve(path: str, count: int) -> int:
     """Runs routers with one configuration file until a signal ends them; returns the exit status.
 
     Raises:
-        StartError: there is no directory that they could have in common.
+        StartError: no common directory can be created.
     """
     with _directory() as directory:
 
@@ -276,7 +274,7 @@ async def serve(path: str, count: int) -> int:
 
 @contextlib.contextmanager
 def _directory() -> Iterator[str]:
-    """A directory that only this user may use."""
+    """Creates a directory that only this user may use."""
     for place in (None, _SHARED_MEMORY):
         try:
             made = tempfile.TemporaryDirectory(

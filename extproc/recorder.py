@@ -1,13 +1,13 @@
-"""Records what passes, without prompts: one JSON line a request, in the format of Mooncake's trace.
+"""Records requests without their prompts, one JSON line each, in the format of Mooncake's trace.
 
-A line has when the request came, how long its prompt and its answer were, and a number for each
+A line has the time of the request, the lengths of its prompt and its answer, and a number for each
 block of the prompt. The numbers are keyed with a secret that is drawn when the router starts and
-never written: where all of a prompt up to a block's end is equal, the numbers are equal, and nobody
-without the secret can test what the prompt was.
+never written: prompts that are equal up to a block's end have equal numbers, and nobody without the
+secret can test what the prompt was.
 
-The event loop only puts requests into a queue. A thread hashes, writes, and replaces the file by a
-new one when it is old or large; one older file is kept. Where it cannot keep up, or cannot write,
-requests are not recorded, and counted.
+The event loop only puts requests into a queue. A thread hashes, writes, and starts a new file when
+the old one is old or large; one older file is kept. Requests that it cannot keep up with, or cannot
+write, are counted instead of recorded.
 """
 
 import contextlib
@@ -36,43 +36,43 @@ from kvstate.overlap import Prompt
 
 log = logging.getLogger("kvsteer.recorder")
 
-# How several processes of one router come by one secret: from their parent, in hexadecimal digits.
+# The variable by which the processes of one router get a common secret, in hexadecimal digits.
 SECRET_VARIABLE = "KVSTEER_RECORDER_SECRET"  # noqa: S105 - its name
 _SECRET_BYTES = 32
 
-# A block's number fits into 48 bits, so that every reader of JSON has room for it.
+# A block's number has 48 bits, so that every JSON parser can represent it.
 _NUMBER_BYTES = 6
 
 FLUSH_SECONDS = 0.25
 
-# Requests, and tokens of prompts, that wait for the thread; and requests under way.
+# Most requests and prompt tokens that wait for the thread, and most requests in flight.
 MAX_QUEUED = 16_384
 MAX_QUEUED_TOKENS = 16 * 1024 * 1024
 MAX_OPEN = 65_536
 
-# The older file, beside the one that is written.
+# Suffix of the older file.
 OLDER = ".old"
 
-# How long the end waits for the thread to write what is left.
+# How long closing waits for the thread to write the rest.
 _CLOSE_SECONDS = 2.0
 
-# What a line takes at most, and each number in it.
+# Largest size of a line without its numbers, and of each number.
 _LINE_BYTES, _ID_BYTES = 1024, 16
 
 # Why a request is not recorded.
 REASONS = ("queue_full", "disk", "no_tokens", "several_prompts", "failed")
 
-# Others are answered here.
+# Requests with other verdicts are answered by the router itself.
 _SERVED = (Verdict.STEER, Verdict.NO_OVERRIDE)
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One request as it is written.
+    """One recorded request.
 
-    timestamp: milliseconds since the file began, which is `began` in seconds since 1970.
-    output_length: 0 where it is not known. hash_ids: of blocks of block_size tokens, the last one
-    of what is left. cached_length: prompt tokens that the engine said it had; ttft_ms: to the first
-    byte of the answer; both only where they are known.
+    timestamp: milliseconds since the file was started at `began` (seconds since 1970).
+    output_length: tokens, 0 if unknown. hash_ids: one number for each block of block_size tokens;
+    the last block may be shorter. cached_length: cached prompt tokens that the engine reported.
+    ttft_ms: time to the first byte of the answer. Both are left out if unknown.
     """
 
     timestamp: int
@@ -87,7 +87,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 def drawn_secret(environment: Mapping[str, str]) -> bytes:
-    """Returns the secret that the parent process drew, or else a new one."""
+    """Returns the parent process's secret, or a new one."""
     with contextlib.suppress(ValueError):
         given = bytes.fromhex(environment.get(SECRET_VARIABLE, ""))
         if len(given) == _SECRET_BYTES:
@@ -96,12 +96,12 @@ def drawn_secret(environment: Mapping[str, str]) -> bytes:
 
 
 def share_secret(environment: MutableMapping[str, str]) -> None:
-    """Draws the secret of all processes that inherit this environment, in memory alone."""
+    """Puts a secret into this environment for all processes that inherit it."""
     environment[SECRET_VARIABLE] = drawn_secret(environment).hex()
 
 
 def hash_ids(secret: bytes, prompt: Prompt, block_size: int) -> list[int]:
-    """Returns a number for each block of a prompt, which stands for all up to the block's end."""
+    """Returns a number for each block of a prompt; it stands for all tokens up to its end."""
     state = blake2b(key=secret, digest_size=_NUMBER_BYTES)
     state.update(msgspec.msgpack.encode((prompt.model, prompt.lora, prompt.salt)))
     tokens = memoryview(prompt.tokens).cast("B")
@@ -114,7 +114,7 @@ def hash_ids(secret: bytes, prompt: Prompt, block_size: int) -> list[int]:
 
 
 class _Passing(Record, eq=False):
-    """A request under way. decision: kept, since its identity is what the request is known by."""
+    """A request in flight. decision: kept because its identity is the request's key."""
 
     decision: Decision
     prompt: Prompt | None
@@ -123,7 +123,7 @@ class _Passing(Record, eq=False):
 
 
 class _File:
-    """The file that is written, and the older one beside it. Only the thread uses it.
+    """The current file and the older one. Only the thread uses it.
 
     clock: seconds since 1970.
     """
@@ -139,9 +139,9 @@ class _File:
         self.began = 0.0
 
     def ready(self, size: int = 0) -> bool:
-        """Has a file to write so many bytes to, a new one where it is time.
+        """Prepares a file for so many more bytes; starts a new one if it is time.
 
-        Returns whether there is one, and they fit in.
+        Returns whether there is a file that they fit in.
         """
         if size > self._most_bytes:
             return False
@@ -157,7 +157,7 @@ class _File:
         return True
 
     def write(self, text: bytes) -> bool:
-        """Writes whole lines; returns whether they are there."""
+        """Writes complete lines; returns whether that succeeded."""
         try:
             written = os.write(self._descriptor, text)
             if written < len(text):
@@ -176,7 +176,7 @@ class _File:
         return True
 
     def close(self) -> None:
-        """Closes the file, which stays."""
+        """Closes the file, and keeps it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -186,10 +186,10 @@ class _File:
         with contextlib.suppress(FileNotFoundError):
             found = os.lstat(self._path)
             if not stat.S_ISREG(found.st_mode):
-                raise OSError(None, "is no file that can be replaced")
+                raise OSError(None, "is not a regular file")
             if found.st_size or self.began:
                 Path(self._path).replace(self._path + OLDER)
-            else:  # of a router that ended before anything passed
+            else:  # left by a router that ended before its first request
                 Path(self._path).unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
@@ -204,11 +204,11 @@ class _File:
 
 
 class Recorder:
-    """Records the requests of one router, which is asked to only where a file is configured.
+    """Records the requests of one router.
 
-    path: the file. secret: with which blocks are numbered. clock: seconds since 1970; monotonic: of
-    the times that it is given.
-    recorded: lines written. not_recorded: requests that were not, by the reason.
+    path: the file. secret: the key of the blocks' numbers. clock: seconds since 1970. monotonic: a
+    clock in seconds.
+    recorded: lines written. not_recorded: requests that were not recorded, by reason.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Recorder:
         self._open: dict[int, _Passing] = {}
         self._hashing: deque[_Passing] = deque()
         self._ended: deque[tuple[_Passing, Outcome | None]] = deque()
-        # each is counted by one thread alone
+        # each of the two is written by only one thread
         self._given_tokens = self._taken_tokens = 0
         self.recorded = 0
         self.not_recorded: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
@@ -240,12 +240,12 @@ class Recorder:
         self._thread.start()
 
     def close(self) -> None:
-        """Writes what is over, and ends the thread; requests under way are not recorded."""
+        """Writes the finished requests and ends the thread; requests in flight are not recorded."""
         self._stopping.set()
         self._thread.join(_CLOSE_SECONDS)
 
     def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
-        """Takes a request that came, as soon as it is decided where it goes."""
+        """Takes a request as soon as its worker is decided."""
         if decision.verdict not in _SERVED:
             self.not_recorded["failed"] += 1
             return
@@ -265,10 +265,10 @@ class Recorder:
         self._hashing.append(passing)
 
     def served(self, decision: Decision, endpoint: str) -> None:
-        """Nothing of that is recorded."""
+        """Does nothing: the worker that answered is not recorded."""
 
     def end(self, decision: Decision, outcome: Outcome | None) -> None:
-        """Takes the end of a request. outcome: None where its response was not shown to us."""
+        """Takes the end of a request. outcome: None if the proxy did not send its response."""
         passing = self._open.pop(id(decision), None)
         if passing is None:
             return
@@ -295,10 +295,10 @@ class Recorder:
 
     def _flush(self) -> None:
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        # what is over was given before, so that it is hashed now
+        # ended requests were queued for hashing before they ended, so all of them are hashed here
         while self._hashing:
             self._hash(self._hashing.popleft())
-            time.sleep(0)  # the event loop may have waited for its turn
+            time.sleep(0)  # let the event loop run
         self._file.ready()
         for passing, outcome in ended:
             self._write(passing, outcome)
@@ -318,7 +318,9 @@ class Recorder:
             return
         passing.numbers = array("Q", hash_ids(self._secret, prompt, self._block_size))
         self._taken_tokens += len(prompt.tokens)
-        passing.prompt = None  # its numbers stand for it, however long the answer takes
+        passing.prompt = (
+            None  # the numbers replace it, so that a long answer keeps no prompt in memory
+        )
 
     def _line(self, passing: _Passing, outcome: Outcome | None) -> Line:
         at = self._clock() - (self._monotonic() - passing.at)
@@ -340,19 +342,19 @@ class Recorder:
 
 
 class RecorderCollector(Collector):
-    """Shows what was recorded at every scrape."""
+    """Shows how many requests were recorded, at every scrape."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def collect(self) -> Iterator[Metric]:
-        """All families of the recorder."""
+        """Yields the recorder's metric families."""
         recorded = CounterMetricFamily(
             "kvsteer_recorded", "Requests written to recorder.file", self._recorder.recorded
         )
         dropped = CounterMetricFamily(
             "kvsteer_not_recorded",
-            "Requests that were not written to recorder.file, by the reason",
+            "Requests that were not written to recorder.file, by reason",
             labels=["reason"],
         )
         for reason, count in self._recorder.not_recorded_by_reason().items():

@@ -1,8 +1,8 @@
-"""Which modules of the request path run compiled: those that `compile_path.py` built, if it did.
+"""Chooses between the compiled request path, if `compile_path.py` built it, and plain Python.
 
-They lie apart from the sources, in `extproc/compiled/`, and are taken only as a whole, and only as
-long as they were built from the very sources that are here, for this Python: whoever edits one runs
-plain Python from then on, until it is compiled again. KVSTEER_REQUEST_PATH=plain leaves them alone.
+The compiled modules are in `extproc/compiled/`. Either all of them are used or none, and only if
+they were built for this Python from exactly these sources: after an edit plain Python runs until
+they are compiled again. KVSTEER_REQUEST_PATH=plain switches them off.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ _HERE = Path(__file__).resolve().parent
 
 
 class Choice(NamedTuple):
-    """What runs: is_compiled, or else why not, which is "" where nothing was compiled."""
+    """Whether the compiled modules run, and if not, why; the reason is "" if none were built."""
 
     is_compiled: bool
     reason: str = ""
 
     @property
     def name(self) -> str:
-        """Returns it in a word: compiled or plain."""
+        """Returns compiled or plain."""
         return "compiled" if self.is_compiled else "plain"
 
     def __str__(self) -> str:
@@ -32,12 +32,12 @@ class Choice(NamedTuple):
 
 
 def chosen(environment: str | None, here: Path = _HERE) -> Choice:
-    """Returns what is to run. environment: what KVSTEER_REQUEST_PATH says, None if nothing."""
+    """Returns the choice. environment: the value of KVSTEER_REQUEST_PATH, None if not set."""
     manifest = _manifest(here)
     if manifest is None:
         return Choice(is_compiled=False)
     if environment == "plain":
-        return Choice(is_compiled=False, reason="KVSTEER_REQUEST_PATH says so")
+        return Choice(is_compiled=False, reason="KVSTEER_REQUEST_PATH is set to plain")
     if manifest["suffix"] not in EXTENSION_SUFFIXES:
         return Choice(is_compiled=False, reason="compiled for another Python")
     for name, digest in manifest["sources"].items():
@@ -48,7 +48,7 @@ def chosen(environment: str | None, here: Path = _HERE) -> Choice:
 
 
 def take(choice: Choice, here: Path = _HERE) -> None:
-    """Has Python find the compiled modules before their sources, if they are to run."""
+    """Makes Python find the compiled modules before their sources, if they are chosen."""
     if not choice.is_compiled:
         return
     compiled = here / "compiled"

@@ -13,7 +13,7 @@ import msgspec
 from extproc.checking.self_check import Watched
 from extproc.config.schema import Config
 from extproc.errors import RequestError
-from extproc.observing.course import Course, Traces
+from extproc.observing.decisions import Course, Traces
 from extproc.observing.elsewhere import Deliveries, SteeringCollector, WarningLimit
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import (
@@ -24,6 +24,7 @@ from extproc.picking.decision import (
     Decision,
     Query,
 )
+from extproc.picking.disaggregation import may_split
 from extproc.picking.eligibility import ANY, Demand
 from extproc.picking.explain import DecisionLog, explanation
 from extproc.picking.load import Booking
@@ -45,7 +46,6 @@ from extproc.requests.request import (
     parse,
     why_unkeyed,
 )
-from extproc.requests.transfer_fields import may_split
 from extproc.tokenizing.prompt_tokens import AnyTokenizer, PromptTokens
 from extproc.workers.workers import Workers
 from kvstate.feeds.feed import State
@@ -60,10 +60,10 @@ def tell_fault(what: str, error: Exception) -> None:
     log.error(f"{what}\n%s", type(error).__name__, frames)  # noqa: G004 - a constant
 
 
-# Of a body with media: they are long here and few tokens there, a thousand or two.
+# How much of a body with media is weighed: media are long in it, but few tokens, a thousand or two.
 MEDIA_TEXT_BYTES = 8 * 1024
 
-# How a body says that it has a salt, which keeps its prompt apart from all without the same.
+# The key of a cache salt in a body: only prompts with the same salt share blocks.
 _SALT = b'"cache_salt"'
 
 # A request, and the model it is for.
@@ -71,16 +71,16 @@ Read = tuple[InferenceRequest, Served]
 
 
 class Queries:
-    """Turns any request into a query: reads its body and tokenizes its prompt."""
+    """Turns any request into a query: parses its body and tokenizes its prompt."""
 
     def __init__(self, models: Models, tokens: PromptTokens) -> None:
         self._models = models
         self._tokens = tokens
 
     async def of(self, ask: Ask, course: Course) -> Query:
-        """Returns what a request asks for; waits only for work that takes a millisecond or more.
+        """Returns the query for a request; waits only for work that takes a millisecond or more.
 
-        course: where the ends of its phases are noted.
+        course: notes the ends of the request's phases.
         """
         if ask.body is None:
             return _unread(ask)
@@ -96,7 +96,7 @@ class Queries:
         return query
 
     def _read(self, path: str, body: bytes) -> Read | Query:
-        """Returns a request and its model, or the query where the request cannot be keyed."""
+        """Returns a request and its model, or the query if the request cannot be keyed."""
         try:
             request = parse(path, body)
         except RequestError as error:
@@ -113,11 +113,11 @@ class Queries:
         served = self._models.find(model_of(body))
         if served is None:
             return Query(None, reason=reason, text=_text_of(body, reason))
-        # which salt it is, is not known
+        # the salt's value is not known
         return _by_text(served, body, reason, "" if _SALT in body else None)
 
     async def _large(self, path: str, body: bytes, course: Course) -> Query:
-        """Reads and tokenizes a large body in a thread, so that nobody else waits for it."""
+        """Parses and tokenizes a large body in a thread, so that no other request waits for it."""
         try:
             read, course.parsed_at = await self._tokens.apart(
                 lambda: self._read_and_tokenized(path, body, course), len(body)
@@ -133,7 +133,7 @@ class Queries:
     def _read_and_tokenized(
         self, path: str, body: bytes, course: Course
     ) -> tuple[Read | Query, float]:
-        """Returns the query, or the request if workers are to tokenize it; and when it was read."""
+        """Returns the query, or the request if workers tokenize it; and when it was parsed."""
         read = self._read(path, body)
         parsed_at = course.now()
         if isinstance(read, Query):
@@ -155,7 +155,7 @@ class Queries:
     def _untokenized(
         self, request: InferenceRequest, served: Served, body: bytes, error: Exception
     ) -> Query:
-        """Returns the query by text for a prompt without certain tokens, or none in time."""
+        """Returns the query by text for a prompt whose tokens are uncertain or late."""
         if not isinstance(error, RequestError | TimeoutError):
             return self.broken(error)
         reason = error.reason if isinstance(error, RequestError) else "deadline"
@@ -165,13 +165,13 @@ class Queries:
         return msgspec.structs.replace(query, reads_cache=False)
 
     def broken(self, error: Exception) -> Query:
-        """Returns the query for a request that met a fault of ours, which is logged."""
+        """Logs an error in KVSteer itself, and returns the query for the request that hit it."""
         tell_fault("decision failed with %s; the request is routed by load", error)
         return Query(self._models.default, reason="internal_error")
 
 
 def _by_text(served: Served, body: bytes, reason: str, salt: str | None) -> Query:
-    """Returns the query for a prompt that is known by its text. salt: "" if it is unknown."""
+    """Returns the query for a prompt that is compared by its text. salt: "" if it is unknown."""
     text = _text_of(body, reason)
     demand = ANY if served.lora is None else Demand(served.lora)
     return Query(served.model, reason=reason, text=text, lora=served.lora, salt=salt, demand=demand)
@@ -185,7 +185,7 @@ def _text_of(body: bytes, reason: str) -> bytes:
 
 
 def _unread(ask: Ask) -> Query:
-    """Returns the query for a request without a body, weighed by its length if that is known."""
+    """Returns the query for a request whose body is not read, weighed by its length if known."""
     if ask.reason == NOT_INFERENCE and not ask.wants_endpoint:
         return Query(None, reason=ask.reason, left_to_proxy=CALLS_NO_MODEL)
     if ask.reason in ("no_body", NOT_INFERENCE):
@@ -207,7 +207,7 @@ def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Q
     prompts = [Prompt(model, one, lora, request.cache_salt) for one in tokens]
     demand = ANY if lora is None else Demand(lora)
     if not request.reads_cache:
-        # the prompt is known and weighed, though nothing of it will be read from what a worker has
+        # the prompt is known and weighed, but the worker will not use its cache for it
         return Query(model, prompts, "reads_no_cache", demand=demand, reads_cache=False)
     forms = 0
     for one in request.prompts:
@@ -215,17 +215,17 @@ def _keyed(request: InferenceRequest, served: Served, tokens: list[Tokens]) -> Q
     return Query(model, prompts, demand=demand, answers=request.answers, forms=forms)
 
 
-# What of a body log_prompts shows.
+# How many bytes of a body log_prompts shows.
 LOGGED_BODY_BYTES = 4_096
 
 
-# Where a request goes; and its booking, if a worker was picked for a call of a model, which is to
-# be released when it is over. A plain pair: one is made for every request.
+# The decision for a request, and its booking if a worker was picked for a call of a model; the
+# caller releases the booking at the end. A plain tuple, since every request makes one.
 Routed = tuple[Decision, Booking | None]
 
 
 class Observer(Protocol):
-    """Watches requests; what fails in it is no fault of theirs."""
+    """Watches requests; its errors do not affect them."""
 
     def decided(self, decision: Decision, prompts: Sequence[Prompt]) -> None:
         """A decision was made."""
@@ -252,13 +252,13 @@ class Observers:
 
 
 class Router:
-    """Decides where requests go, and keeps the books of those under way.
+    """Decides where requests go, and accounts for those in flight.
 
-    tokenizers: by model; a model without one is routed by load, unless token ids are sent.
-    traces: what records the decisions' spans, None where they are not traced; `is_traced` says
-    whether they are. observer: is shown the decisions, and which endpoint answered.
-    steering: how many requests are steered. unsteered: those that were not, by model. deliveries:
-    whether those that were reached their workers.
+    tokenizers: by model; requests for other models are routed by load, unless they have token ids.
+    traces: records the decisions' spans; None if requests are not traced. observer: gets the
+    decisions, and which endpoint answered.
+    steering: the percentage of steered requests. unsteered: requests that were not, by model.
+    deliveries: whether steered requests reached their workers.
     """
 
     def __init__(
@@ -299,11 +299,11 @@ class Router:
     async def route(self, ask: Ask, traceparent: str = "") -> Routed:
         """Decides where a request goes, and books it there; never fails, whatever the request is.
 
-        It waits only for work that takes a millisecond or more, and first of all yields None then:
-        until that point it may be driven by `send(None)`, without a task. A request that calls no
-        model is counted, but is no worker's load and not shown to observers.
+        It waits only for work that takes a millisecond or more, and yields None before it does:
+        until then `send(None)` can drive it without a task. A request that calls no model is
+        counted, but adds to no worker's load and is not shown to observers.
 
-        traceparent: of the trace that the request belongs to, "" if there is none.
+        traceparent: the trace that the request belongs to, "" if none.
         """
         course = Course(self._monotonic, traceparent)
         if self._config.log_prompts and ask.body is not None:
@@ -323,7 +323,7 @@ class Router:
         self._tell(decision, course)
         self._decisions.tell(decision, course.trace.trace_id)
         self._show(decision, query)
-        # last: what fails before it leaves no load behind that nobody would release
+        # last: a failure before it must leave no load behind that nobody releases
         if not decision.is_steered:
             self.unsteered[decision.model] += 1
             booking = self.placing.note(decision, now)
@@ -338,7 +338,7 @@ class Router:
         return decision, booking
 
     async def explain(self, head: Head, body: bytes) -> dict[str, Any]:
-        """Returns the answer of POST /explain: the decision for a request, without any effect."""
+        """Returns the answer of POST /explain: the decision for a request, without side effects."""
         ask = Ask(head, body)
         unkeyed = why_unkeyed(head.method, head.path)
         if unkeyed:
@@ -362,7 +362,7 @@ class Router:
         return self._compared.get(booking)
 
     def served(self, decision: Decision, booking: Booking, endpoint: str) -> None:
-        """Notes which endpoint answered a request, as the response tells."""
+        """Notes which endpoint answered a request, according to its response."""
         if self._observer is not None:
             self._observer.served(decision, endpoint)
         if not decision.is_steered:
@@ -388,7 +388,7 @@ class Router:
             )
 
     def found(self, decision: Decision, booking: Booking, endpoint: str) -> None:
-        """Notes which endpoint a request went to that is not steered."""
+        """Notes the endpoint to which an unsteered request went."""
         names = [one.name for one in decision.workers if one.endpoint == endpoint]
         if names:
             self.placing.found(booking, decision, names[0], endpoint, self._monotonic())
@@ -397,9 +397,9 @@ class Router:
             self.placing.loads.end(booking, self._monotonic())
 
     def any_endpoint(self, decision: Decision, booking: Booking) -> str:
-        """Returns an endpoint by chance, and books a request there that is not steered.
+        """Returns a random endpoint for an unsteered request, and books the request there.
 
-        For proxies that must be given one.
+        For proxies that need an endpoint from the router.
         """
         rows = zip(decision.workers, decision.excluded, strict=True)
         able = [one.endpoint for one, why in rows if why in ("", OVER_LIMIT)]
@@ -408,7 +408,7 @@ class Router:
         return endpoint
 
     def undelivered(self) -> str:
-        """Why too few steered requests reached their workers lately, in words; "" if enough did."""
+        """Returns why too few steered requests reached their workers lately, "" if enough did."""
         return self.deliveries.fault(self._monotonic(), self._workers.why_astray)
 
     def steering_status(self) -> dict[str, Any]:
@@ -423,11 +423,11 @@ class Router:
         }
 
     def answered_elsewhere(self, booking: Booking, worker: str, endpoint: str) -> None:
-        """Moves the load of a request that another worker than the picked one answers.
+        """Moves the load of a request to the worker that answers it instead of the picked one.
 
-        worker: "" where it is none of ours; then nobody has the request's load.
+        worker: "" if the endpoint is no known worker's; then the load is removed.
         """
-        self._unwatch(booking)  # the picked worker's events tell nothing of this request
+        self._unwatch(booking)  # the picked worker's events say nothing about this request
         if worker:
             self.placing.move(booking, worker, endpoint, self._monotonic())
         else:
@@ -435,11 +435,11 @@ class Router:
             self.placing.loads.end(booking, self._monotonic())
 
     def wants_status(self) -> bool:
-        """Returns whether the next response is worth a look, where none need be shown to us."""
+        """Returns whether to ask the proxy for the next response, if it need not send any."""
         return self.placing.wants_status()
 
     def answered(self, booking: Booking, status: int, served: str) -> None:
-        """Notes that a response began. served: the endpoint that sent it, "" if not told."""
+        """Notes that a response began. served: the endpoint that sent it, "" if unknown."""
         if status >= FIRST_FAILURE and (watched := self._watched.pop(booking, None)):
             self._workers.checks.refused(watched)
         seconds = self.placing.answered(booking, status, served, self._monotonic())
@@ -452,7 +452,7 @@ class Router:
             log.info("worker at %s answers again and is no longer ejected", booking.endpoint)
 
     def in_flight(self, endpoint: str) -> int:
-        """Returns how many requests are under way on an endpoint."""
+        """Returns how many requests are in flight on an endpoint."""
         return self._workers.in_flight(endpoint)
 
     def close(self) -> None:
@@ -460,10 +460,10 @@ class Router:
         self._tokens.close()
 
     async def _side(self, ask: Ask) -> tuple[int, bool]:
-        """The hash of a request's conversation, 0 if it is not known, and whether it is steered.
+        """Returns the hash of a request's conversation, 0 if unknown, and whether it is steered.
 
-        It waits where the body takes a millisecond or more to read. What calls no model is none of
-        this.
+        It waits if the body takes a millisecond or more to parse. Requests that call no model count
+        as steered.
         """
         if ask.reason == NOT_INFERENCE:
             return 0, True
@@ -473,14 +473,14 @@ class Router:
             if is_light(body):
                 beginning = beginning_of(path, body)
             else:
-                with suppress(TimeoutError, RequestError):  # then chance decides
+                with suppress(TimeoutError, RequestError):  # then the side is random
                     read = lambda: beginning_of(path, body)  # noqa: E731 - it is short
                     beginning = await self._tokens.apart(read, len(body))
         conversation = hash_of(beginning)
         return conversation, self.steering.steers(conversation, self._rng.random())
 
     async def _decide_side(self, ask: Ask, query: Query, course: Course) -> tuple[Decision, Query]:
-        """Decides where some requests are not steered: these would go somewhere as a whole."""
+        """Decides if only some requests are steered; unsteered ones are never split."""
         conversation, is_steered = await self._side(ask)
         if not is_steered:
             query = msgspec.structs.replace(query, may_split=False)
@@ -519,7 +519,7 @@ class Router:
         )
 
     def _told_of(self, decision: Decision, query: Query) -> Prompt | None:
-        """The prompt if the feed of the worker that computes it will tell when it is computed."""
+        """Returns the prompt if its worker's feed will announce when it is computed, else None."""
         prompts = query.prompts
         if not self._learns or len(prompts) != 1 or not query.reads_cache:
             return None
@@ -530,7 +530,7 @@ class Router:
         if overlap is not None:
             size, tiers, uncertain, _ = overlap
             if sum(tiers) + uncertain >= (len(prompts[0].tokens) - 1) // size:
-                return None  # all that can be reused is there
+                return None  # all usable blocks are cached already
         return prompts[0]
 
     def _unwatch(self, booking: Booking) -> None:
@@ -539,7 +539,7 @@ class Router:
             self._workers.checks.ended(watched)
 
     def _watch(self, decision: Decision, query: Query, booking: Booking) -> None:
-        """Has the engine's tokens for a request compared with ours, if they are any evidence."""
+        """Starts comparing the engine's tokens for a request with KVSteer's, if they can differ."""
         prompts, checks, watched = query.prompts, self._workers.checks, None
         try:
             checks.placed(decision.worker, prompts)
@@ -553,7 +553,7 @@ class Router:
             self._watched[booking] = watched
 
     def _show(self, decision: Decision, query: Query) -> None:
-        """Shows a decision to the observer; what fails in it is no fault of the request."""
+        """Shows a decision to the observer, whose errors do not affect the request."""
         try:
             if self._observer is not None:
                 self._observer.decided(decision, query.prompts)

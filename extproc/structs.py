@@ -1,27 +1,27 @@
-"""The kinds of values that compiled modules define: mypyc ignores the keywords of a class.
+"""Base classes of the values in compiled modules: mypyc ignores the keywords of a class.
 
-What a msgspec.Struct is to be (frozen, unknown to the garbage collector) is then inherited alone.
-The keywords are written all the same: plain Python and mypy read them.
+There, the options of a msgspec.Struct (frozen, unknown to the garbage collector) take effect only
+if they are inherited. The keywords are still written for plain Python and mypy.
 """
 
 import msgspec
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """A value that does not change."""
+    """An immutable value."""
 
 
 class Light(msgspec.Struct, frozen=True, gc=False):
-    """A value that does not change, and that no circle of references can go through."""
+    """An immutable value that can be in no reference cycle."""
 
 
 class Alone(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """As `Light`, and equal to nothing but itself."""
+    """Like `Light`, but equal only to itself."""
 
 
 class Record(msgspec.Struct, eq=False):
-    """An object that changes, and is equal to nothing but itself."""
+    """A mutable object, equal only to itself."""
 
 
 class LightRecord(msgspec.Struct, eq=False, gc=False):
-    """As `Record`, and no circle of references can go through it."""
+    """Like `Record`, and in no reference cycle."""

@@ -1,4 +1,4 @@
-"""What commands show on a terminal: harmless text, tables, and an explained request."""
+"""Terminal output of commands: text without control codes, tables, and an explained request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,19 +7,19 @@ Row = Sequence[str]
 
 
 def plain(text: object) -> str:
-    """Returns the text without characters that a terminal would obey."""
+    """Returns the text without a terminal's control characters."""
     return "".join(one if one.isprintable() else "?" for one in str(text))
 
 
 def cut(line: str, columns: int) -> str:
-    """Returns the line, or what fits into so many columns of it and a mark."""
+    """Returns the line, shortened to so many columns with a mark at its end if needed."""
     return line if len(line) <= columns else f"{line[: columns - 1]}~"
 
 
 def table(heads: Row, rows: Sequence[Row], sides: str) -> list[str]:
-    """Returns lines in columns as wide as their contents, the last one left open.
+    """Returns the lines of a table with columns as wide as their contents; the last is not padded.
 
-    sides: < or > for each column.
+    sides: < (left) or > (right) for each column.
     """
     widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
     return [
@@ -57,7 +57,7 @@ def explained(told: Mapping[str, Any]) -> list[str]:
         lines.append(f"... and {len(ranked) - MAX_CANDIDATES} more; --json has all of them")
     if rows:
         unit = "HOLDS and the other columns count tokens"
-        lines += ["", f"{unit}; COST is COMPUTE + QUEUED + RUNNING, and the least wins."]
+        lines += ["", f"{unit}; COST is COMPUTE + QUEUED + RUNNING; the lowest wins."]
         if told["policy"] != "cost":
             lines[-1] += f" This was decided by the policy {plain(told['policy'])}."
     return lines
@@ -92,11 +92,11 @@ def _because(told: Mapping[str, Any], first: Mapping[str, Any]) -> str:
         "speculative_overlap": f"a request under way there will leave {first['speculative_tokens']}"
         f" {whole} in its cache",
         "approximate_overlap": f"it was sent {first['approximate_tokens']} {whole} before",
-        "nothing_cached": f"no worker holds any {whole}, and it has the least to do",
+        "nothing_cached": f"no worker holds any {whole}, and it has the least load",
     }
     if reason.startswith("policy_"):
-        return f"the policy {reason.removeprefix('policy_')} chose it, which looks at no cache"
-    unknown = f"its load decided, since the prompt's tokens are not known ({reason})"
+        return f"the policy {reason.removeprefix('policy_')} chose it, and it ignores caches"
+    unknown = f"load alone decided, since the prompt's tokens are not known ({reason})"
     return words.get(reason, unknown)
 
 
@@ -118,7 +118,7 @@ def _candidate(one: Mapping[str, Any], place: int | None) -> Row:
     if one["excluded"]:
         notes.append(f"not possible: {one['excluded']}")
     elif not one["sampled"]:
-        notes.append("not looked at: chance left it out")
+        notes.append("not compared: not in the random sample")
     kinds = {kind: one[f"{kind}_tokens"] for kind in ("uncertain", "speculative", "approximate")}
     notes += [f"{tokens} {kind}" for kind, tokens in kinds.items() if tokens]
     numbers = ["-"] * 4

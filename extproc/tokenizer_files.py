@@ -1,5 +1,6 @@
 """Finds the files of a model's tokenizer on this machine."""
 
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """A tokenizer.json, and the directory with the model's other small files."""
+    """The path of a tokenizer.json; the model's other small files are in the same directory."""
 
     tokenizer: Path
 
     @property
     def directory(self) -> Path:
-        """The directory of tokenizer_config.json and the chat templates."""
+        """Returns the directory with tokenizer_config.json and the chat templates."""
         return self.tokenizer.parent
 
     @classmethod
@@ -25,20 +26,21 @@ class TokenizerFiles:
 
         Raises:
             FileNotFoundError: they are not there; says where it looked.
+            PermissionError: this process may not read them.
         """
-        directory = Path(source)
-        if directory.is_file():
-            return cls(directory)
-        if not directory.is_dir():
-            directory = _cached_snapshot(source)
-        tokenizer = directory / "tokenizer.json"
+        tokenizer = Path(source)
         if not tokenizer.is_file():
-            raise FileNotFoundError(f"no tokenizer.json in {directory}")
+            directory = tokenizer if tokenizer.is_dir() else _cached_snapshot(source)
+            tokenizer = directory / "tokenizer.json"
+            if not tokenizer.is_file():
+                raise FileNotFoundError(f"no tokenizer.json in {directory}")
+        if not os.access(tokenizer, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tokenizer))
         return cls(tokenizer)
 
 
 def _cached_snapshot(hub_id: str) -> Path:
-    """Returns the revision that `main` names in the local Hugging Face cache."""
+    """Returns the directory of the revision `main` in the local Hugging Face cache."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
     repository = cache / f"models--{hub_id.replace('/', '--')}"

@@ -18,13 +18,13 @@ from extproc.config.sections import ALL_PERCENT
 from extproc.errors import StartError
 from extproc.terminal import Row, cut, plain, table
 
-# Below this many columns, what is least needed is left out; from WIDE on, decisions say why.
+# Below NARROW columns, the least important ones are left out; from WIDE on, decisions have reasons.
 NARROW = 72
 WIDE = 120
 LEAST = 32
 REFRESH_SECONDS = 2.0
 
-# Without a terminal, as many decisions as are of use in a report.
+# How many decisions are shown without a terminal.
 DECISIONS_ONCE = 20
 
 # ECMA-48: cursor to the top left; erase to the end of the line, of the screen; another screen, and
@@ -32,7 +32,7 @@ DECISIONS_ONCE = 20
 _HOME, _END_OF_LINE, _END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _OTHER_SCREEN, _SCREEN_AGAIN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
-# In the last line of a terminal.
+# The last line on a terminal.
 KEYS = "q quits  ? explains"
 
 HELP = """\
@@ -45,7 +45,7 @@ HIT      of the prompt tokens sent there in 15 minutes, the share that the
          worker certainly held
 
 HELD     prompt tokens that the picked worker certainly held
-REASON   overlap: it holds the beginning of the prompt; nothing_cached: nobody
+REASON   overlap: it holds the prefix of the prompt; nothing_cached: nobody
          does, so the least busy one was picked; docs/metrics.md has the others
 
 q        quits, as Ctrl-C does
@@ -66,7 +66,7 @@ def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
         columns = shutil.get_terminal_size().columns if out.isatty() else 200
         print("\n".join(_asked(admin, (columns, 0))), file=out)
         return 0
-    _asked(admin, (80, 24))  # a wrong URL is told in one line, and not on the other screen
+    _asked(admin, (80, 24))  # report a wrong URL in one line, not on the alternate screen
     helps = False
     with contextlib.suppress(KeyboardInterrupt), _keyboard() as keyboard:
         out.write(_OTHER_SCREEN)
@@ -81,9 +81,9 @@ def run(admin: str, *, once: bool, out: TextIO | None = None) -> int:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[int | None]:
-    """Yields standard input as a descriptor that gives each key at once; None if it is no terminal.
+    """Yields a descriptor of standard input that delivers each key at once; None if no terminal.
 
-    The terminal is as it was before when the block ends.
+    The terminal's settings are restored when the block ends.
     """
     try:
         keyboard = sys.stdin.fileno()
@@ -99,14 +99,14 @@ def _keyboard() -> Iterator[int | None]:
 
 
 def _drawn(admin: str, out: TextIO, keyboard: int | None, *, helps: bool) -> str:
-    """Draws, and waits; returns the key that was pressed meanwhile, "" for none."""
+    """Draws the screen and waits; returns the key that was pressed meanwhile, "" if none."""
     _draw(admin, out, helps=helps)
     if keyboard is None:
         time.sleep(REFRESH_SECONDS)
         return ""
     if not select.select([keyboard], [], [], REFRESH_SECONDS)[0]:
         return ""
-    # at the end of the input, as when the terminal was closed, there is nothing to wait for
+    # at the end of input, as after the terminal was closed, do not wait
     return os.read(keyboard, 64).decode(errors="replace")[:1] or "q"
 
 
@@ -137,7 +137,7 @@ def _asked(admin: str, size: tuple[int, int]) -> list[str]:
         )
         return [lines[0], *_steering(steering), *lines[1:]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise StartError(f"top: {admin}: answers otherwise than this version does") from error
+        raise StartError(f"top: {admin}: its answer does not match this version") from error
 
 
 def screen(
@@ -151,9 +151,9 @@ def screen(
 ) -> list[str]:
     """Returns the lines to show.
 
-    workers, decisions: as GET /workers and GET /decisions give them, the oldest decision first.
-    size: columns and lines of the terminal; 0 lines for no limit. routers: as GET /routers gives
-    them, None where nothing is shared. history: as GET /history gives it.
+    workers, decisions: the answers of GET /workers and GET /decisions, the oldest decision first.
+    size: columns and lines of the terminal; 0 lines for no limit. routers: the answer of GET
+    /routers, None if nothing is shared. history: the answer of GET /history.
     """
     columns, lines = max(size[0], LEAST), size[1]
     summary = _summary(workers, events_enabled=events_enabled)
@@ -183,11 +183,11 @@ def _summary(workers: Sequence[Mapping[str, Any]], *, events_enabled: bool) -> s
 
 
 def _routers(told: Mapping[str, Any] | None) -> list[str]:
-    """Returns a line on the other routers; none where nothing is shared."""
+    """Returns a line about the other routers; none if nothing is shared."""
     if told is None:
         return []
     if told["alone"]:
-        return [f"ROUTERS NOT HEARD, decides alone: {plain(told['alone'])}"]
+        return [f"NO OTHER ROUTER REACHED, decides alone: {plain(told['alone'])}"]
     others = [
         f"{plain(one['name'])} ({one['age_ms']:.0f} ms ago, {one['in_flight']} in flight)"
         for one in told["routers"]
@@ -196,14 +196,14 @@ def _routers(told: Mapping[str, Any] | None) -> list[str]:
 
 
 def _steering(told: Mapping[str, Any]) -> list[str]:
-    """Returns lines on what is steered; none where all of it is, and arrives."""
+    """Returns lines about steering; none if all requests are steered and reach their workers."""
     left = told["percent"] < ALL_PERCENT
-    lines = [f"STEERS {told['percent']:g} % of the requests, the proxy chooses for the others"]
+    lines = [f"STEERS {told['percent']:g} % of the requests; the proxy chooses for the others"]
     return [*(lines if left else []), *([plain(told["fault"])] if told["fault"] else [])]
 
 
 def _rate(series: Mapping[str, Any] | None) -> str:
-    """Returns the hit rate of a history, "-" where there were no prompts."""
+    """Returns the hit rate of a history, "-" if there were no prompts."""
     told = series or {"prompt_tokens": (), "predicted_tokens": ()}
     tokens, held = (sum(filter(None, told[f"{kind}_tokens"])) for kind in ("prompt", "predicted"))
     return f"{held / tokens:.0%}" if tokens else "-"
@@ -250,13 +250,13 @@ def _worker(worker: Mapping[str, Any], columns: int, rate: str) -> Row:
 
 
 def _place(name: str, endpoint: str, columns: int) -> str:
-    """Returns a worker's name, with its address where that is another and there is room."""
+    """Returns a worker's name, and its address if that differs and there is room."""
     beside = f" ({endpoint})" if endpoint and endpoint != name and columns >= WIDE else ""
     return plain(f"{name}{beside}")
 
 
 def _speed(speed: Mapping[str, Any]) -> str:
-    """What was learned of a worker's speed, and what its cost takes it for; "" for nothing."""
+    """Returns a worker's learned speed, and the one used for its cost; "" if none was learned."""
     if not speed["confidence"]:
         return ""
     own, used = speed["tokens_per_second"], speed["used_tokens_per_second"]
@@ -286,11 +286,11 @@ def _decision(told: Mapping[str, Any], columns: int) -> Row:
         worker += f", prompt by {plain(told['prefill'])}"
     if not told["steered"]:
         worker += " (not steered)"
-    if told["served"]:  # else nobody told, and a pick is no more than that
+    if told["served"]:  # otherwise it is not known who answered
         answered = told["served"] == first
         worker += ", answered" if answered else f", {plain(told['served'])} answered"
     held, whole = told["predicted_tokens"], told["weighed_tokens"]
     rate = f"{held / whole:.0%}" if whole else "-"
-    # what stands in the columns before is not said again
+    # the earlier columns already show this part
     why = told["why"].removeprefix(f"{told['policy']}: {first} is expected to ")
     return [at, worker, f"{held}/{whole}", rate, plain(told["reason"]), plain(why)]

@@ -1,8 +1,8 @@
-"""Edits a YAML or JSON text in place: every byte that is not edited stays, comments included.
+"""Edits a YAML or JSON text in place: every other byte stays, comments included.
 
-Places come from the marks of PyYAML's parser, and new text is written as its surroundings are: in
-block style with their indentation, or in flow style, which is JSON. The result is parsed again and
-compared with the same edits made to the values, so a text that came out otherwise is never
+Positions come from the marks of PyYAML's parser. New text is written in the style of its
+surroundings: in block style with their indentation, or in flow style, which is JSON. The result is
+parsed again and compared with the same edits made to the values, so that a wrong result is never
 returned.
 """
 
@@ -17,7 +17,7 @@ from extproc.errors import ConfigError
 
 MAX_CHARACTERS = 1024 * 1024
 
-# With every alias replaced by what it stands for.
+# How many values a text may have, with every alias replaced by its value.
 MAX_NODES = 200_000
 
 KeyPath = tuple[str | int, ...]
@@ -29,7 +29,7 @@ _COLLECTIONS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
 class _Edit(NamedTuple):
-    """A new text for a range; of two at one place the deeper column comes first."""
+    """A new text for a range; of two edits at one position, the deeper column comes first."""
 
     start: int
     order: int
@@ -38,7 +38,7 @@ class _Edit(NamedTuple):
 
 
 class _Change(NamedTuple):
-    """The same edit made to values; key: of a mapping or a place in a list; old: a key to go."""
+    """The same edit for the values; key: a mapping's key or a list index; old: a key to remove."""
 
     path: KeyPath
     key: str | int
@@ -47,7 +47,7 @@ class _Change(NamedTuple):
 
 
 class _Composer(yaml.SafeLoader):
-    """Composes nodes, and gives each alias marks of its own."""
+    """Composes nodes, and gives each alias its own marks."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -68,14 +68,14 @@ class _Composer(yaml.SafeLoader):
 
 
 class YamlText:
-    """A text with one document, its values, and the edits to make to it."""
+    """A text with one document, its values, and its pending edits."""
 
     def __init__(self, text: str, name: str) -> None:
-        """Parses the text; name: the file's, for messages.
+        """Parses the text; name: the file's name, for messages.
 
         Raises:
-            ConfigError: it is too large, no YAML, more than one document, or uses what would be
-                ambiguous here: merge keys, keys given twice, tags.
+            ConfigError: it is too large, not YAML, or more than one document, or has merge keys,
+                duplicate keys or tags, which would make edits ambiguous.
         """
         self._text, self._name = text, name
         self._newline = "\r\n" if "\r\n" in text else "\n"
@@ -100,11 +100,11 @@ class YamlText:
         self._changes: list[_Change] = []
 
     def refuse(self, where: str, why: str) -> NoReturn:
-        """Raises the error that names the file and the place in it."""
+        """Raises an error that names the file and the place in it."""
         raise ConfigError([": ".join(part for part in (self._name, where, why) if part)])
 
     def put(self, path: KeyPath, key: str, value: object, comment: str = "") -> None:
-        """Adds a key to a mapping that has none of this name, or has it without a value.
+        """Adds a key to a mapping that lacks it, or has it without a value.
 
         comment: written above it in block style.
         """
@@ -120,7 +120,7 @@ class YamlText:
         self._changes.append(_Change(path, key, None, value))
 
     def replace(self, path: KeyPath, old: str, key: str, value: object) -> None:
-        """Puts another entry in the place of one."""
+        """Replaces an entry by another one."""
         node = self._at(path)
         (found, there) = next(pair for pair in node.value if pair[0].value == old)
         start = found.start_mark.index
@@ -129,14 +129,14 @@ class YamlText:
         else:
             text = _block({key: value}, found.start_mark.column).strip()
         end = max(_end_of(there).index, found.end_mark.index + 1)
-        if not node.flow_style:  # a comment on the entry that goes, goes with it
+        if not node.flow_style:  # a comment at the end of the removed entry is removed too
             comment = re.compile(r"[ \t]*#.*").match(self._text, end)
             end = comment.end() if comment else end
         self._edit(start, end, text, 0)
         self._changes.append(_Change(path, key, old, value))
 
     def insert(self, path: KeyPath, place: int, value: object, comment: str = "") -> None:
-        """Adds an item to a list, before the item at a place or at the end."""
+        """Inserts an item into a list, before the item at this index or at the end."""
         node = self._at(path)
         is_last = place == len(node.value)
         if node.flow_style and is_last:
@@ -158,7 +158,7 @@ class YamlText:
         """Returns the text with all edits.
 
         Raises:
-            ConfigError: the text has a form in which the edits would have changed something else.
+            ConfigError: the edits would have changed something else in this text.
         """
         parts, last = [], 0
         for edit in sorted(self._edits, key=lambda one: (one.start, one.order)):
@@ -174,7 +174,7 @@ class YamlText:
         return text
 
     def _changed(self) -> Any:  # noqa: ANN401 - values of a file
-        """Returns the values with all edits; insertions last, from the back of each list."""
+        """Returns the values with all edits; inserts last, from the back of each list."""
         value = copy.deepcopy(self.value)
         puts = [one for one in self._changes if isinstance(one.key, str)]
         inserts = [one for one in self._changes if isinstance(one.key, int)]
@@ -195,7 +195,7 @@ class YamlText:
         """Returns the node at a path.
 
         Raises:
-            ConfigError: it stands in several places, by an anchor.
+            ConfigError: an anchor uses it in several places.
         """
         node: Any = self._root
         for number in range(len(path) + 1):
@@ -225,7 +225,7 @@ class YamlText:
         self._edit(at, at, separator + key + self._flow(value, start), 0)
 
     def _add_block(self, end: yaml.Mark, value: object, column: int, comment: str) -> None:
-        """Adds lines after the line on which a place is."""
+        """Adds lines after the line of a position."""
         index = end.index
         line = self._text.rfind("\n", 0, index) + 1
         if self._text[line:index].strip():
@@ -240,7 +240,7 @@ class YamlText:
         self._edits.append(_Edit(start, order, end, text.replace("\n", self._newline)))
 
     def _flow(self, value: object, at: int) -> str:
-        """Returns JSON, over several lines where what stands at an index begins one."""
+        """Returns JSON, on several lines if the text at an index begins a line."""
         alone = self._alone_before(at)
         if not alone:
             return _json(value)
@@ -248,12 +248,12 @@ class YamlText:
         return _json(value, step).replace("\n", f"\n{alone}")
 
     def _alone_before(self, index: int) -> str:
-        """Returns the indentation of what stands at an index, empty if it begins no line."""
+        """Returns the indentation of the text at an index, empty if it does not begin a line."""
         before = self._text[self._text.rfind("\n", 0, index) + 1 : index]
         return "" if before.strip() else before
 
     def _dash_of(self, item: Any) -> tuple[int, int]:  # noqa: ANN401
-        """Returns where the line of an item begins, and the column of its dash."""
+        """Returns the start of an item's line, and the column of its dash."""
         index = item.start_mark.index
         line = self._text.rfind("\n", 0, index) + 1
         dash = re.fullmatch(r"( *)- +", self._text[line:index])
@@ -262,7 +262,7 @@ class YamlText:
         return line, len(dash[1])
 
     def _above_comments(self, line: int, column: int) -> int:
-        """Returns where the comments begin that stand right above a line."""
+        """Returns the start of the comments right above a line."""
         while line:
             above = self._text.rfind("\n", 0, line - 1) + 1
             if not self._text[above:line].startswith(" " * column + "#"):
@@ -271,11 +271,11 @@ class YamlText:
         return line
 
     def _size(self, node: yaml.Node) -> int:
-        """Counts a node with all in it, each alias with what it stands for; refuses circles."""
+        """Counts a node and everything in it, with aliases replaced; refuses circles."""
         found = self._sizes.get(id(node.value))
         if isinstance(node, yaml.CollectionNode):
             if found == 0:
-                self.refuse("", "an anchor holds itself")
+                self.refuse("", "an anchor contains itself")
             if found is None:
                 self._sizes[id(node.value)] = 0  # under way
                 found = 1 + sum(map(self._size, _children(node)))
@@ -286,7 +286,7 @@ class YamlText:
         return size
 
     def _value(self, node: yaml.Node) -> object:
-        """Returns the values of a node; what has a type that Envoy does not know stays text."""
+        """Returns the values of a node; values of types that Envoy does not know stay text."""
         where = f"line {node.start_mark.line + 1}"
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, where)
@@ -301,7 +301,7 @@ class YamlText:
                 if key.tag == _MERGE:
                     self.refuse(where, "merge keys (<<) cannot be edited; write them out")
                 if not isinstance(key, yaml.ScalarNode):
-                    self.refuse(where, "a key that is no text")
+                    self.refuse(where, "a key that is not text")
                 if key.value in value:
                     self.refuse(where, f"has the key {key.value[:80]!r} twice")
                 value[key.value] = self._value(one)
@@ -324,7 +324,7 @@ class YamlText:
 
 
 def _without_tabs(text: str) -> str:
-    """Returns JSON with spaces for its tabs, which YAML does not take; other texts unchanged."""
+    """Returns JSON with its tabs, which YAML refuses, as spaces; other texts unchanged."""
     if "\t" not in text:
         return text
     try:
@@ -351,7 +351,7 @@ def _found(pairs: list[tuple[yaml.Node, yaml.Node]], key: str) -> yaml.Node:
 
 
 def _end_of(node: Any) -> yaml.Mark:  # noqa: ANN401
-    """Returns where the last thing in a node ends: a block's own mark is behind later comments."""
+    """Returns the end of the last value in a node: a block's own mark is after later comments."""
     while isinstance(node, yaml.CollectionNode) and not node.flow_style:
         node = _children(node)[-1]
     end: yaml.Mark = node.end_mark
@@ -364,11 +364,11 @@ def _block(value: object, column: int, comment: str = "") -> str:
     return "".join(f"{' ' * column}{line}\n" for line in lines)
 
 
-# What JSON has in strings as it is, and YAML does not (YAML 1.1, 5.1: c-printable).
+# Characters that JSON strings may contain, but YAML may not (YAML 1.1, 5.1: c-printable).
 _UNPRINTABLE = re.compile("[\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 
 def _json(value: object, indent: int | str | None = None) -> str:
-    """Returns a value as JSON that is YAML, too."""
+    """Returns a value as JSON that is also YAML."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -1,1 +1,1 @@
-"""What the workers hold: their KV-cache events, the feeds that carry them, and the block index."""
+"""The workers' caches: their KV-cache events, the feeds that carry them, and the block index."""

@@ -1,4 +1,4 @@
-"""Errors, as one tree; each name says who is at fault.
+"""The tree of errors; each name says who is at fault.
 
 KVSteerError
 ├── PeerError           its text may hold what a peer said: it is made fit to be shown
@@ -10,6 +10,7 @@ KVSteerError
     ├── DiscoveryError  a source of workers cannot be asked now
     ├── ProtocolError   the proxy broke the ext_proc protocol, or speaks another dialect
     └── StartError      this machine refuses something: a port, a file, a permission
+        └── ExtraError  a feature's packages are not installed
 """
 
 
@@ -21,9 +22,9 @@ MAX_PEER_TEXT = 200
 
 
 def printable(text: str, limit: int = MAX_PEER_TEXT) -> str:
-    """What a peer said, fit for a log and a page: one line that prints, of so many characters.
+    """Makes a peer's text fit for logs and pages: one printable line of limited length.
 
-    With a line break, or with what a terminal obeys, a peer could write lines that look like ours.
+    With line breaks or terminal control codes, a peer could forge log lines.
     """
     line = " ".join(text[: 2 * limit].split())
     if not line.isprintable():
@@ -32,7 +33,7 @@ def printable(text: str, limit: int = MAX_PEER_TEXT) -> str:
 
 
 class PeerError(KVSteerError):
-    """Something is wrong with a peer; the text may hold words of its own, made printable."""
+    """A peer is at fault; the text may quote it, made printable."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))

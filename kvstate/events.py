@@ -1,4 +1,4 @@
-"""What a publisher says about its cache, independent of engine and encoding."""
+"""A publisher's cache events, independent of engine and encoding."""
 
 import math
 from collections.abc import Generator
@@ -10,12 +10,13 @@ from kvstate.overlap import Extra, Tokens
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """One report (EngineLoad of smg-grpc-proto 0.4.28; None: the engine did not say).
+    """One load report (EngineLoad of smg-grpc-proto 0.4.28); None: not reported by the engine.
 
     running, waiting: requests. waiting_uncached_tokens: prompt tokens of waiting requests that no
-    cache will serve. prefill_pending_tokens: prompt tokens handed to the engine that gave no output
-    yet. cache_usage: share of the cache in use, 0 to 1; active_cache_usage: without what could be
-    evicted. max_running: how many requests run at once. age_ms: of the figures when they were sent.
+    cache will serve. prefill_pending_tokens: prompt tokens of requests in the engine that have no
+    output yet. cache_usage: share of the cache in use, 0 to 1; active_cache_usage: the same without
+    evictable blocks. max_running: the most requests that run at once. age_ms: age of the figures
+    when they were sent.
     silence_ms: since the engine last produced anything while it had work.
     """
 
@@ -39,18 +40,19 @@ BlockHash = int | bytes
 class BlocksStored(msgspec.Struct, frozen=True):
     """A chain of full blocks that a rank now holds.
 
-    hashes: one a block, each the child of the one before, the first the child of `parent`.
+    hashes: one for each block, which is the child of the one before; the first is the child of
+    `parent`.
     tokens: len(hashes) * block_size ids, uint32.
-    lora: the adapter's name; its number where the layout carries no name; None for the base model.
-    extras: one a block, empty where only tokens count. A cache salt is the root block's only.
-    group: the engine's attention group, None where it has only one.
+    lora: the adapter's name, or its number if the layout has no names; None for the base model.
+    extras: one for each block, empty if only tokens count. Only the root block has a cache salt.
+    group: the engine's attention group; None if it has only one.
     kind: the group's kind of attention as on the wire, one that holds the whole prefix; None where
         the layout does not say.
     bigrams: the engine's tokens are pairs that overlap by one, [a, b], [b, c] (SGLang with EAGLE).
         Then `tokens` are the second ones, and the root block carries the first of all as its first
         extra.
-    names_salts, names_loras: whether this layout would have said so, had there been a cache salt or
-        an adapter's name; None where that cannot be told.
+    names_salts, names_loras: whether this layout would name a cache salt or an adapter, if there
+        were one; None if that is not known.
     """
 
     hashes: list[BlockHash]
@@ -68,7 +70,7 @@ class BlocksStored(msgspec.Struct, frozen=True):
 
 
 class BlocksCopied(msgspec.Struct, frozen=True):
-    """Blocks that the rank holds, known by their hashes only, have one more copy on this medium."""
+    """Blocks that the rank holds, named by hash only, have one more copy on this medium."""
 
     hashes: list[BlockHash]
     medium: str = "GPU"
@@ -76,7 +78,7 @@ class BlocksCopied(msgspec.Struct, frozen=True):
 
 
 class OtherGroupStored(msgspec.Struct, frozen=True):
-    """Blocks of an attention group that does not hold the whole prefix: a window, or a state.
+    """Stored blocks of an attention group that does not hold the whole prefix (a window, a state).
 
     They are not indexed; later events of this group that do not name its kind follow it.
     """
@@ -107,8 +109,8 @@ def blocks_of(event: Event) -> int:
 class EventBatch(msgspec.Struct, frozen=True):
     """One message of a feed.
 
-    timestamp: the publisher's clock in seconds; together with the sequence number it identifies
-        the batch.
+    timestamp: by the publisher's clock, in seconds; identifies the batch together with the sequence
+        number.
     faults: names of what was skipped in this batch, one entry each.
     removal_lost: a skipped event may have been a removal, so what was stored before is uncertain.
     """
@@ -125,16 +127,16 @@ class EventBatch(msgspec.Struct, frozen=True):
         return any(isinstance(event, AllCleared) for event in self.events)
 
 
-# A batch's contents as a transport gives them: a msgpack payload, or events decoded already.
+# A batch's contents as a transport delivers them: a msgpack payload, or decoded events.
 Body = bytes | EventBatch
 
 
 class Batch(msgspec.Struct):
     """One message of a feed, the same object from the wire to the index.
 
-    sequence: its number, counted by the publisher for each rank. body: what it says; nothing where
-    it could not be decoded, for the reason in fault. stamp: the publisher's time stamp, in seconds.
-    size_bytes: what it takes while it is held back. The subscriber of the feed fills in the last
+    sequence: its number, counted by the publisher for each rank. body: its contents; None if it
+    could not be decoded, for the reason in fault. stamp: the publisher's time stamp, in seconds.
+    size_bytes: its memory while it is held back. The subscriber of the feed fills in the last
     three.
     """
 
@@ -146,10 +148,10 @@ class Batch(msgspec.Struct):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What became of a batch.
+    """The result of applying a batch.
 
-    healed: nothing uncertain is left since. missed: why not all that it said is known, "" if it is.
-    faults: names of what was skipped, one each. clears: it emptied the cache.
+    healed: nothing uncertain is left. missed: why some of its contents are not known, "" if all
+    are. faults: one name for each skipped event. clears: it emptied the cache.
     """
 
     healed: bool = False
@@ -158,7 +160,7 @@ class Taken(msgspec.Struct, frozen=True):
     clears: bool = False
 
 
-# As mostly: nothing is to be told of it.
+# The usual result: nothing to report.
 ALL_TAKEN = Taken()
 
 
@@ -166,7 +168,7 @@ Result = TypeVar("Result")
 
 
 def finished(steps: Generator[None, None, Result]) -> Result:
-    """Does in one go what may be done in steps."""
+    """Runs all steps at once and returns their result."""
     while True:
         try:
             next(steps)

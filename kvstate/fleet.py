@@ -1,4 +1,4 @@
-"""All workers' caches and feeds: the one object that the request side asks."""
+"""All workers' caches and feeds, in the one object that the request side uses."""
 
 import asyncio
 import functools
@@ -19,14 +19,14 @@ from kvstate.owner import Owner
 
 log = logging.getLogger("kvsteer.feed")
 
-# How long a block on a doubted medium (`kvstate.overlap`) is believed after it was stored last: so
-# long at least, and twice as long at most.
+# How long a block on a doubted medium (`kvstate.overlap`) counts after it was stored last: at least
+# this long, at most twice as long.
 DOUBTED_SECONDS = 300.0
 
-# Places of a table that are looked at in one go for what is too old: some 0.2 ms.
+# Table slots checked for expired blocks in one step: some 0.2 ms.
 EXPIRED_AT_ONCE = 2_000
 
-# From the one that says least to the one that says most; a worker's state is its worst rank's.
+# From the worst state to the best; a worker's state is that of its worst rank.
 _STATES_WORST_FIRST = (
     State.UNSUPPORTED,
     State.CONNECTING,
@@ -39,7 +39,7 @@ _STATES_WORST_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """What an engine said of its load, and how long ago."""
+    """An engine's load report, and its age."""
 
     load: EngineLoad
     age_seconds: float
@@ -47,7 +47,7 @@ class ReportedLoad:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """One rank's feed, for people and metrics; lag is in seconds, the rest are counts."""
+    """One rank's feed, for display and metrics; lag is in seconds, the rest are counts."""
 
     rank: int
     state: State
@@ -74,13 +74,13 @@ class _Followed:
 
 
 class Fleet:
-    """The workers' caches as their events tell.
+    """The workers' caches, as known from their events.
 
     secret: 64 random bits for the block keys of this process. clock: seconds since the epoch.
-    chance: 0 to 1, for jitter. emptied: is called with the name of a worker one of whose ranks lost
-    all that it held, by a restart or by clearing its cache. cut: is called with the name of a
-    worker whose feed lost its connection. names_ranks: whether requests can name
-    the rank of a worker that is to compute them; if not, certain is only what all its ranks hold.
+    chance: 0 to 1, for jitter. emptied: is called with a worker's name when one of its ranks loses
+    all blocks, by a restart or by clearing its cache. cut: is called with a worker's name when its
+    feed loses its connection. names_ranks: whether requests can name the rank of a worker that
+    computes them; if not, only blocks that all its ranks hold are certain.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Fleet:
         transports: Sequence[Transport],
         adapters: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Follows a worker that is not followed yet, one transport a rank, in the order of ranks.
+        """Follows a worker that is not followed yet, with one transport for each rank, in order.
 
-        adapters: number and name of those that its events have by number only.
+        adapters: numbers and names of adapters that its events name by number only.
 
         Raises:
             ValueError: it is followed already.
@@ -139,7 +139,7 @@ class Fleet:
         return _Followed(owner, subscriber, asyncio.create_task(subscriber.run()))
 
     async def _keep_expiring(self) -> None:
-        """Forgets blocks of which nobody may ever announce the removal."""
+        """Forgets blocks whose removal may never be announced."""
         while True:
             await asyncio.sleep(DOUBTED_SECONDS)
             for worker in list(self._followed):
@@ -153,13 +153,13 @@ class Fleet:
                 if self._shared.turns.is_over():
                     await self._shared.turns.next()
                 if self._followed.get(worker) is not followed:
-                    return  # it went meanwhile
+                    return  # it was removed meanwhile
                 is_done = self._index.expire(each.owner, EXPIRED_AT_ONCE)
 
     def listen(self, worker: str, listener: Callable[[int, Body], None] | None) -> None:
-        """Shows every batch of a worker to a listener, with its rank, after it was applied.
+        """Passes every batch of a worker to a listener, with its rank, after it was applied.
 
-        None ends it, as does the worker's removal, or the listener itself by failing.
+        It ends with None, with the worker's removal, or when the listener fails.
         """
         for rank, each in enumerate(self._followed.get(worker, [])):
             shown = None if listener is None else functools.partial(listener, rank)
@@ -167,13 +167,13 @@ class Fleet:
 
     async def remove(self, worker: str) -> None:
         """Stops following a worker and forgets its blocks."""
-        followed = self._followed.pop(worker, [])  # before the wait: it may be added again
+        followed = self._followed.pop(worker, [])  # before waiting: it may be added again
         self._forget_adapters(worker)
         if followed:
             releasing = asyncio.create_task(self._release(followed))
             self._releasing.add(releasing)
             releasing.add_done_callback(self._releasing.discard)
-            await asyncio.shield(releasing)  # it is done even if whoever waits is cancelled
+            await asyncio.shield(releasing)  # it is completed even if the caller is cancelled
 
     def _forget_adapters(self, worker: str) -> None:
         for name, numbers in list(self._adapters.items()):
@@ -191,10 +191,10 @@ class Fleet:
         for each in followed:
             try:
                 await each.subscriber.close()
-            except Exception:  # what it held must be forgotten all the same
+            except Exception:  # its blocks must be forgotten all the same
                 log.exception("feed of %s rank %d: cannot be closed", *each.subscriber.place)
             for _ in each.owner.forgetting():
-                await asyncio.sleep(0)  # so much at a time that nobody waits for it
+                await asyncio.sleep(0)  # in steps so small that nothing waits for them
             self._index.remove(each.owner)
 
     async def close(self) -> None:
@@ -210,8 +210,8 @@ class Fleet:
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
         """The overlap of every worker that holds the prompt's first block.
 
-        A worker whose events have adapters by number only, and whose numbers nobody told, may hold
-        what lies under any of them: uncertain.
+        If a worker's events name adapters by unknown numbers only, the blocks of any of them may
+        match: they count as uncertain.
         """
         found = self._index.overlaps(prompt, names_ranks=self.names_ranks)
         if isinstance(prompt.lora, str):
@@ -226,23 +226,23 @@ class Fleet:
         return found
 
     def _with_told_adapters(self) -> set[str]:
-        """The workers of which it was told whose number an adapter has."""
+        """The workers for which an adapter's number is known."""
         return set().union(*(set().union(*each.values()) for each in self._adapters.values()))
 
     def state(self, worker: str) -> State:
         """A worker's worst feed state; unsupported if it has no feeds."""
         followed = self._followed.get(worker, ())
-        if len(followed) == 1:  # as mostly; it is asked for at every pick
+        if len(followed) == 1:  # the usual case; this is called at every pick
             return followed[0].subscriber.feed.state
         states = {each.subscriber.feed.state for each in followed}
         return next((state for state in _STATES_WORST_FIRST if state in states), State.UNSUPPORTED)
 
     def ranks(self, worker: str) -> int:
-        """How many ranks of a worker are followed; 0 if it has no feeds."""
+        """Returns how many ranks of a worker are followed; 0 if it has no feeds."""
         return len(self._followed.get(worker, ()))
 
     def batches(self, worker: str) -> int:
-        """How many batches came of a worker so far, on all its feeds."""
+        """Returns how many batches a worker has sent so far, on all its feeds."""
         return sum([each.subscriber.counts["batches"] for each in self._followed.get(worker, ())])
 
     def block_size(self, worker: str) -> int | None:
@@ -261,11 +261,11 @@ class Fleet:
         return self._index.memory()
 
     def feeds(self, worker: str) -> list[FeedStatus]:
-        """The state of a worker's feeds, in the order of ranks."""
+        """The state of a worker's feeds, in order of rank."""
         return [self._status(each) for each in self._followed.get(worker, [])]
 
     def loads(self, worker: str) -> list[ReportedLoad | None]:
-        """What each rank's feed said last of its load; None where it says nothing of it."""
+        """Each rank's last load report; None without one."""
         return [self._load(each.subscriber) for each in self._followed.get(worker, [])]
 
     def _load(self, subscriber: Subscriber) -> ReportedLoad | None:

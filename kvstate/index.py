@@ -1,6 +1,6 @@
-"""The block index: which ranks hold the leading blocks of a prompt, exactly.
+"""The block index: knows exactly which ranks hold the leading blocks of a prompt.
 
-Names are here; a rank is a `kvstate.owner`, and the blocks themselves are in a core
+This module has the names; a rank is a `kvstate.owner`, and the blocks themselves are in a core
 (`kvstate.core`), compiled or plain.
 """
 
@@ -25,10 +25,10 @@ else:
 
 
 def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -> Core:
-    """A core; compiled None takes the compiled one where it was built.
+    """Creates a core; with compiled None, the compiled one if it was built.
 
     Raises:
-        RuntimeError: the compiled one is wanted and was not built.
+        RuntimeError: the compiled core is requested but was not built.
     """
     if compiled and not IS_COMPILED:
         raise RuntimeError("the compiled core was not built: there was no C compiler")
@@ -38,23 +38,25 @@ def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -
 
 
 def plain_core_warning() -> str:
-    """What to do about a compiled core that is missing, "" where it is there."""
+    """How to get the compiled core if it is missing, "" if it is not."""
     if IS_COMPILED:
         return ""
     return (
-        "there was no C compiler when kvsteer was installed: the plain-Python index core runs,"
-        " which takes several times the CPU and memory; install gcc, then kvsteer again with"
-        " pip install --force-reinstall --no-cache-dir"
+        "the plain-Python index core runs, which takes several times the CPU and memory: kvsteer"
+        " was installed without a C compiler or without Python's headers. Install them (on Debian:"
+        " gcc libc6-dev python3-dev), then reinstall kvsteer from the same source: pip install"
+        " --force-reinstall --no-deps --no-cache-dir kvsteer, or the path of your clone as the last"
+        " word"
     )
 
 
 def default_core_name() -> str:
-    """Which core runs where none is asked for: compiled or plain."""
+    """The core that runs by default: compiled or plain."""
     return "compiled" if IS_COMPILED else "plain"
 
 
-# Between the name of a worker and a number that tells its further ranks apart, each of which the
-# core takes for a worker of its own; no address has it.
+# Separates a worker's name from the number of a further rank, which the core treats as a worker of
+# its own; no address contains it.
 _FURTHER = "\n"
 
 
@@ -62,7 +64,7 @@ class Index:
     """Blocks of all ranks of all workers.
 
     secret: 64 random bits, from which block keys are made. core: for tests; by default the compiled
-    one where it was built.
+    one if it was built.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class Index:
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._holders: dict[int, str] = {}  # by owner
-        self._further = 0  # of them, those that are further ranks
+        self._further = 0  # those that are further ranks
         self._serials = itertools.count()
         self._free: list[int] = []  # numbers
         self._owners: dict[str, list[Owner]] = {}  # by worker
@@ -81,12 +83,12 @@ class Index:
         self._stored = Stored()
 
     def add(self, worker: str, rank: int, model: str, ranks: int = 1) -> Owner:
-        """Makes room for a rank; it holds nothing and is not trusted yet.
+        """Adds a rank, which holds nothing and is not trusted yet.
 
-        ranks: how many the worker has, which share what it may make us remember.
+        ranks: the number of the worker's ranks, which share its memory limits.
         """
         owners = self._owners.setdefault(worker, [])
-        # a worker may be added again before its ranks of before are removed
+        # a worker may be added again before its old ranks are removed
         holder = f"{worker}{_FURTHER}{next(self._serials)}" if owners else worker
         number = self._core.add_owner(self._worker(holder), self._model(model), rank)
         limits = self._limits.share(ranks)
@@ -128,14 +130,14 @@ class Index:
         return finished(owner.applying_events(events))
 
     def overlaps(self, prompt: Prompt, *, names_ranks: bool = True) -> dict[str, Overlap]:
-        """The overlap of every worker that holds the prompt's first block, its best rank's.
+        """Returns the best rank's overlap of every worker that holds the prompt's first block.
 
         At most (tokens - 1) // block size blocks count: an engine always computes the last token.
-        names_ranks: whether the request can name that rank. If not, the engine takes any of them,
-        and certain is only what all of them hold.
+        names_ranks: whether the request can name that rank. If not, the engine chooses any rank,
+        and only blocks that all ranks hold are certain.
         """
         found = self._by_holder(prompt)
-        if not self._further:  # one rank each, as mostly
+        if not self._further:  # one rank each, the usual case
             return found
         by_worker: defaultdict[str, list[Overlap]] = defaultdict(list)
         for holder, overlap in found.items():
@@ -146,10 +148,9 @@ class Index:
         }
 
     def overlaps_by_number(self, prompt: Prompt) -> dict[str, Overlap]:
-        """What workers may hold of a prompt with an adapter that their events do not name.
+        """Returns possible overlaps for a prompt with an adapter that the events do not name.
 
-        Which of their numbers is that adapter's nobody says, so it is the best of them, all of it
-        uncertain.
+        It is not known which number is that adapter's, so it returns the best of all, as uncertain.
         """
         ranks = [owner for owner in self._stored.numbered if owner.model == prompt.model]
         best: dict[str, Overlap] = {}
@@ -161,7 +162,7 @@ class Index:
         return best
 
     def _of_ranks(self, worker: str, held: list[Overlap], *, names_ranks: bool) -> Overlap:
-        """A worker's overlap, of those of its ranks that hold the first block."""
+        """A worker's overlap, from the overlaps of its ranks that hold the first block."""
         best = max(held, key=lambda one: one.rank_order)
         ranks = len(self._owners[worker])
         if names_ranks or ranks == 1:
@@ -183,9 +184,9 @@ class Index:
         return found
 
     def expire(self, owner: Owner, slots: int) -> bool:
-        """Forgets blocks on doubted media that were not stored since the last age began.
+        """Forgets blocks on doubted media that were not stored again since the last age began.
 
-        slots: how many places are looked at, at most. Returns whether that was all.
+        slots: the most table slots to check. Returns whether all were checked.
         """
         return self._core.expire(owner.number, slots)
 
@@ -203,7 +204,7 @@ class Index:
         return self._core.memory()
 
     def check(self) -> None:
-        """Raises AssertionError where an invariant of the core does not hold; slow."""
+        """Raises AssertionError if an invariant of the core is violated; slow."""
         self._core.check()
 
     def _worker(self, name: str) -> int:

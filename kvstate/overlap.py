@@ -1,4 +1,4 @@
-"""What is asked of the index, and what it answers: how much of a prompt is held, and where."""
+"""The index's question and answer: how much of a prompt is held, and on which tier."""
 
 from array import array
 from enum import IntEnum
@@ -17,7 +17,7 @@ class Tier(IntEnum):
     REMOTE = 3
 
 
-# What a block on this tier is worth, as a share of one on the device.
+# The value of a block on this tier, as a share of one on the device.
 RESTORE_WEIGHT = {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.4, Tier.REMOTE: 0.2}
 
 # vLLM 0.32: GPU, CPU, STORAGE (Mooncake's connector writes lower case). SGLang: CPU_TIER1 is pinned
@@ -41,18 +41,18 @@ _TIER_OF_MEDIUM = {
 
 DEFAULT_MEDIUM = "GPU"
 
-# Media whose every known source announces removals as well: engines' own caches, SGLang's HiCache.
-# All others are doubted, since vLLM's MooncakeStoreConnector and LMCache announce stores on "cpu"
-# and "CPU" and never a removal. The doubt ends with the first removal from the medium, or the first
-# block that is announced on a host medium by its hash alone, as only vLLM's OffloadingConnector and
-# TensorRT-LLM do, which announce removals. On a doubted medium nothing is certain, and blocks are
+# Media for which all known sources announce removals: engines' own caches, SGLang's HiCache. All
+# others are doubted, because vLLM's MooncakeStoreConnector and LMCache announce stores on "cpu" and
+# "CPU" but never a removal. The doubt ends with the first removal from the medium, or the first
+# block announced on a host medium by hash alone: only vLLM's OffloadingConnector and TensorRT-LLM
+# do this, and both announce removals. On a doubted medium nothing is certain, and blocks are
 # forgotten some time after they were stored last. docs/feeds.md has the sources.
 # kvstate/native/index.h has the same as bits.
 REMOVING_MEDIA = frozenset({"GPU", "DEVICE", "CPU_PINNED"})
 
 
 def tier_of(medium: str) -> Tier | None:
-    """The tier of a medium as on the wire; None where the medium is unknown."""
+    """The tier of a medium as on the wire; None if the medium is unknown."""
     return _TIER_OF_MEDIUM.get(medium.upper())
 
 
@@ -69,7 +69,7 @@ else:
 
 def shared_tokens(one: Tokens, other: Tokens) -> int:
     """Returns how many leading tokens two prompts have in common."""
-    equal, differ = 0, min(len(one), len(other)) + 1  # so many are equal, so many are not
+    equal, differ = 0, min(len(one), len(other)) + 1  # a lower and an upper bound
     while differ - equal > 1:
         middle = (equal + differ) // 2
         if one[equal:middle].tobytes() == other[equal:middle].tobytes():
@@ -79,20 +79,20 @@ def shared_tokens(one: Tokens, other: Tokens) -> int:
     return equal
 
 
-# What makes a block differ from another with the same tokens, besides LoRA: salt, image hashes.
+# Extra keys that distinguish blocks with the same tokens, besides LoRA: salt, image hashes.
 Extra = tuple[Any, ...]
 
 
 def encoded(extra: Extra) -> bytes | None:
-    """What a block carries besides tokens, as cores take it; None where there is nothing."""
+    """Encodes a block's extra keys for the core; None if it has none."""
     return msgspec.msgpack.encode(extra) if extra else None
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """One prompt in its namespace.
 
-    tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any;
-    its number to ask for what is known by number only.
+    tokens: all its ids. salt: its cache salt, if any. lora: the adapter's name, if any, or its
+    number to find blocks known only by number.
     """
 
     model: str
@@ -102,15 +102,15 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def namespace(self) -> Extra:
-        """What its first block carries besides tokens (vLLM puts the salt there only)."""
+        """The extra keys of its first block (the only one in which vLLM puts the salt)."""
         return () if self.salt is None else (self.salt,)
 
 
 class Overlap(NamedTuple):
     """The leading blocks of one prompt that one rank holds, without a hole.
 
-    tiers: certain blocks, each counted once at its best tier. uncertain: blocks behind those.
-    Counts are blocks of block_size tokens. rank: of its worker, the one that holds them.
+    tiers: certain blocks, each counted once on its best tier. uncertain: the blocks after those.
+    Counts are in blocks of block_size tokens. rank: the worker's rank that holds them.
     """
 
     block_size: int
@@ -136,9 +136,9 @@ class Overlap(NamedTuple):
 
 
 def of_any_rank(best: Overlap, least: Overlap | None = None) -> Overlap:
-    """What a request finds that cannot choose its rank: certain is only what every rank holds.
+    """The overlap for a request that cannot choose its rank: only blocks of all ranks are certain.
 
-    best: of the rank that holds most. least: certainly held by all, None where one holds nothing.
+    best: of the rank that holds most. least: certainly held by all; None if one holds nothing.
     """
     whole = sum(best.tiers) + best.uncertain
     if least is None or least.block_size != best.block_size:
@@ -152,11 +152,11 @@ _TIER_WEIGHTS = tuple(RESTORE_WEIGHT[tier] for tier in Tier)
 def worth_tokens(overlap: Overlap, uncertain_weight: float = 0.5) -> float:
     """Returns how many prompt tokens an overlap saves; blocks of lower tiers count for less.
 
-    uncertain_weight: what an uncertain token saves, as a share of a certain one.
+    uncertain_weight: the value of an uncertain token, as a share of a certain one.
     """
     block_size, tiers, uncertain, _ = overlap
     device, host, disk, remote = tiers
-    if not (host or disk or remote or uncertain):  # as nearly always
+    if not (host or disk or remote or uncertain):  # nearly always the case
         return block_size * device
     certain: float = sum(map(mul, _TIER_WEIGHTS, tiers))
     return block_size * (certain + uncertain_weight * uncertain)

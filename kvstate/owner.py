@@ -1,11 +1,11 @@
-"""One rank of the index: takes the batches of its feed, and knows what it holds.
+"""One rank of the index: applies the batches of its feed, and counts what it holds.
 
-What the core cannot do in one call falls back to typed events, which are applied one by one and
-whose decoder names faults. A block whose parent is unknown has no key: it waits as an orphan
-and counts for nothing until the parent turns up.
+Batches that the core cannot apply in one call fall back to typed events, which are applied one by
+one and whose decoder names faults. A block whose parent is unknown has no key: it waits as an
+orphan and earns no credit until the parent arrives.
 
-A rank's blocks are bounded: a store that would go beyond is refused, newest first, so that what is
-credited stays true.
+A rank's blocks are bounded: a store beyond the limit is rejected, so that the existing credit stays
+correct.
 """
 
 import logging
@@ -32,12 +32,12 @@ from kvstate.overlap import encoded
 from kvstate.wire.extras import ADMISSION_FAULTS, DOUBTFUL_GROUP, Admission, missed_of
 from kvstate.wire.zmq_wire import decoding
 
-# What an orphan takes besides its bytes: the object, its names, and its share of both tables.
+# Memory of an orphan besides its bytes: the object, its names, and its share of both tables.
 ORPHAN_OVERHEAD_BYTES = 600
 
 
 class Name(NamedTuple):
-    """What a removal says of a block."""
+    """The name by which a removal identifies a block."""
 
     medium: str
     group: int | None
@@ -48,7 +48,7 @@ class Name(NamedTuple):
 class Orphan:
     """One stored block that waits for its parent.
 
-    tokens: its uint32 ids as bytes. extra: what it carries besides tokens.
+    tokens: its uint32 ids as bytes. extra: its encoded extra keys.
     """
 
     parent: BlockHash
@@ -60,12 +60,12 @@ class Orphan:
 
     @property
     def content(self) -> tuple[BlockHash, bytes, bytes | None]:
-        """What its key is made of."""
+        """The parts from which its key is made."""
         return self.parent, self.tokens, self.extra
 
     @property
     def size_bytes(self) -> int:
-        """What it takes, with its share of the tables; hashes may be its own or its parent's."""
+        """Its memory, with its share of the tables; hashes may be its own or its parent's."""
         return (
             ORPHAN_OVERHEAD_BYTES
             + len(self.tokens)
@@ -75,7 +75,7 @@ class Orphan:
 
     @property
     def name(self) -> Name:
-        """By which it is removed."""
+        """The name by which it is removed."""
         return Name(self.pool.medium, self.pool.group, self.block)
 
 
@@ -88,7 +88,7 @@ def orphans_of(event: BlocksStored) -> Iterator[Orphan]:
     for position, (parent, block) in enumerate(zip(parents, event.hashes, strict=False)):
         tokens = bytes(view[position * step : (position + 1) * step])
         extra = encoded(event.extras[position]) if event.extras else None
-        if parent is not None:  # a chain that begins a prompt leaves no orphan there
+        if parent is not None:  # the first block of a prompt is never an orphan
             yield Orphan(parent, pool, block, tokens, extra)
 
 
@@ -96,7 +96,7 @@ class Orphanage:
     """The orphans of one rank."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # all that they take
+        self.bytes = 0  # their memory in all
         self._orphans: dict[Name, Orphan] = {}
         self._children: dict[BlockHash, dict[Name, None]] = {}
 
@@ -104,7 +104,7 @@ class Orphanage:
         return len(self._orphans)
 
     def park(self, orphan: Orphan) -> None:
-        """Keeps a block; one that waits already gets one more copy, or its newer tokens."""
+        """Keeps a block; if it waits already, adds a copy, or replaces its tokens."""
         known = self._orphans.get(orphan.name)
         if known is not None:
             if known.content == orphan.content:
@@ -116,13 +116,13 @@ class Orphanage:
         self._children.setdefault(orphan.parent, {})[orphan.name] = None
 
     def take(self, parent: BlockHash) -> list[Orphan]:
-        """The children of a block that turned up; they wait no longer."""
+        """Removes and returns the children of a block that arrived."""
         taken = [self._orphans.pop(name) for name in self._children.pop(parent, {})]
         self.bytes -= sum(orphan.size_bytes for orphan in taken)
         return taken
 
     def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
-        """Drops one copy of a waiting block; False if there was none."""
+        """Drops one copy of a waiting block; returns False if there was none."""
         orphan = self._orphans.get(Name(medium, group, block))
         if orphan is None:
             return False
@@ -148,16 +148,16 @@ class Orphanage:
 
 log = logging.getLogger("kvsteer.feed")
 
-# What a block takes in the compiled core at the most, tables half grown and all.
+# The most memory that a block takes in the compiled core, including partly filled tables.
 BYTES_PER_BLOCK = 64
 
-# Ranks that a worker really has are never given less, however many it is said to have.
+# The least for each rank, however many ranks the worker is configured with.
 MIN_BYTES_OF_RANK = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one worker may make us remember: a publisher gone wrong must not take the memory."""
+    """Memory limits of one worker, against a faulty publisher."""
 
     bytes: int = 256 * 1024 * 1024
     orphans: int = 65_536
@@ -165,31 +165,32 @@ class Limits:
 
     @property
     def blocks(self) -> int:
-        """The most blocks."""
+        """The most blocks of the worker."""
         return self.bytes // BYTES_PER_BLOCK
 
     def share(self, ranks: int) -> "Limits":
-        """What one of a worker's ranks may take of it."""
+        """The share of one of the worker's ranks."""
         least = min(self.bytes, MIN_BYTES_OF_RANK)
         return Limits(
             max(self.bytes // ranks, least), self.orphans // ranks, self.orphan_bytes // ranks
         )
 
 
-# Of a store that is taken at once, where it has more than one block.
+# The most of a store that is applied at once, if it has more than one block.
 PIECE_TOKENS = 16_384
 PIECE_BLOCKS = 1_024
 
-# Blocks that are copied at once.
+# The most blocks copied at once.
 _COPIES = 32
 
 
-# Adapters that one rank may name by number alone: each is one more lookup for requests with one.
+# The most adapters that one rank may name by number alone: each is one more lookup for requests
+# with an adapter.
 MAX_NUMBERED_ADAPTERS = 16
 
 
 class Stored:
-    """What ranks of an index were seen to store that is looked up in another way.
+    """Kinds of blocks that ranks have stored and that need lookups of their own.
 
     bigrams: the models of which a rank stored pages of bigrams. numbered: the adapters of which a
     rank stored blocks under their numbers, without their names.
@@ -200,7 +201,7 @@ class Stored:
         self.numbered: dict[Owner, set[int]] = {}
 
     def note(self, owner: "Owner", event: BlocksStored) -> None:
-        """Notes what is particular about a store."""
+        """Notes the kinds of a store's blocks."""
         if event.bigrams:
             self.bigrams.add(owner.model)
         if isinstance(event.lora, int):
@@ -210,12 +211,12 @@ class Stored:
 
 
 class Owner:
-    """A rank: who it is, what is counted of it, and its orphans; the core has its blocks.
+    """A rank: its identity, counters and orphans; the core has its blocks.
 
-    A sink of its feed (`kvstate.feeds.subscriber`). What may take long is done in steps, each of
-    which is short; what is not done when they end early stays undone.
+    A sink of its feed (`kvstate.feeds.subscriber`). Long operations are iterators of short steps;
+    if they are stopped early, the rest stays undone.
 
-    stored: of the index. block_size: tokens in a block, as its last store had it, for every pick.
+    stored: shared by the index. block_size: tokens per block in its last store, read at every pick.
     """
 
     def __init__(
@@ -238,16 +239,16 @@ class Owner:
         self._core = core
         self._stored = stored
         self._trusted = False
-        self._over_limit = 0  # so often by now
+        self._over_limit = 0  # how often each count was reached
         self._block_sizes = 0  # how often one was learned
-        self._may_be_uncertain = False  # whether some of its blocks are
+        self._may_be_uncertain = False  # whether any of its blocks are
         self._counts: Counter[str] = Counter()
         self._names_salts: bool | None = None
         self._names_loras: bool | None = None
 
     @property
     def trusted(self) -> bool:
-        """Whether its certain blocks count as such now."""
+        """Whether its certain blocks count as certain now."""
         return self._trusted
 
     @trusted.setter
@@ -268,19 +269,19 @@ class Owner:
 
     @property
     def uncertain_blocks(self) -> int:
-        """Those of them that were stored before a hole."""
+        """Blocks stored before a hole."""
         return sum(self._core.tiers(self.number, True))  # noqa: FBT003 - compiled, positional
 
     @property
     def doubted_blocks(self) -> int:
-        """Those stored since, but on tiers whose source is not known to announce removals."""
+        """Blocks stored since, but on tiers whose source is not known to announce removals."""
         doubted = self.status["doubted"]
         held = self._core.tiers(self.number, False)  # noqa: FBT003 - compiled, positional
         return sum(count for tier, count in enumerate(held) if doubted >> tier & 1)
 
     @property
     def counts(self) -> Counter[str]:
-        """What was counted, by name."""
+        """The counters, by name."""
         status = self.status
         core = Counter(
             removed_unknown=status["removed_unknown"],
@@ -291,14 +292,14 @@ class Owner:
         return +(self._counts + core)
 
     def count(self, name: str) -> None:
-        """Counts one under this name."""
+        """Adds one to a counter."""
         self._counts[name] += 1
 
     @property
     def names_salts(self) -> bool | None:
-        """Whether its stores would say so if there was a cache salt; None before it is known.
+        """Whether its stores would name a cache salt; None before it is known.
 
-        Where they would not, a salted block looks like an unsalted one.
+        If they would not, a salted block looks like an unsalted one.
         """
         return _either(self._core.layout(self.number)[0], self._names_salts)
 
@@ -308,17 +309,17 @@ class Owner:
         return _either(self._core.layout(self.number)[1], self._names_loras)
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as a sink of a feed has it
-        """Sets whether its certain blocks count as such now."""
+        """Sets whether its certain blocks count as certain now."""
         self.trusted = trusted
 
     def applying(self, body: Body) -> Generator[None, None, Taken]:
-        """Applies one message of the feed in steps, by the core where it is as expected.
+        """Applies one message of the feed in steps, by the core if its format is as expected.
 
         Raises:
             WireError: it is no event batch; nothing has happened.
         """
         fast: Outcome | bool = False
-        if isinstance(body, bytes) and not self.orphans.bytes:  # none waits
+        if isinstance(body, bytes) and not self.orphans.bytes:  # no orphan waits
             fast = self._core.start(self.number, body, WORK)
             if fast is True:
                 fast = yield from self._proceeding()
@@ -333,9 +334,9 @@ class Owner:
         return self._taken(clears, faults, removal_lost)
 
     def applying_events(self, events: Iterable[Event]) -> Generator[None, None, tuple[str, ...]]:
-        """Applies events in their order, in steps; returns the names of what was skipped.
+        """Applies events in order, in steps; returns the names of those skipped.
 
-        With group_without_kind among them, everything the rank holds is uncertain now.
+        If group_without_kind is among them, everything the rank holds is uncertain now.
         """
         faults: list[str] = []
         for event in events:
@@ -348,16 +349,16 @@ class Owner:
         return tuple(faults)
 
     def forgetting(self) -> Generator[None, None, None]:
-        """Forgets what it holds, and how it speaks, in steps: it may be another engine now."""
+        """Forgets its blocks and formats, in steps: it may be another engine now."""
         self._names_salts = self._names_loras = None
         self._stored.numbered.pop(self, None)
         self._core.forget_layout(self.number)
         yield from self._clearing()
 
     def demoting(self) -> Generator[None, None, None]:
-        """Makes everything it holds uncertain, in steps: its feed has a hole here.
+        """Makes all its blocks uncertain, in steps: its feed has a hole here.
 
-        Until it is done, some of it still counts as certain, unless the rank is not trusted.
+        Until it is done, some still count as certain, unless the rank is not trusted.
         """
         self._may_be_uncertain |= self.blocks > 0
         self.orphans.clear()
@@ -365,7 +366,7 @@ class Owner:
             yield
 
     def _proceeding(self) -> Generator[None, None, Outcome | bool]:
-        """Goes on with a message that takes the core longer; leaves it if the steps end early."""
+        """Continues a long message in the core; gives it up if the steps are stopped early."""
         fast: Outcome | bool = True
         try:
             while fast is True:
@@ -377,7 +378,7 @@ class Owner:
         return fast
 
     def _taken(self, clears: bool, faults: tuple[str, ...], removal_lost: bool) -> Taken:  # noqa: FBT001 - facts, not modes
-        """What became of a message that was applied."""
+        """Reports the result of an applied message."""
         status = self.status
         if status["block_size"] != (self.block_size or 0):
             self._learn_block_size(status["block_size"])
@@ -389,12 +390,12 @@ class Owner:
             return ALL_TAKEN
         missed = missed_of(faults, removal_lost=removal_lost)
         if over_limit and not missed:
-            missed = "it holds more than the index keeps of one rank"
+            missed = "it holds more blocks than the index keeps for one rank"
         healed = not (missed or self._may_be_uncertain) and (clears or had_uncertain)
         return Taken(healed, missed, faults, clears)
 
     def _learn_block_size(self, block_size: int) -> None:
-        """Tells of the 1st, 2nd, 4th ... change: a publisher may take two sizes in turns."""
+        """Logs the 1st, 2nd, 4th ... change: a publisher may alternate between two sizes."""
         self.block_size = block_size or None
         self._block_sizes += 1
         if self._block_sizes & (self._block_sizes - 1) == 0:
@@ -408,7 +409,7 @@ class Owner:
         self._may_be_uncertain = False
 
     def _applying(self, event: Event) -> Generator[None, None, str]:
-        """Applies one event; under which name it was skipped, "" if it was not."""
+        """Applies one event; returns the name under which it was skipped, "" if it was not."""
         admission: int = Admission.INDEXED
         match event:
             case BlocksStored():
@@ -429,7 +430,7 @@ class Owner:
         return ADMISSION_FAULTS.get(admission, "")
 
     def _note_layout(self, event: BlocksStored) -> None:
-        """Notes what a store shows of its layout."""
+        """Notes the layout of a store."""
         self._names_salts = _either(event.names_salts, self._names_salts)
         self._names_loras = _either(event.names_loras, self._names_loras)
 
@@ -448,7 +449,7 @@ class Owner:
                     yield from self._attaching(block)
 
     def _pieces(self, event: BlocksStored) -> Iterator[BlocksStored]:
-        """A long chain as several; whole where it will be refused, which costs nothing."""
+        """Splits a long chain into several, unless it will be rejected, which costs nothing."""
         size, count = event.block_size, len(event.hashes)
         most = max(1, min(PIECE_TOKENS // size, PIECE_BLOCKS))
         if count <= most or self.blocks + count > self.limits.blocks:
@@ -497,7 +498,7 @@ class Owner:
             yield
 
     def _attaching(self, block: BlockHash) -> Generator[None, None, None]:
-        """Gives the orphans of a block that turned up their keys, and theirs in turn."""
+        """Gives keys to the orphans of a block that arrived, and to their orphans in turn."""
         turned_up = [block]
         while turned_up:
             parent = turned_up.pop()
@@ -530,7 +531,7 @@ class Owner:
                 self.count("removed_unknown")
 
     def _is_full(self) -> bool:
-        """Whether no more orphans are kept."""
+        """Whether there is no room for more orphans."""
         orphans, limits = self.orphans, self.limits
         return len(orphans) >= limits.orphans or orphans.bytes >= limits.orphan_bytes
 

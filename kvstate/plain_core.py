@@ -1,4 +1,4 @@
-"""The index's inner part in plain Python: what runs where the compiled one could not be built.
+"""The core in plain Python, which runs if the compiled one could not be built.
 
 Every owner has two segments of blocks, certain and uncertain. A row of the table maps a block key
 to a bit set, four bits (one a tier) for each segment of each owner.
@@ -32,10 +32,12 @@ class Segment:
     def __init__(self, table: Table, first_bit: int) -> None:
         self.first_bit = first_bit
         self._table = table
-        self._pools: dict[Pool, dict[BlockHash, int]] = {}  # in their order
-        self._copies: dict[tuple[Pool, BlockHash], int] = {}  # where more than one
-        self._ages: dict[tuple[Pool, BlockHash], int] = {}  # of blocks that age instead
-        self._sharers: dict[tuple[Tier, int], int] = {}  # hashes with one key, where more than one
+        self._pools: dict[Pool, dict[BlockHash, int]] = {}  # in order
+        self._copies: dict[tuple[Pool, BlockHash], int] = {}  # if more than one
+        self._ages: dict[tuple[Pool, BlockHash], int] = {}  # of blocks that expire by age instead
+        self._sharers: dict[
+            tuple[Tier, int], int
+        ] = {}  # hashes with the same key, if more than one
 
     def __len__(self) -> int:
         return sum(len(blocks) for blocks in self._pools.values())
@@ -53,16 +55,16 @@ class Segment:
         return counts
 
     def find(self, block: BlockHash) -> tuple[Pool, int] | None:
-        """The pool and key of a block held under this hash, on the nearest medium."""
+        """Returns pool and key of a block held under this hash, on the nearest medium."""
         for pool, blocks in self._pools.items():
             if block in blocks:
                 return pool, blocks[block]
         return None
 
     def store(self, pool: Pool, block: BlockHash, key: int, age: int = 0) -> bool:
-        """Holds one more copy; False if the hash stood for other tokens, which are forgotten.
+        """Adds a copy; returns False if the hash stood for other tokens, which are forgotten.
 
-        age: in which it was stored, if copies of this medium are not counted; else 0.
+        age: when it was stored, if copies on this medium are not counted; else 0.
         """
         known = self._pools.get(pool, {}).get(block)
         if known == key:
@@ -82,12 +84,12 @@ class Segment:
         return known is None
 
     def count(self, pool: Pool, block: BlockHash, copies: int) -> None:
-        """Sets how many copies there are of a block."""
+        """Sets the number of copies of a block."""
         if copies > 1:
             self._copies[pool, block] = copies
 
     def remove(self, medium: str, group: int | None, block: BlockHash) -> bool:
-        """Drops one copy; False if there was none."""
+        """Drops one copy; returns False if there was none."""
         for pool, blocks in self._pools.items():
             if pool.medium == medium and pool.group == group and block in blocks:
                 copies = self._copies.pop((pool, block), 1)
@@ -105,7 +107,7 @@ class Segment:
             self._unshare(pool.tier, self._pop(pool, block))
 
     def clear(self, most: int) -> bool:
-        """Drops so many blocks at the most; whether none is left."""
+        """Drops at most this many blocks; returns whether none is left."""
         for _ in range(most):
             if not self._pools:
                 break
@@ -114,9 +116,9 @@ class Segment:
         return not self._pools
 
     def move_to(self, other: "Segment", most: int) -> bool:
-        """Drops so many blocks at the most, and holds them there; whether none is left.
+        """Moves at most this many blocks to another segment; returns whether none is left.
 
-        Copies that both had count once.
+        Copies that both segments had count once.
         """
         for _ in range(most):
             if not self._pools:
@@ -130,13 +132,13 @@ class Segment:
         return not self._pools
 
     def expire(self, media: Collection[str], age: int) -> None:
-        """Drops what was stored on these media before this age."""
+        """Drops blocks that were stored on these media before this age."""
         for (pool, block), stored in list(self._ages.items()):
             if pool.medium in media and stored < age:
                 self.forget(pool, block)
 
     def bits_by_key(self) -> Table:
-        """What this segment should have set in the table, made from the hashes alone."""
+        """The table bits that this segment should have set, computed from the hashes alone."""
         bits: defaultdict[int, int] = defaultdict(int)
         for pool, blocks in self._pools.items():
             for key in blocks.values():
@@ -144,7 +146,7 @@ class Segment:
         return dict(bits)
 
     def _last(self) -> tuple[Pool, BlockHash, int]:
-        """One of the blocks, found without a look at all others."""
+        """Any of the blocks, found without iterating over the others."""
         pool = next(reversed(self._pools))
         block, key = next(reversed(self._pools[pool].items()))
         return pool, block, key
@@ -154,7 +156,7 @@ class Segment:
         self._pools = {pool: self._pools.get(pool, {}) for pool in pools}
 
     def _pop(self, pool: Pool, block: BlockHash) -> int:
-        """Takes a hash out; an empty pool goes too, or a publisher could make ever more of them."""
+        """Removes a hash, and an empty pool, so that a publisher cannot create ever more pools."""
         self._ages.pop((pool, block), None)
         blocks = self._pools[pool]
         key = blocks.pop(block)
@@ -185,10 +187,10 @@ class Segment:
             self._table.pop(key, None)
 
 
-# Memory of one row and its hash in CPython's dictionaries, for the estimate of `memory`.
+# Memory of a row and its hash in CPython's dictionaries, for the estimate of `memory`.
 _BYTES_PER_BLOCK = 220
 
-# What a block costs here, in the units of `kvstate.core.WORK`.
+# The work of a block here, in the units of `kvstate.core.WORK`.
 _WORK_PER_BLOCK = 32
 
 
@@ -206,17 +208,17 @@ class _Owner:
     counts: Counter[str] = field(default_factory=Counter)
     groups: Groups = field(default_factory=Groups)
     removing: set[str] = field(default_factory=lambda: set(REMOVING_MEDIA))
-    aging: set[str] = field(default_factory=set)  # media doubted when their first block came
+    aging: set[str] = field(default_factory=set)  # media doubted at their first block
     age: int = 1
 
     @property
     def doubted_media(self) -> set[str]:
-        """Media of which no removal is known to come."""
+        """Media whose removals may never be announced."""
         return self.aging - self.removing
 
     @property
     def doubted(self) -> int:
-        """The tiers that these lie on, a bit each."""
+        """The tiers of these media, one bit each."""
         tiers = {tier_of(medium) or 0 for medium in self.doubted_media}
         return sum(1 << tier for tier in tiers)
 
@@ -225,7 +227,7 @@ class _Owner:
         return len(self.certain) + len(self.uncertain)
 
     def find(self, block: BlockHash) -> tuple[Segment, Pool, int] | None:
-        """Where a block is held under this hash, and its key; a certain one if there is one."""
+        """Returns where a block is held under this hash, and its key; preferably a certain one."""
         for segment in (self.certain, self.uncertain):
             found = segment.find(block)
             if found is not None:
@@ -350,19 +352,19 @@ class PlainCore:
         self._owners[owner].removing = set(REMOVING_MEDIA)
 
     def layout(self, owner: int) -> tuple[None, None]:  # noqa: ARG002, D102
-        return None, None  # all its stores are typed ones, which say it themselves
+        return None, None  # all its stores are typed, and have this themselves
 
     def start(self, owner: int, payload: bytes, work: int) -> bool:  # noqa: ARG002, D102
-        return False  # the typed decoder is the only way here
+        return False  # this core has only the typed decoder
 
     def proceed(self, owner: int, work: int) -> bool:  # noqa: ARG002, D102
-        raise ValueError("no message is applied in part")  # none is ever begun here
+        raise ValueError("no message is applied in part")  # this core never starts one
 
     def abandon(self, owner: int) -> None:
-        """Nothing is ever under way here."""
+        """Does nothing: no message is ever under way here."""
 
     def apply(self, owner: int, payload: bytes) -> None:  # noqa: ARG002, D102
-        return None  # the typed decoder is the only way here
+        return None  # this core has only the typed decoder
 
     def overlaps(  # noqa: D102
         self,
@@ -432,7 +434,7 @@ class PlainCore:
     def _runs(
         self, root: int, tokens: Tokens | memoryview, block_size: int, first: bytes | None
     ) -> list[tuple[int, int]]:
-        """The rows of the prompt's blocks as (bits, how many), up to the first that is absent."""
+        """The rows of the prompt's blocks as (bits, count), up to the first absent one."""
         limit = (len(tokens) - 1) // block_size
         runs: list[tuple[int, int]] = []
         current, length = 0, 0
@@ -453,7 +455,7 @@ def _hold(owner: _Owner, segment: Segment, pool: Pool, block: BlockHash, key: in
     if pool.medium not in owner.removing:
         owner.aging.add(pool.medium)
     if segment is owner.certain:
-        owner.uncertain.forget(pool, block)  # it was stored again since the hole
+        owner.uncertain.forget(pool, block)  # it was stored again after the hole
     if not segment.store(pool, block, key, owner.age if pool.medium in owner.aging else 0):
         owner.counts["restored_with_other_tokens"] += 1
 

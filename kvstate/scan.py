@@ -1,7 +1,7 @@
-"""Passes over bytes of a request: the marks of JSON in a body, and the runs of tokens in a prompt.
+"""Scans the bytes of a request: JSON marks in a body, and runs of tokens in a prompt.
 
-They are compiled where there was a C compiler (kvstate/native/scan.c); `plain` is the same in
-Python, and tests hold the two together.
+They are compiled if a C compiler was available (kvstate/native/scan.c); the `plain_` functions do
+the same in Python, and tests compare the two.
 """
 
 from array import array
@@ -19,19 +19,19 @@ except ImportError:  # there was no C compiler at installation
 else:
     IS_COMPILED = True
 
-# Tokens in a run. Shorter ones are common to many texts, longer ones break at every difference.
+# Tokens in a run. Shorter runs are common to many texts, longer ones break at every difference.
 RUN_TOKENS = 8
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _POWERS = [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))]
 _LAST_64_BITS = (1 << 64) - 1
 
-# The plain pass makes an object of every text, in so many bytes at once.
+# The plain scan creates an object for every text; it takes this many bytes at a time.
 _PIECE_BYTES = 131_072
 
 
 class Marks(NamedTuple):
-    """How many marks a body has; brackets: those that open an object or a list."""
+    """The number of marks in a body; brackets: those that open an object or a list."""
 
     brackets: int
     quotes: int
@@ -39,14 +39,14 @@ class Marks(NamedTuple):
 
 
 def marks(body: bytes) -> Marks:
-    """Returns how many marks a body has, those within texts among them."""
+    """Counts the marks of a body, including those within texts."""
     return Marks(*_marks(body)) if IS_COMPILED else plain_marks(body)
 
 
 def marks_outside(body: bytes, max_quotes: int) -> Marks:
-    """Returns how many marks a body has apart from escaped quotes and from what stands in texts.
+    """Counts the marks of a body, except escaped quotes and marks within texts.
 
-    max_quotes: where there are more, the rest of the body is not looked at.
+    max_quotes: with more, the rest of the body is not scanned.
     """
     plain = plain_marks_outside
     return Marks(*_marks_outside(body, max_quotes)) if IS_COMPILED else plain(body, max_quotes)
@@ -64,7 +64,7 @@ def plain_marks(body: bytes) -> Marks:
 
 def plain_marks_outside(body: bytes, max_quotes: int) -> Marks:
     """Does in Python what `marks_outside` does."""
-    if b"\\" in body:  # a pair stands for itself; what is left may escape a quote
+    if b"\\" in body:  # pairs are literal backslashes; a remaining one may escape a quote
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     quotes = body.count(b'"')
     if quotes > max_quotes:

@@ -1,13 +1,13 @@
-"""A prefix cache: which blocks a request reuses, fills and overwrites, and what is announced.
+"""A prefix cache: which blocks a request reuses, fills and overwrites, and which events follow.
 
-Pure: nothing here sleeps, sends or reads a clock. Calls change the state at once and leave events
-behind, which `take_events` returns; one scheduler step is what lies between two of those calls.
-Only full blocks are reusable and announced.
+Pure: nothing here sleeps, sends or reads a clock. Calls change the state at once and record events,
+which `take_events` returns; the calls between two of its calls are one scheduler step. Only full
+blocks are reusable and announced.
 
 An unused block waits in one queue, with or without reusable content, and is taken from the front;
-released blocks with content go to the back, so the least recently used is taken first. Blocks that
-the device loses may be kept in the host's memory. A block found there is copied back and stays
-there too.
+released blocks with content go to the back, so the least recently used is taken first. Blocks
+evicted from the device may be kept in host memory. A block found there is copied back, and also
+stays there.
 """
 
 from collections import OrderedDict
@@ -26,12 +26,12 @@ _GROUP = 0  # a model with one kind of attention has one group of caches
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """The blocks that one running request uses, for as long as it runs."""
+    """The blocks that one request uses while it runs."""
 
     namespace: Namespace
     session_id: str | None
     tokens: list[int]
-    """All tokens whose KV is computed: the prompt, then what was generated but the last."""
+    """All tokens whose KV is computed: the prompt, then all generated ones but the last."""
     cached_tokens: int
     """How many leading tokens of the prompt were found in the cache."""
     blocks: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How large a cache is, and whose."""
+    """The size of a cache, and its engine's habits."""
 
     blocks: int
     """Blocks on the device, one of them reserved."""
@@ -91,9 +91,9 @@ class PrefixCache:
         session_id: str | None = None,
         reuse: bool = True,
     ) -> Holding | None:
-        """Prefills a prompt; returns None, and changes nothing, while too few blocks are unused.
+        """Prefills a prompt; returns None, and changes nothing, if too few blocks are unused.
 
-        reuse: off, the cache is filled but not read, as vLLM does for `prompt_logprobs`.
+        reuse: if off, the cache is filled but not read, as vLLM does for `prompt_logprobs`.
         """
         digests = list(chain_of(prompt, self._block_size, namespace, self._hashing))
         found = list(self._find(digests, len(prompt))) if reuse else []
@@ -155,7 +155,7 @@ class PrefixCache:
         return events
 
     def _find(self, digests: Iterable[bytes], prompt_tokens: int) -> Iterator[int | None]:
-        """The leading blocks that are held: where on the device, or None for those off it."""
+        """The leading blocks held: their places on the device, or None for those off it."""
         # The engine needs the logits of the last token, so it always computes that token's block.
         usable = (prompt_tokens - 1 - self._hashing.lookahead) // self._block_size
         for _, digest in zip(range(usable), digests, strict=False):
@@ -201,7 +201,7 @@ class PrefixCache:
                 first = None
 
     def _fill(self, holding: Holding, number: int) -> bool:
-        """Whether this block is new to the device."""
+        """Fills a block; returns whether it is new to the device."""
         block, digest = holding.blocks[number], holding.digests[number]
         if self._pool.content(block) == digest:
             return False
@@ -217,7 +217,7 @@ class PrefixCache:
         return True
 
     def _stored(self, holding: Holding, start: int, end: int) -> BlockStored:
-        """The announcement of the blocks from number `start` to before `end`."""
+        """The event for the blocks from number `start` to before `end`."""
         namespace, size = holding.namespace, self._block_size
         adapter = namespace.adapter
         tokens = holding.tokens[start * size : end * size + self._hashing.lookahead]
@@ -240,7 +240,7 @@ class PrefixCache:
 
 
 class BlockPool:
-    """The blocks on the device: who uses them, what they hold, and which is overwritten next.
+    """The blocks on the device: their users, their content, and the order of eviction.
 
     blocks: counted as vLLM's --num-gpu-blocks-override does, the reserved block included.
     """
@@ -281,7 +281,7 @@ class BlockPool:
         return None if copies is None else next(iter(copies))
 
     def is_unused(self, block: int) -> bool:
-        """Tells whether no request uses this block."""
+        """Returns whether no request uses this block."""
         return block in self._queue
 
     def share(self, block: int) -> None:
@@ -328,12 +328,12 @@ class BlockPool:
 
 
 class HostTier:
-    """Blocks kept in the host's memory; those kept or found longest ago are lost first."""
+    """Blocks kept in host memory; the least recently kept or found are evicted first."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
         self._kept: OrderedDict[bytes, BlockStored] = OrderedDict()
-        # Of blocks on the device: what there will be to say when they come here.
+        # For blocks on the device: the event to send when they move here.
         self._on_device: dict[bytes, BlockStored] = {}
 
     def __len__(self) -> int:
@@ -344,7 +344,7 @@ class HostTier:
         return iter(self._kept)
 
     def holds(self, digest: bytes) -> bool:
-        """Tells whether this block is here."""
+        """Returns whether this block is here."""
         return digest in self._kept
 
     def touch(self, digest: bytes) -> None:
@@ -360,10 +360,10 @@ class HostTier:
         self._on_device[digest] = stored
 
     def keep(self, digest: bytes) -> tuple[BlockStored | None, bytes | None]:
-        """Keeps a block of which the device lost the last copy.
+        """Keeps a block whose last copy on the device was evicted.
 
         Returns the event that announces it here, None if it was here or cannot be announced, and
-        the digest of the block that had to go for it, if one had to.
+        the digest of the block evicted for it, if any.
         """
         stored = self._on_device.pop(digest, None)
         if stored is None or digest in self._kept:

@@ -1,4 +1,4 @@
-"""`kvsteer worker`: one simulated worker until it is told to stop."""
+"""`kvsteer worker`: runs one simulated worker until it is stopped."""
 
 import argparse
 import asyncio
@@ -14,10 +14,10 @@ from simulator.worker import Worker
 
 _NOWHERE = "none"
 _REPLAY_LIMIT = "messages of a replay that wait for a slow reader; 0: any (default: %(default)s)"
-_ROLES = "which half of requests it takes (default: %(default)s)"
-_RATE = "how fast blocks come here (default: no delay)"
-_WAIT = "seconds to wait for the other half of a request (default: %(default)s)"
-_DIALECTS = f"engine and release to pass for: {', '.join(DIALECTS)} (default: %(default)s)"
+_ROLES = "which part of requests it takes (default: %(default)s)"
+_RATE = "transfer speed of blocks to this worker (default: no delay)"
+_WAIT = "seconds to wait for the other worker of a request (default: %(default)s)"
+_DIALECTS = f"engine and release to imitate: {', '.join(DIALECTS)} (default: %(default)s)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--listen", default="127.0.0.1:8001", help="host:port of the API; port 0: any free one")
     add("--name", help="sent as x-worker with every response (default: host:port)")
     add("--dialect", choices=DIALECTS, default=defaults.dialect, metavar="NAME", help=_DIALECTS)
-    add("--ranks", type=int, default=defaults.ranks, help="data-parallel ranks, a cache each")
+    add("--ranks", type=int, default=defaults.ranks, help="data-parallel ranks, each with a cache")
     add("--model", default=defaults.model, help="the name requests use (default: %(default)s)")
     add("--lora", action="append", default=[], metavar="NAME", help="an adapter; repeatable")
     add("--model-dir", type=Path, default=TINY_MODEL, help="tokenizer and chat template")
@@ -39,19 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--placeholders", action="store_true", help="vLLM: announce kept blocks by hashes alone")
     add("--max-model-len", type=int, default=defaults.max_model_len_tokens, help="tokens")
     add("--events", default="tcp://127.0.0.1:5557", help="ZMQ endpoint of KV-cache events, or none")
-    add("--connect", action="store_true", help="connect to the events endpoint, where others bind")
+    add(
+        "--connect",
+        action="store_true",
+        help="connect to the events endpoint instead of binding it",
+    )
     add("--replay", default="tcp://127.0.0.1:5558", help="ZMQ endpoint for replays, or none")
     add("--load", default=_NOWHERE, help="ZMQ endpoint of its load (SGLang), or none")
     add("--topic", default=defaults.topic, help="topic of the events")
     add("--buffer-steps", type=int, default=defaults.buffer_batches, help="batches to replay")
     add("--replay-limit", type=int, default=defaults.replay_limit_messages, help=_REPLAY_LIMIT)
     add("--drain-events", type=int, default=defaults.drain_events, help="TensorRT-LLM: kept events")
-    add("--misbehave", action="store_true", help="serve POST /misbehave, which breaks things")
+    add("--misbehave", action="store_true", help="serve POST /misbehave, which injects faults")
     for phase in ("prefill", "decode"):
         name = f"--{phase}-tokens-per-second"
         add(name, type=float, default=math.inf, metavar="RATE", help="default: no delay")
     add("--role", choices=("prefill", "decode", "both"), default=defaults.role, help=_ROLES)
-    add("--transfer", metavar="HOST:PORT", help="where computed blocks are fetched (prefill)")
+    add("--transfer", metavar="HOST:PORT", help="address for fetching computed blocks (prefill)")
     add("--transfer-tokens-per-second", type=float, default=math.inf, metavar="RATE", help=_RATE)
     add("--transfer-timeout", type=float, default=defaults.transfer_timeout_seconds, help=_WAIT)
     add("--max-running", type=int, default=defaults.max_running_requests, help="requests at once")
@@ -92,7 +96,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         max_model_len_tokens=arguments.max_model_len,
         events_endpoint=events,
         connect=arguments.connect,
-        # Nothing is kept for asking again where nothing is published.
+        # Without published events, none are kept for replays.
         replay_endpoint=replay if events else None,
         load_endpoint=_endpoint(arguments.load),
         topic=arguments.topic,

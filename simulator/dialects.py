@@ -1,4 +1,4 @@
-"""The engines and releases that a worker can imitate, and how they differ.
+"""The engines and releases that a worker can imitate, and their differences.
 
 Each name is that of the first release with the layout. vLLM: `vllm/distributed/kv_events.py` of
 each release; SGLang: its `kv_events.py`; TensorRT-LLM: `_torch/pyexecutor/kv_cache_events.py`.
@@ -30,14 +30,14 @@ class Layout:
     stored: tuple[str, ...]
     removed: tuple[str, ...]
     nulls: frozenset[str] = frozenset()
-    """Fields that the engine has and never fills."""
+    """Fields that the engine has but never fills."""
     optional: frozenset[str] = _OPTIONAL
     appended: tuple[str, ...] = ()
     """Fields of a map that follows the array's others, if any of them is set."""
     tiers: bool = True
-    """Whether blocks elsewhere than on the device are announced."""
+    """Whether blocks outside the device are announced."""
     merges_removals: bool = False
-    """Whether removals that follow each other become one event."""
+    """Whether consecutive removals become one event."""
 
     def written(self, events: Iterable[Event]) -> list[WireEvent]:
         """Returns one step's events as they are sent."""
@@ -104,7 +104,7 @@ EngineName = Literal["vllm", "sglang", "trtllm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """How an engine keeps blocks and when it announces them. The defaults are vLLM's."""
+    """How an engine keeps blocks, and when it publishes events. The defaults are vLLM's."""
 
     shares_copies: bool = False
     """A block computed twice is kept once, as in a radix tree; else both copies are kept."""
@@ -115,9 +115,9 @@ class Habits:
     announces_clear: bool = True
     """A reset is one event; else each block is removed."""
     publishes_idle: bool = False
-    """What happens between steps is published at once; else with the next step."""
+    """Events between steps are published at once; else with the next step."""
     host_medium: str = "CPU"
-    """Where blocks lie that were evicted from the device and kept."""
+    """The medium of blocks that were evicted from the device and kept."""
     reports_last_answer: bool = True
     """Of several answers the cached tokens of the one that ended last are reported, whose prompt
     the first one has stored; else those of the first answer to each prompt, summed up."""
@@ -150,7 +150,7 @@ class Dialect:
     name: str
     engine: EngineName
     version: str
-    """The release that is passed for."""
+    """The release that is imitated."""
     layout: Layout
     replay_topic: bool
     """Whether answers of the replay socket have a topic frame."""
@@ -160,7 +160,7 @@ class Dialect:
     """Whether GET /kv_event_sources exists; POST /v1/messages, which leaves cached tokens out of
     `input_tokens`, is as old here."""
     publishes_load: bool = False
-    """Whether it can publish how much it has to do (--load-publish-endpoint)."""
+    """Whether it can publish its load (--load-publish-endpoint)."""
     names_no_hits: bool = True
     """Whether usage says that no tokens were cached; else it names cached tokens only where there
     are some."""
@@ -263,7 +263,7 @@ def _with(
     *,
     tiers: bool | None = None,
 ) -> Layout:
-    """The layout with more fields behind its own."""
+    """Returns the layout with further fields at its end."""
     return replace(
         layout,
         stored=(*layout.stored, *stored),

@@ -1,4 +1,4 @@
-"""One worker's engine: admits requests, prefills and decodes them, and publishes what is cached.
+"""One worker's engine: admits requests, prefills and decodes them, and publishes cache events.
 
 Prefills run one after the other, in order of arrival; decoding requests do not wait for them.
 """
@@ -41,15 +41,15 @@ class Job:
     prompt: Sequence[int]
     output_tokens: int
     ends_turn: bool = False
-    """Whether the last of them is the end-of-turn token, as of a model that has said all."""
+    """Whether the last of them is the end-of-turn token, as if the model had finished."""
     namespace: Namespace = NO_NAMESPACE
     session_id: str | None = None
     choice: int = 0
-    """Tells several answers to one prompt apart."""
+    """Distinguishes several answers to one prompt."""
     reuse: bool = True
-    """Off: the cache is filled but not read."""
+    """If off, the cache is filled but not read."""
     received_tokens: int = 0
-    """Of the prompt, those that another worker computed; the last one is computed here."""
+    """Prompt tokens that another worker computed; the last one is computed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Step:
 
     token: int
     cached_tokens: int
-    """How many of the prompt's tokens were not computed."""
+    """How many of the prompt's tokens came from the cache."""
     finish_reason: FinishReason | None
     """Set with the last token."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What /metrics shows, besides the cache's usage."""
+    """The counters of /metrics, besides the cache's usage."""
 
     in_flight: int = 0
     running: int = 0
@@ -81,7 +81,7 @@ class _Request:
     job: Job
     tokens: list[int]
     cache: PrefixCache
-    """The one it began with: another may have taken its place since."""
+    """The cache that it began with; another may have replaced it since."""
     cached_tokens: int | None = None
     holding: Holding | None = None
 
@@ -89,8 +89,8 @@ class _Request:
 class Engine:
     """Runs jobs on one cache.
 
-    publish: is given the events of every step, possibly none. publishes_idle: whether it is also
-    given what happens between steps, at once.
+    publish: is called with the events of every step, possibly none. publishes_idle: whether it is
+    also called, at once, with events between steps.
     """
 
     def __init__(
@@ -133,10 +133,10 @@ class Engine:
         return done
 
     def restart(self, cache: PrefixCache) -> None:
-        """Begins again with an empty cache, as after the death of the process.
+        """Starts over with an empty cache, as after the death of the process.
 
-        Requests that run are not cut off: they end on the cache they began with, of which nothing
-        more is published.
+        Running requests are not cut off: they finish on their old cache, whose events are no longer
+        published.
         """
         self._cache = cache
         self.counters.queried_tokens = self.counters.hit_tokens = 0
@@ -172,8 +172,9 @@ class Engine:
             if request.cache.extend(request.holding, request.tokens[-1]):
                 await self._step(self._latency.decode_seconds)
                 return
-            # The cache is full of running requests: this one gives way and starts over, finding
-            # most of what it had if it is still there. vLLM preempts too, but the youngest.
+            # The cache is full of running requests: this one is preempted and starts over, and
+            # finds its blocks again if they are still there. vLLM preempts too, but the youngest
+            # request.
             self._release(request)
         async with self._prefilling:
             await self._prefill(request)
@@ -199,7 +200,7 @@ class Engine:
         await self._step(self._latency.prefill_seconds(uncached))
 
     async def _step(self, seconds: float) -> None:
-        # An aborted request's step is not undone: what it cached stays cached and is announced.
+        # An aborted request's step is not undone: its blocks stay cached and are announced.
         try:
             await asyncio.sleep(seconds)
         finally:

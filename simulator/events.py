@@ -1,4 +1,4 @@
-"""KV-cache events, before a dialect puts them on the wire.
+"""KV-cache events, before a dialect encodes them.
 
 Fields are named and ordered as in vLLM 0.32; a dialect leaves out those that it does not have.
 """
@@ -38,7 +38,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_
     """Tokens; None for attention without a window."""
     session_id: str | None = None
     cache_salt: str | None = None
-    """SGLang's way to name the salt."""
+    """The salt, as SGLang names it."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, tag_field="type", omit_defaults=True):

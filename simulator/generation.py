@@ -1,4 +1,4 @@
-"""The endpoints that generate: what they ask of the engine, and how they send its answers."""
+"""The endpoints that generate: their jobs for the engine, and the form of their answers."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ Sink = Callable[[int, Step], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The jobs of one request, and what they add up to."""
+    """The jobs of one request, and their usage in all."""
 
     engine: Engine
     jobs: Sequence[Job]
@@ -56,7 +56,7 @@ class _Run:
 
 
 class Generator:
-    """Answers completions and chats, each with one of a worker's ranks."""
+    """Answers completions and chats, each on one of a worker's ranks."""
 
     def __init__(self, tokens: ModelTokens, writer: Writer, worker: Worker) -> None:
         self._settings = worker.settings
@@ -66,7 +66,7 @@ class Generator:
         self._adapters = worker.settings.adapters
 
     def check_model(self, model: str | None) -> None:
-        """Refuse a model that is not served here (404); none named means the base model."""
+        """Rejects a model that is not served here (404); no name means the base model."""
         if model not in {None, self._settings.model, *self._adapters}:
             message = f"The model `{model}` does not exist."
             raise ApiError(404, "NotFoundError", message, "model")
@@ -102,7 +102,7 @@ class Generator:
     def _jobs(
         self, request: web.Request, body: Generation, prompt: Sequence[int], limit: int | None
     ) -> list[Job]:
-        """One job a choice. Without a limit an answer ends by itself."""
+        """One job per choice. Without a limit an answer ends by itself."""
         context = self._settings.context_tokens
         room = context - len(prompt)
         if room < (limit or 1):
@@ -164,7 +164,7 @@ class Generator:
             return await self._send(request, body, run, form)
 
     async def _pulled(self, job: Job, source: str, engine: Engine) -> Job:
-        """A job, after what another worker holds more of its prompt has come from there."""
+        """The job, after fetching the blocks that another worker holds beyond this one's."""
         held = engine.cache.held_tokens(job.prompt, job.namespace)
         tokens = await self._worker.handover.pull(source, job.prompt, job.namespace, held)
         return replace(job, received_tokens=tokens)
@@ -205,7 +205,7 @@ class Generator:
         is_open: set[int] = set()
 
         async def send(index: int, step: Step) -> None:
-            # engines say nothing, not even a role, before they have the first token
+            # engines send nothing, not even a role, before the first token
             if index not in is_open and (opening := form.opening(index)):
                 await response.write(_server_sent(opening))
             is_open.add(index)
@@ -223,7 +223,7 @@ class Generator:
 
 
 def _halved(job: Job, half: Half) -> Job:
-    """What is left of a job whose other half another worker does."""
+    """This worker's part of a job that is split between two workers."""
     if half.place:
         return replace(job, received_tokens=len(job.prompt))
     return replace(job, output_tokens=1)

@@ -1,13 +1,12 @@
-"""KV blocks from one worker to another: what a prefill worker keeps until a decode worker has it.
+"""Transfers of KV blocks: a prefill worker keeps blocks until its decode worker has them.
 
 Both get the request at about the same time, in any order, and find each other by a number in it:
 SGLang's `bootstrap_room`, or the id in vLLM's `kv_transfer_params`. SGLang's prefill worker waits
 for its partner before it computes, vLLM's keeps what it computed; both give up after their time
 limit (300 s by default: SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and _WAITING_TIMEOUT), and so does
-a decode worker that gets nothing. A plain worker may be told of one that holds more of a prompt
-than itself (vLLM's `remote_kv_source`): it asks for that, and computes what it does not get. The
-partner asks over HTTP, where engines have protocols of their
-own, and the transfer takes time in proportion to its tokens.
+a decode worker that gets nothing. A request may name a worker that holds more of its prompt (vLLM's
+`remote_kv_source`): a plain worker fetches the difference there, and computes the rest. Transfers
+use HTTP here (engines have protocols of their own), and take time in proportion to their tokens.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ _MAX_ROOMS = 100_000
 
 
 class Half(NamedTuple):
-    """Which half of requests a body asks for. place: host:port of the partner, "" for prefill."""
+    """The part of a request to compute. place: host:port of the partner, "" for prefill."""
 
     rooms: tuple[str, ...]
     place: str = ""
@@ -51,8 +50,8 @@ class _Room:
 class Handover:
     """One worker's half of the transfers.
 
-    ranks: what they hold is handed to whoever asks for it. counts: of halves that were finished,
-    and that were left without their partner; of tokens that came from other workers.
+    ranks: whose blocks other workers may fetch. counts: of parts finished, of parts whose partner
+    never came, and of tokens fetched from other workers.
     """
 
     def __init__(self, settings: Settings, ranks: Sequence[Rank] = ()) -> None:
@@ -66,11 +65,11 @@ class Handover:
 
     @property
     def waiting(self) -> int:
-        """How many halves are not finished."""
+        """The number of unfinished parts."""
         return len(self._rooms)
 
     def application(self) -> web.Application:
-        """Returns what decode workers ask."""
+        """Returns the application that decode workers call."""
         application = web.Application()
         application.add_routes(
             [web.get(f"{_PATH}{{room}}", self._hand_over), web.post(_HELD, self._tell_held)]
@@ -83,10 +82,10 @@ class Handover:
             await self._client.close()
 
     def half_of(self, body: Generation) -> Half | None:
-        """Returns the half of a request that this worker is asked for; None for all of it.
+        """Returns the part of a request for this worker; None for the whole request.
 
         Raises:
-            ApiError: its engine has to be told, and is not.
+            ApiError: the engine needs a field that the body lacks.
         """
         role = self._settings.role
         if self._settings.speaks.engine == "sglang":
@@ -115,10 +114,10 @@ class Handover:
         return "" if source is None else f"{source['remote_host']}:{source['remote_port']}"
 
     async def pull(self, place: str, prompt: Sequence[int], namespace: Namespace, held: int) -> int:
-        """Fetches what another worker holds beyond what is held here.
+        """Fetches the blocks that another worker holds beyond those held here.
 
-        Returns how many leading tokens are there then; `held` if the other one does not answer, or
-        an adapter is to compute them.
+        Returns how many leading tokens are held afterwards; `held` if the other worker does not
+        answer, or the request uses an adapter.
         """
         if namespace.adapter is not None:
             return held
@@ -145,12 +144,12 @@ class Handover:
 
     @asynccontextmanager
     async def taking_part(self, half: Half, tokens: int) -> AsyncIterator[None]:
-        """Holds while this worker computes its half.
+        """Waits for the transfers before or after this worker computes its part.
 
-        tokens: of the prompt that are not here.
+        tokens: prompt tokens that are not held here.
 
         Raises:
-            ApiError: the partner does not come, or is lost.
+            ApiError: the partner does not come, or fails.
         """
         if half.place:
             for name in half.rooms:
@@ -196,7 +195,7 @@ class Handover:
             raise ApiError(500, "InternalServerError", f"Request timed out in {where}") from None
 
     async def _hand_over(self, request: web.Request) -> web.Response:
-        """Waits for a room's blocks, which its decode worker then has."""
+        """Answers with a room's blocks once they are computed."""
         name = request.match_info["room"]
         room = self._room(name)
         room.joined.set()

@@ -1,6 +1,6 @@
-"""What distinguishes cached blocks: their tokens, the blocks before them, and their namespace.
+"""Block hashes: of the tokens, the blocks before them, and the namespace.
 
-Every engine chains digests over these, each in its own way; a `Hashing` is one of these ways.
+Every engine chains digests over these in its own way; a `Hashing` is one engine's way.
 
 vLLM (algorithm `sha256`, its default): SHA-256 over the protocol-5 pickle of (parent digest, token
 ids, extra keys).
@@ -33,7 +33,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What separates cached blocks besides tokens: the adapter that computed them, and a salt."""
+    """The namespace of cached blocks: the adapter that computed them, and a salt."""
 
     adapter: Adapter | None = None
     salt: str | None = None
@@ -51,17 +51,17 @@ class Namespace:
         return tuple(keys) or None
 
     def published_keys(self, *, first: bool) -> tuple[str, ...] | None:
-        """The same keys as events show them: untagged, an adapter by its name alone."""
+        """The same keys in the form of events: untagged, and an adapter by its name alone."""
         keys = self.hashed_keys(first=first)
         return None if keys is None else tuple(key[1] for key in keys)
 
 
 NO_NAMESPACE = Namespace()
-"""What most requests share."""
+"""The namespace of most requests."""
 
 
 class Hashing(Protocol):
-    """One engine's way to name blocks."""
+    """One engine's way to hash blocks."""
 
     @property
     def lookahead(self) -> int:
@@ -76,10 +76,10 @@ class Hashing(Protocol):
         """
 
     def wire(self, digest: bytes) -> int:
-        """A digest as events carry it."""
+        """A digest in the form of events."""
 
     def shown(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
-        """The tokens of some blocks, and `lookahead` more, as events carry them."""
+        """The tokens of some blocks, and `lookahead` more, in the form of events."""
 
 
 def chain_of(

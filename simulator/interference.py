@@ -1,6 +1,6 @@
-"""Faults of the next batches of one publisher, so that its readers can be tested.
+"""Faults in the next batches of one publisher, to test its readers.
 
-Pure: it decides, and spoils payloads; the publisher sends.
+Pure: it decides, and corrupts payloads; the publisher sends.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ _NEVER_USED_BYTE = b"\xc1"  # msgpack gives it no meaning
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one numbered batch."""
+    """The fate of one numbered batch."""
 
     kept: bool
-    """Whether it can be asked for again."""
+    """Whether it can be replayed."""
     sent: int
     """How often it is sent."""
 
@@ -41,9 +41,9 @@ class Interference:
     reorder: bool = False
     """The next two messages are sent in the opposite order."""
     replay: ReplayFault | None = None
-    """What is wrong with the replay socket until told otherwise."""
+    """The fault of the replay socket, until changed."""
     is_silent: bool = False
-    """The socket of events is closed until told otherwise."""
+    """Whether the events socket is closed, until changed."""
     _held_back: list[Message] = field(default_factory=list)
 
     def fate(self) -> Fate:
@@ -73,7 +73,7 @@ class Interference:
         return [wrong, *events[1:]]
 
     def garbled(self, payload: bytes) -> bytes:
-        """Returns the payload to send: no msgpack if that was asked for."""
+        """Returns the payload to send: invalid msgpack if that was requested."""
         if self.corrupt != "batch":
             return payload
         self.corrupt = None

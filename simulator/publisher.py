@@ -49,9 +49,9 @@ class PublisherOptions:
     buffer_batches: int
     rank: int
     replay_limit_messages: int
-    """What the replay socket queues for a reader that is slow; it drops what is beyond."""
+    """The messages that the replay socket queues for a slow reader; it drops further ones."""
     connects: bool = False
-    """PUB connects to its endpoint, for a subscriber that binds; the replay socket always binds."""
+    """Whether PUB connects, for a subscriber that binds; the replay socket always binds."""
 
 
 class Publisher:
@@ -72,7 +72,7 @@ class Publisher:
         self._open()
 
     def publish(self, events: Sequence[Event]) -> None:
-        """Sends one step's events, if the dialect tells of any."""
+        """Sends one step's events, if the dialect publishes any of them."""
         written: Sequence[WireEvent] = self._options.dialect.layout.written(events)
         if written:
             written = self._interference.spoiled(written)
@@ -85,13 +85,13 @@ class Publisher:
             self._deliver(os.urandom(_GARBAGE_BYTES))
 
     def restart(self) -> None:
-        """Begins again on the same endpoints, as after the death of the process."""
+        """Starts over on the same endpoints, as after the death of the process."""
         self.close()
         self._interference.forget()
         self._open()
 
     def show_replay_fault(self, fault: ReplayFault | None) -> None:
-        """Breaks the replay socket as told; None: it is healthy again."""
+        """Sets a fault of the replay socket; None makes it healthy again."""
         self._interference.replay = fault
         if fault == "absent":
             self._close_replay()
@@ -110,7 +110,7 @@ class Publisher:
             self._open_events()
 
     def close(self) -> None:
-        """Closes all sockets at once; what is not sent yet is lost, as when an engine stops."""
+        """Closes all sockets at once; unsent messages are lost, as when an engine stops."""
         self._close_replay()
         self._close_events()
 
@@ -173,22 +173,22 @@ class Publisher:
 
 LOAD_TOPIC = "load"
 LOAD_SECONDS = 0.05
-"""How soon a load that changed is published."""
+"""How soon a changed load is published."""
 LOAD_HEARTBEAT_SECONDS = 1.0
-"""How soon one that did not change is published again."""
+"""How soon an unchanged load is published again."""
 
 LoadStat = tuple[str, int, int, int, int, int]
 """Its name, requests running and waiting, tokens of the cache in use and in all, and the rank."""
 
 
 class LoadPublisher:
-    """Publishes how much one rank has to do, as SGLang's `--load-publish-endpoint` does.
+    """Publishes the load of one rank, as SGLang's `--load-publish-endpoint` does.
 
     Layout and times are those of `sglang.srt.managers.scheduler_components.load_publisher`; SGLang
     publishes between steps only, which here take no time. It opens its socket when constructed, in
     a running event loop, and must be closed.
 
-    load: what there is to do now.
+    load: returns the current load.
 
     Raises:
         OSError: the endpoint is taken.
@@ -253,7 +253,7 @@ class ReplaySocket:
         self._context = zmq.asyncio.Context()
         self._router = self._context.socket(zmq.ROUTER)
         try:
-            self._router.sndhwm = send_limit_messages  # beyond it a ROUTER drops
+            self._router.sndhwm = send_limit_messages  # a ROUTER drops messages beyond it
             self._router.maxmsgsize = _MAX_REQUEST_BYTES
             self.endpoint = bind(self._router, endpoint)
         except BaseException:
@@ -317,7 +317,7 @@ def end_of_replay(*, with_topic: bool = True) -> tuple[bytes, ...]:
 
 
 def replay_start(request: Sequence[bytes]) -> int | None:
-    """Returns the first sequence number that a request asks for; None if it is to be ignored.
+    """Returns the first sequence number requested; None for a request to ignore.
 
     request: without the sender's routing frame: an empty delimiter and the number. vLLM reads
     shorter numbers too, and answers nothing to a request without the delimiter.
@@ -344,7 +344,7 @@ def bind(socket: Socket, endpoint: str) -> str:
 
 
 def connect(socket: Socket, endpoint: str) -> str:
-    """Connects a socket, now or when somebody listens there; returns the endpoint.
+    """Connects a socket, now or once the peer listens; returns the endpoint.
 
     Raises:
         OSError: the endpoint is not valid.

@@ -28,7 +28,7 @@ DrainedEvent = dict[str, Any]
 
 
 class EventDrain:
-    """The latest `max_events` events that nobody fetched yet; older ones are lost."""
+    """The latest `max_events` events that were not fetched yet; older ones are lost."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class EventDrain:
                     raise AssertionError("TensorRT-LLM has no such event")
 
     def take(self) -> list[DrainedEvent]:
-        """Returns the waiting events, oldest first; each is handed out once."""
+        """Returns the waiting events, oldest first, and removes them."""
         events = list(self._waiting)
         self._waiting.clear()
         return events
 
     def _stored(self, event: BlockStored) -> None:
-        """Blocks that are new make runs; those known on another level move."""
+        """Encodes new blocks as runs, and known blocks on another level as moves."""
         level, size = _level(event.medium), event.block_size
         parent = before = event.parent_block_hash
         run: list[dict[str, Any]] = []
@@ -97,7 +97,7 @@ class EventDrain:
             self._append({"type": "removed", "block_hashes": gone})
 
     def _move(self, block_hash: WireHash, levels: set[int]) -> None:
-        """A block counts where it is nearest."""
+        """Moves a block: it counts on its nearest level."""
         old, new = min(self._levels[block_hash]), min(levels)
         self._levels[block_hash] = levels
         if old != new:
@@ -140,7 +140,7 @@ def _block(block_hash: WireHash, tokens: Iterable[object], level: int) -> dict[s
 
 
 class Rank:
-    """One rank, in the event loop that it was constructed in; must be closed.
+    """One rank, bound to the event loop in which it was constructed; must be closed.
 
     Raises:
         OSError: an endpoint is taken.
@@ -166,11 +166,11 @@ class Rank:
         self.load = self._open_load()
 
     def drain(self) -> list[DrainedEvent]:
-        """Returns the events that nobody fetched yet; none for engines without such a list."""
+        """Returns the events not fetched yet; none for engines without such a list."""
         return self._drain.take() if self._drain else []
 
     def restart(self) -> None:
-        """Dies and comes back: nothing cached, numbers from 0, the same endpoints."""
+        """Restarts: empty cache, numbers from 0, the same endpoints."""
         if self.publisher is not None:
             self.publisher.restart()
         if self.load is not None:

@@ -1,4 +1,4 @@
-"""The bodies that clients send, typed and bounded, as far as the simulator uses them.
+"""Request bodies, typed and bounded, as far as the simulator uses them.
 
 Fields it does not know are ignored, as sampling parameters are.
 """
@@ -14,8 +14,8 @@ from simulator.interference import Corruption, ReplayFault
 from simulator.responses import bad_request
 from simulator.tokens import ModelTokens, PromptError
 
-MAX_PROMPTS = 128  # of one completion request; each is a request of its own to the engine
-MAX_COUNT = 100_000  # of batches to interfere with; garbage is sent without a pause
+MAX_PROMPTS = 128  # in one completion request; each is a separate request to the engine
+MAX_COUNT = 100_000  # batches to interfere with; garbage is sent without pauses
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -31,7 +31,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chats have in common."""
+    """The common fields of completions and chats."""
 
     model: str | None = None
     max_tokens: Positive | None = None
@@ -83,7 +83,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
 
     def as_chat(self) -> Chat:
-        """The conversation that the engine makes of it."""
+        """The conversation to which the engine converts it."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return Chat(
             messages=[*system, *self.messages], model=self.model, max_tokens=self.max_tokens
@@ -102,7 +102,7 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Misbehave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /misbehave: any of these, as the methods of `Faults` of the same names have it."""
+    """POST /misbehave: any of these; see the methods of `Faults` with the same names."""
 
     rank: Count | None = None
     drop: Count | None = None

@@ -1,8 +1,8 @@
-"""The bodies that the server answers with, in the shapes of the OpenAI API as vLLM fills them.
+"""Response bodies, in the form of the OpenAI API as vLLM fills it.
 
-Answers are whole words, the same ones for the same prompt every time. Clients send an answer back
-as text with the next turn, when its tokens are in the cache already, so the text has to give the
-same tokens again: only words that are one token each are said.
+Answers are whole words, always the same for the same prompt. Clients send an answer back as text
+with the next turn, when its tokens are already cached, so the text must have the same tokens again:
+answers use only words of one token each.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ Body = dict[str, Any]
 
 
 class ApiError(Exception):
-    """A request that is refused, with the HTTP status and vLLM's name for the kind of error."""
+    """A rejected request, with the HTTP status and vLLM's name for the kind of error."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> Body:
-        """Returns the error as vLLM words it."""
+        """Returns the error in vLLM's form."""
         return error(self.status, self.kind, str(self), self.param)
 
 
@@ -64,7 +64,7 @@ class Usage:
         }
 
     def of_message(self) -> Body:
-        """Returns the counts as Anthropic's API names them: cached tokens are no input."""
+        """Returns the counts as Anthropic's API names them: cached tokens do not count as input."""
         return {
             "input_tokens": self.prompt_tokens - self.cached_tokens,
             "output_tokens": self.completion_tokens,
@@ -74,7 +74,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One response, whole or in chunks: what all its parts repeat."""
+    """One response, whole or in chunks, with the fields that all its parts repeat."""
 
     id: str
     created: int
@@ -140,7 +140,7 @@ class Form:
 
 
 def models(base: str, loras: Sequence[str], *, created: int, max_model_len: int) -> Body:
-    """Returns the answer to GET /v1/models: the model, then its adapters, which name it."""
+    """Returns the answer to GET /v1/models: the model, then its adapters as its children."""
     common = {"object": "model", "created": created, "owned_by": "vllm"}
     data: list[Body] = [
         {"id": base, **common, "root": base, "parent": None, "max_model_len": max_model_len}
@@ -197,17 +197,17 @@ class Writer:
             raise ValueError("the tokenizer has no whole words to say")
 
     def seed(self, prompt: Sequence[int], choice: int) -> bytes:
-        """Returns what an answer is made from; `choice` distinguishes the answers to one prompt."""
+        """Returns the seed of an answer; `choice` distinguishes the answers to one prompt."""
         return hashlib.sha256(array("Q", [choice, *prompt]).tobytes()).digest()
 
     def length(self, seed: bytes) -> int:
-        """Returns the tokens of an answer without a limit, the end-of-turn token included."""
+        """Returns the tokens of an answer without a limit, including the end-of-turn token."""
         return _SHORTEST_ANSWER + _pick(seed, -1, _ANSWER_LENGTHS)
 
     def token(self, seed: bytes, position: int, previous: int) -> int:
         """Returns the answer's token number `position`, after the token `previous`."""
-        # A word glued to the prompt's last one would be cut elsewhere when read again; after a
-        # line break the space would be.
+        # A word joined to the prompt's last word would be tokenized differently when sent back;
+        # after a line break, the space would be.
         starts_line = self._tokens.text_of([previous]).endswith("\n")
         words = self._first_on_line if starts_line else self._others
         return words[_pick(seed, position, len(words))]

@@ -32,9 +32,9 @@ from simulator.tokens import ModelTokens
 from simulator.worker import Faults, Worker
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Far above any prompt that fits a context; keeps a client from filling the memory."""
+"""Far above any prompt that fits a context; prevents a client from filling the memory."""
 
-_SHUTDOWN_SECONDS = 0.2  # a stand-in has no answers worth waiting for
+_SHUTDOWN_SECONDS = 0.2  # a simulated worker has no answers worth waiting for
 _BACKLOG = 1024
 __all__ = ["Worker", "running"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -84,7 +84,8 @@ def _read_model(directory: Path, template: Path | None) -> tuple[ModelTokens, Wr
 async def _serve(
     stack: AsyncExitStack, application: web.Application, listener: socket.socket
 ) -> None:
-    # Without handler_cancellation a client that leaves would keep its blocks to the end.
+    # Without handler_cancellation, the blocks of a client that disconnects would stay in use to the
+    # end.
     runner = web.AppRunner(
         application, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_SECONDS
     )
@@ -121,7 +122,7 @@ class Api:
         self._created = int(time.time())
 
     def application(self) -> web.Application:
-        """Returns all routes, ready to be served."""
+        """Returns the application with all routes."""
         application = web.Application(
             client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_openai_sends_them]
         )
@@ -288,7 +289,7 @@ class Inspection:
         }
 
     async def _prefix(self, request: web.Request) -> web.Response:
-        """Leading tokens of a prompt that a rank holds, short of the last one."""
+        """Leading tokens of a prompt that a rank holds, not counting the last one."""
         body = await decoded(request, CachedPrefix)
         self._check_rank(body.rank)
         if body.lora is not None and body.lora not in self._worker.settings.adapters:
@@ -358,13 +359,13 @@ def _kv_events(worker: Worker) -> Body | None:
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:
-    """SGLang calls every address of the host "*"."""
+    """Splits an endpoint; SGLang writes "*" for every address of the host."""
     host, _, port = endpoint.partition("://")[2].rpartition(":")
     return "*" if host in {"0.0.0.0", "[::]"} else host, int(port)  # noqa: S104 - read, not bound
 
 
 def registry(worker: Worker) -> CollectorRegistry:
-    """Returns a registry with this worker's metrics alone."""
+    """Returns a registry with only this worker's metrics."""
     registry = CollectorRegistry()
     registry.register(WorkerCollector(worker))
     return registry

@@ -28,7 +28,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
-    """Returns the endpoint of one rank: the first's port plus the rank; 0 stays any free port."""
+    """Returns the endpoint of one rank: the first port plus the rank; 0 stays any free port."""
     if not rank:
         return endpoint
     base, _, port = endpoint.rpartition(":")
@@ -70,11 +70,11 @@ class Settings:
     listen: str = "127.0.0.1:0"
     """host:port of the HTTP API; IPv6 addresses in brackets."""
     name: str | None = None
-    """Who answered, as the `x-worker` response header tells; None: the worker's host:port."""
+    """The worker's name in the response header `x-worker`; None: the worker's host:port."""
     dialect: str = DEFAULT
-    """The engine and release to pass for: a name of `dialects.DIALECTS`."""
+    """The engine and release to imitate: a name in `dialects.DIALECTS`."""
     ranks: int = 1
-    """Data-parallel ranks: caches and publishers of their own behind one API."""
+    """Data-parallel ranks, each with a cache and publishers, behind one API."""
     model: str = "tiny"
     """The name that requests use."""
     loras: tuple[str, ...] = ()
@@ -94,19 +94,19 @@ class Settings:
     """vLLM only: blocks kept off the device are announced by their hashes alone."""
     max_model_len_tokens: int = 16384
     events_endpoint: str | None = "tcp://127.0.0.1:0"
-    """Where KV-cache events are published; None: nowhere. Rank r: the port + r, unless it is 0."""
+    """The endpoint of KV-cache events, or None. Rank r: the port + r, unless it is 0."""
     connect: bool = False
-    """Publish by connecting to `events_endpoint`, where a subscriber binds."""
+    """Publish by connecting to `events_endpoint`, which a subscriber binds."""
     prefix_caching: bool = True
-    """Off: nothing is reused, and nothing announced."""
+    """If off, nothing is reused, and no events are published."""
     replay_endpoint: str | None = "tcp://127.0.0.1:0"
-    """Where published events can be asked for again; None: nowhere. Rank r: the port + r."""
+    """The endpoint of replays, or None. Rank r: the port + r."""
     load_endpoint: str | None = None
     """SGLang only: where it is published how much there is to do; None: nowhere. Rank r: the
     port + r."""
     topic: str = ""
     buffer_batches: int = 10_000
-    """How many of the latest batches can be asked for again."""
+    """How many of the latest batches can be replayed."""
     replay_limit_messages: int = 1_000
     """Of a replay, how many messages are queued for a slow reader; beyond it they are dropped, the
     end marker included. libzmq's default, and so vLLM's and SGLang's; 0: no limit."""
@@ -115,13 +115,13 @@ class Settings:
     misbehave: bool = False
     """Serve POST /misbehave, which breaks things on request, and GET /cache."""
     role: Role = "both"
-    """Which half of requests it takes. vLLM's workers take whole ones besides, SGLang's do not."""
+    """Which part of requests it takes. vLLM's workers also take whole ones, SGLang's do not."""
     transfer_listen: str | None = None
-    """host:port where decode workers fetch what this one computed; None: nowhere."""
+    """host:port on which decode workers fetch the blocks computed here, or None."""
     transfer_tokens_per_second: float = math.inf
-    """How fast blocks of another worker come here."""
+    """The transfer speed of blocks from other workers."""
     transfer_timeout_seconds: float = 300.0
-    """How long either half waits for the other one."""
+    """How long the worker of either part waits for the other."""
     prefill_tokens_per_second: float = math.inf
     decode_tokens_per_second: float = math.inf
     """Of one request; requests do not slow each other down while decoding."""

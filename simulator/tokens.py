@@ -61,7 +61,7 @@ class ModelTokens:
         return self._tokenizer.encode(text).ids
 
     def of_texts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of each text on its own, without special tokens around it."""
+        """Returns the ids of each text separately, without special tokens around it."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -87,7 +87,7 @@ class ModelTokens:
         }
         try:
             text = self._template.render(arguments)
-        # A template can fail on any shape of message; whatever it raises, the message is at fault.
+        # A template can fail on any form of message; whatever it raises, the message is at fault.
         except (TemplateError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
         return self._tokenizer.encode(text, add_special_tokens=False).ids

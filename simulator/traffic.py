@@ -1,4 +1,4 @@
-"""`kvsteer traffic`: simulated chats, to try a fleet with before real clients do."""
+"""`kvsteer traffic`: simulated chats, to try a fleet before real clients use it."""
 
 import argparse
 import asyncio
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:10000", help="Envoy's address (default: %(default)s)")
     add("--model", default=Settings().model, help="the name requests use (default: %(default)s)")
-    add("--chats", type=_chats, default=12, help="held at once (default: %(default)s)")
+    add("--chats", type=_chats, default=12, help="simultaneous chats (default: %(default)s)")
     add("--turns", type=int, default=5, help="of each chat (default: %(default)s)")
     add("--words", type=int, default=800, help="in a chat's first question (default: %(default)s)")
     add("--think", type=float, default=1.0, help="seconds between turns (default: %(default)s)")
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass
 class Tally:
-    """What came of all requests. times: to the first byte of each answer, in seconds."""
+    """The results of all requests. times: to the first byte of each answer, in seconds."""
 
     times: list[float] = field(default_factory=list)
     failed: int = 0
@@ -67,14 +67,14 @@ class Tally:
     fault: str = ""
 
     def count(self, seconds: float, usage: dict[str, Any]) -> None:
-        """Counts an answer and its usage, as far as it tells that."""
+        """Counts an answer and its usage, if reported."""
         self.times.append(seconds)
         details = usage.get("prompt_tokens_details") or {}
         self.prompt_tokens += usage.get("prompt_tokens") or 0
         self.cached_tokens += details.get("cached_tokens") or 0
 
     def fail(self, fault: str) -> None:
-        """Counts a request that was not answered well."""
+        """Counts a failed request."""
         self.failed += 1
         self.fault = fault
 
@@ -92,7 +92,7 @@ class Tally:
 
 
 class Chat:
-    """One chat after the other, each with one of a few system prompts and words of its own."""
+    """One chat after the other, each with one of a few system prompts and its own words."""
 
     def __init__(self, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
         self._session = session
@@ -100,7 +100,7 @@ class Chat:
         self._rng = random.Random()  # noqa: S311 - words and pauses
 
     async def hold_on(self, tally: Tally) -> None:
-        """Holds chats until it is cancelled."""
+        """Sends chats until it is cancelled."""
         while True:
             place = self._rng.randrange(SYSTEM_PROMPTS)
             rules = _words(random.Random(place), self._arguments.words // 2)  # noqa: S311
@@ -141,7 +141,7 @@ class Chat:
 
 
 def _said(line: bytes) -> dict[str, Any]:
-    """Returns what one line of a stream holds; no choices if it is none of data."""
+    """Returns the content of one line of a stream; no choices if it is not a data line."""
     text = line.removeprefix(b"data:").strip()
     if text in (b"", b"[DONE]") or not line.startswith(b"data:"):
         return {"choices": []}

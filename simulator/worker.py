@@ -1,4 +1,4 @@
-"""A running worker, as its tests and commands see it: where it listens, and how to break it."""
+"""A running worker for tests and commands: its endpoints and its faults."""
 
 import time
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Faults:
     def corrupt(self, what: Corruption, *, rank: int | None = None) -> None:
         """Makes the first event of the next batch undecodable, or the whole batch no msgpack.
 
-        What the batch tells of did happen. A replay gives the same bytes, as an engine would.
+        The events of the batch did happen. A replay returns the same bytes, as an engine would.
         """
         for one in self._of(rank):
             one.interference.corrupt = what
@@ -80,8 +80,8 @@ class Faults:
     def restart(self, *, rank: int | None = None) -> None:
         """Begins a new incarnation: an empty cache, numbers from 0, an empty replay buffer.
 
-        The sockets are closed and bound again on the same ports. Nothing is announced, but for the
-        clear that SGLang begins with.
+        The sockets are closed and bound again on the same ports. No event is published, except for
+        the clear with which SGLang begins.
         """
         for one in self._of(rank):
             one.restart()
@@ -90,15 +90,15 @@ class Faults:
         return self._ranks if rank is None else [self._ranks[rank]]
 
 
-# How often the API server of vLLM 0.32 hears of its ranks' queues (DPCoordinator).
+# How often the API server of vLLM 0.32 gets its ranks' queue lengths (DPCoordinator).
 BALANCE_SECONDS = 0.1
 
 
 class Balance:
     """Shares requests among ranks as vLLM's API server does (DPLBAsyncMPClient, 0.32).
 
-    It picks the rank with the lowest score: four times its waiting requests and once its running
-    ones, by counts that it hears every 100 ms; what it has sent since then counts as waiting.
+    It picks the rank with the lowest score: four times its waiting requests plus its running ones,
+    by counts that it gets every 100 ms; requests sent since then count as waiting.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A running worker. What concerns its events is of rank 0 where no rank is named."""
+    """A running worker. Events are those of rank 0 if no rank is named."""
 
     name: str
     endpoint: str
@@ -137,28 +137,28 @@ class Worker:
 
     @property
     def events_endpoint(self) -> str | None:
-        """Where events are published, None if nowhere."""
+        """The endpoint of events, or None."""
         return next(iter(self.events_endpoints), None)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where published events can be asked for again, None if nowhere."""
+        """The endpoint of replays, or None."""
         return next(iter(self.replay_endpoints), None)
 
     @property
     def events_endpoints(self) -> list[str]:
-        """Where each rank publishes; empty if nothing is published."""
+        """The events endpoint of each rank; empty if nothing is published."""
         return [rank.publisher.endpoint for rank in self.ranks if rank.publisher]
 
     @property
     def replay_endpoints(self) -> list[str]:
-        """Where each rank answers replays; empty if none does."""
+        """The replay endpoint of each rank; empty if there are none."""
         publishers = [rank.publisher for rank in self.ranks if rank.publisher]
         return [one.replay_endpoint for one in publishers if one.replay_endpoint]
 
     @property
     def load_endpoints(self) -> list[str]:
-        """Where each rank publishes its load; empty if none does."""
+        """The load endpoint of each rank; empty if there are none."""
         return [rank.load.endpoint for rank in self.ranks if rank.load]
 
     @property
@@ -178,7 +178,7 @@ class Worker:
         lora: str | None = None,
         rank: int = 0,
     ) -> int:
-        """Returns how many leading tokens of a prompt a rank has cached, at least one left out.
+        """Returns how many leading tokens of a prompt a rank has cached, never all of them.
 
         Raises:
             KeyError: there is no such adapter.
@@ -191,7 +191,7 @@ class Worker:
     def pick_rank(self, pinned: str | None) -> Rank:
         """Returns the rank that a request names, or the one that vLLM's balancer picks.
 
-        The balancer knows nothing of what the ranks hold.
+        The balancer does not know the ranks' caches.
 
         Raises:
             ValueError: there is no such rank.
@@ -204,6 +204,6 @@ class Worker:
         return self.ranks[int(pinned)]
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets all cached blocks; returns False where a rank refused, as requests run there."""
+        """Forgets all cached blocks; returns False if a rank refused because requests run there."""
         done = [rank.engine.reset_prefix_cache() for rank in self.ranks]
         return all(done)

@@ -1,4 +1,4 @@
-"""Whether the compiled core is the one that its sources say."""
+"""Checks that the compiled core is up to date with its sources."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,7 +7,7 @@ NATIVE = Path(__file__).resolve().parent.parent / "kvstate" / "native"
 
 
 def stale_core(core: Path | None, native: Path = NATIVE) -> str:
-    """What to do about a compiled core that is older than a source of it, "" if it is not."""
+    """Returns what to do if the compiled core is older than one of its sources, else ""."""
     if core is None:
         return ""
     built = core.stat().st_mtime
@@ -21,6 +21,6 @@ def stale_core(core: Path | None, native: Path = NATIVE) -> str:
 
 
 def installed_core() -> Path | None:
-    """The compiled core that is imported, None where there is none."""
+    """The compiled core that is imported, or None."""
     found = find_spec("kvstate._core")
     return Path(found.origin) if found and found.origin else None

@@ -1,7 +1,8 @@
-"""What holds for all tests."""
+"""Settings and hooks for all tests."""
 
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import Phase, settings
@@ -9,24 +10,27 @@ from hypothesis import Phase, settings
 from tests.built_core import installed_core, stale_core
 from tests.tables import Printer
 
-# A property is true or not; how long one example takes on a busy machine says nothing.
-# The explain phase traces every line: minutes, for a counterexample that is printed anyway.
+# A property is true or not; the time of one example on a busy machine means nothing. The explain
+# phase traces every line: minutes, for a counterexample that is printed anyway.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
 
-# A run that turns red says that the change did it, so the examples of a run are always the same;
-# `make explore` looks for others.
-settings.register_profile("steady", deadline=None, phases=PHASES, derandomize=True)
+# The examples of a run are always the same, so that a failing run points to the change; CI uses
+# more of them, and `make explore` searches for others.
+settings.register_profile("steady", deadline=None, phases=PHASES, derandomize=True, max_examples=40)
+settings.register_profile(
+    "thorough", deadline=None, phases=PHASES, derandomize=True, max_examples=100
+)
 settings.register_profile(
     "explore", deadline=None, phases=PHASES, print_blob=True, max_examples=400
 )
 settings.load_profile(os.environ.get("KVSTEER_EXAMPLES", "steady"))
 
-# Tests are about the sources, and some trace them; tests/test_compiled_path.py compiles them.
+# Tests run the sources, and some trace them; tests/test_compiled_path.py compiles them.
 os.environ.setdefault("KVSTEER_REQUEST_PATH", "plain")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses a core that its sources no longer describe: its tests would fail in puzzling ways."""
+    """Rejects a core that is older than its sources, which would fail in puzzling ways."""
     if complaint := stale_core(installed_core()):
         raise pytest.UsageError(complaint)
     config.pluginmanager.register(Printer())
@@ -34,6 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps the collector from walking thousands of tests again and again."""
+    """Makes a choice that many tests need once, and keeps the collector from walking the tests."""
+    if "extproc.tokenizing.tokens" in sys.modules:
+        from tests.chosen_encoders import choose_once  # noqa: PLC0415 - it imports the product
+
+        choose_once()
     gc.freeze()
     gc.enable()

@@ -1,12 +1,12 @@
-"""The house, as its imports draw it: modules, who knows whom, what is pure, and its measures.
+"""The architecture by its imports: modules, dependencies, pure modules, and measures.
 
-`python -m tests.house` prints the measures that tests/test_house.py holds.
+`python -m tests.house` prints the measures that tests/test_house.py checks.
 """
 
 import ast
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,13 +14,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("kvstate", "extproc", "simulator")
 
-# The measures are those of the product: the simulator checks it, and is a house of its own.
+# The measures are those of the product; the simulator, which tests it, is separate.
 MEASURED = ("kvstate", "extproc")
+
+# Modules that start the application and the other commands; these need no second user.
+COMMAND_LINE = "extproc.__main__"
 
 # Compiled, and as pure: its sources in kvstate/native include nothing that does I/O.
 COMPILED = "kvstate._core"
 
-# What a pure module may import besides pure modules and the standard library.
+# Packages that a pure module may import besides pure modules and the standard library.
 LIBRARIES = {"hpack", "msgspec", "xxhash", "google", "yaml", "prometheus_client"}
 LIBRARIES |= {"envoy_data_plane", "betterproto2"}
 
@@ -31,8 +34,10 @@ IMPURE_STANDARD_LIBRARY = {"asyncio", "socket", "time", "random", "threading", "
 class Measures(NamedTuple):
     """Modules are files but for `__init__.py` and generated ones; lines include all of a file.
 
-    single: modules that exactly one other one imports. depth: of the longest chain of imports.
-    cycles: groups of packages that import each other in circles.
+    depth: of the longest chain of imports. cycles: groups of packages that import each other in
+    circles. single: modules that exactly one other one imports. commands: those of them that the
+    command line imports: the application and the other commands, which by construction can have no
+    second user.
     """
 
     modules: int
@@ -41,6 +46,29 @@ class Measures(NamedTuple):
     depth: int
     cycles: list[list[str]]
     single: list[str]
+    commands: list[str]
+
+    def share(self, modules: Sized) -> float:
+        """Returns how many percent of all modules some of them are."""
+        return 100 * len(modules) / self.modules
+
+    def __str__(self) -> str:
+        name, lines = self.largest
+        single, others = self.single, self.single_but_commands
+        return (
+            f"modules: {self.modules}, of {self.median_lines:g} lines in the median, and of {lines}"
+            f" at most ({name})\n"
+            f"depth: {self.depth}\n"
+            f"circles of packages: {self.cycles or 'none'}\n"
+            f"modules with a single user: {len(single)} ({self.share(single):.1f} %)\n"
+            f"the same without {len(self.commands)} commands: {len(others)}"
+            f" ({self.share(others):.1f} %)"
+        )
+
+    @property
+    def single_but_commands(self) -> list[str]:
+        """The modules with a single user that could have had another one."""
+        return [name for name in self.single if name not in self.commands]
 
 
 def name_of(path: Path) -> str:
@@ -109,7 +137,7 @@ def pure_modules() -> frozenset[str]:
 
 
 def impurities(module: str) -> Iterator[str]:
-    """What makes a module a shell by itself, in words."""
+    """The reasons why a module is not pure by itself."""
     tree = tree_of(module)
     waits = (ast.Await, ast.AsyncFor, ast.AsyncWith)
     if any(isinstance(node, waits) for node in ast.walk(tree)):
@@ -137,7 +165,7 @@ def measures() -> Measures:
     known = {name: _ours(imports_of(name)) - {name} for name in MODULES if _is_measured(name)}
     files = [name for name in known if MODULES[name].name != "__init__.py"]
     lines = {name: len(MODULES[name].read_text().splitlines()) for name in files}
-    importers = {name: sum(name in imported for imported in known.values()) for name in files}
+    importers = {name: [one for one in known if name in known[one]] for name in files}
     largest = max(files, key=lines.__getitem__)
     return Measures(
         modules=len(files),
@@ -145,12 +173,13 @@ def measures() -> Measures:
         largest=(largest, lines[largest]),
         depth=_depth(known),
         cycles=cycles(_between_packages(known)),
-        single=[name for name in files if importers[name] == 1],
+        single=[name for name in files if len(importers[name]) == 1],
+        commands=[name for name in files if importers[name] == [COMMAND_LINE]],
     )
 
 
 def tree() -> str:
-    """The modules by package, each with the first sentence of what it says of itself."""
+    """The modules by package, each with the first sentence of its docstring."""
     lines: list[str] = []
     for name, path in MODULES.items():
         if _is_measured(name) and (path.name != "__init__.py" or name.count(".") < 2):
@@ -211,5 +240,4 @@ def _reached(name: str, known: Mapping[str, set[str]]) -> set[str]:
 
 
 if __name__ == "__main__":
-    for field, value in measures()._asdict().items():
-        sys.stdout.write(f"{field}: {value if field != 'single' else len(value)}\n")
+    print(measures())

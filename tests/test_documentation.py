@@ -9,20 +9,21 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 
-from extproc.__main__ import _EVERY, _parser
-from extproc.config.reader import parse
+from extproc.__main__ import _parser
+from extproc.config.reader import FORMER_KEYS, parse
 from extproc.config.schema import Config
 from extproc.discovery.discovery import DiscoveryCollector
 from extproc.observing import outcomes
 from extproc.observing.elsewhere import Deliveries, SteeringCollector
 from extproc.observing.fleet_families import ServerCollector, ServerFigures
 from extproc.observing.metrics import Metrics
-from extproc.picking.legs import WORDS
+from extproc.picking.disaggregation import WORDS
 from extproc.picking.steering import Steering
 from extproc.recorder import Recorder, RecorderCollector
 from extproc.sharing.sharing import SharingCollector
@@ -91,7 +92,7 @@ def options_of(command: argparse.ArgumentParser) -> set[str]:
 
 def test_every_command_and_option_is_documented() -> None:
     (commands,) = (
-        one for one in _parser(_EVERY)._actions if isinstance(one, argparse._SubParsersAction)
+        one for one in _parser(None)._actions if isinstance(one, argparse._SubParsersAction)
     )
     sections = (DOCS / "cli.md").read_text().split("\n### kvsteer ")[1:]
     documented = {
@@ -123,6 +124,28 @@ def test_every_metric_is_documented_with_its_type() -> None:
     assert documented == {
         name: kind for name, kind in shown.items() if not name.endswith("_created")
     }
+
+
+def test_former_keys_are_listed_until_they_are_refused() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    section = text.split("\n## Former keys\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `(.+)` \| `?(.*?)`? \| (.+) \| (.+) \|$", section, re.MULTILINE)
+    assert listed == [tuple(one) for one in FORMER_KEYS]
+    assert ("No key has been renamed or removed yet." in section) is (not FORMER_KEYS)
+    now = tuple(map(int, version("kvsteer").split(".")))
+    assert [one for one in FORMER_KEYS if tuple(map(int, one.until.split("."))) <= now] == []
+
+
+def test_every_outcome_of_a_message_between_routers_is_explained() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "extproc/sharing").glob("*.py"))
+    rejected = re.findall(r'MessageError\("(\w+)"\)', sources)
+    (row,) = [
+        line
+        for line in (DOCS / "metrics.md").read_text().splitlines()
+        if line.startswith("| `kvsteer_sharing_messages_total`")
+    ]
+    explained = set(re.findall(r"`(\w+)`", row)) - {"kvsteer_sharing_messages_total", "outcome"}
+    assert explained == {"sent", "not_sent", "accepted", *rejected}
 
 
 def test_every_outcome_of_who_computes_a_prompt_is_explained() -> None:
@@ -162,7 +185,7 @@ def test_every_page_begins_with_whom_it_is_for() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="the dependency group docs is not installed")
+    pytest.importorskip("mkdocs", reason="needs mkdocs: `make docs` installs it")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,

@@ -11,9 +11,12 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from kvstate.index import IS_COMPILED
 from tests.extproc.router_process import router
@@ -164,10 +167,10 @@ def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
 
 # What an installation without extras lacks, as modules, and what one of a few workers never uses.
 EXTRAS = (
-    *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "kubernetes_asyncio"),
+    *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "grpc", "kubernetes_asyncio"),
     *("numpy", "opentelemetry"),
 )
-ON_DEMAND = ("dns", "grpc", "trio", "zmq")
+ON_DEMAND = ("dns", "trio", "zmq")
 
 
 def lacking(folder: Path, modules: tuple[str, ...]) -> dict[str, str]:
@@ -198,7 +201,7 @@ async def test_a_router_without_the_compiled_core_says_at_its_start_how_to_get_i
         said = one.log.read_text()
     (warning,) = [line for line in said.splitlines() if "plain-Python index core" in line]
     assert "WARNING" in warning.upper()
-    assert "install gcc, then kvsteer again" in warning
+    assert "pip install --force-reinstall --no-deps --no-cache-dir kvsteer" in warning
 
 
 def test_few_modules_are_imported_to_serve() -> None:
@@ -246,8 +249,107 @@ def test_a_command_whose_extra_is_missing_names_it(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (1, f"kvsteer: {wanted}\n")
 
 
+GRPC_WORKER = """
+models: [{name: m}]
+workers: [{endpoint: "127.0.0.1:1"}, {endpoint: "127.0.0.1:2", events: {grpc: "127.0.0.1:3"}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["serve", "--config", "kvsteer.yaml"], "workers[1].events.grpc"),
+        (["bridge", "--zmq", "tcp://127.0.0.1:1"], "bridge"),
+        (["health"], "health"),
+    ],
+)
+def test_what_speaks_grpc_names_its_extra(arguments: list[str], what: str, tmp_path: Path) -> None:
+    (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", *arguments],
+        env=lacking(tmp_path, EXTRAS),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    wanted = f"kvsteer: {what}: needs the extra: pip install 'kvsteer[grpc]'"
+    assert (done.returncode, last) == (1, wanted)
+
+
+def test_check_notes_an_extra_that_is_not_installed_here(tmp_path: Path) -> None:
+    (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", "check", "--config", "kvsteer.yaml"],
+        env=lacking(tmp_path, EXTRAS),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    note = "workers[1].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"
+    assert f"kvsteer.yaml: note: {note}\n" in done.stdout
+
+
+def test_the_doctor_finds_a_feed_whose_extra_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "kvsteer.yaml").write_text(GRPC_WORKER)
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", "doctor", "--config", "kvsteer.yaml", "--json"],
+        env=lacking(tmp_path, EXTRAS),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = "a feed over gRPC: needs the extra: pip install 'kvsteer[grpc]'"
+    assert (done.returncode, done.stdout.count("extra-missing"), told in done.stdout) == (
+        1,
+        1,
+        True,
+    )
+
+
+def test_the_help_of_a_base_install_shows_every_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "extproc", "--help"],
+        env=lacking(tmp_path, EXTRAS),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {"serve", "bridge", "health", "doctor"} <= set(done.stdout.split())
+
+
 def test_what_the_router_does_not_need_is_in_an_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {line.split(">")[0].replace("-", "_") for line in project["dependencies"]}
-    assert not needed & set(EXTRAS)
+    assert not needed & {*EXTRAS, "grpcio"}
     assert "envoy-data-plane" in str(project["optional-dependencies"]["demo"])
+
+
+def required(names: list[str]) -> set[str]:
+    """The distributions that these need here, without extras, and themselves."""
+    found: set[str] = set()
+    while names:
+        name = canonicalize_name(names.pop())
+        if name in found:
+            continue
+        found.add(name)
+        for line in metadata.requires(name) or []:
+            need = Requirement(line)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                names.append(need.name)
+    return found
+
+
+def test_a_base_install_is_below_80_mb() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = required([Requirement(line).name for line in project["dependencies"]])
+    files = [path for name in needed for path in metadata.files(name) or []]
+    files_bytes = sum(
+        Path(str(path.locate())).stat().st_size for path in files if path.suffix != ".pyc"
+    )
+    assert {"tokenizers", "huggingface-hub"} <= needed
+    own_bytes = 4_000_000
+    assert own_bytes + files_bytes < 80_000_000

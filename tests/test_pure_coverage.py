@@ -14,9 +14,6 @@ import pytest
 from kvstate.index import IS_COMPILED
 from tests.house import MEASURED, MODULES, ROOT, imports_in, pure_modules, tree_of
 
-# Modules of declarations only: there is nothing in them to run.
-INTERFACES = {"kvstate.core", "extproc.discovery.view", "extproc.observing.course"}
-
 
 def _has_code(module: str) -> bool:
     return any(isinstance(node, ast.FunctionDef) for node in ast.walk(tree_of(module)))
@@ -25,7 +22,7 @@ def _has_code(module: str) -> bool:
 def _pure() -> list[str]:
     """The pure modules in which there is something to run."""
     measured = (name for name in pure_modules() if name.startswith(MEASURED))
-    return sorted(name for name in measured if _has_code(name) and name not in INTERFACES)
+    return sorted(name for name in measured if _has_code(name))
 
 
 # Tests of shells that run what is pure as well, and are quick.
@@ -60,7 +57,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Cove
     command += ["--cov", "--cov-branch", "--cov-context=test", "--cov-report="]
     command += ["--override-ini=addopts=--import-mode=importlib"]
     command += ["-n", "2", "--dist", "worksteal"]
-    environment = {**os.environ, "COVERAGE_FILE": str(data)}
+    environment = {**os.environ, "COVERAGE_FILE": str(data), "KVSTEER_EXAMPLES": "thorough"}
     run = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""The two ways through the house, traced: a request's and an event's.
+"""Traces the paths of a request and of an event through the modules.
 
 `KVSTEER_REQUEST_PATH=plain python -m tests.ways` writes them into docs/architecture.md, and the
 tree of modules beside them.
@@ -22,6 +22,7 @@ from extproc.app import running
 from extproc.checking import self_check
 from extproc.config.reader import parse
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from extproc.serving import lean_server
 from extproc.tokenizing import prompt_tokens
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
@@ -98,7 +99,7 @@ def _is_beside(frame: FrameType) -> bool:
 
 
 def _modules_above(frame: FrameType) -> list[str]:
-    """The modules of ours that wait for this call, the outermost first."""
+    """KVSteer's modules that wait for this call, outermost first."""
     found: list[str] = []
     above = frame.f_back
     while above is not None:
@@ -207,10 +208,11 @@ async def _ways() -> tuple[Traced, Traced]:
 
 def ways() -> dict[str, Traced]:
     """The way of a request and the way of an event, by their titles on the page."""
-    # what depends on time: a sample of requests is watched besides, and a template that takes long
-    # is rendered in a thread
+    # what depends on time: a sample of requests is watched besides, a template that takes long is
+    # rendered in a thread, and the end of a stream waits for something to be written with it
     watches = patch.object(self_check, "MAX_PENDING", 0)
-    with watches, patch.object(prompt_tokens, "INLINE_SECONDS", 60.0):
+    renders = patch.object(prompt_tokens, "INLINE_SECONDS", 60.0)
+    with watches, renders, patch.object(lean_server, "END_SECONDS", 0.0):
         request, event = asyncio.run(_ways())
     return {"The way of a request": request, "The way of an event": event}
 

@@ -1,4 +1,4 @@
-"""The admin and metrics servers: who may ask, how errors are told, and the fleet's sampling."""
+"""The admin and metrics servers: access checks, errors as JSON, and sampling of the fleet."""
 
 import asyncio
 import json
@@ -32,12 +32,12 @@ def admin_application(
     policy_header: str | None = None,
     session_header: str | None = None,
 ) -> web.Application:
-    """Returns everything that docs/admin.md lists, but for discovery.
+    """Returns the admin server with all routes in docs/admin.md but discovery's.
 
     host: where the server listens; requests may name it besides loopback. policy_header,
-    session_header: of requests that are explained.
+    session_header: headers that count in requests to explain.
     """
-    # /explain wraps the body in an envelope, whose text escapes it once more at the worst
+    # /explain wraps the body in an envelope, which may escape every character of it
     application = web.Application(
         client_max_size=2 * max_body_bytes,
         middlewares=[errors_as_json(), same_host_only(host)],
@@ -55,8 +55,8 @@ def metrics_application(
 ) -> web.Application:
     """Returns GET /metrics, /healthz and /readyz.
 
-    hindrance: says why the router is not ready, "" if it is. notes: each says what is wrong with a
-    router that is ready all the same, "" if nothing is.
+    hindrance: returns why the router is not ready, "" if it is. notes: each returns a fault of a
+    router that is still ready, "" if there is none.
     """
 
     async def get_metrics(request: web.Request) -> web.Response:
@@ -83,7 +83,7 @@ def metrics_application(
     return application
 
 
-# This many connections are accepted at once, before any of them is counted.
+# How many connections are accepted at once, before any of them is counted.
 _BACKLOG = 16
 
 
@@ -109,7 +109,7 @@ async def listen(application: web.Application, address: Address, what: str) -> w
 
 
 class _Site(web.TCPSite):
-    """A site with bounded connections: for one more, the oldest is closed."""
+    """A site with a limit of connections: a new one beyond it closes the oldest."""
 
     async def start(self) -> None:
         """Starts listening."""
@@ -141,8 +141,8 @@ def same_host_only(host: str) -> Middleware:
         origin = request.headers.get("Origin")
         if origin is not None and origin.partition("://")[2] != request.host:
             raise web.HTTPForbidden(text="requests from other origins are refused\n")
-        # browsers tell where a request comes from, also where they leave the Origin out; "none" is
-        # what somebody typed or chose
+        # browsers send this header even without an Origin; "none" is an address that the user typed
+        # or chose
         if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:
             raise web.HTTPForbidden(text="requests from pages of other sites are refused\n")
         return await handler(request)
@@ -178,26 +178,26 @@ def errors_as_json() -> Middleware:
 def _reason(error: web.HTTPError) -> str:
     match error:
         case web.HTTPNotFound():
-            return "there is no such path"
+            return "unknown path"
         case web.HTTPMethodNotAllowed():
             methods = ", ".join(sorted(error.allowed_methods))
-            return f"{error.method} is not for this path: {methods}"
+            return f"{error.method} is not allowed here, only {methods}"
     said = (error.text or "").strip()
     return said or HTTPStatus(error.status).phrase
 
 
-# What a client did wrong, before or while a handler read it.
+# Errors of the client, before or while a handler read the request.
 _THEIRS = (HttpProcessingError, web.RequestPayloadError)
 
 
 class ServerLog:
     """The part of `logging.Logger` that aiohttp uses for a server.
 
-    Malformed requests are logged in one line, the 1st, 2nd, 4th ... time, since any client could
-    fill the log, and without the error's text, which holds what the client sent. An error of our
-    own handlers is logged with its traceback.
+    Malformed requests are logged in one line, only the 1st, 2nd, 4th time and so on, since any
+    client could fill the log, and without the error's text, which quotes the client. Errors of the
+    server's own handlers are logged with a traceback.
 
-    name: of the server.
+    name: the server's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -227,14 +227,14 @@ class ServerLog:
 # A worker's name, its requests in flight and its blocks.
 Fill = tuple[str, int, int]
 
-# Workers that are looked at in one go, on the loop that picks.
+# Workers that are sampled without a pause, on the event loop that picks.
 AT_ONCE = 32
 
 
 class Sampling:
     """Samples the fleet until it is closed.
 
-    fills: yields one worker after the other. clock: returns seconds since the epoch.
+    fills: yields the workers one by one. clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -251,11 +251,11 @@ class Sampling:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts, with a sample at once."""
+        """Starts, and takes the first sample."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stops sampling, and ends the streams of those who watch."""
+        """Stops sampling, and ends the streams of readers."""
         self._observed.is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -1,8 +1,8 @@
 """What the admin server remembers: the last decisions and prompts, and the fleet over time.
 
-All of it is bounded, and cheap to keep. Shared prefixes are the branching points of the tree that
-the last prompts make. Sorted, prompts that share a prefix are neighbours, so the length that each
-shares with the one before it tells the whole tree, without a node for every token.
+All of it is bounded, and cheap to keep. Shared prefixes are the branching points of the tree of the
+last prompts. In sorted order, prompts with a common prefix are neighbours, so the length that each
+shares with the previous one describes the whole tree, without a node for every token.
 """
 
 from array import array
@@ -28,8 +28,8 @@ else:
     _Ring = array
 
 
-# Nobody reads more decisions than these of a stream of requests. Keeping one touches memory, which
-# drives what decisions need out of the processor's caches.
+# Nobody reads more decisions per second than this. Keeping one touches memory, which evicts the
+# decisions' own data from the processor's caches.
 KEPT_PER_SECOND = 50
 KEPT_AT_ONCE = 512
 
@@ -37,10 +37,10 @@ KEPT_AT_ONCE = 512
 class Observed:
     """The last decisions and prompts, and the fleet over time.
 
-    Decisions are kept up to a rate, and all of a burst; every request counts in the figures.
+    Decisions are kept up to a rate, with room for bursts; every request counts in the figures.
 
     clock: seconds since the epoch. kept_at_once: how many decisions of a burst are kept.
-    is_closed: whether the router is stopping, so that nothing more will come.
+    is_closed: whether the router is stopping, so that no more will follow.
     """
 
     def __init__(self, clock: Callable[[], float], kept_at_once: int = KEPT_AT_ONCE) -> None:
@@ -49,7 +49,7 @@ class Observed:
         self.recent = Recent()
         self.prompts = Prompts()
         self.history = History()
-        self._routed: dict[str, list[float]] = {}
+        self._routed: dict[str, _Routed] = {}
         self._most = self._allowance = float(kept_at_once)
         self._allowance_at = 0.0
 
@@ -62,14 +62,14 @@ class Observed:
             for prompt in prompts:
                 self.prompts.add(prompt)
         if decision.prompt_tokens and decision.worker and decision.is_steered:
-            counts = self._routed.get(decision.worker)
-            if counts is None:
-                counts = self._routed[decision.worker] = [0, 0, 0, 0.0]
-            counts[0] += decision.prompt_tokens
-            counts[1] += decision.certain_tokens
-            if is_kept:  # a look at every worker, so not for each of very many requests
-                counts[2] += decision.prompt_tokens
-                counts[3] += held_on_average(decision)
+            routed = self._routed.get(decision.worker)
+            if routed is None:
+                routed = self._routed[decision.worker] = _Routed()
+            routed.prompt_tokens += decision.prompt_tokens
+            routed.held_tokens += decision.certain_tokens
+            if is_kept:  # this reads every worker, so it is not done for each of very many requests
+                routed.compared_tokens += decision.prompt_tokens
+                routed.average_tokens += held_on_average(decision)
 
     def served(self, decision: Decision, endpoint: str) -> None:
         """Records which endpoint answered a request."""
@@ -90,29 +90,42 @@ class Observed:
         fills: requests in flight and blocks of every worker. at: seconds since the epoch.
         """
         routed, self._routed = self._routed, {}
+        nothing = _Routed()
         figures = {
-            name: Figures(*fill, *_routed_there(*routed.get(name, _NOTHING)))
+            name: Figures(*fill, *routed.get(name, nothing).figures())
             for name, fill in fills.items()
         }
         self.history.sample(at, figures)
 
 
-_NOTHING = (0, 0, 0, 0.0)
+@dataclass(slots=True)
+class _Routed:
+    """Prompt tokens of one step's requests to a worker.
 
-
-def _routed_there(tokens: float, held: float, looked_at: float, average: float) -> list[int]:
-    """Returns the tokens of prompts, of them those held, and those held on average.
-
-    looked_at, average: tokens of the prompts for which every worker was looked at, and of them
-    those held on average. Where there were none, what was held counts as usual.
+    held_tokens: tokens that it certainly held. compared_tokens: tokens of the requests for which
+    every worker was compared. average_tokens: of these, how many the workers held on average.
     """
-    return [int(tokens), int(held), round(average * tokens / looked_at if looked_at else held)]
+
+    prompt_tokens: int = 0
+    held_tokens: int = 0
+    compared_tokens: int = 0
+    average_tokens: float = 0.0
+
+    def figures(self) -> tuple[int, int, int]:
+        """Returns the tokens of all prompts, those held, and those held on average.
+
+        If no request was compared, the held tokens are used as the average: nothing was saved.
+        """
+        average: float = self.held_tokens
+        if self.compared_tokens:
+            average = self.average_tokens * self.prompt_tokens / self.compared_tokens
+        return self.prompt_tokens, self.held_tokens, round(average)
 
 
 def held_on_average(decision: Decision) -> float:
-    """Returns how many prompt tokens a worker certainly held, on average over the possible ones.
+    """Returns how many prompt tokens a worker certainly held, on average over the eligible ones.
 
-    That is what taking the workers in turn would find, with the caches as they are.
+    With the same caches, round robin would find this many.
     """
     possible = {
         worker.name
@@ -130,7 +143,7 @@ def held_on_average(decision: Decision) -> float:
 
 MAX_DECISIONS = 512
 
-# A decision remembers every candidate: about 500 bytes each, so this is some 16 MB at the worst.
+# A decision keeps every candidate, about 500 bytes each, so this is at most about 16 MB.
 MAX_CANDIDATES = 32_768
 
 
@@ -138,7 +151,7 @@ MAX_CANDIDATES = 32_768
 class Kept:
     """One decision; number counts from 1. at: seconds since the epoch.
 
-    served: ip:port that answered in the end, "" where that is not known.
+    served: ip:port that answered in the end, "" if unknown.
     """
 
     number: int
@@ -152,7 +165,7 @@ class Recent:
 
     def __init__(self, decisions: int = MAX_DECISIONS, candidates: int = MAX_CANDIDATES) -> None:
         self._kept: deque[Kept] = deque()
-        self._by_decision: dict[int, Kept] = {}  # by identity, as long as it is kept
+        self._by_decision: dict[int, Kept] = {}  # by identity, while it is kept
         self._limits = decisions, candidates
         self._candidates = 0
         self.last = 0
@@ -181,7 +194,7 @@ class Recent:
     def since(self, number: int, limit: int = MAX_DECISIONS) -> list[Kept]:
         """Returns the newest decisions after a number, the oldest first, at most `limit` of them.
 
-        A number that was not given out yet is one of a router that ran before this one: then all.
+        A number above the newest one comes from an earlier run of the router: then it returns all.
         """
         behind = self.last - number if 0 <= number <= self.last else self.last
         count = min(behind, limit, len(self._kept))
@@ -195,7 +208,7 @@ class Recent:
 
 
 def summary(kept: Kept) -> dict[str, Any]:
-    """Returns one entry of GET /decisions, with nothing of the prompt but its length."""
+    """Returns one entry of GET /decisions; it has only the prompt's length, no text."""
     decision = kept.decision
     claimed = decision.claims.get(decision.worker, NO_CLAIMS)
     return {
@@ -224,14 +237,14 @@ def summary(kept: Kept) -> dict[str, Any]:
 STEP_SECONDS = 5.0
 STEPS = 180
 
-# The name under which the sum of all workers is kept; no worker has it.
+# The name of the sum of all workers; no worker has it.
 FLEET = ""
 
 
 class Figures(NamedTuple):
-    """The figures of one worker: now, and of requests that went there during the last step.
+    """The figures of one worker: current ones, and those of the last step's requests to it.
 
-    average_tokens: what the workers held of those prompts, on average.
+    average_tokens: how many tokens of those prompts the workers held on average.
     """
 
     in_flight: int
@@ -245,7 +258,7 @@ _COLUMNS = Figures._fields
 
 
 class History:
-    """One ring for each worker and figure, 8 bytes a step; a worker's rings go with it."""
+    """One ring for each worker and figure, 8 bytes a step; removed with the worker."""
 
     def __init__(self, steps: int = STEPS) -> None:
         self._steps = steps
@@ -274,7 +287,7 @@ class History:
         return [name for name in self._rings if name != FLEET]
 
     def series(self, name: str) -> dict[str, list[Any]]:
-        """Returns a worker's figures by name, the oldest first; None where nothing was recorded."""
+        """Returns a worker's figures by name, the oldest first; None for steps without a record."""
         rings = self._rings.get(name) or tuple(self._empty() for _ in _COLUMNS)
         return {column: self._unrolled(ring) for column, ring in zip(_COLUMNS, rings, strict=True)}
 
@@ -290,19 +303,19 @@ class History:
         return array("d", [nan]) * self._steps
 
 
-# Bounds of the last prompts that are kept: 4 bytes a token, so at most 4 MB.
+# Limits of the kept prompts: 4 bytes a token, so at most 4 MB.
 MAX_PROMPTS = 256
 MAX_TOKENS = 1_000_000
 
 # Only the beginning of a longer prompt is compared.
 LEADING_TOKENS = 16_384
 
-# Shorter prefixes fill no block.
+# Shorter prefixes do not fill a block.
 LEAST_TOKENS = 16
 
 
 class Prompts:
-    """The beginnings of the last prompts; they are compared and looked up, and never shown."""
+    """The beginnings of the last prompts; they are compared and looked up, but never shown."""
 
     def __init__(self, prompts: int = MAX_PROMPTS, tokens: int = MAX_TOKENS) -> None:
         self._kept: deque[Prompt] = deque()
@@ -327,9 +340,9 @@ class Prompts:
 class Prefix(NamedTuple):
     """A prefix of the last prompts.
 
-    key: a hash of its namespace and tokens, with a secret of this process. tokens: its length.
-    requests: how many of the prompts begin with it. prompt: such a prompt, cut one token after the
-    prefix, so that the index counts each of its blocks.
+    key: a hash of its namespace and tokens, keyed with a secret of this process. tokens: its
+    length. requests: how many of the prompts begin with it. prompt: one of them, cut one token
+    after the prefix, so that the index counts each of the prefix's blocks.
     """
 
     key: str
@@ -339,9 +352,9 @@ class Prefix(NamedTuple):
 
 
 def prefixes(prompts: Sequence[Prompt], secret: int, limit: int) -> list[Prefix]:
-    """Returns the prefixes that matter most: shared ones by requests x tokens, then single prompts.
+    """Returns the most important prefixes: shared ones by requests x tokens, then single prompts.
 
-    secret: 64 random bits, so that a key tells nothing about the text. limit: how many.
+    secret: 64 random bits, so that a key reveals nothing about the text. limit: how many.
     """
     found: list[tuple[int, int, Prompt]] = []
     by_tokens = sorted(
@@ -365,7 +378,7 @@ def _namespace(prompt: Prompt) -> tuple[str, str, str]:
 
 
 def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
-    """Yields length, number of prompts and one of them for every node; the prompts are sorted."""
+    """Yields each node's length, number of prompts and one of them; the prompts must be sorted."""
     open_nodes: list[tuple[int, int]] = []  # length and first prompt, each inside the one before
     for at, prompt in enumerate(prompts):
         shared = shared_tokens(prompts[at - 1].tokens, prompt.tokens) if at else 0
@@ -391,9 +404,9 @@ def _key(secret: int, prompt: Prompt, tokens: int) -> str:
 
 
 def spread(prefix: Prefix, overlaps: Mapping[str, Overlap], workers: int) -> dict[str, Any]:
-    """Returns one entry of GET /prefixes: the workers that hold some of a prefix, the most first.
+    """Returns one entry of GET /prefixes: the workers that hold a part of a prefix, most first.
 
-    workers: how many are shown at most.
+    workers: the most workers to show.
     """
     holders = sorted(overlaps.items(), key=lambda one: one[1].rank_order, reverse=True)
     return {

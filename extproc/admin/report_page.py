@@ -1,6 +1,6 @@
-"""How a report looks: a table of text, and a page of HTML that needs nothing but itself.
+"""Renders a report: as a text table, and as a self-contained HTML page.
 
-Both show what GET /report tells as JSON, and nothing else.
+Both show the same data as the JSON of GET /report.
 """
 
 import base64
@@ -15,7 +15,7 @@ from extproc.observing.comparison import LEAST_REQUESTS, QUANTILES, needed_for
 from extproc.observing.report import seconds_at
 from extproc.observing.verdict import percent
 
-# A line of the table: what it is, of steered requests, of the others, and their difference.
+# A line of the table: its name, the steered requests, the others, and their difference.
 Line = tuple[str, str, str, str]
 
 HEADS = ("", "steered", "not steered", "difference")
@@ -35,7 +35,7 @@ def as_text(told: Mapping[str, Any]) -> str:
 
 
 def how_made(told: Mapping[str, Any]) -> list[str]:
-    """Returns how the figures are to be read."""
+    """Returns sentences on how to read the figures."""
     needed = ", ".join(f"{needed_for(share):,} for {name}" for name, share in QUANTILES.items())
     intervals = (
         f"In brackets: 95 % intervals. They need {LEAST_REQUESTS} requests of a side, for times to"
@@ -58,7 +58,7 @@ def _time(at: float) -> str:
 
 
 def seen(window: Mapping[str, Any]) -> str:
-    """Returns since when the window is, and how much of it the router saw."""
+    """Returns when the window began, and for how much of it the router ran."""
     return f"since {_time(window['begins_at'])}, {_duration(window['seen_seconds'])} of it seen"
 
 
@@ -94,8 +94,8 @@ def table(window: Mapping[str, Any]) -> Iterator[Line]:
         "cached share of prompt tokens", lambda side: _estimate(side["cached_share"], percent), gain
     )
     yield line("prompt tokens", lambda side: f"{side['prompt_tokens']:,}")
-    yield line("  of them computed", lambda side: f"{side['computed_tokens']:,}")
-    yield line("  in the mean of a request", lambda side: _number(side["mean_prompt_tokens"]))
+    yield line("  computed", lambda side: f"{side['computed_tokens']:,}")
+    yield line("  mean per request", lambda side: _number(side["mean_prompt_tokens"]))
     yield line("cached tokens known from", _reported)
     for name in QUANTILES:
 
@@ -215,7 +215,7 @@ rect.others { fill: var(--others); stroke: none; }
 
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 
-# Nothing is loaded and no script runs; only this style counts.
+# The page loads nothing and runs no script; only this style is allowed.
 CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'"
@@ -223,7 +223,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 def as_html(told: Mapping[str, Any]) -> str:
-    """Returns the report as a page that can be kept as one file."""
+    """Returns the report as a page in one file."""
     notes = "".join(f'<p class="warning">{escape(note)}</p>' for note in told["notes"])
     made = "".join(f"<p>{escape(line)}</p>" for line in how_made(told))
     sections = "".join(map(_section, told["windows"]))
@@ -266,7 +266,7 @@ def _row(line: Line) -> str:
     return f'<tr{kind}><th scope="row">{escape(line[0].strip())}</th>{cells}</tr>'
 
 
-# Of a plot, in units of its own.
+# The size and margins of a plot, in its own units.
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 340, 190, 44, 10, 10, 24
 _KINDS = ("steered", "others")
 
@@ -295,7 +295,7 @@ _TICKS = ((1e-3, "1 ms"), (1e-2, "10 ms"), (0.1, "0.1 s"), (1.0, "1 s"), (10.0, 
 
 
 def _place(seconds: float) -> float:
-    """Returns where a time is between 1 ms and 100 s."""
+    """Returns the position of a time on a logarithmic axis from 1 ms to 100 s, 0 to 1."""
     return min(max((log10(seconds) + 3) / 5, 0.0), 1.0)
 
 
@@ -336,7 +336,7 @@ def _dot(kind: str, x: float, y: float) -> str:
 
 
 def _worker_bars(window: Mapping[str, Any]) -> str:
-    """Returns the plot of how the requests of each side went to workers, the busiest first."""
+    """Returns the plot of each side's requests by worker, the busiest first."""
     counts = [window[kind]["requests_by_worker"] for kind in _KINDS]
     parts = [[one / sum(side) for one in side] for side in counts]
     most = max([one for side in parts for one in side], default=1.0)

@@ -1,6 +1,6 @@
 """The routes of the admin server: page, fleet, decisions, map and discovery.
 
-Lists are encoded in turns: the loop that answers here also picks workers.
+Long lists are encoded with pauses, since the event loop that answers here also picks workers.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ from kvstate.index import default_core_name
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
-# Only our own files and our own answers; no inline script or style, no frame, no form elsewhere.
+# The page may use only this server's files and answers: no inline script or style, no frame, no
+# form to elsewhere.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,9 +45,9 @@ _PATHS = (
 
 
 def page_routes(workers: Workers) -> list[web.RouteDef]:
-    """Returns GET /, which is the page for browsers and JSON for others, and GET /page/FILE.
+    """Returns GET /, a page for browsers and JSON for other clients, and GET /page/FILE.
 
-    The page is static files of this package, under a policy that lets no other script run.
+    The page consists of static files of this package, under a policy that allows no other script.
     """
     found = _page_files()
     documentation = documentation_in(metadata("kvsteer").get_all("Project-URL") or ())
@@ -75,7 +76,7 @@ def page_routes(workers: Workers) -> list[web.RouteDef]:
 def documentation_in(links: Iterable[str]) -> str | None:
     """Returns the package's link to its documentation, None if it has none.
 
-    links: as metadata has them, "name, URL" each.
+    links: from the package's metadata, "name, URL" each.
     """
     found = dict(link.split(", ", 1) for link in links if ", https://" in link)
     return found.get("Documentation")
@@ -100,7 +101,7 @@ def _page(name: str, content: bytes) -> web.Response:
 
 
 class _Envelope(msgspec.Struct):
-    """A request to be explained; its body stays as it was sent."""
+    """A request to explain; its body stays as it was sent."""
 
     path: str = "/v1/chat/completions"
     headers: dict[str, object] = {}
@@ -169,7 +170,7 @@ def _envelope_of(raw: bytes) -> _Envelope:
 
 
 def _header_of(envelope: _Envelope, name: str | None) -> str | None:
-    """Returns the value of a header, None where it is absent.
+    """Returns the value of a header, None if it is absent.
 
     name: in lower case.
     """
@@ -179,20 +180,20 @@ def _header_of(envelope: _Envelope, name: str | None) -> str | None:
     return None
 
 
-# A stream looks for news this often instead of being told, so that those who watch cost a decision
-# nothing; of more news than this at once, the oldest are left out.
+# A stream polls for new decisions this often, so that readers cost a decision nothing; if there are
+# more at once, the oldest are left out.
 LOOK_SECONDS = 0.25
 MAX_NEWS = 50
 
-# A comment is sent after so much silence, for what lies between and ends silent connections.
+# A comment is sent after this much silence, since proxies in between end silent connections.
 ALIVE_SECONDS = 15.0
 
-# A reader that does not take what was written for so long is dropped.
+# A reader that does not read for this long is dropped.
 WRITE_SECONDS = 10.0
 
 MAX_READERS = 16
 
-# Decisions that are told in one go, on the loop that picks.
+# Decisions that are encoded without a pause, on the event loop that picks.
 DECISIONS_AT_ONCE = 64
 
 
@@ -211,7 +212,7 @@ def decision_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         kept = observed.recent.find(number_of(request.match_info["number"], "the decision"))
         if kept is None:
             raise web.HTTPNotFound(
-                text=json.dumps({"error": "this decision is not kept any more"}),
+                text=json.dumps({"error": "this decision is no longer kept"}),
                 content_type="application/json",
             )
         shown = await listed(candidates(kept.decision, workers.state))
@@ -293,13 +294,13 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
         told = []
         for prefix in found:
             told.append(spread(prefix, workers.overlaps(prefix.prompt), MAX_HOLDERS))
-            await asyncio.sleep(0)  # each asks the index, on the loop that picks
+            await asyncio.sleep(0)  # each reads the index, on the event loop that picks
         return answered({"prompts": len(prompts), "prefixes": told})
 
     async def get_history(request: web.Request) -> web.Response:
         history = observed.history
         asked, kept = request.query.getall("worker", []), history.names()
-        # of several one may have gone since they were listed
+        # one of several may have been removed since they were listed
         if asked and not workers.names().union(kept).intersection(asked):
             raise no_such_worker()
         names = asked or kept
@@ -347,7 +348,7 @@ def steering_routes(
 ) -> list[web.RouteDef]:
     """Returns GET and POST /steering.
 
-    steer: changes how many of a hundred requests are steered. steers_all: whether all have to be.
+    steer: changes the percentage of steered requests. steers_all: whether all must be steered.
     """
 
     async def get_steering(_: web.Request) -> web.Response:
@@ -371,11 +372,11 @@ class Shared(Protocol):
     """The sharing with other routers."""
 
     def status(self) -> dict[str, Any]:
-        """How it stands."""
+        """Returns its status."""
 
 
 def sharing_routes(sharing: Shared | None) -> list[web.RouteDef]:
-    """Returns GET /routers, which is null where nothing is shared."""
+    """Returns GET /routers, which is null if nothing is shared."""
 
     async def get_routers(_: web.Request) -> web.Response:
         return answered(None if sharing is None else sharing.status())
@@ -383,10 +384,10 @@ def sharing_routes(sharing: Shared | None) -> list[web.RouteDef]:
     return [web.get("/routers", get_routers)]
 
 
-# Numbers of more digits are no number of ours, and slow to read.
+# Numbers with more digits cannot be valid here, and are slow to parse.
 MAX_DIGITS = 15
 
-# Entries of a list that are made in one go, on the loop that picks: under a millisecond.
+# Entries of a list that are made without a pause, on the event loop that picks: under a ms.
 AT_ONCE = 32
 
 
@@ -403,14 +404,14 @@ async def json_of(request: web.Request) -> object:
 
 
 def answered(told: object) -> web.Response:
-    """Returns 200 with a JSON body; encoded on the loop that picks, so by the fastest encoder."""
+    """Returns 200 with a JSON body; uses the fastest encoder, as picks wait meanwhile."""
     return web.Response(body=msgspec.json.encode(told), content_type="application/json")
 
 
 async def listed(entries: Iterable[object]) -> msgspec.Raw:
-    """Returns all entries as a JSON list, encoded in turns: picks are made between them.
+    """Returns all entries as a JSON list; pauses between entries, so that picks do not wait.
 
-    entries: each is read when its turn comes, so it must allow that others change meanwhile.
+    entries: read one by one, so they must allow changes meanwhile.
     """
     parts: list[bytes] = []
     for entry in entries:
@@ -424,7 +425,7 @@ def number_of(text: str, what: str) -> int:
     """Returns a number in a path or a query.
 
     Raises:
-        HTTPBadRequest: it is no number.
+        HTTPBadRequest: it is not a number.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
         raise bad_request(f"{what} must be a number")
@@ -438,6 +439,4 @@ def bad_request(message: str) -> web.HTTPBadRequest:
 
 def no_such_worker() -> web.HTTPNotFound:
     """Returns 404, with the reason as JSON."""
-    return web.HTTPNotFound(
-        text='{"error": "there is no such worker"}', content_type="application/json"
-    )
+    return web.HTTPNotFound(text='{"error": "unknown worker"}', content_type="application/json")

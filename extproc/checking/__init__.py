@@ -1,1 +1,1 @@
-"""Whether our tokens are the engine's: found out on live traffic."""
+"""Checks on live traffic whether KVSteer's tokens are the engine's."""

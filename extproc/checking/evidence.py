@@ -1,13 +1,12 @@
-"""What an engine's stored tokens prove of ours: that they are the same, or where they differ.
+"""Compares an engine's stored tokens with KVSteer's: proves that they match, or where they differ.
 
-That they are the same is easy to see: the engine stored our blocks. That they differ is not: what
-was stored may belong to another request that begins alike. It counts as this request's only if it
-holds, after the difference, runs of tokens that no earlier request had.
+A match is easy to prove: the engine stored KVSteer's blocks. A difference is not: the stored blocks
+may belong to another request with the same beginning. They count as this request's only if they
+contain, after the difference, runs of tokens that no earlier request had.
 
-`Chains` keeps what one rank stored while it was listened to. A store names its parent by a hash; if
-that hash was heard before, the tokens up to there are known as well, from the prompt's first one if
-the chain began with it. Chains are bounded, and the one that grew least recently is forgotten
-first.
+`Chains` keeps the blocks that one rank stored while it was listened to. A store names its parent by
+a hash. If that hash is known, so are the tokens up to there, from the prompt's first one if the
+chain began with it. Chains are bounded; the one that grew least recently is forgotten first.
 """
 
 import functools
@@ -22,7 +21,7 @@ from kvstate.overlap import Extra, Prompt, Tier, Tokens, shared_tokens, tier_of
 from kvstate.scan import RUN_TOKENS
 from kvstate.scan import runs as runs_in
 
-# What is remembered of one rank. SGLang's blocks may be of one token, so blocks count as well.
+# Limits for one rank. SGLang's blocks may have only one token, so blocks are limited as well.
 MAX_TOKENS = 65_536
 MAX_BLOCKS = 4_096
 
@@ -33,8 +32,8 @@ Key = tuple[int | None, BlockHash]
 class Chain:
     """Tokens stored one after the other.
 
-    is_rooted: they begin a prompt; else what stands before them is not known. lora: as the event
-    has it. first: what the root block carries besides tokens; () where the chain has no root.
+    is_rooted: they begin a prompt; otherwise the tokens before them are unknown. lora: as in the
+    event. first: the extra keys of the root block; () if the chain has no root.
     """
 
     tokens: Tokens
@@ -69,7 +68,7 @@ class Chains:
         self.tokens = 0
 
     def store(self, event: BlocksStored) -> Growth | None:
-        """Takes a store; returns what it added, None if that tells nothing of a device's prompt."""
+        """Takes a store; returns what it added, None if it says nothing about a device's prompt."""
         if event.bigrams or not event.hashes or tier_of(event.medium) is not Tier.DEVICE:
             return None
         parent = None if event.parent is None else self._places.get((event.group, event.parent))
@@ -84,7 +83,7 @@ class Chains:
         return Growth(Chain(event.tokens[:], event.block_size, is_rooted, event.lora, first), 0)
 
     def _grow(self, event: BlocksStored, chain: Chain, end: int) -> Growth:
-        """Extends the chain if the store continues or repeats it; else begins a branch."""
+        """Extends the chain if the store continues or repeats it; otherwise begins a branch."""
         if end == len(chain.tokens):
             chain.tokens.extend(event.tokens)
             self.tokens += len(event.tokens)
@@ -115,10 +114,10 @@ class Chains:
                     del self._places[key]
 
 
-# Our own runs that must be found again.
+# How many of a prompt's own runs must be found.
 MIN_RUNS = 4
 
-# Places in a prompt where what was stored may lie.
+# Most positions in a prompt that are tried for stored tokens.
 MAX_TRIES = 32
 
 # Tokens compared first where two may be equal: most that differ do so at their ends.
@@ -126,7 +125,7 @@ _END_TOKENS = 8
 
 
 class Asked:
-    """A prompt as we tokenized it.
+    """A prompt as KVSteer tokenized it.
 
     held_tokens: how many of its tokens the worker held before. references: earlier prompts.
     """
@@ -158,11 +157,11 @@ class Asked:
 
 
 class Difference(NamedTuple):
-    """Where our tokens and the engine's part, and the token ids there.
+    """The first position where KVSteer's tokens and the engine's differ, and the ids there.
 
-    engines: None where the engine's tokens are shifted against ours and the place of the shift was
-    not seen; the position is then that of the first block which the engine does not hold. in_chain:
-    the place in what the engine stored.
+    engines: None if the engine's tokens are shifted and the place of the shift is unknown; the
+    position is then that of the first block that the engine does not hold. in_chain: the position
+    in the engine's chain.
     """
 
     position: int
@@ -196,9 +195,9 @@ def runs_of(growth: Growth) -> list[int]:
 
 
 def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
-    """Tells whether what was stored holds this prompt's own runs, so that it may be about it.
+    """Tells whether a chain contains this prompt's own runs, so that it may be about the prompt.
 
-    runs: those that a store added to the chain, found once for all prompts that are watched.
+    runs: those that a store added to the chain, computed once for all watched prompts.
     """
     return not asked.own.keys().isdisjoint(runs) and _may_be_of(asked, chain)
 

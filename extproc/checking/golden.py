@@ -1,8 +1,8 @@
-"""Golden requests: a few of every form and API, whose tokens here and in an engine are compared.
+"""Golden requests: a few of every form and API, whose tokens are compared with an engine's.
 
-None of them holds a user's text, so what differs may be shown. A difference is named by the first
-token in which it shows, and by its likely cause: a template that differs in one byte makes every
-block another one, and nothing else would tell.
+They have no user's text, so differences may be shown. A difference is reported with its first token
+and its likely cause: one different byte in a template changes every block, and nothing else would
+reveal it.
 """
 
 import json
@@ -133,7 +133,7 @@ TextOf = Callable[[Sequence[int]], str]
 
 
 def verification(told: Iterable[Told], text_of: TextOf) -> Verification:
-    """Returns what golden requests tell of an engine's tokens.
+    """Returns the result of golden requests for an engine's tokens.
 
     text_of: returns the text of token ids, as the tokenizer here has it.
     """

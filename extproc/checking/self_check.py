@@ -1,15 +1,15 @@
-"""Checks whether a worker's engine tokenizes as we do, by the tokens that its events carry.
+"""Checks whether a worker's engine tokenizes as KVSteer does, by the tokens in its events.
 
-Some requests are watched. Each ends as one of three. Matched: the engine stored our blocks for it.
-Mismatched: it did not, though it has computed the request: what it stored holds the request's own
-tokens and differs from ours at a named position. Without evidence: everything else, such as a
-difference that another request explains which was placed there, or a request that the worker
-refused. Retried and aborted requests, short prompts, prompts that were cached already, and workers
-that cache nothing store nothing that could tell.
+Some requests are watched. Each has one of three results. Matched: the engine stored KVSteer's
+blocks. Mismatched: the engine computed the request, but stored tokens that contain the request's
+own ones and differ from KVSteer's at a known position. Without evidence: everything else, such as a
+difference that another request on the worker explains, or a request that the worker refused.
+Retried and aborted requests, short prompts, prompts that were cached already, and workers without a
+cache give no evidence.
 
 A worker with 3 mismatches among its last 8 checked requests is distrusted, until 6 in a row match.
-So is one whose tokens of golden requests differ from ours (`extproc.checking.golden`), for requests
-of the forms that differ, until they are the same.
+So is one whose tokens of golden requests differ from KVSteer's (`extproc.checking.golden`), for
+requests of the forms that differ, until they match.
 Time is an argument: seconds of one monotonic clock.
 """
 
@@ -35,20 +35,19 @@ from extproc.requests.prompt import ALL_FORMS, FORM_NAMES
 from kvstate.events import AllCleared, BlocksStored, Event
 from kvstate.overlap import Tokens
 
-# So many of the last checked requests must differ before a worker is distrusted, and so many must
-# match in a row before it is trusted again: more, since prompts of some forms only may differ.
+# How many of the last checked requests must differ before a worker is distrusted, and how many must
+# match in a row before it is trusted again: more, since only prompts of some forms may differ.
 MISMATCHES = 3
 LAST_CHECKED = 8
 MATCHES_TO_HEAL = 6
 
-# Events of a request may come after its answer; SGLang and TensorRT-LLM store it at its end.
+# Events of a request may arrive after its answer; SGLang and TensorRT-LLM store it at its end.
 GRACE_SECONDS = 1.0
 
 # One that takes longer has been computed long ago, or never will be.
 MAX_WATCH_SECONDS = 60.0
 
-# What is watched of one worker: so many requests at once, and after as many these a second; the
-# fewer while all is well.
+# Limits of watched requests per worker: at once, and then per second; fewer while all is well.
 MAX_PENDING = 8
 WATCHED_PER_SECOND = 2.0
 WATCHED_PER_SECOND_WHILE_WELL = 0.2
@@ -64,8 +63,8 @@ MAX_CHAINS = 8
 MAX_PLACED_TOKENS = 1 << 20
 
 
-# What listening to one worker may cost: this share of a core, and so many CPU seconds at once. A
-# store costs 50 us to 1 ms, and an engine, or an attacker, may store without end.
+# CPU limit for listening to one worker: this share of a core, and this many CPU seconds at once. A
+# store costs 50 us to 1 ms, and an engine, or an attacker, may store endlessly.
 EFFORT_SHARE = 0.005
 EFFORT_BURST_SECONDS = 0.25
 
@@ -99,7 +98,7 @@ class Effort:
 
 
 class Placed:
-    """Prompts placed on a worker lately, watched or not: what is stored may be theirs."""
+    """Prompts placed on a worker lately, watched or not: stored blocks may be theirs."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[float, Tokens]] = deque()
@@ -143,7 +142,7 @@ class Watched:
     grown: dict[int, Growth] = field(default_factory=dict)
 
     def is_due(self, now: float) -> bool:
-        """Tells whether no more can be heard of it."""
+        """Tells whether no more events about it can arrive."""
         if now - self.started_at >= MAX_WATCH_SECONDS:
             return True
         return self.ended_at is not None and now - self.ended_at >= GRACE_SECONDS
@@ -151,7 +150,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Result:
-    """Requests counted by how their check ended, and the last difference that was found."""
+    """Requests counted by the result of their check, and the last difference found."""
 
     matched: int = 0
     mismatched: int = 0
@@ -160,7 +159,7 @@ class Result:
     difference: Difference | None = None
 
 
-# What golden requests may tell of a worker's tokens. OFF: nothing is compared.
+# Results of golden requests for a worker's tokens. OFF: nothing is compared.
 VERIFIED, DIFFERENT, NOT_VERIFIED, OFF = "verified", "differs", "not_verified", "off"
 VERIFICATIONS = (VERIFIED, DIFFERENT, NOT_VERIFIED, OFF)
 
@@ -180,10 +179,10 @@ class Mismatch(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """What the golden requests told of a worker's tokens.
+    """The result of golden requests for a worker's tokens.
 
-    result: one of `VERIFICATIONS`. why: in words; "" where all is well. compared: how many requests
-    were. forms: those of which the tokens differ. mismatch: the first one that was found.
+    result: one of `VERIFICATIONS`. why: in words; "" if all match. compared: how many requests were
+    compared. forms: the forms whose tokens differ. mismatch: the first one found.
     """
 
     result: str = OFF
@@ -193,7 +192,7 @@ class Verification(NamedTuple):
     mismatch: Mismatch | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Returns it as GET /workers and GET /models show it."""
+        """Returns it for GET /workers and GET /models."""
         found = self.mismatch
         return {
             "result": self.result,

@@ -1,4 +1,4 @@
-"""Listens to workers for the self-check, says what came of it, and lowers what is credited."""
+"""Listens to workers for the self-check, logs its results, and lowers their credit."""
 
 import logging
 import time
@@ -24,13 +24,13 @@ from kvstate.wire.zmq_wire import decoding
 
 log = logging.getLogger("kvsteer.tokens")
 
-# The state of a worker whose feed tells all, but of other tokens than ours.
+# The state of a worker whose feed is complete, but whose tokens differ from KVSteer's.
 DIFFERS = "differs"
 
-# Workers listened to at once, over the whole fleet.
+# Most workers listened to at once, over the whole fleet.
 MAX_LISTENED = 8
 
-# Workers of which we remember what they stored while they were listened to.
+# Most workers whose stored blocks are remembered while they are listened to.
 MAX_REMEMBERED = 16
 
 # Prompts of the same model before a request with which it is compared: what they share is nobody's
@@ -51,13 +51,13 @@ class HasCheck(Protocol):
 
 
 class Trust(Protocol):
-    """What is believed of workers for one request."""
+    """What workers are trusted to hold for one request."""
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
-        """What each worker holds of a prompt, nothing of it certain where tokens differ."""
+        """Returns what each worker holds of a prompt; nothing is certain if its tokens differ."""
 
     def state(self, worker: str) -> str:
-        """The state of a worker's feeds; DIFFERS where what they tell is of other tokens."""
+        """Returns the state of a worker's feeds; DIFFERS if its tokens differ."""
 
 
 # How long one batch may take: decisions wait meanwhile. An honest one takes a few milliseconds.
@@ -92,7 +92,7 @@ class SelfCheck:
         self._lately: deque[tuple[float, str, Tokens]] = deque(maxlen=LATELY_PLACED)
 
     def placed(self, worker: str, prompts: Sequence[Prompt]) -> None:
-        """Notes what goes to a worker, watched or not: what it stores next may be of that."""
+        """Notes prompts sent to a worker, watched or not: the next stores may be about them."""
         now = self._monotonic()
         check = self._check(worker)
         for prompt in prompts:
@@ -129,21 +129,21 @@ class SelfCheck:
         return watched
 
     def ended(self, watched: Watched) -> None:
-        """The request is over."""
+        """Takes the end of a watched request."""
         watched.ended_at = self._monotonic()
 
     def refused(self, watched: Watched) -> None:
-        """The worker answered the request with an error: what it stored is of others."""
+        """Takes a request that the worker refused: its stores are about other requests."""
         for record in self._records.values():
             if watched in record.check.pending:
                 record.check.give_up(watched)
 
     def of(self, forms: int) -> Trust:
-        """Returns what is to be believed for a request of these forms."""
+        """Returns the trust in workers for a request of these forms."""
         return _OfForms(self, forms) if self._distrusted else self
 
     def overlaps(self, prompt: Prompt, forms: int = ALL_FORMS) -> Mapping[str, Overlap]:
-        """As the fleet has them, but nothing certain of workers whose tokens differ."""
+        """Returns the fleet's overlaps, but nothing certain for workers whose tokens differ."""
         found = self._fleet.overlaps(prompt)
         if self._distrusted:
             for check in self._distrusted:
@@ -154,7 +154,7 @@ class SelfCheck:
         return found
 
     def state(self, worker: str, forms: int = ALL_FORMS) -> str:
-        """As the fleet has it; DIFFERS where the index cannot tell what a feed says of prompts."""
+        """Returns the fleet's state, or DIFFERS if the worker's tokens differ for these forms."""
         state = self._fleet.state(worker)
         check = self._check(worker) if state is State.LIVE and self._distrusted else None
         return DIFFERS if check is not None and self._differs(check, forms) else state.value
@@ -163,12 +163,12 @@ class SelfCheck:
         return bool(check.distrusted_forms & forms) and self._check(check.worker) is check
 
     def judge(self, check: WorkerCheck, verification: Verification) -> None:
-        """Takes what golden requests told of a worker's tokens."""
+        """Takes the result of golden requests for a worker's tokens."""
         check.verify(verification)
         self._note(check)
 
     def status(self, worker: str) -> dict[str, Any]:
-        """What GET /workers shows of it."""
+        """Returns its entry in GET /workers."""
         check = self._check(worker)
         if check is None:
             return _shown(WorkerCheck(worker))
@@ -188,7 +188,7 @@ class SelfCheck:
         return check.is_listened or len(self._listened) < MAX_LISTENED
 
     def _is_cached(self, worker: str, prompt: Prompt, held_tokens: int) -> bool:
-        """Whether the engine has nothing to store for a prompt."""
+        """Returns whether the engine has nothing to store for a prompt."""
         block_size = self._fleet.block_size(worker)
         return block_size is not None and usable_tokens(prompt.tokens, block_size) <= held_tokens
 
@@ -214,7 +214,7 @@ class SelfCheck:
         self._conclude_due(check)
 
     def _take(self, check: WorkerCheck, rank: int, body: Body, began: float) -> bool:
-        """Takes a batch; False if it would take too long."""
+        """Takes a batch; returns False if it would take too long."""
         events = body.events if isinstance(body, EventBatch) else self._decoded(body, began)
         for number, event in enumerate(events or ()):
             if number % EVENTS_AT_ONCE == 0 and self._is_long(began):
@@ -278,10 +278,10 @@ class SelfCheck:
         if result.is_distrusted == check.is_raised:
             return
         if not result.is_distrusted:
-            log.info("worker %s: its tokens match ours again", check.worker)
+            log.info("worker %s: its tokens match the router's again", check.worker)
         elif found is not None:
             log.warning(
-                "worker %s: its tokens differ from ours, last at position %d"
+                "worker %s: its tokens differ from the router's, last at position %d"
                 " (ours %d, the engine's %s); its overlap counts as uncertain",
                 check.worker,
                 found.position,

@@ -1,22 +1,24 @@
 """Reads YAML into one checked `Config`, or lists all of its faults in one run.
 
-Here is what one key can break alone: its name, its type, its range. Rules between keys are in
-`extproc.config.rules`. A key that a mapping has twice is a fault, where PyYAML says nothing (YAML
+This module checks each key alone: its name, type and range. Rules between keys are in
+`extproc.config.rules`. A duplicate key in a mapping is a fault, although PyYAML accepts it (YAML
 1.2.2, section 3.2.1.3: the keys of a mapping are unique).
 """
 
 import difflib
+import os
 import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from extproc.config.rules import AT_LEAST_ONE, broken_rules, worker_faults
+from extproc.config.fleet_rules import AT_LEAST_ONE, worker_faults
+from extproc.config.rules import broken_rules
 from extproc.config.schema import OFF, Config, Worker, WorkerEvents
 from extproc.config.sections import most
 from extproc.errors import ConfigError
@@ -25,43 +27,62 @@ from extproc.tokenizer_files import TokenizerFiles
 # A configuration names a few thousand workers at most; a larger file is a mistake.
 MAX_FILE_BYTES = 4 * 1024 * 1024
 
-# Python refuses to write very long numbers out.
+# Python refuses to print very long numbers.
 _SHOWN_BITS = 128
 
-# What shells, Compose and Helm expand, and nobody here does.
+# Variables that shells, Compose and Helm expand, but KVSteer does not.
 _VARIABLE = re.compile(r"\$\{\w+[^}]*\}")
 
-# vLLM's own names in --kv-events-config, which are pasted here.
+# vLLM's own names in --kv-events-config, which users may paste here.
 _PASTED: Mapping[type, Mapping[str, str]] = {
     WorkerEvents: {
         "endpoint": "that is vLLM's name; here it is zmq, with the worker's host for *",
         "replay_endpoint": "that is vLLM's name; here it is replay, with the worker's host for *",
         **dict.fromkeys(
             ("publisher", "enable_kv_cache_events", "buffer_steps", "hwm", "max_queue_size"),
-            "that is for vLLM alone; leave it out here",
+            "only vLLM uses it; leave it out here",
         ),
     }
 }
 
+
+class FormerKey(NamedTuple):
+    """A key that was renamed or removed, and is still accepted.
+
+    former, now: as docs/configuration.md writes keys, in one section; now is "" for one that was
+    removed. since: the version that did it. until: the first version that refuses it.
+    """
+
+    former: str
+    now: str
+    since: str
+    until: str
+
+
+# As docs/compatibility.md promises, and docs/configuration.md lists.
+FORMER_KEYS: tuple[FormerKey, ...] = ()
+
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def load(path: str, processes: int | None = None) -> Config:
+def load(path: str, processes: int | None = None, notes: list[str] | None = None) -> Config:
     """Reads and checks a configuration file.
 
-    processes: instead of its `extproc.processes`.
+    processes: overrides its `extproc.processes`. notes: gets one for each former key.
 
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong.
     """
-    return parse(_contents(path, MAX_FILE_BYTES), path, processes)
+    return parse(_contents(path, MAX_FILE_BYTES), path, processes, notes)
 
 
 def read_text(path: str, most: int) -> str:
-    """Returns what is in a file of so many bytes at most, as it is.
+    """Returns the text of a file.
+
+    most: largest size in bytes.
 
     Raises:
-        ConfigError: it cannot be read, or is larger, or no text.
+        ConfigError: the file cannot be read, is larger, or is not text.
     """
     try:
         return _contents(path, most).decode()
@@ -74,21 +95,38 @@ def _contents(path: str, most: int) -> bytes:
         with Path(path).open("rb") as file:
             found = file.read(most + 1)
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from None
+        raise ConfigError([f"{path}: cannot be read: {_why(error)}"]) from None
     if len(found) > most:
         raise ConfigError([f"{path}: larger than {most} bytes"])
     return found
 
 
-def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:
+def _why(error: OSError) -> str:
+    """Says why a file cannot be read; if it is refused, also to whom, which containers decide."""
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}; this process runs as user {os.geteuid()}"
+    return str(error.strerror)
+
+
+def parse(
+    text: str | bytes,
+    name: str,
+    processes: int | None = None,
+    notes: list[str] | None = None,
+) -> Config:
     """Checks the text of a configuration.
 
-    name: the file's name, for the messages. processes: instead of `extproc.processes`.
+    name: the file's name, for the messages. processes: overrides `extproc.processes`. notes: gets
+    one for each former key.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
     """
     raw, faults = _values(text, name)
+    former, clashes = _under_present_names(raw)
+    faults += clashes
+    if notes is not None:
+        notes += former
     config = _section(Config, raw, "", faults)
     if config is not None and processes is not None:
         config = replace(config, extproc=replace(config.extproc, processes=processes))
@@ -101,16 +139,23 @@ def parse(text: str | bytes, name: str, processes: int | None = None) -> Config:
 
 
 def _missing_files(config: Config) -> Iterator[str]:
-    """Yields the faults of files that models name and that do not exist."""
+    """Yields the faults of files that models name and that do not exist, or cannot be read."""
     for position, model in enumerate(config.models):
         key = f"models[{position}]"
-        if isinstance(model.tokenizer, str):
-            try:
+        try:
+            if isinstance(model.tokenizer, str):
                 TokenizerFiles.find(model.tokenizer)
-            except FileNotFoundError as error:
-                yield f"{key}.tokenizer: {error}"
-        if model.chat_template is not None and not Path(model.chat_template).is_file():
-            yield f"{key}.chat_template: no such file: {model.chat_template}"
+        except PermissionError as error:
+            yield f"{key}.tokenizer: {error.filename} cannot be read: {_why(error)}"
+        except FileNotFoundError as error:
+            yield f"{key}.tokenizer: {error}"
+        if model.chat_template is None:
+            continue
+        try:
+            if not Path(model.chat_template).is_file():
+                yield f"{key}.chat_template: no such file: {model.chat_template}"
+        except PermissionError as error:
+            yield f"{key}.chat_template: {error.filename} cannot be read: {_why(error)}"
 
 
 def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
@@ -125,6 +170,8 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     raw, faults = _values(text, name)
     if not isinstance(raw, list):
         raise ConfigError([f"{name}: must be a list of workers, is {_shown(raw)}"])
+    _, clashes = _under_present_names({"workers": raw})
+    faults += (clash.removeprefix("workers") for clash in clashes)
     items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
     if not faults:
         faults += worker_faults("", items, config)
@@ -154,18 +201,55 @@ def _values(text: str | bytes, name: str) -> tuple[Any, list[str]]:
         raise ConfigError([f"{name}: not YAML: {error}"]) from None
 
 
+def _under_present_names(raw: object) -> tuple[list[str], list[str]]:
+    """Gives former keys their present names in place; returns notes on them, and what clashes."""
+    notes: list[str] = []
+    clashes: list[str] = []
+    for one in FORMER_KEYS:
+        section, _, former = one.former.rpartition(".")
+        now = one.now.rpartition(".")[2]
+        for path, values in _sections(raw, section):
+            if former not in values:
+                continue
+            value, key = values.pop(former), _join(path, former)
+            if now in values:
+                clashes.append(f"{key}: is the former name of {now}, which is given too: remove it")
+                continue
+            if now:
+                values[now] = value
+            what = f"is called {now}" if now else "has no effect"
+            notes.append(f"{key}: {what} since {one.since}, and is refused from {one.until} on")
+    return notes, clashes
+
+
+def _sections(raw: object, section: str, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the mappings at a section such as workers[].events, each with its path."""
+    if not isinstance(raw, dict):
+        return
+    if not section:
+        yield path, raw
+        return
+    first, _, rest = section.partition(".")
+    name = first.removesuffix("[]")
+    inside, where = raw.get(name), _join(path, name)
+    if first == name:
+        yield from _sections(inside, rest, where)
+    elif isinstance(inside, list):
+        for position, one in enumerate(inside):
+            yield from _sections(one, rest, f"{where}[{position}]")
+
+
 def _follows(rule: str, faults: list[str]) -> bool:
-    """Tells whether a broken rule only follows from a fault that was found before."""
+    """Tells whether a broken rule is only a consequence of an earlier fault."""
     key, _, what = rule.partition(": ")
     already = (f"{key}: ", f"{key}[") if what == AT_LEAST_ONE else f"{key}: "
     return any(fault.startswith(already) for fault in faults)
 
 
 def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # noqa: ANN401
-    """Returns a section as its dataclass; notes what is wrong, and uses the default there.
+    """Returns a section as its dataclass; notes faults, and uses the defaults for faulty keys.
 
-    None where that cannot be: the value is no mapping, or a key without a default is missing or
-    wrong.
+    Returns None if the value is not a mapping, or a key without a default is missing or wrong.
     """
     if not isinstance(raw, Mapping):
         what = f"must be a mapping, is {_shown(raw)}{_as_mapping(kind, raw)}"
@@ -210,7 +294,7 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
     if typing.get_origin(kind) is tuple:
         return _items(typing.get_args(kind)[0], raw, path, item, faults)
     if raw is False and OFF in item.metadata["choices"]:
-        raw = OFF  # as YAML reads the word without quotes
+        raw = OFF  # YAML reads the unquoted word like this
     fault = _scalar_fault(kind, raw, item)
     if fault:
         faults.append(f"{path}: {fault}")
@@ -219,7 +303,7 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
 
 
 def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> object:
-    """Accepts one of a few words in the place of a section."""
+    """Accepts one of a few words instead of a section."""
     if raw in words:
         return raw
     faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_shown(raw)}")
@@ -227,7 +311,7 @@ def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> 
 
 
 def _chosen(hint: object, raw: object) -> tuple[object, bool]:
-    """Returns the type that a value is to have, chosen by its shape, and whether it may be null."""
+    """Returns the type that a value must have, chosen by its shape, and whether it may be null."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint, False
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
@@ -266,7 +350,7 @@ def _scalar_fault(kind: object, raw: object, item: "Field[Any]") -> str | None:
 
 def _range_fault(raw: float, item: "Field[Any]") -> str | None:
     minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
-    if not raw >= minimum:  # as of .nan
+    if not raw >= minimum:  # also false for .nan
         return f"must be at least {minimum}, is {_shown(raw)}"
     if raw > (maximum or most(item.name)):
         return f"must be at most {maximum or most(item.name)}, is {_shown(raw)}"
@@ -297,26 +381,26 @@ def _near(word: object, known: Iterable[str]) -> str:
 
 
 def _as_mapping(kind: type, raw: object) -> str:
-    """Says which key of a section a single word is meant for, if any key accepts that word."""
+    """Returns a hint at the key of a section that accepts this single word, if any does."""
     word = str(raw).replace("-", "_")
     names = [item.name for item in fields(kind) if word in item.metadata["choices"]]
     return f"; did you mean {{{names[0]}: {word}}}?" if names else ""
 
 
-# An alias is a place to look up again, and mappings of aliases to mappings of aliases double with
-# each: 700 bytes may stand for millions of values, which take half a minute to be made. What all
-# aliases together stand for is bounded, by more than a fleet of thousands takes.
+# Mappings of aliases to mappings of aliases double in size at each level: 700 bytes may stand for
+# millions of values, which take half a minute to build. This bounds the values of all aliases
+# together; a fleet of thousands of workers needs fewer.
 MAX_ALIASED = 200_000
 
-# "<<" takes the keys of other mappings in; PyYAML takes several.
+# "<<" merges the keys of other mappings; PyYAML accepts several.
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 def values_in(text: str | bytes) -> tuple[Any, list[str]]:
-    """Returns the values of a YAML text, and its keys that are given twice as "key: what" each.
+    """Returns the values of a YAML text, and its duplicate keys as "key: what is wrong" each.
 
     Raises:
-        ValueError: the text is no YAML; says where and why.
+        ValueError: the text is not YAML; the message says where and why.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -326,7 +410,7 @@ def values_in(text: str | bytes) -> tuple[Any, list[str]]:
         _refuse_many_aliased(root)
         doubles = list(_doubles(root, "", set()))
         return loader.construct_document(root), doubles
-    except (LookupError, AttributeError):  # what PyYAML raises for such as "!!bool x"
+    except (LookupError, AttributeError):  # PyYAML raises these for a text such as "!!bool x"
         raise ValueError("a value does not fit its tag") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(_told(error)) from None
@@ -345,9 +429,9 @@ def _refuse_many_aliased(root: yaml.Node) -> None:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Counts a node with all values that its aliases stand for; 0 where it leads to itself.
+    """Returns the number of values in a node, aliases expanded; 0 if it contains itself.
 
-    sizes: of the nodes that were counted before.
+    sizes: the sizes of nodes counted before.
     """
     known = sizes.get(id(node))
     if known is not None:
@@ -363,7 +447,7 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
-    """Yields the keys that are given twice.
+    """Yields the duplicate keys.
 
     seen: the nodes visited before; an alias leads back to one, perhaps in a circle.
     """
@@ -387,7 +471,7 @@ def _doubles(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
 
 
 def _told(error: Exception) -> str:
-    """Returns the error on one line, without PyYAML's names for texts."""
+    """Returns the error on one line, without PyYAML's names for strings."""
     mark = getattr(error, "problem_mark", None)
     if isinstance(error, yaml.MarkedYAMLError) and mark is not None:
         why = ", ".join(part for part in (error.context, error.problem) if part)

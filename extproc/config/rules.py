@@ -1,38 +1,55 @@
-"""Rules between the keys of a configuration, and rules about the addresses that they name.
+"""Rules between the keys of a configuration, and about where its routers and Envoy listen and meet.
 
-`broken_rules` finds faults; `doubts` finds what may be meant, and is accepted with a note. Workers
-must not share an endpoint or a feed, as a copied line makes them: a feed's messages do not say
-which worker sent them, so its blocks would be credited to both.
+`broken_rules` finds faults; `doubts` finds unusual settings, which are accepted with a note. The
+rules about workers are in `extproc.config.fleet_rules`.
 """
 
 import contextlib
 import ipaddress
 import posixpath
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from collections import Counter
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from extproc import address, headers
 from extproc.address import Address
+from extproc.config.fleet_rules import AT_LEAST_ONE, address_fault, fleet_faults, same_place
 from extproc.config.schema import (
     Config,
     Envoy,
-    EventPorts,
     FoundWorker,
     Worker,
     WorkerEvents,
 )
-from extproc.config.sections import BOTH, DECODE, MIRROR, NIXL, OFFLOADING, PREFILL, SGLANG
-from extproc.config.sharing_rules import router_faults, sharing_doubts, sharing_faults
+from extproc.config.sections import (
+    BOTH,
+    CONVERSATION,
+    DECODE,
+    MIRROR,
+    NIXL,
+    OFFLOADING,
+    PREFILL,
+    SGLANG,
+    STANDBY,
+    Routers,
+    Sharing,
+)
 
-AT_LEAST_ONE = "at least one is needed"
-
-# A field name that a proxy may be asked to set (RFC 9110, section 5.1; no pseudo-header).
+# A valid name for a header that the router asks a proxy to set (RFC 9110, section 5.1).
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
-# Reserved: requests cannot do without these, or KVSteer sets them.
+# Longest name of a header that names a conversation.
+_HEADER_CHARACTERS = 256
+
+# Valid names of routers, and their longest length, as in messages between routers.
+_ROUTER_NAME = re.compile(r"[!-~]+")
+_NAME_CHARACTERS = 64
+
+# Longest file name of a datagram socket in a directory.
+_SOCKET_NAME_BYTES = 32
+
+# Headers that requests need, or that KVSteer sets.
 _TAKEN = frozenset({
     "host", "content-length", "content-type", "transfer-encoding", "connection", "authorization",
     headers.DESTINATION, headers.MODEL,
@@ -48,7 +65,7 @@ def broken_rules(config: Config) -> list[str]:
         *_models(config),
         *fleet_faults(config),
         *_legs(config),
-        *sharing_faults(config.sharing, config.extproc.processes),
+        *_sharing(config.sharing, config.extproc.processes),
         *config.steering.faults(config.disaggregation),
     ]
 
@@ -61,10 +78,10 @@ def _limits(config: Config) -> Iterator[str]:
     if config.extproc.max_body_bytes > limit_bytes:
         yield (
             "extproc.max_body_bytes: must not be above"
-            f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 there"
+            f" envoy.request_body_buffer_limit_bytes ({limit_bytes}): Envoy answers 413 above it"
         )
     if config.policy.shed and config.policy.max_in_flight is None:
-        yield "policy.max_in_flight: missing: policy.shed needs it"
+        yield "policy.max_in_flight: missing, but policy.shed needs it"
 
 
 def _headers(config: Config) -> Iterator[str]:
@@ -122,12 +139,11 @@ def _models(config: Config) -> Iterator[str]:
 
 _MODE = re.compile("0?[0-7]{3}")
 
-_LOOPBACK = "127.0.0.1"
 _WILDCARDS = {4: "0.0.0.0", 6: "::"}  # noqa: S104 - compared with, not bound
 
 
 def listener_faults(config: Config) -> Iterator[str]:
-    """Yields what is wrong with the addresses on which the router and Envoy listen."""
+    """Yields the faults of the addresses on which the router and Envoy listen."""
     yield from _socket_or_address("extproc.listen", config.extproc.listen)
     yield from address_fault("admin.listen", config.admin.listen, address.parse)
     yield from address_fault("metrics.listen", config.metrics.listen, address.parse)
@@ -135,7 +151,7 @@ def listener_faults(config: Config) -> Iterator[str]:
     yield from address_fault("envoy.admin", config.envoy.admin, _parse_listener)
     for key, text in _routers(config):
         yield from _socket_or_address(key, text)
-    yield from router_faults(config.envoy.router, config.envoy.routers)
+    yield from _several(config.envoy.router, config.envoy.routers)
     mode = config.extproc.socket_mode
     if not _MODE.fullmatch(mode):
         yield f'extproc.socket_mode: must be a mode such as "0660", is {mode!r}'
@@ -145,7 +161,7 @@ def listener_faults(config: Config) -> Iterator[str]:
 
 
 def _processes(config: Config) -> Iterator[str]:
-    """Yields what several processes cannot have in common: ports, and feeds for one reader."""
+    """Yields what several processes cannot share: ports, and feeds that allow only one reader."""
     count = config.extproc.processes
     if count == 1:
         return
@@ -167,12 +183,31 @@ def _processes(config: Config) -> Iterator[str]:
 
 
 def _routers(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields what is written of where Envoy reaches the router, or several."""
+    """Yields the configured addresses of the router or routers for Envoy, with their keys."""
     envoy = config.envoy
     if envoy.router is not None:
         yield "envoy.router", envoy.router
     for position, text in enumerate(envoy.routers.addresses if envoy.routers else ()):
         yield f"envoy.routers.addresses[{position}]", text
+
+
+def _several(router: str | None, routers: Routers | None) -> Iterator[str]:
+    """Yields the faults of the section envoy.routers; router: the value of envoy.router."""
+    if routers is None:
+        return
+    if router is not None:
+        yield "envoy.routers: cannot be used together with envoy.router: remove one of the two"
+    if not routers.addresses:
+        yield "envoy.routers.addresses: needs at least one"
+    twice = {text for text in routers.addresses if routers.addresses.count(text) > 1}
+    yield from (f"envoy.routers.addresses: {text} is given twice" for text in sorted(twice))
+    if routers.choice == STANDBY and len(routers.addresses) == 1:
+        yield "envoy.routers.choice: standby needs two or more addresses, in order"
+    if routers.choice == CONVERSATION and not routers.conversation_headers:
+        yield "envoy.routers.conversation_headers: choice conversation needs at least one"
+    for name in routers.conversation_headers:
+        if not (_HEADER.fullmatch(name) and len(name) <= _HEADER_CHARACTERS):
+            yield f"envoy.routers.conversation_headers: {name!r} is no header's name"
 
 
 def _listeners(config: Config) -> list[tuple[str, str]]:
@@ -184,7 +219,7 @@ def _listeners(config: Config) -> list[tuple[str, str]]:
 
 
 def _all_listeners(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the addresses of every process, as far as there are any."""
+    """Yields the listening addresses of every process, with their keys."""
     yield from _listeners(config)
     for number in range(1, config.extproc.processes):
         for key, text in _listeners(config):
@@ -205,32 +240,32 @@ def _socket_or_address(key: str, text: str) -> Iterator[str]:
     if not path:
         yield f"{key}: unix: needs a path"
     elif size > address.MAX_PATH_BYTES:
-        yield f"{key}: the socket's path has {size} bytes; {address.MAX_PATH_BYTES} are the most"
+        yield f"{key}: the socket's path has {size} bytes; the limit is {address.MAX_PATH_BYTES}"
 
 
 def _parse_listener(text: str) -> None:
     place = address.parse(text)
     if not place.is_ip and place.host != "localhost":
-        raise ValueError(f"must be ip:port, since Envoy listens on no host name, is {text!r}")
+        raise ValueError(f"must be ip:port, since Envoy cannot listen on a host name, is {text!r}")
 
 
 def _tls(config: Config) -> Iterator[str]:
     ours, theirs = config.extproc.tls, config.envoy.router_tls
     if ours is not None and config.extproc.listen.startswith(address.UNIX_PREFIX):
-        yield "extproc.tls: needs a listen of host:port; for a Unix socket set extproc.socket_mode"
+        yield "extproc.tls: listen must be host:port; for a Unix socket set extproc.socket_mode"
     if theirs is None:
         return
     if (theirs.certificate is None) != (theirs.key is None):
         yield "envoy.router_tls: certificate and key belong together"
     elif theirs.certificate is None and ours is not None and ours.client_ca is not None:
-        yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca asks for them"
+        yield "envoy.router_tls: needs certificate and key: extproc.tls.client_ca requires them"
 
 
 def _taken_twice(config: Config) -> Iterator[str]:
-    """Yields addresses that two servers are to listen on.
+    """Yields a fault for each address that two servers would listen on.
 
-    Envoy's are compared with the router's only where both are known to run on one host, and only
-    where they are not the defaults: Envoy may have another configuration than this one.
+    Envoy's addresses are compared with the router's only if both are known to run on one host, and
+    only if they are not defaults: Envoy may run with another configuration.
     """
     envoy, plain = config.envoy, Envoy()
     ours = [*_all_listeners(config)]
@@ -257,7 +292,7 @@ def _clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
 def _is_same(one: str, other: str) -> bool:
     try:
         first, second = (same_place(address.parse(text)) for text in (one, other))
-    except ValueError:  # told as what it is
+    except ValueError:  # reported as this fault
         return False
     if first.port != second.port or not first.port:
         return False
@@ -265,7 +300,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _takes_in(one: Address, other: Address) -> bool:
-    """Tells whether the first is bound to all addresses of the second's kind."""
+    """Tells whether the first binds all addresses of the second's family."""
     return other.is_ip and one.host == _WILDCARDS[ipaddress.ip_address(other.host).version]
 
 
@@ -276,235 +311,38 @@ def _listens_on_loopback(text: str) -> bool:
         return False
 
 
-def fleet_faults(config: Config) -> Iterator[str]:
-    """Yields what is wrong with the workers and with their discovery."""
-    found = config.discovery
-    if not (config.workers or found.file or found.dns or found.kubernetes):
-        yield f"workers: {AT_LEAST_ONE}"
-    yield from worker_faults("workers", config.workers, config)
-    names = Counter(name.name for name in found.dns)
-    yield from (
-        f"discovery.dns: the name {name} is given {count} times"
-        for name, count in names.items()
-        if count > 1
-    )
-    for position, name in enumerate(found.dns):
-        key = f"discovery.dns[{position}]"
-        if name.nameserver is not None:
-            yield from address_fault(f"{key}.nameserver", name.nameserver, _parse_nameserver)
-        yield from _found(f"{key}.worker", name.worker, config)
-    if found.kubernetes is not None:
-        pods = found.kubernetes
-        if (pods.selector is None) is (pods.inference_pool is None):
-            yield "discovery.kubernetes: needs exactly one of selector and inference_pool"
-        yield from _found("discovery.kubernetes.worker", pods.worker, config)
+def _sharing(sharing: Sharing | None, processes: int) -> Iterator[str]:
+    """Yields the faults of the section sharing.
 
-
-def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterator[str]:
-    """Yields what is wrong with a list of workers.
-
-    key: of the list.
+    processes: processes of a router; if there are several, each appends its number to the name.
     """
-    yield from shared_endpoints(key, workers)
-    yield from shared_feeds(key, workers)
-    for position, worker in enumerate(workers):
-        yield from _worker(f"{key}[{position}]", worker, config)
-
-
-def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
-    yield from address_fault(f"{key}.endpoint", worker.endpoint, _parse_port(address.parse))
-    yield from _model(key, worker.model, learn=worker.learn, config=config)
-    if isinstance(worker.events, WorkerEvents):
-        yield from _events(f"{key}.events", worker.events)
-
-
-def _model(key: str, model: str | None, *, learn: bool, config: Config) -> Iterator[str]:
-    names = [one.name for one in config.models]
-    if model is None and len(names) > 1 and not learn:
-        yield f"{key}.model: missing; there are {len(names)} models: {', '.join(names)}"
-    if model is not None and model not in names:
-        yield f"{key}.model: {model!r} is not under models"
-
-
-def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
-    if worker.port > address.MAX_PORT:
-        yield f"{key}.port: is above 65535"
-    yield from _model(key, worker.model, learn=worker.learn, config=config)
-    if isinstance(worker.events, EventPorts):
-        yield from event_ports_faults(f"{key}.events", worker.events)
-
-
-def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
-    """Yields what is wrong with the ports of a feed."""
-    if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
-        yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
-    of_ranks = {"zmq": events.zmq_port, "replay": events.replay_port, "load": events.load_port}
-    if events.zmq_port is None:
-        for name in ("replay", "load"):
-            if of_ranks[name] is not None:
-                yield f"{key}.{name}_port: needs zmq_port"
-    for name, port in (*of_ranks.items(), ("grpc", events.grpc_port)):
-        last = (port or 0) + (0 if name == "grpc" else events.ranks - 1)
-        if last > address.MAX_PORT:
-            yield f"{key}.{name}_port: with its ranks it is above 65535"
-    for (one, first), (other, second) in combinations(of_ranks.items(), 2):
-        if first is not None and second is not None and abs(first - second) < events.ranks:
-            yield f"{key}: {_overlap(one, other, events.ranks)}"
-
-
-def _overlap(one: str, other: str, ranks: int) -> str:
-    if ranks == 1:
-        return f"{one} and {other} have the same port"
-    return f"with {ranks} ranks the ports of {one} and {other} overlap (rank r uses both ports + r)"
-
-
-def _events(key: str, events: WorkerEvents) -> Iterator[str]:
-    if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
-        yield f"{key}: needs exactly one of zmq, grpc and drain"
-    if events.grpc is not None:
-        yield from address_fault(f"{key}.grpc", events.grpc, _parse_port(address.parse))
-    if events.drain is not None:
-        yield from address_fault(f"{key}.drain", events.drain, _parse_port(address.parse_http))
-    if events.zmq is None:
-        yield from (
-            f"{key}.{name}: needs zmq"
-            for name in ("replay", "load", "bind")
-            if getattr(events, name)
-        )
-    yield from _ports(key, events)
-
-
-def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
-    taken: dict[tuple[str, int], str] = {}
-    for name, text in (("zmq", events.zmq), ("replay", events.replay), ("load", events.load)):
-        if text is None:
-            continue
-        try:
-            place = address.parse_tcp(text)
-            if not (name == "zmq" and events.bind):
-                _raise_unless_reachable(place, text)
-            if not place.port:
-                raise ValueError(f"must have a port above 0, is {text!r}")
-        except ValueError as error:
-            yield f"{key}.{name}: {error}"
-            continue
-        if place.port + events.ranks - 1 > address.MAX_PORT:
-            yield f"{key}.{name}: port {place.port} + {events.ranks} ranks is above 65535"
-        ports = {(place.host, place.port + rank): name for rank in range(events.ranks)}
-        for other in dict.fromkeys(taken[one] for one in ports if one in taken):
-            yield f"{key}: {_overlap(other, name, events.ranks)}"
-        taken |= ports
-
-
-def _parse_nameserver(text: str) -> None:
-    if not address.parse(text).is_ip:
-        raise ValueError(f"must be ip:port, is {text!r}")
-
-
-def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None]:
-    """Returns a parser that accepts only addresses which can be connected to."""
-
-    def parsed(text: str) -> None:
-        place = parse(text)
-        _raise_unless_reachable(place, text)
-        if not place.port:
-            raise ValueError(f"must have a port above 0, is {text!r}")
-
-    return parsed
-
-
-def _raise_unless_reachable(place: address.Address, text: str) -> None:
-    if place.host in address.WILDCARDS:
-        raise ValueError(
-            f"{text!r} is where a server listens; write the worker's own host instead of"
-            f" {place.host}"
-        )
-
-
-def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
-    """Yields what is wrong with an address, if anything."""
+    if sharing is None:
+        return
     try:
-        parse(text)
+        meeting = address.parse_meeting(sharing.url)
     except ValueError as error:
-        yield f"{key}: {error}"
-
-
-def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
-    """Yields the endpoints that several workers have.
-
-    key: of the list of workers.
-    """
-    spelled: dict[Address | str, list[str]] = defaultdict(list)
-    for worker in workers:
-        try:
-            spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
-        except ValueError:  # told as what it is
-            spelled[worker.endpoint].append(worker.endpoint)
-    for texts in spelled.values():
-        several = list(dict.fromkeys(texts))
-        if len(several) > 1:
-            yield f"{key}: the endpoints {' and '.join(several)} are the same"
-        elif len(texts) > 1:
-            yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
-
-
-def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
-    """Yields the feeds, or ranks, that several workers have; one fault for a worker and key.
-
-    key: of the list of workers.
-    """
-    owners: dict[tuple[object, ...], int] = {}
-    for position, worker in enumerate(workers):
-        if not isinstance(worker.events, WorkerEvents):
-            continue
-        told: set[str] = set()
-        for name, place, source in _sources(worker.events):
-            owner = owners.setdefault(source, position)
-            if owner != position and name not in told:
-                told.add(name)
-                yield f"{key}[{position}].events.{name}: {place} is already used by {key}[{owner}]"
-
-
-def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    """Yields a feed's addresses: key, address, and what no other worker may have as well.
-
-    Publishers behind one proxy share an address and have a topic each.
-    """
-    tcp, topic = address.parse_tcp, None if events.bind else events.topic
-    yield from _places("zmq", events.zmq, tcp, events.ranks, topic)
-    yield from _places("replay", events.replay, tcp, events.ranks)
-    yield from _places("load", events.load, tcp, events.ranks)
-    yield from _places("grpc", events.grpc, address.parse, 1, events.service)
-    yield from _places("drain", events.drain, address.parse_http)
-
-
-def _places(
-    name: str,
-    text: str | None,
-    parse: Callable[[str], Address],
-    ranks: int = 1,
-    beside: str | None = None,
-) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    """Yields each rank's address; none if the text is no address, which is reported elsewhere."""
-    if text is None:
+        yield f"sharing.url: {error}"
         return
-    try:
-        host, port = parse(text)
-    except ValueError:
-        return
-    for one in range(port, min(port + ranks, address.MAX_PORT + 1)):
-        place = Address(host, one)
-        yield name, place, (name, same_place(place), beside)
-
-
-def same_place(place: Address) -> Address:
-    """Returns an address in the spelling by which it is compared."""
-    host = place.host.lower()
-    return Address(_LOOPBACK if host == "localhost" else host, place.port)
+    path, room = meeting.socket, address.MAX_PATH_BYTES
+    if meeting.directory:
+        path, room = meeting.directory, address.MAX_PATH_BYTES - _SOCKET_NAME_BYTES
+    size = len(path.encode())
+    if size > room:
+        yield f"sharing.url: the path has {size} bytes; the limit is {room}"
+    most = _NAME_CHARACTERS - (len(f"-{processes - 1}") if processes > 1 else 0)
+    name = sharing.name
+    if name is not None and not (_ROUTER_NAME.fullmatch(name) and len(name) <= most):
+        yield f"sharing.name: must be 1 to {most} printable ASCII characters without spaces"
+    if sharing.ca is not None and not meeting.is_tls:
+        yield "sharing.ca: needs a url of valkeys:// or rediss://"
+    if meeting.directory and (sharing.username or sharing.password_file):
+        yield "sharing: username and password_file are for a server, not for a directory"
+    if sharing.username is not None and sharing.password_file is None:
+        yield "sharing.username: needs password_file"
 
 
 def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
-    """Returns what may be a mistake, as "key: what" each.
+    """Returns likely mistakes, as "key: what" each.
 
     is_there: tells whether a file or directory of this name exists.
     """
@@ -512,43 +350,67 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
         *_unserved(config),
         *_adapters(config),
         *_open_to_others(config),
+        *_closed_to_envoy(config),
         *_missing(config, is_there),
         *_roles(config),
-        *sharing_doubts(config.sharing),
+        *_open_fleet(config.sharing),
     ]
 
 
 def _open_to_others(config: Config) -> Iterator[str]:
-    """Yields servers for the operator on addresses that others can reach."""
+    """Yields the operator's servers that listen on addresses which others can reach."""
     for key, text, power in (
         ("admin.listen", config.admin.listen, "drain workers and turn their events off"),
         ("envoy.admin", config.envoy.admin, "stop Envoy and read its configuration"),
     ):
         host = address.parse(text).host
         if not address.is_loopback(host):
-            yield f"{key}: anybody who reaches {text} can {power} without a password: use 127.0.0.1"
+            yield f"{key}: anyone who reaches {text} can {power} without a password: use 127.0.0.1"
+
+
+def _open_fleet(sharing: Sharing | None) -> Iterator[str]:
+    """Yields a note if anyone who can connect to the server can forge messages."""
+    if sharing is None or sharing.secret_file is not None or sharing.password_file is not None:
+        return
+    if not sharing.url.startswith(address.DIRECTORY_PREFIX):
+        yield (
+            "sharing.secret_file: without it or a password_file, anyone who reaches sharing.url can"
+            " send the routers false messages"
+        )
+
+
+def _closed_to_envoy(config: Config) -> Iterator[str]:
+    """Yields where Envoy asks a router that listens on loopback alone from another host."""
+    listen = config.extproc.listen
+    asked = [text for _, text in _routers(config) if not text.startswith(address.UNIX_PREFIX)]
+    elsewhere = [text for text in asked if not _listens_on_loopback(text)]
+    if _listens_on_loopback(listen) and elsewhere:
+        yield (
+            f"extproc.listen: {listen} can be reached only from this host or container, and Envoy"
+            f" asks the router at {elsewhere[0]}: listen on 0.0.0.0, or on an address Envoy reaches"
+        )
 
 
 def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
     """Yields files and directories that do not exist yet."""
     recording = config.recorder.file
     if recording is not None and not is_there(posixpath.dirname(recording) or "."):
-        yield f"recorder.file: no folder for {recording}: until there is one, nothing is recorded"
+        yield f"recorder.file: the folder of {recording} is missing: nothing is recorded"
     report = config.report.file
     if report is not None and not is_there(posixpath.dirname(report) or "."):
-        yield f"report.file: no folder for {report}: until there is one, the report is not kept"
+        yield f"report.file: the folder of {report} is missing: the report is not kept"
     file, directory = config.discovery.file, config.envoy.eds_directory
     if file is not None and not is_there(file):
-        yield f"discovery.file: there is no {file}: until there is, no worker is found in it"
+        yield f"discovery.file: {file} does not exist: it adds no workers until it does"
     if directory is not None and not is_there(directory):
         yield (
-            f"envoy.eds_directory: there is no {directory}: until there is, the router cannot write"
+            f"envoy.eds_directory: {directory} does not exist: until then, the router cannot write"
             " the workers' addresses there, and Envoy does not start without them"
         )
 
 
 def _unserved(config: Config) -> Iterator[str]:
-    """Yields models without a worker, where all workers are listed and each names its model."""
+    """Yields models without a worker, if all workers are listed and each names its model."""
     found = config.discovery
     if found.file or found.dns or found.kubernetes or len(config.models) == 1:
         return
@@ -560,7 +422,7 @@ def _unserved(config: Config) -> Iterator[str]:
 
 
 def _roles(config: Config) -> Iterator[str]:
-    """Yields what roles leave undone: who answers alone, and who computes for whom."""
+    """Yields roles that are missing: for whole requests, or for one part of a split request."""
     found, mode = config.discovery, config.disaggregation.mode
     roles = {worker.role for _, worker in _workers(config)}
     if PREFILL in roles and mode is None:
@@ -570,7 +432,7 @@ def _roles(config: Config) -> Iterator[str]:
     if mode is not None:
         for role in (PREFILL, DECODE):
             if role not in roles:
-                yield f"disaggregation.mode: no worker has the role {role}: nothing is split"
+                yield f"disaggregation.mode: no worker has the role {role}, so no request is split"
     can_answer = {BOTH} if config.disaggregation.connector == SGLANG else {BOTH, DECODE}
     if roles and roles.isdisjoint(can_answer):
         yield (
@@ -580,11 +442,11 @@ def _roles(config: Config) -> Iterator[str]:
 
 
 def _adapters(config: Config) -> Iterator[str]:
-    """Yields adapters of workers that no request can name."""
+    """Yields the workers' adapters that no request can name."""
     known = {name for model in config.models for name in model.lora}
     for key, worker in _workers(config):
         unknown = [name for name in worker.lora or () if name not in known]
-        yield from (f"{key}.lora: {name!r} is under no model's lora" for name in unknown)
+        yield from (f"{key}.lora: {name!r} is not in any model's lora" for name in unknown)
 
 
 def _workers(config: Config) -> Iterator[tuple[str, Worker | FoundWorker]]:

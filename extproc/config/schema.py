@@ -22,17 +22,18 @@ from extproc.config.sections import (
     key,
 )
 
-# Each includes the one before it.
+# Each value includes the ones before it.
 RESPONSES = ("none", "headers", "usage")
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Whether responses are read; they are never held back, nor changed."""
+    """Which parts of responses are read; responses are never delayed or changed."""
 
     responses: str = key(
         "which parts of responses Envoy sends to KVSteer: none; headers (status, time to first"
-        " byte, the worker that answered); usage (cached tokens too, at a message for each piece)",
+        " byte, the worker that answered); usage (cached tokens too; costs a message per chunk of"
+        " the response)",
         "none",
         choices=RESPONSES,
     )
@@ -41,37 +42,38 @@ class Accounting:
 SERVICES = ("vllm", "sglang", "trtllm", "tokenspeed")
 AUTO = "auto"
 
-# More than any engine has.
+# More ranks than any engine has.
 MAX_RANKS = 1_024
 
-# Most ranks that a worker itself, or a pod's annotation, may name; more have to be configured.
+# Most ranks that a worker itself, or a pod's annotation, may report; more must be configured.
 MAX_NAMED_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvents:
-    """Where a worker publishes its KV-cache events: over ZMQ, over gRPC, or to be drained."""
+    """Where a worker publishes its KV-cache events: over ZMQ, over gRPC, or in a queue to drain."""
 
     zmq: str | None = key("the ZMQ PUB endpoint of rank 0, tcp://host:port", None)
     replay: str | None = key(
-        "the ZMQ replay endpoint of rank 0, tcp://host:port; without one, what was published"
-        " before the connection or lost on it stays unknown",
+        "the ZMQ replay endpoint of rank 0, tcp://host:port; without one, events published before"
+        " KVSteer connected, or lost later, cannot be recovered",
         None,
     )
-    topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
+    topic: str = key("the topic prefix to subscribe to; empty subscribes to every topic", "")
     bind: bool = key(
         "true: KVSteer binds the zmq endpoint, one for each worker and rank; the worker connects",
         default=False,
     )
     ranks: int = key(
-        "publishers inside this worker (data parallel); over ZMQ, rank r uses both ports + r",
+        "number of publishers inside this worker (data parallel); over ZMQ, rank r uses both"
+        " ports + r",
         1,
         minimum=1,
         maximum=MAX_RANKS,
     )
     load: str | None = key(
-        "the ZMQ endpoint of rank 0 on which SGLang publishes how much it has to do"
-        " (--load-publish-endpoint), tcp://host:port; rank r uses the port + r",
+        "the ZMQ endpoint of rank 0 on which SGLang publishes its load (--load-publish-endpoint),"
+        " tcp://host:port; rank r uses the port + r",
         None,
     )
     grpc: str | None = key(
@@ -80,8 +82,8 @@ class WorkerEvents:
     )
     service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: str | None = key(
-        "http://host:port of a TensorRT-LLM server whose POST /kv_cache_events is drained; only one"
-        " caller may drain it",
+        "http://host:port of a TensorRT-LLM server, whose events are drained by POST"
+        " /kv_cache_events; only one client may drain them",
         None,
     )
 
@@ -91,37 +93,37 @@ class Worker:
     """One engine server."""
 
     endpoint: str = key("host:port that Envoy sends requests to; IPv6 in brackets")
-    model: str | None = key("the model it serves; may be left out when there is one model", None)
+    model: str | None = key("the model it serves; optional if only one model is configured", None)
     block_size: int | None = key(
-        "tokens in one of its cache blocks, used until its events tell: of a prompt that was sent"
-        " there, whole blocks are expected",
+        "tokens per cache block, used until its events report it; of a prompt that was sent"
+        " there, whole blocks are expected to be cached",
         None,
         minimum=1,
     )
     events: WorkerEvents | Literal["auto"] | None = key(
-        "its event feed; without one, it is routed by load and by the prompts sent there; auto asks"
-        " the worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
+        "its event feed; without one, it is routed by load and by the prompts sent there; auto"
+        " asks the worker for it (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
     lora: tuple[str, ...] | None = key(
-        "the adapters that it serves, [] for none; by default all of its model's, or those that the"
-        " worker lists with learn: true",
+        "the adapters that it serves, [] for none; by default all adapters of its model, or with"
+        " learn: true those that the worker lists",
         None,
     )
     learn: bool = key(
-        "true: the worker is asked for its model, adapters and block size if they are not given"
-        " here (/v1/models, /server_info)",
+        "true: KVSteer asks the worker for its model, adapters and block size if they are not"
+        " given here (/v1/models, /server_info)",
         default=False,
     )
     draining: bool = key("true: the worker gets no new requests", default=False)
     role: str = key(
         "which part of a request it takes: prefill computes prompts for other workers, decode"
-        " generates from prompts that others may have computed, both takes whole requests",
+        " generates answers to prompts that others may have computed, both takes whole requests",
         "both",
         choices=ROLES,
     )
     transfer_port: int | None = key(
-        "the port on which a prefill worker hands over what it computed, instead of"
+        "the port on which a prefill worker transfers the KV blocks it computed, instead of"
         " disaggregation.transfer_port",
         None,
         minimum=1,
@@ -131,11 +133,11 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class EventPorts:
-    """Where a worker that was found publishes its events, on its own address."""
+    """Where a discovered worker publishes its events, on its own address."""
 
     zmq_port: int | None = key("the ZMQ PUB port of rank 0", None, minimum=1)
     replay_port: int | None = key("the ZMQ replay port of rank 0", None, minimum=1)
-    topic: str = key("the topic prefix to subscribe to; empty takes every topic", "")
+    topic: str = key("the topic prefix to subscribe to; empty subscribes to every topic", "")
     ranks: int = key(
         "number of publishers inside each worker (data parallel); rank r uses both ports + r",
         1,
@@ -143,14 +145,15 @@ class EventPorts:
         maximum=MAX_RANKS,
     )
     load_port: int | None = key(
-        "the ZMQ port of rank 0 on which SGLang publishes how much it has to do", None, minimum=1
+        "the ZMQ port of rank 0 on which SGLang publishes its load", None, minimum=1
     )
     grpc_port: int | None = key(
         "the port of a gRPC server with SubscribeKvEvents, instead of zmq_port", None, minimum=1
     )
     service: str = key("whose gRPC service that is", "vllm", choices=SERVICES)
     drain: bool = key(
-        "true: POST /kv_cache_events on the worker's HTTP port is drained, instead of zmq_port",
+        "true: events are drained by POST /kv_cache_events on the worker's HTTP port, instead of"
+        " zmq_port",
         default=False,
     )
 
@@ -161,11 +164,13 @@ class FoundWorker:
 
     port: int = key("the port that Envoy sends requests to", 8000, minimum=1)
     model: str | None = key(
-        "the model they serve; by default the only one, or the one that the worker lists", None
+        "the model they serve; by default the only configured one, or the one that the worker"
+        " lists",
+        None,
     )
     block_size: int | None = key(
-        "tokens in one of their cache blocks, used until their events tell: of a prompt that was"
-        " sent there, whole blocks are expected",
+        "tokens per cache block, used until their events report it; of a prompt that was sent"
+        " there, whole blocks are expected to be cached",
         None,
         minimum=1,
     )
@@ -176,12 +181,13 @@ class FoundWorker:
         "which part of a request they take: prefill, decode or both", "both", choices=ROLES
     )
     learn: bool = key(
-        "whether the workers are asked for what is not given here (/v1/models, /server_info)",
+        "true: KVSteer asks the workers for model, adapters and block size if they are not given"
+        " here (/v1/models, /server_info)",
         default=True,
     )
     events: EventPorts | Literal["auto"] | None = key(
         "their event feeds; without them, they are routed by load and by the prompts sent there;"
-        " auto asks each worker itself (/kv_event_sources of vLLM, /server_info of SGLang)",
+        " auto asks each worker for its own (/kv_event_sources of vLLM, /server_info of SGLang)",
         None,
     )
 
@@ -215,8 +221,7 @@ class Kubernetes:
         None,
     )
     kubeconfig: str | None = key(
-        "a file that says how to reach the API server; by default the service account of KVSteer's"
-        " own pod",
+        "a kubeconfig file for the API server; by default the service account of KVSteer's own pod",
         None,
     )
     worker: FoundWorker = key(
@@ -226,10 +231,12 @@ class Kubernetes:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Sources of workers beside `workers`, followed while the router runs."""
+    """Sources of workers besides `workers`, followed while the router runs."""
 
     file: str | None = key(
-        "a YAML file with a list in the form of workers, read again whenever it changes", None
+        "a YAML file with a list of workers, in the form of `workers`; read again whenever it"
+        " changes",
+        None,
     )
     dns: tuple[DnsName, ...] = key("names whose addresses are workers", ())
     kubernetes: Kubernetes | None = key("pods that are workers", None)
@@ -237,12 +244,12 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class Envoy:
-    """What `kvsteer envoy` prints; the router itself uses the limits to check its own."""
+    """Settings for `kvsteer envoy`; the router compares its own limits with Envoy's."""
 
     listen: str = key("address Envoy serves clients on, ip:port", "127.0.0.1:10000")
     admin: str = key("address of Envoy's own admin server, ip:port", "127.0.0.1:9901")
     router: str | None = key(
-        "address under which Envoy reaches the router, host:port or unix:PATH; by default"
+        "address at which Envoy reaches the router, host:port or unix:PATH; by default"
         " extproc.listen",
         None,
     )
@@ -271,19 +278,19 @@ SERVERS = ("lean", "grpcio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """The certificate that the gRPC server shows, and whose clients it accepts; PEM files.
+    """The gRPC server's certificate, and the authorities of its clients; PEM files.
 
-    The files are looked at once a second: new ones are used for new connections.
+    The files are checked once a second: new ones are used for new connections.
     """
 
-    certificate: str = key("a PEM file: the certificate, and after it those up to its root")
+    certificate: str = key("a PEM file with the certificate, followed by its chain up to the root")
     client_ca: str | None = key(
-        "a PEM file: only clients with a certificate of one of these authorities may connect; by"
-        " default every client may",
+        "a PEM file with certificate authorities: only clients with a certificate from one of"
+        " them may connect; by default any client may",
         None,
     )
-    # last, since it hides the function of that name
-    key: str = key("a PEM file: the certificate's private key, without a password")
+    # last, since it hides the function of the same name
+    key: str = key("a PEM file with the certificate's private key, without a password")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,50 +299,51 @@ class ExtProc:
 
     listen: str = key("address of the gRPC server, host:port or unix:PATH", "127.0.0.1:9002")
     server: str = key(
-        "which gRPC server: KVSteer's own, or grpcio, which is the reference and costs many times"
+        "gRPC server to use: lean is KVSteer's own; grpcio is the reference and uses many times"
         " its CPU",
         "lean",
         choices=SERVERS,
     )
     dialect: str = key(
-        "which protocol proxies may speak: auto follows what each proxy declares, and assumes"
-        " BUFFERED bodies if it declares nothing; buffered refuses the Endpoint Picker Protocol"
-        " (FULL_DUPLEX_STREAMED); epp assumes that protocol if a proxy declares nothing",
+        "protocol that proxies may speak: auto uses what each proxy declares, and BUFFERED bodies"
+        " if it declares nothing; buffered refuses the Endpoint Picker Protocol"
+        " (FULL_DUPLEX_STREAMED); epp uses that protocol if a proxy declares nothing",
         "auto",
         choices=DIALECTS,
     )
     deadline_ms: int = key(
-        "milliseconds that a decision may take before load alone decides; must be below"
-        " envoy.message_timeout_ms",
+        "time limit of a decision, in milliseconds; a request that takes longer is routed by load"
+        " alone; must be below envoy.message_timeout_ms",
         250,
         minimum=1,
     )
     max_body_bytes: int = key(
-        "largest request body that is read, in bytes; larger ones are routed by load on their"
-        " headers, and prompts in bodies over 4 MiB by load as well",
+        "largest request body that is read, in bytes; a larger one is routed by load as soon as"
+        " its headers arrive; prompts in bodies over 4 MiB are routed by load too",
         32 * 1024 * 1024,
         minimum=1024,
     )
     tls: Tls | None = key("TLS, if listen is host:port; by default plain text", None)
     socket_mode: str = key(
-        "who may connect if listen is unix:PATH, as a chmod mode in quotes: 0600 the router's user,"
-        " 0660 its group too, 0666 everybody",
+        "permissions of the socket if listen is unix:PATH, as a chmod mode in quotes: 0600 lets"
+        " the router's user connect, 0660 its group too, 0666 everybody",
         "0660",
     )
     processes: int = key(
-        "router processes, each with a core, an index and feeds of its own; process n listens on"
-        " the ports configured here, under admin and under metrics, plus 10 n, or on PATH.n",
+        "number of router processes, each with its own CPU core, index and feeds; process n adds"
+        " 10 n to the ports of extproc, admin and metrics, and listens on PATH.n instead of"
+        " unix:PATH",
         1,
         minimum=1,
         maximum=64,
     )
     drain_ms: int = key(
-        "milliseconds that open streams are given to end when the router is stopped (draining)",
+        "milliseconds that open streams have to finish when the router is stopped (draining)",
         5_000,
     )
     leave_ms: int = key(
-        "milliseconds before that in which a router that is stopped says that it is not ready, and"
-        " still takes new streams; two of Envoy's health checks fit in 1500",
+        "milliseconds before draining in which a stopping router reports that it is not ready but"
+        " still accepts new streams; two of Envoy's health checks fit in 1500",
         0,
     )
 
@@ -361,21 +369,23 @@ class Events:
     """Whether the workers' events are used at all."""
 
     enabled: bool = key(
-        "false routes by load as if no worker had events; changed at run time by SIGHUP or"
+        "false routes by load as if no worker had events; can be changed at run time by SIGHUP or"
         " POST /events",
         default=True,
     )
     ready_deadline_ms: int = key(
-        "milliseconds after which the router reports ready although some workers have not yet told"
-        " all they hold; blocks it does not know of count for nothing",
+        "milliseconds after which the router reports ready even if it does not yet know"
+        " everything that the workers hold; unknown blocks earn no credit",
         10_000,
     )
     auto_hosts: tuple[str, ...] = key(
-        "hosts on which a worker with `events: auto` may say that it publishes, besides its own",
+        "hosts, besides its own, that a worker with `events: auto` may report as the host of its"
+        " publisher",
         (),
     )
     auto_ranks: int = key(
-        "most ranks that such a worker may name; each takes a connection and memory",
+        "most ranks that a worker with `events: auto` may report; each takes a connection and"
+        " memory",
         MAX_NAMED_RANKS,
         minimum=1,
         maximum=MAX_RANKS,
@@ -395,9 +405,9 @@ class Cost:
         100,
     )
     busy_affinity_percent: int = key(
-        "percentage points added to that weight on a fleet that is half busy or more, and for each"
-        " second, up to ten, that the shortest queue takes; higher values keep prompts longer"
-        " where their prefix is cached",
+        "percentage points added to that weight on a fleet that is half busy or more, and for"
+        " each second, up to ten, that the shortest queue takes; the higher, the longer prompts"
+        " stay where their prefix is cached",
         100,
     )
     running_tokens: int = key("cost of each request in flight on a worker, in tokens", 128)
@@ -424,33 +434,33 @@ class Cost:
 class Policy:
     """How a worker is picked."""
 
-    name: str = key("the rule by which a worker is picked", "cost", choices=POLICIES)
+    name: str = key("the policy by which workers are picked", "cost", choices=POLICIES)
     header: str | None = key(
-        "a request header that may name another rule; by default none is read", None
+        "a request header that may name another policy; by default none is read", None
     )
     endpoints: int | None = key(
-        "most endpoints that are named to the proxy, best first: it retries on the next one. By"
-        " default 3 in the buffered dialect, and 1 in the Endpoint Picker Protocol, most of whose"
-        " gateways refuse a list (Istio accepts it)",
+        "most endpoints that the proxy is given, best first; it retries on the next one. By"
+        " default 3 in the buffered dialect, and 1 in the Endpoint Picker Protocol, because most"
+        " of its gateways refuse a list (Istio accepts it)",
         None,
         minimum=1,
         maximum=8,
     )
     session_header: str | None = key(
-        "a request header whose value keeps requests together whose tokens are not known, or whose"
-        " body is not read: they prefer the same worker; by default none is read",
+        "a request header that names a session: its requests prefer the same worker if their"
+        " tokens are not known or their body is not read; by default none is read",
         None,
     )
     rank_header: str | None = key(
-        "a request header that names the data-parallel rank which holds most of the prompt, for"
-        " workers whose ranks share one HTTP port. auto: X-data-parallel-rank, if every worker with"
-        " several ranks named them itself (events: auto); null: no header is set, and only blocks"
-        " that all ranks of a worker hold are certain",
+        "a request header that KVSteer sets to the data-parallel rank that holds most of the"
+        " prompt, for workers whose ranks share one HTTP port. auto: X-data-parallel-rank, if"
+        " every worker with several ranks reported them itself (events: auto); null: no header is"
+        " set, and only blocks that all ranks of a worker hold are certain",
         "auto",
     )
     block_size: int = key(
-        "tokens in a cache block, if neither events nor the worker's key tell: of a prompt that was"
-        " sent to a worker, whole blocks are expected there",
+        "tokens per cache block of a worker whose events and configuration do not give it; of a"
+        " prompt that was sent there, whole blocks are expected to be cached",
         16,
         minimum=1,
     )
@@ -458,8 +468,9 @@ class Policy:
     cache_aware: CacheAware = key("the settings of cache_aware", CacheAware)
     prefix_cache: PrefixCache = key("the settings of prefix_cache", PrefixCache)
     sample: int | None = key(
-        "how many workers cost compares: so many drawn by chance, and those that hold something of"
-        " the prompt; 0 compares all. By default 32, and 12 while other routers are heard of",
+        "how many workers the policy cost compares: this many chosen at random, and those that"
+        " hold part of the prompt; 0 compares all. By default 32, and 12 while other routers"
+        " share their state",
         None,
     )
     speculative_ms: int = key(
@@ -472,7 +483,7 @@ class Policy:
     )
     sent_bytes: int = key(
         "memory for the record of prompts sent to workers, in bytes; a prompt of 8k tokens takes"
-        " about 40 marks of 160 bytes each",
+        " about 40 entries of 160 bytes each",
         64 * 1024 * 1024,
         minimum=1024,
     )
@@ -482,19 +493,20 @@ class Policy:
         default=True,
     )
     scrape_interval_ms: int = key(
-        "milliseconds between two reads of each worker's /metrics; 0 reads none: a single router's"
-        " own count of requests is enough",
+        "milliseconds between two reads of each worker's /metrics; 0 turns them off: a single"
+        " router's own count of requests is enough",
         0,
     )
     probe_interval_ms: int | None = key(
-        "milliseconds between two GET /health of each worker; a worker that fails two in a row is"
-        " ejected until it answers one with 2xx. By default a worker is asked only while there is"
-        " reason to doubt it: its feed is lost, its answers fail, or it gives no sign of life with"
-        " requests in flight; 0 asks none",
+        "milliseconds between two probes (GET /health) of each worker; a worker that fails two in"
+        " a row is ejected until it answers one with 2xx. By default a worker is probed only"
+        " while its feed is lost, its answers fail, or it gives no sign of life with requests in"
+        " flight; 0 turns probes off",
         None,
     )
     max_in_flight: int | None = key(
-        "requests in flight above which a worker is picked only if all workers are above",
+        "most requests in flight on a worker: one with more is picked only if all workers have"
+        " more",
         None,
         minimum=1,
     )
@@ -511,18 +523,18 @@ class RemoteTokenizer:
     """The /tokenize of the model's workers, instead of files here."""
 
     remote: bool = key(
-        "true: the model's workers are asked at POST /tokenize; false: the same as no tokenizer",
+        "true: the model's workers tokenize prompts (POST /tokenize); false: the same as no"
+        " tokenizer",
         default=True,
     )
     deadline_ms: int = key(
-        "milliseconds to wait for an answer, within extproc.deadline_ms; then load alone decides",
+        "milliseconds to wait for an answer, within extproc.deadline_ms; then the request is"
+        " routed by load alone",
         200,
         minimum=1,
     )
     connections: int = key("most connections to each worker", 8, minimum=1)
-    cache_bytes: int = key(
-        "memory for answers to prompts that repeat, in bytes; 0 keeps none", 64 * 1024 * 1024
-    )
+    cache_bytes: int = key("memory for cached answers, in bytes; 0 caches none", 64 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,12 +553,12 @@ class Model:
         "a Jinja file used instead of the model's own chat template", None
     )
     policy: str | None = key(
-        "the rule for this model, instead of policy.name", None, choices=POLICIES
+        "the policy for this model, instead of policy.name", None, choices=POLICIES
     )
     verify: str = key(
-        "start: the tokens of a few golden requests are compared with each worker's POST /tokenize"
-        " from the start on, and a worker whose tokens differ is routed approximately until they"
-        " are the same; off: only live traffic tells",
+        "start: from its start, the router compares its tokens for a few golden requests with"
+        " each worker's POST /tokenize, and routes approximately to a worker whose tokens differ"
+        " until they agree; off: only live traffic is compared",
         "start",
         choices=(START, OFF),
     )

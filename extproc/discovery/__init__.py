@@ -1,1 +1,1 @@
-"""Where workers are found while the router runs: sources, and the one view made of theirs."""
+"""Finds workers while the router runs: the sources, and the view merged from all of them."""

@@ -15,7 +15,7 @@ from extproc.discovery.view import MAX_FOUND, STATIC, Fleet, Report, Source, Vie
 
 log = logging.getLogger("kvsteer.discovery")
 
-# A source that ended, which is a fault of ours, is begun anew after this time.
+# A source that ended, which is an internal error, is restarted after this time.
 BEGIN_AGAIN_SECONDS = 5.0
 
 Apply = Callable[[Fleet], Awaitable[None]]
@@ -23,7 +23,7 @@ Apply = Callable[[Fleet], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Seen:
-    """What a source said last."""
+    """The last report of a source."""
 
     view: View | None = None
     confirmed_at: float = 0.0
@@ -54,7 +54,7 @@ class Discovery:
         self._is_complete = not sources
 
     async def start(self, apply: Apply) -> None:
-        """Starts following the sources. apply: is given the whole fleet whenever it changes."""
+        """Starts following the sources. apply: called with the whole fleet whenever it changes."""
         if self._sources:
             self._tasks.append(asyncio.create_task(self._keep_applying(apply)))
         for source in self._sources.values():
@@ -102,7 +102,7 @@ class Discovery:
 
     def _take(self, name: str, seen: _Seen, view: View, note: str, fault: str = "") -> None:
         if len(view) > MAX_FOUND:
-            self._note(name, seen, f"names {len(view)} workers; {MAX_FOUND} are the most")
+            self._note(name, seen, f"lists {len(view)} workers; the limit is {MAX_FOUND}")
             return
         if fault:
             seen.confirmed_at = self._monotonic()
@@ -127,7 +127,11 @@ class Discovery:
     def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:
         if fault != seen.fault:  # once, however often it is tried
             seen.faults += 1
-            stays = "it has named no workers yet" if seen.view is None else "its last view stays"
+            stays = (
+                "it has listed no workers yet"
+                if seen.view is None
+                else "its last list is still used"
+            )
             log.warning("discovery: %s: %s; %s", name, fault, stays, exc_info=ours)
             seen.fault = fault
 
@@ -182,7 +186,7 @@ class DiscoveryCollector(Collector):
         )
         fault = GaugeMetricFamily(
             "kvsteer_discovery_fault",
-            "1 while a source cannot be read, so that its last view stays",
+            "1 while a source cannot be read and its last view is used",
             labels=["source"],
         )
         faults = CounterMetricFamily(

@@ -50,10 +50,10 @@ from extproc.discovery.pods import (
     read_version,
 )
 from extproc.discovery.view import PartReports, Report
-from extproc.errors import DiscoveryError, StartError
+from extproc.errors import DiscoveryError, ExtraError
 from kvstate.feeds.backoff import Backoff
 
-# What the client logs of a failure, our fault says.
+# The client's own log of failures is off: this source reports them as faults.
 logging.getLogger("kubernetes_asyncio").addHandler(logging.NullHandler())
 
 
@@ -71,9 +71,8 @@ Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
 Follow = Callable[[str, tuple[int, ...], Report], Coroutine[Any, Any, None]]
 
 _POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
-_NEEDED = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
 
-# Of what is wrong with pods so much is told; it is shown with every worker.
+# Most notes about pods; they are shown with every worker.
 MAX_NOTES = 5
 
 
@@ -81,7 +80,7 @@ class KubernetesPods:
     """Follows the pods that the configuration selects.
 
     Raises:
-        StartError: the extra is not installed.
+        ExtraError: the extra is not installed.
     """
 
     name = "kubernetes"
@@ -90,7 +89,7 @@ class KubernetesPods:
         try:
             import kubernetes_asyncio  # noqa: F401, PLC0415 - an extra
         except ImportError:
-            raise StartError(_NEEDED) from None
+            raise ExtraError("discovery.kubernetes", "kubernetes") from None
         self._options = options
         self._config = config
         self._access = ApiAccess(options.kubeconfig)

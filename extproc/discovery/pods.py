@@ -1,8 +1,8 @@
-"""From pods to workers: the objects that a Kubernetes API server sends, and what they say.
+"""Turns pods into workers: parses the objects of a Kubernetes API server.
 
-What a pod's annotations say (kvsteer.io/... and llm-d's) comes before AIBrix's labels
-(model.aibrix.ai/...), and those before the configuration. A value that cannot be read is noted and
-ignored; the pod stays.
+A pod's annotations (kvsteer.io/... and llm-d's) take precedence over AIBrix's labels
+(model.aibrix.ai/...), and those over the configuration. An unreadable value is noted and ignored;
+the pod stays.
 
 Sources: the API conventions (resourceVersion, continue, 410 Gone, watch events and bookmarks),
 core/v1 Pod, and InferencePool of inference.networking.k8s.io/v1. Objects come as raw JSON and each
@@ -17,7 +17,7 @@ import msgspec
 
 from extproc import address
 from extproc.address import MAX_PORT, Address
-from extproc.config.rules import event_ports_faults
+from extproc.config.fleet_rules import event_ports_faults
 from extproc.config.schema import AUTO, MAX_NAMED_RANKS, SERVICES, EventPorts, FoundWorker, Model
 from extproc.config.sections import BOTH, DECODE, PREFILL, ROLES
 from extproc.discovery.view import Found, worker_at
@@ -181,7 +181,7 @@ ENCODE = "encode"
 # An InferencePool has at most this many target ports (its schema).
 MAX_PORTS = 8
 
-# More of what a pod says is not repeated: an annotation may have 256 KiB.
+# Most characters of an annotation in a note: an annotation may have 256 KiB.
 MAX_SHOWN = 40
 
 
@@ -225,7 +225,7 @@ class PodWords:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is wrong with the pod, one text each."""
+        """The faults of the pod, one text each."""
         return tuple(self._notes)
 
     def note(self, what: str) -> None:
@@ -319,7 +319,7 @@ def role_in(text: str) -> str:
 
 
 def llmd_role_in(text: str) -> str:
-    """Reads the same in llm-d's words, one of which is none of ours: `ENCODE`."""
+    """Reads the same in llm-d's words, among which `ENCODE` has no counterpart here."""
     return LLMD_ROLES.get(text) or _word(text, (ENCODE,))
 
 
@@ -336,10 +336,9 @@ _OVER = ("Succeeded", "Failed")
 
 
 class Asked(NamedTuple):
-    """What is the same of all pods.
+    """Settings of all pods.
 
-    of_all: what the configuration says of them. ports: the pool's; () for the port of the
-    configuration.
+    of_all: the configured ones. ports: the pool's; () for the configured port.
     """
 
     of_all: FoundWorker

@@ -1,6 +1,7 @@
-"""Views, which are what sources report, and the fleet that is merged from them.
+"""Views, which sources report, and the fleet that is merged from them.
 
-A source always gives a whole view, never a difference: a worker that it no longer names is gone.
+A source always reports its whole view, never a difference: a worker that it no longer lists is
+removed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,8 +81,8 @@ class TakeView(Protocol):
 class Report(NamedTuple):
     """Where a source reports; each may be called at any time.
 
-    view: gives all workers. confirm: says that the last view is still current. fault: says in words
-    why nothing is known now; the last view stays.
+    view: reports all workers. confirm: reports that the last view is still current. fault: reports
+    in words why nothing is known now; the last view stays.
     """
 
     view: TakeView

@@ -1,6 +1,5 @@
-"""`kvsteer doctor`: asks everything that a configuration names, and says what is wrong with it.
+"""`kvsteer doctor`: checks everything that a configuration names, and reports what is wrong.
 
-It is another reader beside a router that runs: a second subscriber, a second replay, some questions
-over HTTP. A queue that is drained is left alone, and nothing is sent to a model, unless that is
-asked for (`--probe`).
+It may run beside a router: it is a second subscriber, asks for a second replay, and sends some
+requests over HTTP. Only with `--probe` does it drain a queue or send a request to a model.
 """

@@ -28,7 +28,7 @@ from extproc.doctor.envoy_dump import hosts_in, judge_envoy
 from extproc.doctor.feed_visit import Telling, judge_swapped
 from extproc.doctor.findings import About, Finding, as_json, as_text, exit_status
 from extproc.doctor.worker_visit import Means, WebClient
-from extproc.errors import RequestError, StartError
+from extproc.errors import ExtraError, RequestError, StartError
 from extproc.picking.load import Loads
 from extproc.picking.sent import Sent
 from extproc.serving.certificates import Certificates
@@ -41,10 +41,10 @@ T = TypeVar("T")
 DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 600.0
 
-# Workers that are examined at the same time.
+# How many workers are examined at the same time.
 MAX_WORKERS = 32
 
-# A part, such as a feed with its probes, has at most this many waits.
+# A part, such as a feed with its probes, may take this many times the limit of one wait.
 MAX_WAITS = 12
 
 # Certificates that are renewed automatically have been renewed by then.
@@ -67,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for each question and each wait (default: %(default)g)",
     )
     parser.add_argument(
+        "--envoy",
+        type=_host_port,
+        metavar="HOST:PORT",
+        help="where Envoy's admin server is reached from here, if not at envoy.admin: the name of"
+        " its container, for instance",
+    )
+    parser.add_argument(
         "--probe",
         action="store_true",
         help="ask each worker for tiny completions and wait for their events, ask for whole"
@@ -81,6 +88,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _host_port(text: str) -> str:
+    try:
+        return str(address.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Examines everything and prints the findings; returns the exit status.
 
@@ -89,22 +103,31 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the configuration cannot be used.
     """
-    config = load(arguments.config)
-    logging.disable(logging.WARNING)  # what the parts log, the findings say
+    notes: list[str] = []
+    config = load(arguments.config, notes=notes)
+    logging.disable(logging.WARNING)  # the findings already say what the parts would log
     try:
-        findings = asyncio.run(examine(config, arguments.timeout, probes=arguments.probe))
+        findings = asyncio.run(
+            examine(config, arguments.timeout, probes=arguments.probe, envoy=arguments.envoy)
+        )
     finally:
         logging.disable(logging.NOTSET)
+    about = About("configuration")
+    findings = [*(about.note("configuration", note) for note in notes), *findings]
     print(as_json(findings) if arguments.json else as_text(findings))
     return exit_status(findings)
 
 
-async def examine(config: Config, seconds: float, *, probes: bool) -> list[Finding]:
+async def examine(
+    config: Config, seconds: float, *, probes: bool, envoy: str | None = None
+) -> list[Finding]:
     """Examines everything that a configuration names; returns all findings.
 
     seconds: limit of each question and each wait; no part takes more than `MAX_WAITS` times as
-    long. probes: whether to send test requests that provoke events, and to drain queues.
+    long. probes: whether to send test requests that provoke events, and to drain queues. envoy: the
+    address of Envoy's admin server, if it is not `envoy.admin`.
     """
+    at = envoy or config.envoy.admin
     tokenizers, findings = await asyncio.to_thread(_tokenizers, config)
     findings += await asyncio.to_thread(visit_tls, config)
     async with contextlib.AsyncExitStack() as stack:
@@ -115,8 +138,8 @@ async def examine(config: Config, seconds: float, *, probes: bool) -> list[Findi
         tellings: list[Telling] = []
         found = await asyncio.gather(
             _bounded(
-                About(f"envoy {config.envoy.admin}"),
-                visit_envoy(means, fleet),
+                About(f"envoy {at}"),
+                visit_envoy(means, fleet, at),
                 seconds,
             ),
             _bounded(About("sharing"), visit_sharing(config, seconds), seconds),
@@ -133,7 +156,7 @@ async def _in_turn(
 ) -> Sequence[Finding]:
     """Examines one worker, at most `MAX_WORKERS` at a time.
 
-    tellings: what the worker says of its feed is appended here.
+    tellings: what the worker reports about its feed is appended here.
     """
     about = About(f"worker {found.worker.endpoint}")
     if found.excluded:
@@ -166,9 +189,16 @@ async def _bounded(
         async with asyncio.timeout(limit):
             return await work
     except TimeoutError:
-        return [about.wrong("not-checked", f"not done within {limit:g} s")]
+        return [about.wrong("not-checked", f"not finished within {limit:g} s")]
+    except ExtraError as error:
+        return [about.wrong("extra-missing", str(error))]
     except Exception as error:  # noqa: BLE001 - one part must not hide the others' findings
         return [_failed(about, error)]
+
+
+def _code(error: StartError, otherwise: str) -> str:
+    """Returns the code of a part that could not be started."""
+    return "extra-missing" if isinstance(error, ExtraError) else otherwise
 
 
 def _failed(about: About, error: Exception) -> Finding:
@@ -189,7 +219,7 @@ def _tokenizers(config: Config) -> tuple[dict[str, Tokenizer], list[Finding]]:
             loaded[model.name] = tokenizer
             findings.append(about.right("tokenizer", f"{model.tokenizer} is loaded"))
         elif model.tokenizer is None:
-            says = "none is configured: the model is routed by load"
+            says = "none is configured: requests for the model are routed by load"
             findings.append(about.note("tokenizer", says))
     return loaded, findings
 
@@ -202,7 +232,8 @@ async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], li
     try:
         sources = sources_of(config)
     except StartError as error:
-        return list(listed(config.workers)), [_about("").wrong("discovery-fault", str(error))]
+        code = _code(error, "discovery-fault")
+        return list(listed(config.workers)), [_about("").wrong(code, str(error))]
     answers = await asyncio.gather(*(_ask(one, seconds) for one in sources))
     views: dict[str, View] = {STATIC: listed(config.workers)}
     findings: list[Finding] = []
@@ -211,7 +242,7 @@ async def visit_sources(config: Config, seconds: float) -> tuple[list[Found], li
         findings += finding
     fleet = [member.found for member in merged(views).values()]
     if not fleet and not any(one.code == "no-workers" for one in findings):
-        findings.append(_about("").wrong("no-workers", "there is no worker at all"))
+        findings.append(_about("").wrong("no-workers", "no worker is configured or discovered"))
     return fleet, findings
 
 
@@ -250,9 +281,9 @@ def _judged(
     if note:
         return view, [about.wrong("discovery-fault", note)]
     if not view:
-        return view, [about.wrong("no-workers", "it names no worker")]
+        return view, [about.wrong("no-workers", "it lists no worker")]
     names = "1 worker" if len(view) == 1 else f"{len(view)} workers"
-    return view, [about.right("discovery", f"names {names}")]
+    return view, [about.right("discovery", f"lists {names}")]
 
 
 def _about(name: str) -> About:
@@ -280,7 +311,9 @@ def _findings(about: About, options: Tls) -> Iterator[Finding]:
         if str(error).startswith("extproc.tls.client_ca"):
             yield about.wrong("tls-client-ca", str(error))
     else:
-        yield about.right("tls", "extproc.tls.client_ca can be read: clients need a certificate")
+        yield about.right(
+            "tls", "extproc.tls.client_ca can be read: clients must have a certificate"
+        )
 
 
 def _expiry(about: About, expires_at: float, now: float) -> Finding:
@@ -294,10 +327,10 @@ def _expiry(about: About, expires_at: float, now: float) -> Finding:
 
 
 class Overheard(NamedTuple):
-    """What was heard of the routers that share, from outside.
+    """What a listener received from the routers that share.
 
-    fault: why nothing could be heard, "" if it could. heard_seconds: how long ago each was heard
-    last, by its name. counts: messages by what became of them.
+    fault: why nothing could be received, "" if it could. heard_seconds: age of each router's last
+    message, by the router's name. counts: messages by outcome.
     """
 
     fault: str
@@ -306,7 +339,7 @@ class Overheard(NamedTuple):
 
 
 async def overhear(options: Sharing, seconds: float) -> Overheard:
-    """Listens for so long, as a router with this configuration hears the others; tells nothing.
+    """Receives messages for so long, as a router with this configuration does; sends none.
 
     Raises:
         StartError: the client library is missing, or a file with a secret cannot be read.
@@ -330,7 +363,7 @@ async def overhear(options: Sharing, seconds: float) -> Overheard:
     return Overheard(fault, ages, picture.counts)
 
 
-# At least; and as long as a router may be silent, and a tick more.
+# Shortest time to listen; longer if routers may be silent for longer.
 HEAR_SECONDS = 1.5
 
 
@@ -344,33 +377,33 @@ async def visit_sharing(config: Config, seconds: float) -> list[Finding]:
         silent_seconds = (ALIVE_TICKS + 1) * options.tick_ms / 1000
         heard = await overhear(options, max(min(seconds, HEAR_SECONDS), silent_seconds))
     except StartError as error:
-        return [about.wrong("sharing-unreachable", str(error))]
+        return [about.wrong(_code(error, "sharing-unreachable"), str(error))]
     if heard.fault:
         return [about.wrong("sharing-unreachable", heard.fault)]
     found = [
         about.right("sharing", f"router {name} sent its last message {age * 1000:.0f} ms ago")
         for name, age in heard.heard_seconds.items()
     ]
-    strange = {name: count for name, count in heard.counts.items() if name not in ("taken", "old")}
+    usual = ("accepted", "out_of_order")
+    strange = {reason: count for reason, count in heard.counts.items() if reason not in usual}
     if strange:
-        words = ", ".join(f"{count} by {name}" for name, count in strange.items())
-        found.append(about.wrong("sharing-unsealed", f"messages are refused: {words}"))
+        words = ", ".join(f"{count} {reason}" for reason, count in strange.items())
+        found.append(about.wrong("sharing-unsealed", f"messages are rejected: {words}"))
     if not heard.heard_seconds:
         found.append(about.note("sharing", "no other router was heard"))
     return found
 
 
-async def visit_envoy(means: Means, fleet: Sequence[Found]) -> list[Finding]:
-    """Asks the Envoy whose admin address is configured how it is configured; returns the findings.
+async def visit_envoy(means: Means, fleet: Sequence[Found], at: str) -> list[Finding]:
+    """Checks the running configuration of Envoy; returns the findings.
 
-    fleet: the workers that its clusters are to have.
+    fleet: the workers that its clusters should have. at: the address of its admin server.
     """
-    at = means.config.envoy.admin
     about = About(f"envoy {at}")
     answer = await means.web.get(f"http://{at}{DUMP}")
     if answer.status == 0:
         says = f"not checked: its admin server does not answer: {answer.reason}"
-        return [about.note("envoy", says)]
+        return [about.note("envoy", f"{says}; --envoy HOST:PORT names another address")]
     if not answer.is_ok:
         says = f"{DUMP}: {answer.reason or f'status {answer.status}'}"
         return [about.wrong("envoy-unreadable", says)]
@@ -388,7 +421,7 @@ async def _hosts_wanted(fleet: Sequence[Found]) -> dict[str, str]:
 
 
 async def _resolved(endpoint: str) -> str:
-    """Returns the ip:port of an endpoint, "" while its name has no address."""
+    """Returns the ip:port of an endpoint, "" if its name does not resolve."""
     at = address.parse(endpoint)
     if at.is_ip:
         return str(at)

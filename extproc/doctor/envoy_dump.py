@@ -1,11 +1,11 @@
-"""Compares the configuration that Envoy runs with what the router needs of it.
+"""Compares the configuration that Envoy runs with what the router needs.
 
 Sources: `envoy.admin.v3.ConfigDump` (`GET /config_dump`) as JSON, where durations are texts such as
 "0.5s", 64-bit numbers are texts, and defaults are left out; in it
 `envoy.config.cluster.v3.Cluster`, `envoy.extensions.transport_sockets.tls.v3.CommonTlsContext` and
 `envoy.config.route.v3.RouteConfiguration`. The hosts of a cluster come from
-`envoy.admin.v3.Clusters` (`GET /clusters?format=json`), whatever source Envoy has them from: its
-own configuration, DNS or EDS. envoy/envoy.yaml says what each setting is for.
+`envoy.admin.v3.Clusters` (`GET /clusters?format=json`), no matter whether Envoy has them from its
+own configuration, DNS or EDS. envoy/envoy.yaml explains each setting.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +20,13 @@ from extproc.headers import DESTINATION, DESTINATION_NAMESPACE
 from extproc.requests.request import PATHS
 
 Node = Mapping[str, Any]
-Hosts = Mapping[str, Collection[str]]  # ip:port or unix:PATH of the hosts of each cluster
+# Of each cluster its hosts, as ip:port or unix:PATH, each with the number of its connections that
+# failed, if all of them did, and 0 otherwise.
+Hosts = Mapping[str, Mapping[str, int]]
 _MANAGER = ".HttpConnectionManager"
 _EXT_PROC = ".ext_proc.v3.ExternalProcessor"
 
-# Envoy's own, where nothing is set.
+# Envoy's default.
 DEFAULT_TIMEOUT_SECONDS = 0.2
 
 _DUPLEX = "FULL_DUPLEX_STREAMED"
@@ -33,9 +35,8 @@ _DUPLEX = "FULL_DUPLEX_STREAMED"
 class Around(NamedTuple):
     """The surroundings of a filter.
 
-    name: the filter's own in the list of filters. routes: the route configurations that belong to
-    no connection manager. steered: names of the clusters that follow the address which the router
-    names.
+    name: the filter's name in the list of filters. routes: the route configurations outside
+    connection managers. steered: names of the clusters that send requests to the picked worker.
     """
 
     name: str
@@ -57,10 +58,10 @@ class Around(NamedTuple):
 def judge_envoy(
     about: About, config: Config, dump: bytes, hosts: Hosts, workers: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yields what is right and wrong with an Envoy.
+    """Yields the findings about an Envoy.
 
-    dump: its answer to GET /config_dump. hosts: of its clusters, as from `hosts_in`. workers: as
-    `judge_hosts` takes them.
+    dump: its answer to GET /config_dump. hosts: its clusters' hosts, from `hosts_in`. workers: as
+    for `judge_hosts`.
     """
     try:
         raw = msgspec.json.decode(dump)
@@ -82,7 +83,7 @@ def judge_envoy(
 
 
 def _filters(about: About, config: Config, parts: object, hosts: Hosts) -> Iterator[Finding]:
-    """Yields what is wrong with the ext_proc filters and their surroundings."""
+    """Yields the faults of the ext_proc filters and their surroundings."""
     apart = [one for one in nodes(parts) if isinstance(one.get("virtual_hosts"), list)]
     names = steered(parts).keys()
     listeners = [one for one in nodes(parts) if "filter_chains" in one]
@@ -100,9 +101,10 @@ def _filters(about: About, config: Config, parts: object, hosts: Hosts) -> Itera
                 if _mode(ext_proc) != _DUPLEX:
                     yield from judge_buffers(about, config, around)
     if not has_filter:
-        yield about.wrong("envoy-no-ext-proc", "no listener has the filter ext_proc")
+        yield about.wrong("envoy-no-ext-proc", "no listener has an ext_proc filter")
     elif not any(map(overrides, nodes(parts))):
-        says = f"no cluster has override_host by {DESTINATION_NAMESPACE} {DESTINATION}"
+        says = "no cluster has an override_host policy that reads the metadata "
+        says += f"{DESTINATION_NAMESPACE} {DESTINATION}"
         yield about.wrong("envoy-no-override", says)
 
 
@@ -110,14 +112,14 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
     timeout = seconds(ext_proc.get("message_timeout"), DEFAULT_TIMEOUT_SECONDS)
     if timeout * 1000 <= config.extproc.deadline_ms:
         says = f"message_timeout is {timeout * 1000:g} ms"
-        says += f", and a decision may take {config.extproc.deadline_ms} ms (extproc.deadline_ms)"
+        says += f", but a decision may take {config.extproc.deadline_ms} ms (extproc.deadline_ms)"
         yield about.wrong("envoy-message-timeout", says)
     if not ext_proc.get("failure_mode_allow"):
-        says = "failure_mode_allow is false: without the router, requests get 5xx"
+        says = "failure_mode_allow is false: requests get 5xx while the router is down"
         yield about.wrong("envoy-fails-closed", says)
     mode = _mode(ext_proc)
     if mode not in ("BUFFERED", _DUPLEX):
-        says = f"request_body_mode is {mode}: the router does not see the prompt"
+        says = f"request_body_mode is {mode}: the router does not get the prompt"
         yield about.wrong("envoy-body-mode", says)
     if mode == "BUFFERED" and not ext_proc.get("allow_mode_override"):
         says = (
@@ -126,28 +128,28 @@ def _ext_proc(about: About, config: Config, ext_proc: Node) -> Iterator[Finding]
         yield about.wrong("envoy-mode-override", says)
     options = mapping(mapping(ext_proc.get("metadata_options")).get("receiving_namespaces"))
     if DESTINATION_NAMESPACE not in listing(options.get("untyped")):
-        says = f"receiving_namespaces lacks {DESTINATION_NAMESPACE}: the pick is dropped"
+        says = f"receiving_namespaces lacks {DESTINATION_NAMESPACE}: Envoy drops the pick"
         yield about.wrong("envoy-namespaces", says)
     yield from _responses(about, config, mapping(ext_proc.get("processing_mode")))
 
 
 def _responses(about: About, config: Config, mode: Node) -> Iterator[Finding]:
-    """Yields a finding where the router does not see the end or the headers of responses."""
+    """Yields a finding if the router does not get the end or the headers of responses."""
     if mode.get("response_trailer_mode") != "SEND" and mode.get("response_body_mode") is None:
-        says = "response_trailer_mode is not SEND: Envoy 1.40 tells the router when a response ends"
-        says += " all the same; where one does not, load is counted until the pick only"
+        says = "response_trailer_mode is not SEND: Envoy 1.40 still tells the router when a "
+        says += "response ends; if an Envoy does not, load is counted only until the pick"
         yield about.note("envoy", says)
     wanted = config.accounting.responses
     if wanted != "none" and mode.get("response_header_mode") == "SKIP":
-        says = f"accounting.responses is {wanted}, and response_header_mode is SKIP: the router"
-        yield about.wrong("envoy-response-headers", f"{says} sees no responses")
+        says = f"accounting.responses is {wanted}, but response_header_mode is SKIP: the router"
+        yield about.wrong("envoy-response-headers", f"{says} gets no responses")
 
 
 def _manager(about: About, manager: Node) -> Iterator[Finding]:
     early = manager.get("early_header_mutation_extensions")
     removed = {str(one["remove"]).lower() for one in nodes(early) if "remove" in one}
     if DESTINATION not in removed:
-        says = f"a client's own {DESTINATION} is not removed: while the router is away it steers"
+        says = f"a client's own {DESTINATION} is not removed: it steers while the router is down"
         yield about.wrong("envoy-client-header", says)
 
 
@@ -160,7 +162,7 @@ _OVERRIDE = ".OverrideHost"
 _TLS = ".UpstreamTlsContext"
 _HTTP_OPTIONS = ".upstreams.http.v3.HttpProtocolOptions"
 
-# Where a client's own certificate may come from: `CommonTlsContext`.
+# Fields of `CommonTlsContext` that may give a client's own certificate.
 _CERTIFICATES = (
     "tls_certificates",
     "tls_certificate_sds_secret_configs",
@@ -177,11 +179,20 @@ def hosts_in(answer: bytes) -> Hosts:
         return {}
     return {
         str(mapping(one).get("name")): {
-            _place(mapping(mapping(host).get("address")))
+            _place(mapping(mapping(host).get("address"))): _in_vain(mapping(host))
             for host in listing(mapping(one).get("host_statuses"))
         }
         for one in listing(mapping(raw).get("cluster_statuses"))
     }
+
+
+def _in_vain(host: Node) -> int:
+    """Returns how many connections to a host have failed, if all have; 0 otherwise."""
+    stats = map(mapping, listing(host.get("stats")))
+    # a number of 64 bits is a text in JSON, and left out if it is 0
+    counts = {str(one.get("name")): str(one.get("value", 0)) for one in stats}
+    failed = counts.get("cx_connect_fail", "")
+    return int(failed) if failed.isdecimal() and failed == counts.get("cx_total") else 0
 
 
 def _place(host: Node) -> str:
@@ -193,7 +204,7 @@ def _place(host: Node) -> str:
 
 
 def steered(parts: object) -> dict[str, Node]:
-    """Returns the clusters that send a request to the address which the router names, by name."""
+    """Returns the clusters that send requests to the address that the router names, by name."""
     return {
         str(one.get("name")): one
         for one in typed(parts, _CLUSTER)
@@ -202,7 +213,7 @@ def steered(parts: object) -> dict[str, Node]:
 
 
 def overrides(node: Node) -> bool:
-    """Tells whether a node makes Envoy send requests to the address which the router names."""
+    """Tells whether a node makes Envoy send requests to the address that the router names."""
     if node.get("type") == "ORIGINAL_DST":
         return True
     if not type_of(node).endswith(_OVERRIDE):
@@ -218,16 +229,16 @@ def overrides(node: Node) -> bool:
 def judge_hosts(
     about: About, parts: object, hosts: Hosts, workers: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yields a finding for workers that are no hosts of the steered clusters, and the reverse.
+    """Yields a finding for workers missing in the steered clusters, and for unknown hosts in them.
 
-    workers: the name of each by its ip:port, "" where that is not known now, so that any host may
-    be the worker; the name is "" for one that takes no requests now, and may be a host or not. Says
-    nothing where Envoy lists no hosts, as for ORIGINAL_DST, which takes any address.
+    workers: each worker's name by its ip:port. The ip:port is "" if unknown, so that any host may
+    be that worker. The name is "" if the worker takes no requests now; it may be a host or not.
+    Yields nothing if Envoy lists no hosts, as for ORIGINAL_DST, which takes any address.
     """
     clusters = steered(parts)
     if not workers or any(one.get("type") == "ORIGINAL_DST" for one in clusters.values()):
         return
-    listed = {name: set(hosts.get(name, ())) for name in clusters}
+    listed = {name: set(hosts.get(name, {})) for name in clusters}
     if not any(name in hosts for name in clusters):
         return
     there = set[str]().union(*listed.values())
@@ -236,19 +247,19 @@ def judge_hosts(
     missing = sorted(name for place, name in known.items() if name and place not in there)
     if missing:
         says = f"{shown(missing)}: not among the hosts of cluster {names}"
-        yield about.wrong("envoy-worker-missing", f"{says}; picked, another one answers")
+        yield about.wrong("envoy-worker-missing", f"{says}; if picked, another worker answers")
     strangers = sorted(there - workers.keys())
     if strangers and len(known) == len(workers):
-        says = f"cluster {names} has hosts that are no workers of this configuration"
+        says = f"cluster {names} has hosts that are not workers of this configuration"
         yield about.wrong("envoy-host-unknown", f"{says}: {shown(strangers)}")
 
 
 def judge_router_cluster(
     about: About, config: Config, ext_proc: Node, parts: object, hosts: Hosts
 ) -> Iterator[Finding]:
-    """Yields what is wrong between a filter and the router, as far as the dump shows.
+    """Yields the faults of the connection from a filter to the router, as far as the dump shows.
 
-    parts: of the dump, with the clusters.
+    parts: the parts of the dump that have the clusters.
     """
     grpc = mapping(mapping(ext_proc.get("grpc_service")).get("envoy_grpc"))
     name = grpc.get("cluster_name")
@@ -256,22 +267,28 @@ def judge_router_cluster(
         if name is None or cluster.get("name") != name:
             continue
         if not _speaks_http2(cluster):
-            says = f"cluster {name} speaks HTTP/1.1, and gRPC needs HTTP/2: the router is"
-            yield about.wrong("envoy-router-protocol", f"{says} never reached")
+            says = f"cluster {name} speaks HTTP/1.1, but gRPC needs HTTP/2: Envoy cannot reach"
+            yield about.wrong("envoy-router-protocol", f"{says} the router")
         if not cluster.get("transport_socket_matches"):
             contexts = list(typed(cluster.get("transport_socket"), _TLS))
             yield from _tls(about, f"cluster {name}", config.extproc.tls, contexts)
-        yield from _router_place(about, config, str(name), hosts.get(str(name), ()))
+        at = hosts.get(str(name), {})
+        yield from _router_place(about, config, str(name), at)
+        if at and all(at.values()):
+            says = (
+                f"cluster {name}: all {sum(at.values())} connections to {shown(sorted(at))} failed"
+            )
+            yield about.wrong("envoy-router-unreachable", says)
 
 
 def _speaks_http2(cluster: Node) -> bool:
-    if "http2_protocol_options" in cluster:  # as Envoy had it before 1.17, and still takes it
+    if "http2_protocol_options" in cluster:  # the form before Envoy 1.17, still accepted
         return True
     for options in typed(cluster.get("typed_extension_protocol_options"), _HTTP_OPTIONS):
         explicit = mapping(options.get("explicit_http_config"))
         if "http2_protocol_options" in explicit or "auto_config" in options:
             return True
-        # then it is the client's protocol, which may be either
+        # the client's protocol is used, which may be HTTP/2
         return "use_downstream_protocol_config" in options
     return False
 
@@ -279,10 +296,10 @@ def _speaks_http2(cluster: Node) -> bool:
 def _router_place(
     about: About, config: Config, cluster: str, hosts: Collection[str]
 ) -> Iterator[Finding]:
-    """Yields a finding where no host of the router's cluster can be the router.
+    """Yields a finding if no host of the router's cluster can be the router.
 
-    Only ports are compared: addresses may be names, and there may be several routers. The port of
-    another machine may be that of a Kubernetes Service.
+    Only ports are compared: addresses may be names, and there may be several routers. A port on
+    another machine may belong to a Kubernetes Service.
     """
     wanted = config.router_addresses()
     if not hosts or any(text in hosts for text in wanted):
@@ -302,21 +319,21 @@ def _router_place(
     if is_told or any(host.startswith(("127.", "[::1]", "unix:")) for host in hosts):
         yield about.wrong("envoy-router-place", says)
     else:
-        yield about.note("envoy", f"{says}: right only if something between maps the ports")
+        yield about.note("envoy", f"{says}: correct only if something in between maps the ports")
 
 
 def _tls(
     about: About, cluster: str, router: Tls | None, contexts: Sequence[Node]
 ) -> Iterator[Finding]:
     if router is None and contexts:
-        says = f"{cluster} speaks TLS, and the router plain text: it is never reached"
+        says = f"{cluster} speaks TLS, but the router plain text: Envoy cannot reach it"
         yield about.wrong("envoy-tls-to-plain", says)
     if router is not None and not contexts:
-        says = f"{cluster} speaks plain text, and the router TLS: it is never reached"
+        says = f"{cluster} speaks plain text, but the router TLS: Envoy cannot reach it"
         yield about.wrong("envoy-plain-to-tls", says)
     asks = router is not None and router.client_ca is not None
     if asks and contexts and not any(map(_has_certificate, contexts)):
-        says = f"{cluster} shows no certificate, and extproc.tls.client_ca asks for one"
+        says = f"{cluster} presents no certificate, but extproc.tls.client_ca requires one"
         yield about.wrong("envoy-no-client-certificate", says)
 
 
@@ -325,7 +342,7 @@ def _has_certificate(context: Node) -> bool:
     return any(common.get(key) for key in _CERTIFICATES)
 
 
-# Envoy's own, where nothing is set.
+# Envoy's defaults.
 DEFAULT_BUFFER_BYTES = 1024 * 1024
 DEFAULT_ROUTE_SECONDS = 15.0
 
@@ -334,14 +351,14 @@ LEAST_ROUTE_SECONDS = 60.0
 
 _PER_ROUTE = ".ExtProcPerRoute"
 
-# What lets Envoy try the next worker where the picked one cannot be connected to.
+# Retry conditions that let Envoy try the next worker if it cannot connect to the picked one.
 _RETRIES = frozenset(("connect-failure", "reset", "gateway-error", "5xx", "reset-before-request"))
 
 
 def judge_buffers(about: About, config: Config, around: Around) -> Iterator[Finding]:
-    """Yields a finding where Envoy's buffer is smaller than the bodies that the router reads.
+    """Yields a finding if Envoy's buffer is smaller than the bodies that the router reads.
 
-    Bodies that are streamed are not held, and need none; nor do routes that switch the filter off.
+    Streamed bodies and routes that switch the filter off need no buffer.
     """
     default = number(around.listener.get("per_connection_buffer_limit_bytes"), DEFAULT_BUFFER_BYTES)
     for tree, host in around.hosts:
@@ -360,7 +377,7 @@ def judge_buffers(about: About, config: Config, around: Around) -> Iterator[Find
 
 
 class _Route(NamedTuple):
-    """A route to the workers that requests to an LLM API take; path: of such a request."""
+    """A route that LLM API requests take to the workers; path: the path of such a request."""
 
     where: str
     route: Node
@@ -370,26 +387,26 @@ class _Route(NamedTuple):
 
 
 def judge_routes(about: About, around: Around) -> Iterator[Finding]:
-    """Yields what is wrong with the routes by which LLM API requests reach the workers."""
+    """Yields the faults of the routes that LLM API requests take to the workers."""
     first = {one.where: one for one in reversed(list(_taken(around)))}
     for one, taken in reversed(first.items()):
         if _is_disabled(around.name, (taken.route, taken.host, taken.config)):
-            says = f"{one}: ext_proc is disabled, and {taken.path} goes to the workers there"
+            says = f"{one}: ext_proc is disabled, but it takes {taken.path} to the workers"
             yield about.wrong("envoy-route-disabled", says)
         action = mapping(taken.route.get("route"))
         limit = seconds(action.get("timeout"), DEFAULT_ROUTE_SECONDS)
         if 0 < limit < LEAST_ROUTE_SECONDS:
-            says = f"{one}: its timeout is {limit:g} s, which ends longer generations"
+            says = f"{one}: its timeout of {limit:g} s cuts longer generations off"
             yield about.wrong("envoy-route-timeout", says)
         policy = mapping(action.get("retry_policy") or taken.host.get("retry_policy"))
         reasons = {reason.strip() for reason in str(policy.get("retry_on", "")).split(",")}
         if reasons.isdisjoint(_RETRIES):
-            says = f"{one}: no retries: a request picked for a worker that has just died fails"
+            says = f"{one}: no retries: a request steered to a worker that has just died fails"
             yield about.wrong("envoy-no-retries", says)
 
 
 def _taken(around: Around) -> Iterator[_Route]:
-    """Yields the routes to the workers that requests to some LLM API take."""
+    """Yields the routes that LLM API requests take to the workers."""
     for config, host in around.hosts:
         for path in PATHS:
             for place, route in enumerate(map(mapping, listing(host.get("routes")))):
@@ -411,11 +428,11 @@ def _matches(match: Node, path: str) -> bool:
     if "path_separated_prefix" in match:
         prefix = str(match["path_separated_prefix"])
         return path == prefix or path.startswith(f"{prefix}/")
-    return False  # by a regular expression of somebody else's, which may take for ever
+    return False  # a regular expression is not tried: a hostile one takes for ever
 
 
 def _leads_to(action: Node, steered: Collection[str]) -> bool:
-    """Tells whether a route leads to the workers, or may: by a header that names the cluster."""
+    """Tells whether a route leads to the workers, or may because a header names the cluster."""
     weighted = mapping(action.get("weighted_clusters"))
     named = [action, *map(mapping, listing(weighted.get("clusters")))]
     names = {one.get("cluster", one.get("name")) for one in named}
@@ -423,7 +440,7 @@ def _leads_to(action: Node, steered: Collection[str]) -> bool:
 
 
 def _is_disabled(name: str, places: Iterable[Node]) -> bool:
-    """Tells whether the first of these places that sets the filter disables it."""
+    """Tells whether the first of these places that configures the filter disables it."""
     for place in places:
         own = mapping(mapping(place.get("typed_per_filter_config")).get(name))
         if own:
@@ -477,7 +494,7 @@ def number(value: object, default: int) -> int:
 
 
 def seconds(value: object, default: float) -> float:
-    """Returns the seconds of a duration such as "0.5s"; the default where it is none."""
+    """Returns the seconds of a duration such as "0.5s"; the default if it is no duration."""
     try:
         return float(str(value).removesuffix("s"))
     except ValueError:

@@ -1,7 +1,7 @@
-"""A worker's feed: who answers at its ports, what it publishes, and whether it can be replayed.
+"""Checks a worker's feed: what answers at its ports, what it publishes, whether it can be replayed.
 
-Every transport is looked at with the project's own client of it. Of a ZMQ port only the greeting
-and the READY of ZMTP are read first, which tell whether it is ZMQ at all, and which kind of socket.
+Every transport is tested with the project's own client. At a ZMQ port only the greeting and the
+READY of ZMTP are read first: they show whether it is ZMQ at all, and which kind of socket.
 """
 
 import asyncio
@@ -35,15 +35,14 @@ NULL = "NULL"
 PUBLISHERS = ("PUB", "XPUB")
 REPLAYERS = ("ROUTER",)
 
-# How long a feed is listened to where nothing is provoked.
+# How long the doctor listens to a feed if it sends no test request.
 LISTEN_SECONDS = 2.0
 
-# Of the time for a look, what may go into waiting for a greeting; a socket that is ZMQ but says no
-# more is one all the same.
+# Longest wait for READY after a greeting; a socket that sends only a greeting is still ZMQ.
 READY_SECONDS = 1.0
 
 _READ_BYTES = 4096
-_OFF = "`events.enabled` is false: requests are routed by load and by what was sent where"
+_OFF = "`events.enabled` is false: requests are routed by load and by earlier requests"
 Provoked = tuple[Tokens, int]  # as in Heard
 
 
@@ -51,8 +50,8 @@ class Greeted(NamedTuple):
     """What answers at a host:port.
 
     reason: why nothing answers, "" if something does. mechanism: the ZMQ security mechanism of its
-    greeting, "" if it does not speak ZMQ. socket: the kind of its ZMQ socket, "" if it did not say.
-    is_silent: whether it takes connections and greets nobody in time.
+    greeting, "" if it does not speak ZMQ. socket: the kind of its ZMQ socket, "" if not reported.
+    is_silent: whether it accepts connections but sends no greeting in time.
     """
 
     reason: str = ""
@@ -62,10 +61,10 @@ class Greeted(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """How what does not speak ZMQ behaves, in words."""
+        """The reason why this is not taken for a ZMQ socket, in words."""
         if self.is_silent:
-            return "takes connections, but says nothing: it hangs, or is no ZMQ socket"
-        return "answers, but not as ZMQ does"
+            return "accepts connections, but sends nothing: it hangs, or is not a ZMQ socket"
+        return "answers, but does not speak ZMQ"
 
     @property
     def is_zmq(self) -> bool:
@@ -77,7 +76,7 @@ Looks = Mapping[str, Greeted]  # by ZMQ endpoint
 
 
 class Telling(NamedTuple):
-    """A worker, the addresses of its feed by the configuration, and its own account of its feed."""
+    """A worker, the configured addresses of its feed, and what it reports about its feed itself."""
 
     worker: str
     sources: Sequence[ZmqSource]
@@ -85,7 +84,7 @@ class Telling(NamedTuple):
 
 
 async def visit(means: Means, worker: Worker, visited: Visited, about: About) -> list[Finding]:
-    """Examines a worker's feed; returns whether its events come as they are configured."""
+    """Examines a worker's feed; returns the findings."""
     if not means.config.events.enabled:
         return [about.note("events", _OFF)]
     if isinstance(worker.events, WorkerEvents):
@@ -97,14 +96,14 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
         if not visited.is_there:
             return []
         code = "events-untold" if visited.told is None else "events-off"
-        return [about.wrong(code, "the worker names no feed")]
-    says = "none are configured: routed by load and by what was sent there before"
+        return [about.wrong(code, "the worker reports no feed")]
+    says = "none are configured: requests are routed by load and by earlier requests"
     told = f"; it publishes at {sources[0].events}" if sources else ""
     return [about.note("events", says + told)]
 
 
 def zmq_places(worker: Worker) -> Sequence[ZmqSource]:
-    """Returns where the configuration has a worker's ZMQ feed, rank by rank; () if nowhere."""
+    """Returns a worker's ZMQ feed as configured, rank by rank; () if it has none."""
     if not isinstance(worker.events, WorkerEvents):
         return ()
     source = configured(worker.events)
@@ -122,7 +121,9 @@ async def _configured(
         case DrainSource() if means.probes:
             return await _connection(means, worker, visited, source, about)
         case DrainSource():
-            says = "not drained: each event goes to one caller, the router; --probe drains it"
+            says = (
+                "not checked: each event goes to one caller, the router; --probe drains the queue"
+            )
             return [about.note("feed", says)]
         case _:
             return await visit_zmq(means, worker, visited, source, about)
@@ -185,10 +186,10 @@ async def _heard(
 def _drained(
     about: About, findings: Iterable[Finding], heard: Iterable[Heard]
 ) -> Iterator[Finding]:
-    """Yields the findings about a queue, each of whose events goes to one caller only."""
+    """Yields the findings about a queue that gives each event to one caller only."""
     for one in findings:
         if one.code == "feed-silent":
-            says = f"{one.says}: another client took them, or the engine queues none"
+            says = f"{one.says}: another client took the events, or the engine queues none"
             yield about.wrong("drain-shared", says)
         else:
             yield one
@@ -203,7 +204,7 @@ async def visit_zmq(
     """Examines every port of a ZMQ feed, then listens; earlier batches are not asked for."""
     findings = list(judge_told(about, sources, visited.told))
     if sources[0].binds:
-        says = "not checked: the router binds this feed's ports, and GET /workers shows its state"
+        says = "not checked: the router binds this feed's ports; GET /workers shows its state"
         return [*findings, about.note("feed", says)]
     looks = await _looks(sources, means.seconds)
     findings += judge_places(about, sources, looks, visited.told)
@@ -233,9 +234,9 @@ async def _listened(
     about: About,
     heard: list[Heard],
 ) -> list[Finding]:
-    """Listens to the configured topic, and beside it to every topic, to find events under another.
+    """Listens to the configured topic, and to every topic, to find events under another topic.
 
-    heard: gets what was heard of each rank.
+    heard: is extended by what each rank published.
     """
     all_topics = {rank: replace(one, topic="") for rank, one in sources.items()}
     ours = probe.subscribed(sources)
@@ -302,11 +303,11 @@ async def _replays(
 async def _replay(
     means: Means, source: ZmqSource, provoked: Provoked | None, about: About
 ) -> Finding | None:
-    """Asks for the end of a replay; where probes are allowed, for all of it."""
+    """Asks for the end of a replay, or for all of it if probes are allowed."""
     start = 0 if means.probes else BEYOND_ALL
     numbers, fault = await replayed(source, start, means.seconds)
     if fault and numbers:
-        says = f"{source.replay}: {len(numbers)} batches came, then: {fault}"
+        says = f"{source.replay}: {len(numbers)} batches received, then: {fault}"
         return about.wrong("replay-truncated", says)
     if fault:
         return about.wrong("replay-silent", f"{source.replay}: {fault}")
@@ -314,13 +315,13 @@ async def _replay(
         says = f"{source.replay}: its replay lacks the test request that the feed announced"
         return about.wrong("replay-swapped", says)
     if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
-        says = f"{source.replay}: {len(numbers)} batches between {numbers[0]} and {numbers[-1]}"
+        says = f"{source.replay}: only {len(numbers)} batches from {numbers[0]} to {numbers[-1]}"
         return about.wrong("replay-truncated", says)
     return about.right("replay", f"{source.replay} answers")
 
 
 async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
-    """Tells whether a replay has the blocks that were heard on the feed."""
+    """Tells whether a replay has the blocks that the feed announced."""
     tokens, since = provoked
     heard = Heard(0, is_live=False)
     await replayed(source, since, seconds, heard)
@@ -328,14 +329,14 @@ async def _has(source: ZmqSource, provoked: Provoked, seconds: float) -> bool:
 
 
 def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) -> Iterator[Finding]:
-    """Yields where the configured feed contradicts what the worker itself says of its feed."""
+    """Yields the differences between the configured feed and what the worker reports."""
     if told is None:
         return
     if not told.sources:
-        yield about.wrong("events-off", f"the worker says that it publishes none ({told.path})")
+        yield about.wrong("events-off", f"the worker reports that it publishes none ({told.path})")
         return
     if len(told.sources) != len(sources):
-        says = f"{len(sources)} configured; the worker says {len(told.sources)} ({told.path})"
+        says = f"{len(sources)} configured; the worker reports {len(told.sources)} ({told.path})"
         yield about.wrong("ranks-miscounted", says)
     for ours, theirs in zip(sources, told.sources, strict=False):
         if not theirs.topic.startswith(ours.topic):
@@ -343,14 +344,14 @@ def judge_told(about: About, sources: Sequence[ZmqSource], told: Told | None) ->
             yield about.wrong("topic-wrong", says)
             break
     if sources[0].replay is None and told.sources[0].replay is not None:
-        says = f"none is configured; the worker has one at {told.sources[0].replay}"
+        says = f"none is configured, but the worker has one at {told.sources[0].replay}"
         yield about.wrong("replay-unused", says)
 
 
 def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
-    """Yields the workers whose configured feed is, by another worker's own word, that one's.
+    """Yields a finding for each configured feed that another worker reports as its own.
 
-    An address that no worker names may still be right: ports can be mapped between.
+    An address that no worker reports may still be right: something in between may map ports.
     """
     feeds, replays = _owners(fleet, "events"), _owners(fleet, "replay")
     for one in fleet:
@@ -362,8 +363,8 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
                 says += f"; this one publishes at {theirs.events}"
                 yield about.wrong("feed-swapped", says)
             elif not ours.binds and _port(ours.events) != _port(theirs.events):
-                says = f"{ours.events} is configured; the worker says {theirs.events}"
-                yield about.note("feed", f"{says}: right only if the ports are mapped or relayed")
+                says = f"{ours.events} is configured, but the worker reports {theirs.events}"
+                yield about.note("feed", f"{says}: correct only if ports are mapped or relayed")
             owner = replays.get(ours.replay or "", one.worker)
             if owner != one.worker:
                 says = f"{ours.replay} is the replay of worker {owner}, according to that worker"
@@ -372,7 +373,7 @@ def judge_swapped(fleet: Sequence[Telling]) -> Iterator[Finding]:
 
 
 def _owners(fleet: Sequence[Telling], what: str) -> dict[str, str]:
-    """Returns the worker that names each address as its own; without those that several name."""
+    """Returns the worker that reports each address; leaves out addresses that several report."""
     owners: dict[str, str] = {}
     shared: set[str] = set()
     for one in fleet:
@@ -399,20 +400,20 @@ def judge_places(
         elif not look.is_zmq:
             yield about.wrong("feed-not-zmq", f"{where}: {look.fault}{hint}")
         elif look.mechanism != NULL:
-            yield about.wrong("feed-secured", f"{where}: asks for ZMQ's {look.mechanism}")
+            yield about.wrong("feed-secured", f"{where}: requires ZMQ's {look.mechanism}")
         elif look.socket and look.socket not in PUBLISHERS:
-            says = f"{where}: is a {look.socket} socket, and no publisher{hint}"
+            says = f"{where}: is a {look.socket} socket, not a publisher{hint}"
             yield about.wrong("feed-wrong-socket", says)
 
 
 def _hint(endpoint: str, told: Told | None, rank: int) -> str:
-    """Says at which other port the worker says that the rank is, "" if it names the same."""
+    """Returns words on the port that the worker reports for a rank, "" if it is the same."""
     if told is None or rank >= len(told.sources):
         return ""
     theirs = told.sources[rank].events
     if _port(theirs) == _port(endpoint):
         return ""
-    return f"; the worker says that it publishes at {theirs}"
+    return f"; the worker reports that it publishes at {theirs}"
 
 
 def _port(endpoint: str) -> str:
@@ -430,12 +431,12 @@ def judge_replays(about: About, sources: Sequence[ZmqSource], looks: Looks) -> I
         elif not look.is_zmq:
             yield about.wrong("replay-not-zmq", f"{source.replay}: {look.fault}")
         elif look.socket and look.socket not in REPLAYERS:
-            says = f"{source.replay}: is a {look.socket} socket, and answers no replays"
+            says = f"{source.replay}: is a {look.socket} socket, not a replay socket"
             yield about.wrong("replay-wrong-socket", says)
 
 
 def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Iterator[Finding]:
-    """Yields a finding for each rank whose port of its load is configured."""
+    """Yields a finding for each rank whose load port is configured."""
     for source in sources:
         if source.load is None:
             continue
@@ -446,23 +447,24 @@ def judge_loads(about: About, sources: Sequence[ZmqSource], looks: Looks) -> Ite
             yield about.wrong("load-not-zmq", f"{source.load}: {look.fault}")
         elif not is_publisher(look):
             what = f"a {look.socket} socket" if look.socket else f"secured with {look.mechanism}"
-            yield about.wrong("load-wrong-socket", f"{source.load}: is {what}, not read here")
+            says = f"{source.load}: is {what}, not an open publisher"
+            yield about.wrong("load-wrong-socket", says)
         else:
             yield about.right("load", f"a publisher answers at {source.load}")
 
 
 def is_publisher(look: Greeted) -> bool:
-    """Tells whether it can be subscribed to."""
+    """Tells whether it is a publisher without security, or may be one."""
     return look.mechanism == NULL and look.socket in ("", *PUBLISHERS)
 
 
 def is_replayer(look: Greeted) -> bool:
-    """Tells whether it can be asked for a replay."""
+    """Tells whether it is a replay socket, or may be one."""
     return look.mechanism == NULL and look.socket in ("", *REPLAYERS)
 
 
 async def greeted(place: Address, seconds: float) -> Greeted:
-    """Connects to a host:port and returns who answers there.
+    """Connects to a host:port and returns what answers there.
 
     seconds: limit for the connection, and again for the greeting.
     """
@@ -475,7 +477,7 @@ async def greeted(place: Address, seconds: float) -> Greeted:
         return Greeted(reason=_words(error))
     session = Session(b"SUB", 0)
     try:
-        writer.write(session.answers())  # the greeting alone: it tells of no kind of socket
+        writer.write(session.answers())  # only the greeting, which names no kind of socket
         is_silent = await _is_silent(session, reader, seconds)
     finally:
         writer.close()
@@ -485,7 +487,7 @@ async def greeted(place: Address, seconds: float) -> Greeted:
 
 
 async def _is_silent(session: Session, reader: asyncio.StreamReader, seconds: float) -> bool:
-    """Reads the peer's mechanism and kind of socket; returns whether it greets nobody in time."""
+    """Reads the peer's mechanism and kind of socket; returns whether no greeting came in time."""
     with contextlib.suppress(TimeoutError, OSError, WireError):
         try:
             async with asyncio.timeout(seconds):

@@ -1,7 +1,7 @@
 """Findings of the doctor: every fault by its code, and how findings are shown as text and as JSON.
 
-A fault's code names the check that finds it and what to do. docs/doctor.md has the same table with
-what each means; a test compares them.
+A fault's code stands for the check that finds it and for the fix. docs/doctor.md has the same table
+and explains each fault; a test compares them.
 """
 
 import enum
@@ -13,20 +13,22 @@ from kvstate.errors import printable
 
 
 class Fault(NamedTuple):
-    """check: the name of the check that finds it. fix: what to do, for people."""
+    """check: the name of the check that finds it. fix: what an operator should do."""
 
     check: str
     fix: str
 
 
 FAULTS = {
-    "not-checked": Fault("time", "give more time with --timeout, or see what else is wrong there"),
+    "not-checked": Fault("time", "raise --timeout, or fix the other findings there first"),
     # workers over HTTP
     "worker-unreachable": Fault(
         "http", "start the engine, or correct `endpoint`; a firewall or network policy may block it"
     ),
     "worker-unhealthy": Fault("http", "read the engine's log; Envoy still sends it requests"),
-    "answer-unreadable": Fault("http", "see what listens there: no engine answers like this"),
+    "answer-unreadable": Fault(
+        "http", "check what listens at this address: no engine answers like this"
+    ),
     "model-not-served": Fault(
         "models", "correct `models[].name` or `workers[].model`, or the engine's served model name"
     ),
@@ -48,7 +50,8 @@ FAULTS = {
         "events", "turn events on in the engine; the engine's page in docs/ has the flags"
     ),
     "events-untold": Fault(
-        "events", "`events: auto` needs vLLM 0.32 or SGLang: else name the ports in `events`"
+        "events",
+        "`events: auto` needs vLLM 0.32 or SGLang: for other engines, name the ports in `events`",
     ),
     "feed-nobody-listens": Fault(
         "feed",
@@ -56,33 +59,38 @@ FAULTS = {
     ),
     "feed-not-zmq": Fault(
         "feed",
-        "correct the port in `events.zmq` if another server has this one; restart what hangs",
+        "correct the port in `events.zmq` if another server uses it; restart an engine that hangs",
     ),
     "feed-wrong-socket": Fault(
         "feed", "correct the port in `events.zmq`: this may be the replay's, or another rank's"
     ),
-    "feed-secured": Fault("feed", "switch ZMQ security off: the engines' feeds have none"),
+    "feed-secured": Fault("feed", "turn ZMQ security off: engines' feeds do not use it"),
     "feed-swapped": Fault("feed", "give each worker the ports of its own feed in `events.zmq`"),
-    "feed-lost": Fault("feed", "read the engine's log; too many subscribers, or a proxy between?"),
-    "feed-unreadable": Fault(
-        "feed", "correct `events`: what is published there is not KV-cache events"
+    "feed-lost": Fault(
+        "feed", "read the engine's log; look for too many subscribers, or a proxy in between"
     ),
-    "feed-flooded": Fault("feed", "correct `events`: no engine publishes as much as this"),
+    "feed-unreadable": Fault(
+        "feed", "correct `events`: the messages there are not KV-cache events"
+    ),
+    "feed-flooded": Fault("feed", "correct `events`: no engine publishes this much"),
     "ranks-miscounted": Fault("ranks", "set `events.ranks` to the engine's data-parallel size"),
     "rank-missing": Fault(
         "ranks",
-        "set `events.ranks` to the engine's data-parallel size; rank r is on both ports + r",
+        "set `events.ranks` to the engine's data-parallel size; rank r uses both ports + r",
     ),
-    "ranks-mixed-up": Fault("ranks", "correct the ports: each rank's feed has one of its own"),
+    "ranks-mixed-up": Fault("ranks", "correct the ports: each rank's feed has its own port"),
     "topic-wrong": Fault(
         "topic", "leave `events.topic` empty: it is a prefix, and empty takes all"
     ),
     "feed-silent": Fault(
-        "probe", "is prefix caching on in the engine, and is this feed the worker's own?"
+        "probe",
+        "check that prefix caching is on in the engine, and that the feed is this worker's own",
     ),
-    "probe-refused": Fault("probe", "read the engine's answer: it refuses a plain completion"),
+    "probe-refused": Fault(
+        "probe", "read the engine's answer, and see why it refuses a plain completion"
+    ),
     "replay-unused": Fault(
-        "replay", "set `events.replay`: without it lost messages cannot be recovered"
+        "replay", "set `events.replay`: without it, lost messages cannot be recovered"
     ),
     "replay-nobody-listens": Fault(
         "replay", "set `replay_endpoint` in the engine's events configuration, or correct the port"
@@ -96,10 +104,13 @@ FAULTS = {
     "load-wrong-socket": Fault("load", "correct the port in `events.load`"),
     "replay-swapped": Fault("replay", "give each worker its own port in `events.replay`"),
     "replay-silent": Fault(
-        "replay", "restart the engine; correct `events.replay` if it is another's"
+        "replay", "restart the engine, or correct `events.replay` if the port is another worker's"
     ),
     "replay-truncated": Fault("replay", "restart the engine, or update it"),
     "grpc-unreachable": Fault("feed", "correct `events.grpc`, or start its server or the bridge"),
+    "extra-missing": Fault(
+        "extra", "run that command in the environment of `kvsteer`, then start the router again"
+    ),
     "grpc-unimplemented": Fault(
         "feed", "turn events on in the engine, correct `events.service`, or run `kvsteer bridge`"
     ),
@@ -119,24 +130,32 @@ FAULTS = {
     ),
     "tokenizer-slow": Fault("tokens", "raise `tokenizer.deadline_ms`, or use a local tokenizer"),
     # discovery
-    "discovery-fault": Fault("discovery", "correct the source, or what it needs to be reached"),
+    "discovery-fault": Fault(
+        "discovery", "correct the source, or its network access and permissions"
+    ),
     "no-workers": Fault("discovery", "correct the selector, name or file, or start workers"),
     # TLS of the router itself
     "tls-certificate": Fault(
-        "tls", "correct `extproc.tls`: PEM files that may be read, and the certificate's own key"
+        "tls",
+        "correct `extproc.tls`: readable PEM files, and the key that belongs to the certificate",
     ),
     "tls-expired": Fault("tls", "renew the certificate: new files are loaded without a restart"),
-    "tls-client-ca": Fault("tls", "correct `extproc.tls.client_ca`: PEM with certificates in it"),
+    "tls-client-ca": Fault(
+        "tls", "correct `extproc.tls.client_ca`: a readable PEM file with certificates"
+    ),
     # sharing with other routers
     "sharing-unreachable": Fault(
-        "sharing", "start the engine, or correct `sharing.url`, user, password_file or ca"
+        "sharing",
+        "start the server at `sharing.url`, or correct the URL, username, password_file or ca",
     ),
     "sharing-unsealed": Fault(
         "sharing", "give all routers the same `sharing.secret_file`, or each fleet its own channel"
     ),
     # Envoy
     "envoy-unreadable": Fault("envoy", "correct `envoy.admin`: this is not Envoy's admin server"),
-    "envoy-no-ext-proc": Fault("envoy", "add the filter: docs/ingress.md, or `kvsteer envoy`"),
+    "envoy-no-ext-proc": Fault(
+        "envoy", "add the filter as docs/ingress.md shows, or with `kvsteer envoy --patch`"
+    ),
     "envoy-plain-to-tls": Fault(
         "envoy", "give the router's cluster a TLS `transport_socket` (`envoy.router_tls`)"
     ),
@@ -144,7 +163,7 @@ FAULTS = {
         "envoy", "set `extproc.tls`, or remove `transport_socket` from the router's cluster"
     ),
     "envoy-no-client-certificate": Fault(
-        "envoy", "set `envoy.router_tls.certificate` and `key`: the router's cluster shows them"
+        "envoy", "set `envoy.router_tls.certificate` and `key`: Envoy presents them to the router"
     ),
     "envoy-message-timeout": Fault(
         "envoy", "raise ext_proc's `message_timeout` above `extproc.deadline_ms`"
@@ -172,6 +191,12 @@ FAULTS = {
     "envoy-router-place": Fault(
         "envoy", "correct the address in the router's cluster, `extproc.listen` or `envoy.router`"
     ),
+    "envoy-router-unreachable": Fault(
+        "envoy",
+        "start the router, send a request and check again; or let `extproc.listen` and"
+        " `envoy.router` name an address that Envoy reaches: in a container 127.0.0.1 is that"
+        " container alone",
+    ),
     "envoy-router-protocol": Fault(
         "envoy", "give the router's cluster `http2_protocol_options` (HttpProtocolOptions)"
     ),
@@ -190,15 +215,15 @@ FAULTS = {
     ),
 }
 
-# At most this much of what peers say is repeated, without what would move a terminal's cursor.
+# Findings quote at most this many characters of what peers send, without terminal control codes.
 MAX_SAID = 400
 
-# Of many names, this many are shown.
+# How many names of a long list are shown.
 MAX_SHOWN = 8
 
 
 class Verdict(enum.Enum):
-    """How bad a finding is; `NOTE` is what could not be checked, or could be better."""
+    """How bad a finding is; a `NOTE` could not be checked, or could be better."""
 
     RIGHT = "right"
     NOTE = "note"
@@ -209,8 +234,7 @@ class Finding(NamedTuple):
     """One thing that is right or wrong.
 
     subject: what it is about, such as "worker 10.0.0.1:8000". check: the name of the check. code:
-    one of `FAULTS`, "" where nothing is wrong. says: the finding in words. fix: what to do about
-    it.
+    one of `FAULTS`, "" if nothing is wrong. says: the finding in words. fix: what to do about it.
     """
 
     subject: str
@@ -231,13 +255,13 @@ class About(NamedTuple):
         return Finding(self.subject, check, Verdict.RIGHT, printable(says, MAX_SAID))
 
     def note(self, check: str, says: str) -> Finding:
-        """Returns a finding about what could not be checked, or is no fault."""
+        """Returns a note: something could not be checked, or could be better."""
         return Finding(self.subject, check, Verdict.NOTE, printable(says, MAX_SAID))
 
     def wrong(self, code: str, says: str) -> Finding:
         """Returns a fault.
 
-        code: one of `FAULTS`, which has its check and its fix.
+        code: one of `FAULTS`, which gives the check and the fix.
         """
         check, fix = FAULTS[code]
         return Finding(self.subject, check, Verdict.WRONG, printable(says, MAX_SAID), code, fix)
@@ -279,7 +303,7 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def _first(finding: Finding, findings: Sequence[Finding]) -> int:
-    """Returns the position at which the subject of a finding is named first."""
+    """Returns the position of the first finding about the same subject."""
     return next(at for at, one in enumerate(findings) if one.subject == finding.subject)
 
 

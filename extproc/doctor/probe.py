@@ -1,4 +1,4 @@
-"""Listens to a feed, and provokes events on it by a tiny completion of a unique prompt."""
+"""Listens to a feed, and triggers events on it with a tiny completion of a unique prompt."""
 
 import asyncio
 import json
@@ -12,12 +12,11 @@ from extproc.config.schema import Worker
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.token_visit import engine_tokens
 from extproc.doctor.worker_visit import Means, Visited, judge_block_size, judge_clock
-from extproc.errors import RequestError
+from extproc.errors import ExtraError, RequestError
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
-from kvstate.feeds.grpc_transport import grpc_transports
 from kvstate.feeds.replays import MAX_REPLAY_SECONDS
 from kvstate.feeds.transport import (
     Connected,
@@ -36,30 +35,30 @@ from kvstate.wire.zmq_wire import decode_batch
 PATH = "/v1/completions"
 RANK_HEADER = "X-data-parallel-rank"
 
-# Some five hundred tokens: more than one block, whatever the engine.
+# About five hundred tokens: more than one block of any engine.
 WORDS = 96
 
-# A subscription may have come too late for the first event, so the wait is divided among some.
+# A subscription may start too late for the first event, so the wait is split among several tries.
 TRIES = 3
 
-# What is decoded of a feed; no engine publishes as much in the seconds that the doctor listens.
+# Limits for one feed; no engine publishes this much in the seconds that the doctor listens.
 MAX_MESSAGES = 20_000
 MAX_BYTES = 128 * 1024 * 1024
 MAX_CHAINS = 4_096
 
-# Blocks with so many tokens of a prompt that nobody else sends are its blocks.
+# This many tokens of a unique prompt in blocks prove that the blocks are the prompt's.
 ENOUGH_TOKENS = 8
 
-# A replay from here has no batches, only its end: it costs the engine nothing.
+# A replay from this number has no batches, only its end: it costs the engine nothing.
 BEYOND_ALL = 1 << 62
 
 
 class Heard:
-    """What one rank's transport signalled, summed up.
+    """A summary of one rank's messages.
 
-    is_live: messages carry the publisher's own time, and come as they are published. provoked: the
-    tokens of a test request whose blocks were heard here, and the number of the first batch that
-    may have them.
+    is_live: messages carry the publisher's own time, and arrive as they are published. provoked:
+    the tokens of a test request whose blocks were announced here, and the number of the first batch
+    that may have them.
     """
 
     def __init__(self, rank: int, *, is_live: bool) -> None:
@@ -83,11 +82,11 @@ class Heard:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether more came than the doctor listens to."""
+        """Whether more messages or bytes arrived than the doctor accepts."""
         return self._messages > MAX_MESSAGES or self._bytes > MAX_BYTES
 
     def count_message(self) -> None:
-        """Counts one message, whatever it is."""
+        """Counts one message of any kind."""
         self._messages += 1
 
     def holds(self, tokens: Tokens) -> bool:
@@ -99,7 +98,7 @@ class Heard:
     def take(self, sequence: int, body: bytes | EventBatch, now: float) -> None:
         """Takes one batch.
 
-        body: a payload of the wire, or what it was decoded to. now: seconds since the epoch.
+        body: a payload as received, or already decoded. now: seconds since the epoch.
         """
         self.batches += 1
         if self.last_sequence is not None and sequence > self.last_sequence + 1:
@@ -124,7 +123,7 @@ class Heard:
                 self._chains.append(event.tokens)
 
     def _note_time(self, ahead_seconds: float) -> None:
-        """Keeps the smallest difference: the batch that travelled fastest tells best."""
+        """Keeps the smallest difference: the fastest batch is the best evidence."""
         if self.ahead_seconds is None or abs(ahead_seconds) < abs(self.ahead_seconds):
             self.ahead_seconds = ahead_seconds
 
@@ -135,7 +134,7 @@ def _is_part(chain: bytes, whole: bytes) -> bool:
 
 
 class Listener:
-    """One rank's feed, listened to until it is closed."""
+    """Listens to one rank's feed until it is closed."""
 
     def __init__(self, rank: int, transport: Transport, *, is_live: bool) -> None:
         self.heard = Heard(rank, is_live=is_live)
@@ -144,7 +143,7 @@ class Listener:
         self._task = asyncio.create_task(self._listen())
 
     async def until(self, condition: Callable[[Heard], bool], seconds: float) -> bool:
-        """Waits until what was heard meets a condition; returns whether it did in time."""
+        """Waits until the summary meets a condition; returns whether it did in time."""
         try:
             async with asyncio.timeout(seconds):
                 while not condition(self.heard):
@@ -165,7 +164,7 @@ class Listener:
             for signal in await self._transport.receive():
                 self._take(signal)
             self._changed.set()
-            await asyncio.sleep(0)  # a feed that never pauses must not keep others from their turn
+            await asyncio.sleep(0)  # a feed that never pauses must not block the others
 
     def _take(self, signal: Signal) -> None:
         heard = self.heard
@@ -191,22 +190,31 @@ def subscribed(sources: Mapping[int, ZmqSource]) -> list[Listener]:
 
 
 def connected(source: GrpcSource | DrainSource) -> list[Listener]:
-    """Returns a listener for each rank of a feed with one connection for all."""
-    transports: Sequence[Transport] = (
-        grpc_transports(source, random.random)
-        if isinstance(source, GrpcSource)
-        else drain_transports(source, random.random)
-    )
-    return [Listener(rank, one, is_live=False) for rank, one in enumerate(transports)]
+    """Returns a listener for each rank of a feed with one connection for all.
+
+    Raises:
+        ExtraError: it is a gRPC feed, and grpcio is not installed.
+    """
+    return [Listener(rank, one, is_live=False) for rank, one in enumerate(_opened(source))]
+
+
+def _opened(source: GrpcSource | DrainSource) -> Sequence[Transport]:
+    if isinstance(source, DrainSource):
+        return drain_transports(source, random.random)
+    try:
+        from kvstate.feeds.grpc_transport import grpc_transports  # noqa: PLC0415 - an extra
+    except ImportError:
+        raise ExtraError("a feed over gRPC", "grpc") from None
+    return grpc_transports(source, random.random)
 
 
 async def replayed(
     source: ZmqSource, start: int, seconds: float, heard: Heard | None = None
 ) -> tuple[list[int], str]:
-    """Asks for a replay; returns the numbers of its batches, and why it did not end, "" if it did.
+    """Requests a replay; returns the numbers of its batches, and why it did not end, "" if it did.
 
-    start: the first number that is asked for. seconds: limit for each batch, not for all, since a
-    full buffer takes long. heard: takes each batch.
+    start: the first number requested. seconds: limit for each batch, not for all, since a full
+    buffer takes long. heard: receives each batch.
     """
     transport = ZmqTransport(source)
     numbers: list[int] = []
@@ -218,9 +226,9 @@ async def replayed(
                 if heard is not None and isinstance(batch, Batch):
                     heard.take(batch.sequence, batch.body, time.time())
                 patience.reschedule(now() + seconds)
-                await asyncio.sleep(0)  # nor must a replay
+                await asyncio.sleep(0)  # a replay must not block the others either
     except TimeoutError:
-        return numbers, f"neither a batch nor the end within {seconds:g} s"
+        return numbers, f"neither a batch nor the end arrived within {seconds:g} s"
     except ReplayError as error:
         return numbers, str(error)
     finally:
@@ -229,7 +237,7 @@ async def replayed(
 
 
 def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
-    """Yields what is right and wrong with a worker's feeds that connected."""
+    """Yields the findings about a worker's connected feeds."""
     all_heard = list(heard)
     batches = sum(one.batches for one in all_heard)
     unreadable = sum(one.unreadable for one in all_heard)
@@ -239,11 +247,11 @@ def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
     elif batches:
         yield about.right("feed", f"batches received and decoded: {batches}")
     if any(one.is_over_limit for one in all_heard):
-        yield about.wrong("feed-flooded", f"{batches} batches came, more than were listened to")
+        yield about.wrong("feed-flooded", f"{batches} batches arrived, too many to read")
     for one in all_heard:
         others = sorted(one.ranks - {one.rank})
         if one.is_live and others:
-            says = f"the feed of rank {one.rank} has events of rank {others[0]}"
+            says = f"the feed of rank {one.rank} carries events of rank {others[0]}"
             yield about.wrong("ranks-mixed-up", says)
     times = [one.ahead_seconds for one in all_heard if one.ahead_seconds is not None]
     if times:
@@ -253,7 +261,7 @@ def judge_heard(about: About, heard: Iterable[Heard]) -> Iterator[Finding]:
 def judge_sizes(
     means: Means, worker: Worker, heard: Sequence[Heard], about: About
 ) -> Iterator[Finding]:
-    """Yields whether the blocks that were heard of are as large as configured."""
+    """Yields whether the blocks in events have the configured size."""
     for size in sorted({size for one in heard for size in one.block_sizes}):
         yield judge_block_size(about, means.config, worker, size, "its events")
 
@@ -262,8 +270,8 @@ class Probed(NamedTuple):
     """The outcome of a probe.
 
     refused: why the engine refused it, "" if it did not. heard: whether its blocks were announced,
-    or any batch where its tokens are not known. by_engine: whether its tokens are the engine's own,
-    not only ours. elsewhere: whether batches with other tokens came instead.
+    or any batch if its tokens are unknown. by_engine: whether the engine computed its tokens, not
+    KVSteer. elsewhere: whether batches arrived after the test request.
     """
 
     refused: str = ""
@@ -285,10 +293,10 @@ async def judge_probe(
         if probed.refused:
             return [about.wrong("probe-refused", probed.refused)]
         if not probed.heard and probed.elsewhere and not probed.by_engine:
-            says = f"after a test request{where} blocks were stored, none of them with our tokens"
+            says = f"blocks were stored after a test request{where}, but none with KVSteer's tokens"
             return [about.wrong("tokens-differ", says)]
         if not probed.heard:
-            says = f"a test request{where} was answered, and the feed did not announce its blocks"
+            says = f"a test request{where} was answered, but the feed did not announce its blocks"
             return [about.wrong("feed-silent", says)]
     return [about.right("probe", "the engine published the blocks of a test request")]
 
@@ -302,7 +310,7 @@ async def probe(
 ) -> Probed:
     """Sends prompts to a worker until the feed announces one of them, up to `TRIES`.
 
-    rank: the one that is to compute it; None where there is only one.
+    rank: the rank that should compute it; None if the worker has only one.
     """
     probed = Probed()
     for _ in range(TRIES):
@@ -325,7 +333,7 @@ async def probe(
 def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[int | None]) -> None:
     """Marks the feed that announced a prompt.
 
-    last: of each feed, the number of the last batch before the prompt was sent.
+    last: the number of each feed's last batch before the prompt was sent.
     """
     for one, before in zip(listeners, last, strict=True):
         heard = one.heard
@@ -335,7 +343,7 @@ def _note(listeners: Sequence[Listener], tokens: Tokens | None, last: Sequence[i
 
 
 async def _send(means: Means, worker: Worker, visited: Visited, text: str, rank: int | None) -> str:
-    """Asks for the completion; returns why it was refused, "" if it was not."""
+    """Requests the completion; returns why it was refused, "" if it was not."""
     body = {"model": visited.model_name, "prompt": text, "max_tokens": 1, "temperature": 0}
     headers = {} if rank is None else {RANK_HEADER: str(rank)}
     answer = await means.web.post(
@@ -363,7 +371,7 @@ async def _tokens(
 async def _any_holds(
     listeners: Sequence[Listener], tokens: Tokens | None, before: int, seconds: float
 ) -> bool:
-    """Tells whether any listener hears of a prompt in time."""
+    """Tells whether any feed announces the prompt in time."""
 
     def is_heard() -> bool:
         if tokens is None:

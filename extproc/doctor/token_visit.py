@@ -37,7 +37,7 @@ async def visit(means: Means, worker: Worker, visited: Visited, about: About) ->
 async def engine_tokens(
     means: Means, worker: Worker, visited: Visited, prompt: Chat | Text
 ) -> Tokens | str:
-    """Returns the engine's own ids of a prompt, or in words why there are none."""
+    """Returns the engine's token ids for a prompt, or the reason why there are none."""
     return await _asked(means, worker, question(prompt, visited.model_name or None))
 
 
@@ -54,21 +54,21 @@ async def _asked(means: Means, worker: Worker, asked: bytes) -> Tokens | str:
 async def _remote(
     means: Means, worker: Worker, visited: Visited, options: RemoteTokenizer, about: About
 ) -> list[Finding]:
-    """Asks as the router does; returns whether each answer would have come in time."""
+    """Asks as the router does; returns whether each answer would have been in time."""
     findings: list[Finding] = []
     for what, prompt in (("a text", Text(TEXTS[0])), ("a conversation", GOLDEN[len(TEXTS)].prompt)):
         begun = time.monotonic()
         tokens = await engine_tokens(means, worker, visited, prompt)
         took_ms = (time.monotonic() - begun) * 1000
         if isinstance(tokens, str):
-            findings.append(about.wrong("tokenizer-refuses", f"of {what}: {tokens}"))
+            findings.append(about.wrong("tokenizer-refuses", f"for {what}: {tokens}"))
         elif took_ms > options.deadline_ms:
             says = (
-                f"{PATH} of {what} took {took_ms:.0f} ms; the deadline is {options.deadline_ms} ms"
+                f"{PATH} took {took_ms:.0f} ms for {what}; the deadline is {options.deadline_ms} ms"
             )
             findings.append(about.wrong("tokenizer-slow", says))
         else:
-            findings.append(about.right("tokens", f"{PATH} of {what} answers in {took_ms:.0f} ms"))
+            findings.append(about.right("tokens", f"{PATH} took {took_ms:.0f} ms for {what}"))
     return findings
 
 
@@ -80,21 +80,21 @@ def _ours(tokenizer: Tokenizer, golden: Golden) -> Tokens | str:
 
 
 def judge_tokens(about: About, told: list[Told], text_of: TextOf, witness: str = PATH) -> Finding:
-    """Returns whether an engine's ids are ours.
+    """Returns whether an engine's token ids match KVSteer's.
 
-    text_of: returns the text of token ids. witness: where the engine's ids come from.
+    text_of: returns the text of token ids. witness: the source of the engine's ids.
     """
     found = verification(told, text_of)
     if found.mismatch is not None:
         return about.wrong("tokens-differ", in_words(found.mismatch, witness))
     return about.right(
         "tokens",
-        f"they match the engine's in {found.compared} golden requests, says {witness}",
+        f"they match the engine's in {found.compared} golden requests, according to {witness}",
     )
 
 
 def _left_out(about: About, told: list[Told]) -> list[Finding]:
-    """Notes the golden requests that could not be compared, all of one reason in one line."""
+    """Notes the golden requests that could not be compared, one note for each reason."""
     reasons: dict[str, list[str]] = {}
     for golden, ours, theirs in told:
         if isinstance(ours, str):

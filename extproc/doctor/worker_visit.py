@@ -1,4 +1,4 @@
-"""Asks a worker's HTTP server whether it is well, what it serves, and where it publishes."""
+"""Asks a worker's HTTP server whether it is healthy, what it serves, and where it publishes."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ HEALTH = "/health"
 METRICS = "/metrics"
 OK = 200
 
-# A difference of clocks that cannot be the way of a message, nor the seconds of a Date header.
+# More than a message's delay, or the whole seconds of a Date header, can explain.
 MAX_SKEW_SECONDS = 5.0
 
 # vLLM's /metrics: its configuration is the labels of a gauge.
@@ -34,14 +34,14 @@ _PREFIX_CACHING = re.compile(
 
 
 class Served(NamedTuple):
-    """What GET /v1/models lists: models, and the adapters that name one as their parent."""
+    """Models that GET /v1/models lists, and the adapters that name one of them as their parent."""
 
     models: tuple[str, ...]
     adapters: frozenset[str]
 
 
 class Told(NamedTuple):
-    """Where a worker says that it publishes, empty if nowhere, and the path that said so."""
+    """Where a worker reports that it publishes, empty if nowhere, and the path of that report."""
 
     sources: tuple[ZmqSource, ...]
     path: str
@@ -50,9 +50,9 @@ class Told(NamedTuple):
 class Answer(NamedTuple):
     """The answer of a server.
 
-    status: 0 where it did not answer. reason: why there is no body, "" if there is one.
-    ahead_seconds: how far its clock is ahead of ours by its Date header, within a second; None if
-    it has none.
+    status: 0 if it did not answer. reason: why there is no body, "" if there is one.
+    ahead_seconds: how far its clock is ahead of the local one by its Date header, within a second;
+    None without that header.
     """
 
     status: int = 0
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
         return self.status == OK and not self.reason
 
 
-# A worker that names ten thousand adapters, and Envoy's whole configuration, are below this.
+# Enough for a list of ten thousand adapters, or for Envoy's whole configuration.
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 MAX_CONNECTIONS = 64
 _READ_BYTES = 64 * 1024
@@ -75,7 +75,7 @@ _READ_BYTES = 64 * 1024
 class WebClient:
     """An HTTP client that turns every failure into an `Answer`; an asynchronous context.
 
-    Unlike the router's own client of workers it needs the words of a failure, the Date header and
+    Unlike the router's own HTTP client, it needs the text of a failure, the Date header, and
     answers other than 200. seconds: limit for each question.
     """
 
@@ -101,11 +101,11 @@ class WebClient:
         await self._client.close()
 
     async def get(self, url: str) -> Answer:
-        """Returns what a server answers to a GET; never raises."""
+        """Returns a server's answer to a GET; never raises."""
         return await self._ask("GET", url, None, {})
 
     async def post(self, url: str, body: bytes, headers: dict[str, str] | None = None) -> Answer:
-        """Returns what a server answers to a POST of JSON; never raises."""
+        """Returns a server's answer to a POST of JSON; never raises."""
         return await self._ask(
             "POST", url, body, {"Content-Type": "application/json", **(headers or {})}
         )
@@ -149,7 +149,7 @@ class Means(NamedTuple):
     """What every visit needs.
 
     tokenizers: those loaded from files, by model. seconds: limit for each question and each wait.
-    probes: whether to send test requests that provoke events, and to drain queues.
+    probes: whether to send test requests that trigger events, and to drain queues.
     """
 
     config: Config
@@ -160,7 +160,7 @@ class Means(NamedTuple):
 
 
 class Visited(NamedTuple):
-    """What a worker said of itself; model: the configured one that it serves."""
+    """What a worker reports about itself; model: the configured model that it serves."""
 
     findings: list[Finding]
     is_there: bool = False
@@ -184,14 +184,14 @@ class Visited(NamedTuple):
 
 
 async def visit(means: Means, worker: Worker, about: About) -> Visited:
-    """Asks a worker about itself; returns the findings and what it said."""
+    """Asks a worker about itself; returns the findings and its answers."""
     health = await means.web.get(f"http://{worker.endpoint}{HEALTH}")
     if health.status == 0:
         says = f"{worker.endpoint}{HEALTH}: {health.reason}"
         return Visited([about.wrong("worker-unreachable", says)])
     findings = [_health(about, health)]
     if health.ahead_seconds is not None:
-        witness = "the Date of its answers"
+        witness = "the Date header of its answers"
         findings.append(judge_clock(about, health.ahead_seconds, witness))
     asked = (learning.MODELS, METRICS, *PATHS)
     models, metrics, *listings = await asyncio.gather(
@@ -244,11 +244,11 @@ def _unread(path: str, answer: Answer) -> str:
         return f"{path}: {answer.reason}"
     if answer.status != HTTPStatus.OK:
         return f"{path}: status {answer.status}"
-    return f"{path}: an answer of {len(answer.body)} bytes that cannot be read"
+    return f"{path}: its answer of {len(answer.body)} bytes cannot be read"
 
 
 def models_of(answer: bytes) -> Served | None:
-    """Returns what an answer to GET /v1/models lists; None if it is no such answer."""
+    """Returns the models that an answer to GET /v1/models lists; None if it cannot be read."""
     cards = learning.cards_in(answer)
     if cards is None:
         return None
@@ -257,7 +257,7 @@ def models_of(answer: bytes) -> Served | None:
 
 
 def model_served(config: Config, worker: Worker, told: Served) -> Model | None:
-    """Returns the configured model that a worker serves; None if that is not known."""
+    """Returns the configured model that a worker serves; None if unknown."""
     listed = [one for one in config.models if not {one.name, *one.aliases}.isdisjoint(told.models)]
     if worker.model is not None or len(config.models) == 1:
         name = config.model_of(worker)
@@ -271,13 +271,15 @@ def judge_models(about: About, config: Config, worker: Worker, told: Served) -> 
     names = shown(told.models)
     if model is None or {model.name, *model.aliases}.isdisjoint(told.models):
         wanted = " or ".join(one.name for one in ((model,) if model else config.models))
-        says = f"it serves {names}; requests routed to it name {wanted}, which it answers with 404"
+        says = (
+            f"it serves {names}; requests routed to it name {wanted}, so it answers them with 404"
+        )
         yield about.wrong("model-not-served", says)
         return
     yield about.right("models", f"it serves {names}")
     unlisted = [name for name in (model.name, *model.aliases) if name not in told.models]
     if unlisted:
-        says = f"it does not list {shown(unlisted)}: requests by such a name may get 404"
+        says = f"it does not list {shown(unlisted)}: requests with such a name may get 404"
         yield about.note("models", says)
     yield from _adapters(about, worker, model, told.adapters)
 
@@ -297,18 +299,18 @@ def _adapters(
         says = f"it does not list the adapters {shown(missing)}"
         yield about.wrong("adapter-not-served", says)
     elif not listed:
-        yield about.note("models", "it lists no adapters; whether it serves them is not known")
+        yield about.note("models", "it lists no adapters; it may still serve them")
 
 
 def judge_clock(about: About, ahead_seconds: float, witness: str) -> Finding:
-    """Returns whether a clock agrees with ours.
+    """Returns whether a clock agrees with the local one.
 
-    witness: what told the time.
+    witness: the source of the time.
     """
     if abs(ahead_seconds) <= MAX_SKEW_SECONDS:
-        return about.right("clock", f"agrees with ours, according to {witness}")
+        return about.right("clock", f"agrees with the local clock, according to {witness}")
     where = "ahead of" if ahead_seconds > 0 else "behind"
-    says = f"it is {abs(ahead_seconds):.0f} s {where} ours, according to {witness}"
+    says = f"it is {abs(ahead_seconds):.0f} s {where} the local clock, according to {witness}"
     return about.wrong("clock-skew", says)
 
 
@@ -317,18 +319,19 @@ def judge_block_size(
 ) -> Finding:
     """Returns whether the engine's block size is the configured one.
 
-    size: tokens. witness: what told it.
+    size: tokens. witness: the source of the size.
     """
     if worker.block_size not in (None, size):
-        says = f"{size} tokens by {witness}, {worker.block_size} in the configuration"
+        says = f"{size} tokens according to {witness}, {worker.block_size} in the configuration"
         return about.wrong("block-size", says)
     if size == 1:
         says = "1 token: every token is a block, so the index is sixteen times as large as with 16"
         return about.note("block size", says)
     if worker.block_size is None and size != config.policy.block_size:
-        says = f"{size} tokens by {witness}; {config.policy.block_size} are assumed until an event"
+        says = f"{size} tokens according to {witness}; {config.policy.block_size} are assumed until"
+        says += " an event arrives"
         return about.note("block size", says)
-    return about.right("block size", f"{size} tokens by {witness}")
+    return about.right("block size", f"{size} tokens according to {witness}")
 
 
 class _ServerInfo(msgspec.Struct):
@@ -336,10 +339,9 @@ class _ServerInfo(msgspec.Struct):
 
 
 def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[Finding]:
-    """Yields a fault where an engine says that it caches no prefixes.
+    """Yields a fault if an engine reports that it caches no prefixes.
 
-    metrics: vLLM's answer to /metrics. info: SGLang's to /server_info; each b"" where there is
-    none.
+    metrics: vLLM's answer to /metrics. info: SGLang's answer to /server_info; b"" if missing.
     """
     found = _PREFIX_CACHING.search(metrics)
     if found and found[1] == b"False":
@@ -355,7 +357,7 @@ def judge_prefix_caching(about: About, metrics: bytes, info: bytes) -> Iterator[
 
 
 def told_sources(path: str, answer: bytes, host: str) -> Told | None:
-    """Returns where a worker publishes, by its answer at a path; None if it does not say.
+    """Returns where a worker publishes, by its answer at a path; None if the answer does not tell.
 
     path: one of `extproc.workers.feeds.PATHS`.
     """

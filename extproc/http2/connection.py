@@ -1,7 +1,7 @@
 """The server's side of one HTTP/2 connection (RFC 9113): bytes in, events and bytes out.
 
-The frames go to `streams`, `control` and `head_joiner`, what is sent through `outbox`. A connection
-error is answered by GOAWAY; `fault` then says what it was, and nothing is read any more.
+Frames are passed to `streams`, `control` and `head_joiner`; answers are sent through `outbox`. A
+connection error is answered by GOAWAY; then `fault` is set, and nothing more is read.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ _GOAWAY_LEAST_BYTES = 8
 class Control:
     """Handles the frames that concern the whole connection: SETTINGS, PING and GOAWAY.
 
-    is_greeted: the client's first SETTINGS came. has_left: its GOAWAY came.
+    is_greeted: the client's first SETTINGS arrived. has_left: its GOAWAY arrived.
 
-    set_initial_window: takes what streams may be sent at first; raises Http2Error.
+    set_initial_window: takes the initial window of streams; raises Http2Error.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Control:
         self._is_acknowledged = False
 
     def receive(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Takes one frame of a type that streams do not take.
+        """Takes one frame that does not belong to a stream.
 
         Raises:
-            Http2Error: it breaks the protocol.
+            Http2Error: it violates the protocol.
         """
         if kind == FrameType.PUSH_PROMISE:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a client cannot promise")
@@ -105,7 +105,7 @@ class Control:
 
 
 def _check(name: int, value: int) -> None:
-    """RFC 9113, section 6.5.2. We use no dynamic table, do not push, and send short heads."""
+    """Checks a setting (RFC 9113, 6.5.2). The server uses no dynamic table, and does not push."""
     if name == Setting.ENABLE_PUSH and value > 1:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
     if name == Setting.INITIAL_WINDOW_SIZE and value > frames.MAX_WINDOW:
@@ -113,7 +113,7 @@ def _check(name: int, value: int) -> None:
     if name == Setting.MAX_FRAME_SIZE and not (
         frames.MAX_FRAME_BYTES <= value <= frames.LARGEST_MAX_FRAME_BYTES
     ):
-        # larger frames than the least are never sent, so that there is nothing to set
+        # this side never sends frames above the minimum, so the value itself is not needed
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of bounds")
 
 
@@ -125,10 +125,10 @@ _WHOLE_HEADS = (_END_HEADERS, _END_HEADERS | _END_STREAM)
 
 
 class Connection:
-    """One peer.
+    """The connection of one peer.
 
-    After `receive`, and after anything was sent, `data_to_send` is to be written while there is
-    anything `unsent` or any stream `ready` for more; if it `is_due`, at once.
+    After `receive`, and after sending, the caller must write `data_to_send` while anything is
+    `unsent` or any stream is `ready` for more; at once if it `is_due`.
     """
 
     def __init__(self, limits: Limits, cache: BlockCache, budget: Budget) -> None:
@@ -155,7 +155,7 @@ class Connection:
 
     @property
     def is_due(self) -> bool:
-        """Whether the peer waits for any of what is to be sent."""
+        """Whether the peer waits for any of the data to send."""
         return self._outbox.is_due or bool(self.ready)
 
     @property
@@ -165,11 +165,11 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether no stream is left, and none will come."""
+        """Whether no stream is open, and no new one can come."""
         return not self._streams.open and (self._streams.is_draining or self._control.has_left)
 
     def receive(self, data: bytes) -> list[Event]:
-        """Takes bytes and returns the events in them; sets `fault` if the connection is to end."""
+        """Takes bytes and returns the events in them; sets `fault` if the connection must end."""
         if self.fault is not None:
             return []
         frames, fault = self._reader.read(data)
@@ -194,7 +194,7 @@ class Connection:
         return events
 
     def data_to_send(self) -> bytes:
-        """Returns the bytes to be written now; none if there are none."""
+        """Returns the bytes to write now, empty if there are none."""
         outbox = self._outbox
         data = outbox.take()
         if outbox.done:
@@ -203,18 +203,18 @@ class Connection:
         return data
 
     def pause_sending(self) -> None:
-        """Holds DATA back, since the transport is full."""
+        """Holds DATA back because the transport is full."""
         self._outbox.pause()
 
     def resume_sending(self) -> None:
-        """Sends DATA again, since the transport takes more."""
+        """Sends DATA again because the transport has room."""
         self._outbox.resume()
 
     def send_data(self, stream_id: int, data: bytes, head: bytes = b"") -> int | None:
-        """Sends more of an answer and returns how many bytes of it wait for the peer.
+        """Sends a part of an answer; returns how many bytes of it wait for the peer.
 
-        None if the stream is gone, or is from now on, as there is no room for so much. head: the
-        block that begins the answer.
+        Returns None if the stream is gone, or was reset because there is no room for the data.
+        head: the header block that begins the answer.
         """
         stream = self._streams.open.get(stream_id)
         if stream is None:
@@ -247,13 +247,13 @@ class Connection:
         return 0 if stream is None else stream.queued
 
     def consume(self, stream_id: int, size: int) -> None:
-        """Notes that bytes of a request were used, so that the peer may send as many more."""
+        """Notes that bytes of a request were used, so that the peer may send that many more."""
         stream = self._streams.open.get(stream_id)
         if stream is not None:
             self._streams.consume(stream, size)
 
     def drain(self) -> None:
-        """Accepts no new streams and sends GOAWAY; those under way go on."""
+        """Accepts no new streams and sends GOAWAY; open streams continue."""
         if not self._streams.is_draining and self.fault is None:
             self._streams.is_draining = True
             self._say_goodbye(ErrorCode.NO_ERROR, "")
@@ -272,7 +272,7 @@ class Connection:
         return [Aborted(stream.id) for stream in stalled]
 
     def close(self) -> None:
-        """Gives back what the connection kept; it is gone."""
+        """Releases the memory of a lost connection."""
         for stream in self._streams.open.values():
             self._outbox.forget(stream)
         self._streams.open.clear()
@@ -298,7 +298,7 @@ class Connection:
         self._outbox.write(goaway(self._last_taken, code, text))
 
     def _receive_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Any frame but DATA where it is expected."""
+        """Takes any frame but DATA on an open stream."""
         block = None
         if self._joiner.is_open or kind == FrameType.CONTINUATION:
             block = self._joiner.go_on(kind, flags, stream_id, payload)

@@ -1,4 +1,4 @@
-"""Frames on the wire (RFC 9113, sections 4 and 6): constants, and what we write."""
+"""HTTP/2 frames (RFC 9113, sections 4 and 6): constants, a reader, and builders."""
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -13,7 +13,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER: Final = Struct(">IBI")
 HEADER_BYTES: Final = 9
 
-# The smallest that SETTINGS_MAX_FRAME_SIZE may be, and what we accept: we never raise it.
+# The smallest allowed SETTINGS_MAX_FRAME_SIZE, which is also this server's: it never raises it.
 MAX_FRAME_BYTES: Final = 16_384
 LARGEST_MAX_FRAME_BYTES: Final = 2**24 - 1
 
@@ -42,7 +42,7 @@ class FrameType(IntEnum):
 
 
 class Flag(IntEnum):
-    """ACK and END_STREAM are the same bit, of different frames."""
+    """Flags of frames; ACK and END_STREAM are the same bit, in different frames."""
 
     ACK = 0x1
     END_STREAM = 0x1
@@ -135,14 +135,14 @@ _PADDED = int(Flag.PADDED)
 _ANY_END = ~int(Flag.END_STREAM)
 
 
-# Kind, flags, stream and payload of a frame, or of a part of a DATA frame that came in parts: these
-# are as good as frames of their own, with END_STREAM on the last. The payload is a view of what was
-# read if it is DATA, else bytes. A plain tuple: three are made for every request.
+# Kind, flags, stream and payload of a frame, or of a part of a DATA frame that arrived in parts:
+# parts count as frames, with END_STREAM on the last. The payload is a view of the read bytes for
+# DATA, else bytes. A plain tuple: three are made for every request.
 Frame = tuple[int, int, int, bytes | memoryview]
 
 
 class FrameReader:
-    """Cuts what a client sends into frames; the preface comes first."""
+    """Splits a client's bytes into frames, after the preface."""
 
     def __init__(self) -> None:
         self._preface_left = PREFACE
@@ -153,13 +153,13 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """The number of bytes kept because their frame is not whole."""
+        """The number of bytes kept because their frame is incomplete."""
         return len(self._rest)
 
     def read(self, data: bytes) -> tuple[list[Frame], Http2Error | None]:
         """Returns the frames that these bytes complete, and the error in the bytes after them.
 
-        After an error the reader is not to be used again.
+        The reader must not be used after an error.
         """
         if self._preface_left:
             expected = self._preface_left[: len(data)]
@@ -204,7 +204,7 @@ class FrameReader:
         return frames, None
 
     def _more_of_data(self, view: memoryview, frames: list[Frame]) -> int:
-        """The next part of a DATA frame that has begun; how many bytes it took."""
+        """Adds the next part of a DATA frame; returns how many bytes it took."""
         part = view[: self._data_left]
         if not part:
             return 0

@@ -23,7 +23,7 @@ OK_TRAILERS: Final = encode([(b"grpc-status", b"0")])
 
 
 class Status(IntEnum):
-    """Of grpc/grpc, doc/statuscodes.md, those that are used here."""
+    """The gRPC statuses used here (grpc/grpc, doc/statuscodes.md)."""
 
     OK = 0
     CANCELLED = 1
@@ -39,7 +39,7 @@ class Status(IntEnum):
 class MessageReader:
     """Joins pieces of DATA into gRPC messages.
 
-    max_message_bytes: a longer one is refused when its prefix is read, before it is kept.
+    max_message_bytes: a longer message is refused by its prefix, before any of it is kept.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -49,7 +49,7 @@ class MessageReader:
 
     @property
     def held(self) -> int:
-        """The number of bytes kept of a message that is not whole."""
+        """The number of kept bytes of an incomplete message."""
         return len(self._kept)
 
     def read(self, data: Piece) -> list[Piece]:
@@ -58,7 +58,7 @@ class MessageReader:
         A message in one piece is not copied, one in many is copied once.
 
         Raises:
-            CallError: too long, or compressed; the reader is not to be used again.
+            CallError: a message is too long or compressed; do not use the reader again.
         """
         if not self._kept and len(data) >= PREFIX_BYTES:
             length = self._length(data)
@@ -83,12 +83,12 @@ class MessageReader:
         return messages
 
     def _keep(self, view: memoryview, size: int) -> memoryview:
-        """Keeps so many bytes, or what there is; the rest."""
+        """Keeps up to this many bytes; returns the rest."""
         self._kept += view[:size]
         return view[size:]
 
     def _length(self, data: Piece | bytearray) -> int:
-        """Of the message that begins here."""
+        """Returns the length of the message that begins here."""
         compressed, length = _PREFIX.unpack_from(data)
         if compressed:
             raise CallError(Status.UNIMPLEMENTED, "compressed messages are not supported")
@@ -98,7 +98,7 @@ class MessageReader:
 
 
 def refusal_of(head: RequestHead) -> bytes | None:
-    """Returns the header block that refuses what is no gRPC call we understand, else None."""
+    """Returns the header block that refuses an unsupported request, None if it is supported."""
     if head.method != b"POST":
         return encode([(b":status", b"405"), (b"allow", b"POST")])
     content_type = head.content_type.lower()
@@ -133,7 +133,7 @@ def _status(status: int, text: str) -> list[tuple[bytes, bytes]]:
 
 
 def percent_encoded(text: str) -> bytes:
-    """Returns a text as grpc-message wants it: all but printable ASCII, and "%", as %XX."""
+    """Returns a text encoded for grpc-message: "%" and all but printable ASCII as %XX."""
     return "".join(
         chr(one) if 0x20 <= one <= 0x7E and one != 0x25 else f"%{one:02X}"  # noqa: PLR2004
         for one in text.encode("utf-8", "replace")

@@ -1,9 +1,9 @@
 """Header blocks (RFC 7541) of requests and answers.
 
-We announce a dynamic table of size 0. Once the peer has acknowledged that and said so in a block,
-blocks have no state: equal bytes are equal headers, and what was decoded once is looked up: a whole
-block, and of one that holds an id of the request (a traced stream's) all fields but that.
-Until then it may use a table of the default size, and every block is decoded.
+The server announces a dynamic table of size 0. Once the peer has acknowledged that and said so in a
+block, blocks have no state: equal bytes mean equal headers, and decoded ones are looked up: a whole
+block, or all fields but a request's id if there is one (as in traced streams). Until then the peer
+may use a table of the default size, and every block is decoded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +24,12 @@ _LITERAL_PREFIX_MAX = 0x0F
 _LENGTH_PREFIX_MAX = 0x7F
 _MORE = 0x80
 
-# Of a length; longer strings are in no block that is worth it, and numbers would grow with theirs.
+# Most bytes of a length; blocks with longer strings are not worth caching.
 _MAX_LENGTH_BYTES = 3
 
 
 def cut_at_fields(block: bytes) -> list[bytes] | None:
-    """The fields of a block, encoded; None where it holds anything else or is not plain to cut."""
+    """Returns a block's encoded fields; None if it has other parts, or cannot be split simply."""
     fields = []
     at, end = 0, len(block)
     try:
@@ -61,7 +61,7 @@ def _behind_integer(block: bytes, at: int, prefix_max: int) -> int:
 
 
 def _behind_string(block: bytes, at: int) -> int:
-    """A length, then so many bytes (RFC 7541, section 5.2)."""
+    """Returns the position after a string: a length, and that many bytes (RFC 7541, 5.2)."""
     length = block[at] & _LENGTH_PREFIX_MAX
     if length < _LENGTH_PREFIX_MAX:
         return at + 1 + length
@@ -75,7 +75,7 @@ def _behind_string(block: bytes, at: int) -> int:
 
 Fields = Sequence[tuple[bytes, bytes]]
 
-# RFC 9113, section 8.2.2: what belongs to a connection is malformed in HTTP/2.
+# RFC 9113, section 8.2.2: headers about the connection are malformed in HTTP/2.
 _FORBIDDEN = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
@@ -89,8 +89,8 @@ _NOT_IN_VALUES = frozenset(b"\0\r\n")
 class RequestHead(Light, frozen=True, gc=False):
     """The well-formed headers of a request, or its trailers.
 
-    is_request: it has what every request has (RFC 9113, section 8.3.1). is_trailers: it has no
-    pseudo-header. content_length: in bytes, None if not told. fields: all of them, in order.
+    is_request: it has all required fields of a request (RFC 9113, section 8.3.1). is_trailers: it
+    has no pseudo-header. content_length: in bytes, None if missing. fields: all of them, in order.
     """
 
     is_request: bool
@@ -104,7 +104,7 @@ class RequestHead(Light, frozen=True, gc=False):
 
 
 def head_of(fields: Fields) -> RequestHead | None:
-    """Returns the head made of these fields, None if malformed (RFC 9113, section 8.1.1)."""
+    """Returns the head with these fields, None if malformed (RFC 9113, section 8.1.1)."""
     known: dict[bytes, bytes] = {}
     is_regular = False
     for name, value in fields:
@@ -134,14 +134,14 @@ def head_of(fields: Fields) -> RequestHead | None:
 
 
 def _is_allowed(name: bytes, value: bytes) -> bool:
-    """RFC 9113, sections 8.2.1 and 8.2.2."""
+    """Returns whether a field is well-formed (RFC 9113, sections 8.2.1 and 8.2.2)."""
     if not name or not _NOT_IN_NAMES.isdisjoint(name) or name in _FORBIDDEN:
         return False
     return name != b"te" or value == b"trailers"
 
 
-# Blocks of one proxy differ in little; those with an id of the request in them, and such fields,
-# would never be met again, so that the cache starts anew when it is full.
+# A proxy's blocks differ little. Blocks and fields with a request's id would never be found again,
+# so the cache is cleared when it is full.
 _MAX_CACHED = 256
 _MAX_CACHED_BLOCK_BYTES = 1024
 
@@ -158,9 +158,9 @@ _UNKNOWN = RequestHead(
 )
 
 _DEFAULT_TABLE_BYTES = 4096
-# What a field counts besides its bytes (RFC 9113, section 6.5.2).
+# Size of a field besides its bytes (RFC 9113, section 6.5.2).
 _FIELD_BYTES = 32
-# RFC 7541, section 4.2: the least size there was meanwhile, and the last. 001xxxxx, section 6.3.
+# RFC 7541, section 4.2: a block may set the smallest size in between, and the last size.
 _MAX_SIZE_UPDATES = 2
 _SIZE_UPDATE, _SIZE_UPDATE_MASK, _SIZE_PREFIX_MAX = 0x20, 0xE0, 0x1F
 _TOO_LARGE = "header list too large"
@@ -169,9 +169,9 @@ Field = tuple[bytes, bytes]
 
 
 class BlockCache:
-    """What was decoded without state, for all connections of a server.
+    """Decoded blocks without state, for all connections of a server.
 
-    heads: by their blocks; None: decoded, and malformed. fields: by their part of a block.
+    heads: by their blocks; None for a malformed one. fields: by their part of a block.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class BlockCache:
         return block in self.heads
 
     def keep(self, block: bytes, head: RequestHead | None) -> None:
-        """Keeps the head of a block, if the block is short enough to be worth it."""
+        """Keeps the head of a block, unless the block is too long."""
         if len(block) <= _MAX_CACHED_BLOCK_BYTES:
             if len(self.heads) >= _MAX_CACHED:
                 self.heads.clear()
@@ -200,7 +200,7 @@ class BlockCache:
 
 
 class HeaderBlocks:
-    """Decodes the blocks of one connection, in the order in which they came."""
+    """Decodes the blocks of one connection, in their order of arrival."""
 
     def __init__(self, cache: BlockCache, max_list_bytes: int) -> None:
         self._cache = cache
@@ -218,7 +218,7 @@ class HeaderBlocks:
         """Returns the head that a block encodes, None if malformed (RFC 9113, section 8.1.1).
 
         Raises:
-            Http2Error: the block cannot be decoded, or holds more than a list may.
+            Http2Error: the block cannot be decoded, or its header list is too large.
         """
         if self._is_stateless:
             known = self._heads.get(block, _UNKNOWN)
@@ -233,14 +233,14 @@ class HeaderBlocks:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, "too many table sizes")
         head = head_of(self._decoded(block))
         was_stateless = self._is_stateless
-        # a block that brought the size down to 0 emptied the table, too
+        # a block that reduced the size to 0 also emptied the table
         self._is_stateless = self._decoder.header_table_size == 0
         if was_stateless and self._is_stateless:
             self._cache.keep(block, head)
         return head
 
     def _looked_up(self, parts: Sequence[bytes]) -> list[Field]:
-        """The fields of a block without state, decoded as far as they were not met before."""
+        """Returns the fields of a block without state; decodes only unknown ones."""
         fields = []
         room = self._max_list_bytes
         known = self._cache.fields
@@ -266,8 +266,8 @@ class HeaderBlocks:
 
 
 def _size_updates(block: bytes) -> int:
-    """How many a block begins with, as far as they are not too many: a byte is enough for one, and
-    thousands would be decoded."""
+    """Returns how many size updates a block begins with, up to one too many: each may take only one
+    byte, so a block could have thousands."""
     found = at = 0
     while (
         found <= _MAX_SIZE_UPDATES
@@ -289,7 +289,7 @@ def encode(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def _string(text: bytes) -> bytes:
-    """RFC 7541, section 5.2, without Huffman coding."""
+    """Returns an encoded string without Huffman coding (RFC 7541, section 5.2)."""
     length = len(text)
     if length < _LENGTH_PREFIX_MAX:
         return bytes((length,)) + text

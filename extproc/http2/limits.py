@@ -1,4 +1,4 @@
-"""What one peer may cost: each limit with its reason. docs/lean-server.md lists them."""
+"""Limits of what one peer may cost, each with its reason. docs/lean-server.md lists them."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ class Limits:
 
     max_streams: one for every request in flight; Envoy opens another connection beyond it.
     max_header_block_bytes: encoded, over HEADERS and its CONTINUATION frames.
-    max_header_list_bytes: decoded, each field with 32 bytes on top (RFC 9113 6.5.2). gRPC
+    max_header_list_bytes: decoded, plus 32 bytes for each field (RFC 9113 6.5.2). gRPC
         metadata of a proxy is below 1 KiB.
-    max_continuations: frames after one HEADERS; bytes alone would let empty ones go on for ever.
-    stream_window_bytes: what a peer may send on a stream before we say that it was used; most
-        requests fit, and so cost no WINDOW_UPDATE.
+    max_continuations: frames after one HEADERS; a limit of bytes would allow endless empty ones.
+    stream_window_bytes: how much a peer may send on a stream before the server confirms its use;
+        most requests fit, and need no WINDOW_UPDATE.
     connection_window_bytes: the same for all streams together.
-    pings_a_tick, settings_a_tick: each is answered, and that is all they do.
-    idle_frames_a_tick: frames that move nothing: WINDOW_UPDATE, PRIORITY, unknown types, empty
-        DATA, frames on closed streams. A stream that is opened allows `idle_frames_a_stream` more.
+    pings_a_tick, settings_a_tick: each causes an answer, and nothing else.
+    idle_frames_a_tick: frames without progress: WINDOW_UPDATE, PRIORITY, unknown types, empty
+        DATA, frames on closed streams. Each new stream allows `idle_frames_a_stream` more.
     rapid_resets_a_tick: streams that a peer resets before it sent a byte on them
-        (CVE-2023-44487); resets of used streams are clients that went away.
-    faults_a_tick: stream errors that we answer before the whole connection is given up.
-    preface_ticks: until the client's preface and SETTINGS must be there.
-    stall_ticks: how long a stream may keep what we have to send, or a message it began, waiting.
+        (CVE-2023-44487); resets of used streams come from clients that disconnected.
+    faults_a_tick: stream errors that are answered before the whole connection is closed.
+    preface_ticks: until the client's preface and SETTINGS must have arrived.
+    stall_ticks: how long a stream may not read its answer, or not finish a message.
     """
 
     max_streams: int = 16_384
@@ -45,8 +45,8 @@ class Limits:
 
 
 class Budget:
-    """Bytes that all connections of a server together may keep: unfinished messages, and answers
-    that their peers do not take."""
+    """A limit of bytes for all connections of a server together: unfinished messages, and answers
+    that peers do not read."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -1,4 +1,4 @@
-"""What is to be sent: whole frames at once, DATA as the peer's windows allow (RFC 9113, 5.2)."""
+"""Queues data to send: whole frames at once, DATA as the peer's windows allow (RFC 9113, 5.2)."""
 
 from collections import deque
 
@@ -17,18 +17,18 @@ from extproc.http2.limits import Budget
 
 _Queue = deque[bytes | bytearray | memoryview]
 
-# The queue of the many streams whose DATA never waits: one each would be most of their memory.
+# The shared queue of streams whose DATA never waits: one each would be most of their memory.
 _NO_QUEUE: _Queue = deque(maxlen=0)
 
 
 class Stream:
     """A stream that is open or half closed.
 
-    window: bytes that the peer may still send. unreturned: bytes that were used, of which the peer
-    was not told yet. credit: what WINDOW_UPDATEs allowed us less what we sent; with the peer's
-    initial window it is what we may send. queue: DATA that waits, of `queued` bytes; only what is
-    in a bytearray there may still grow. trailers: the block that ends the answer. is_received,
-    is_answered: the sides that have ended.
+    window: bytes that the peer may still send. unreturned: used bytes not yet given back by
+    WINDOW_UPDATE. credit: WINDOW_UPDATEs minus sent bytes; the peer's initial window plus this may
+    still be sent. queue: waiting DATA of `queued` bytes; only a bytearray in it may still grow.
+    trailers: the block that ends the answer. is_received, is_answered: whether either side has
+    ended.
     """
 
     __slots__ = (
@@ -64,21 +64,21 @@ class Stream:
 
 
 _DATA = int(FrameType.DATA)
-# Of what waits, at a time: the transport is to say first whether it takes more.
+# Most waiting DATA to send at a time: then the transport tells whether it has room for more.
 _MAX_PUMPED_BYTES = 256 * 1024
 
-# Pieces that wait are joined up to this: a piece of ten bytes would take two hundred.
+# Waiting pieces are joined up to this size: a piece of ten bytes would take two hundred.
 _JOINED_BYTES = MAX_FRAME_BYTES
 
 _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
 
 
 class Outbox:
-    """What one connection is to send. Streams whose DATA waits are served oldest first.
+    """The data that one connection has to send. Streams with waiting DATA are served oldest first.
 
-    done: streams whose trailers went out after they had waited, until `finished` tells them.
-    is_due: whether the peer waits for any of what is to be sent: it does for all but the ends of
-    streams that went well. chunks, ready: what is to be sent, and the streams whose DATA may be.
+    done: streams whose trailers were sent after waiting, until `finished` returns them. is_due:
+    whether the peer waits for any of it: true for everything but the ends of successful streams.
+    chunks, ready: the data to send, and the streams whose DATA may be sent.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -88,14 +88,14 @@ class Outbox:
         self._window = DEFAULT_WINDOW
         self._initial_window = DEFAULT_WINDOW
         self._waiting: dict[int, Stream] = {}
-        # those of them that wait for nothing of their own
+        # the streams that wait only for the connection's window
         self.ready: dict[int, Stream] = {}
         self.done: list[Stream] = []
         self._pumped = 0
         self._is_paused = False
 
     def take(self) -> bytes:
-        """Returns the bytes to be sent now; call it again until it returns none."""
+        """Returns the bytes to send now; call it again until it returns none."""
         if self.ready:
             self._pump()
         if not self.chunks:
@@ -152,7 +152,7 @@ class Outbox:
         return self._ended(stream)
 
     def forget(self, stream: Stream) -> None:
-        """Drops what waits of a stream, which is over."""
+        """Drops the waiting data of an ended stream."""
         if stream.queued:
             self._budget.give_back(stream.queued)
             stream.queued = 0
@@ -161,7 +161,7 @@ class Outbox:
             self.ready.pop(stream.id, None)
 
     def grant(self, increment: int) -> bool:
-        """Takes the connection's WINDOW_UPDATE; returns False if the window gets too large."""
+        """Takes the connection's WINDOW_UPDATE; returns False if the window becomes too large."""
         self._window += increment
         return self._window <= MAX_WINDOW
 
@@ -175,21 +175,21 @@ class Outbox:
         return True
 
     def set_initial_window(self, size: int) -> None:
-        """Takes the peer's initial window, which changes that of every stream (RFC 9113, 6.9.2)."""
+        """Takes the peer's initial window, which applies to every stream (RFC 9113, 6.9.2)."""
         self._initial_window = size
         for stream in self._waiting.values():
             if size + stream.credit > 0:
                 self.ready[stream.id] = stream
 
     def finished(self) -> list[Stream]:
-        """Returns the streams whose trailers went out after a wait, since the last call."""
+        """Returns the streams whose trailers were sent after a wait, since the last call."""
         done = self.done
         if done:
             self.done = []
         return done
 
     def stalled(self, ticks: int) -> list[Stream]:
-        """Returns the streams whose DATA has not moved for more than so many calls of this."""
+        """Returns the streams whose DATA made no progress in this many calls."""
         for stream in self._waiting.values():
             stream.stalled_ticks += 1
         return [one for one in self._waiting.values() if one.stalled_ticks > ticks]
@@ -211,7 +211,7 @@ class Outbox:
                 del self.ready[stream.id]
 
     def _send_queued(self, stream: Stream) -> None:
-        """One frame of what waits."""
+        """Sends one frame of waiting DATA."""
         queue = stream.queue
         piece = memoryview(queue[0])
         room = min(self._window, self._initial_window + stream.credit, MAX_FRAME_BYTES)
@@ -235,7 +235,7 @@ class Outbox:
             return False
         self.chunks.append(frame(FrameType.HEADERS, _END_OF_ANSWER, stream.id, stream.trailers))
         if not stream.is_received:
-            # RFC 9113, section 8.1: the rest of the request is not wanted
+            # RFC 9113, section 8.1: the rest of the request is not needed
             self.chunks.append(rst_stream(stream.id, ErrorCode.NO_ERROR))
         stream.is_answered = True
         return True

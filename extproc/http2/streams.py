@@ -6,10 +6,10 @@
     open       HEADERS = trailers      Received: half closed
     half closed          DATA, HEADERS stream error STREAM_CLOSED: Aborted, closed
     open, half closed    RST_STREAM    Aborted: closed
-    closed     DATA                    stream error STREAM_CLOSED; nothing if we reset it
-    closed     HEADERS                 connection error STREAM_CLOSED; nothing if we reset it
+    closed     DATA                    stream error STREAM_CLOSED; nothing if it was reset
+    closed     HEADERS                 connection error STREAM_CLOSED; nothing if it was reset
 
-"Half closed" is the remote side; a stream is closed when our answer has ended, too.
+"Half closed" is the remote side; a stream is closed when the server's answer has ended, too.
 """
 
 from extproc.errors import Http2Error
@@ -29,9 +29,9 @@ from extproc.structs import Light
 
 
 class Floods:
-    """Counts what a peer may do only so often on one connection.
+    """Counts actions that a peer may do only a limited number of times on one connection.
 
-    Each method counts one and raises Http2Error (ENHANCE_YOUR_CALM) when it is one too many.
+    Each method counts one and raises Http2Error (ENHANCE_YOUR_CALM) beyond the limit.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -48,7 +48,7 @@ class Floods:
         self._faults = limits.faults_a_tick
 
     def stream_opened(self) -> None:
-        """Allows a few more idle frames, for a stream that was opened."""
+        """Allows a few more idle frames for a new stream."""
         self._idle_frames += self._limits.idle_frames_a_stream
 
     def ping(self) -> None:
@@ -62,12 +62,12 @@ class Floods:
         _check(self._settings, "SETTINGS")
 
     def idle_frame(self) -> None:
-        """Counts a frame that moves nothing."""
+        """Counts a frame without progress."""
         self._idle_frames -= 1
-        _check(self._idle_frames, "frames that move nothing")
+        _check(self._idle_frames, "frames without progress")
 
     def rapid_reset(self) -> None:
-        """Counts a RST_STREAM on a stream on which nothing was sent."""
+        """Counts a RST_STREAM on a stream without any DATA."""
         self._rapid_resets -= 1
         _check(self._rapid_resets, "streams reset at once")
 
@@ -86,7 +86,7 @@ _PRIORITY_BYTES = 5
 
 
 class HeadJoiner:
-    """Joins HEADERS and CONTINUATION of one block; nothing may come between them."""
+    """Joins HEADERS and CONTINUATION of one block; no other frame may come between them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -97,10 +97,10 @@ class HeadJoiner:
         self._continuations = 0
 
     def begin(self, flags: int, stream_id: int, payload: bytes) -> tuple[int, bytes, bool] | None:
-        """Takes HEADERS; returns the stream, its block and whether it is the last, once whole.
+        """Takes HEADERS; returns the stream, its block and whether it is the last, once complete.
 
         Raises:
-            Http2Error: it cannot be read.
+            Http2Error: it is malformed.
         """
         if stream_id == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "HEADERS on no stream")
@@ -122,10 +122,10 @@ class HeadJoiner:
     def go_on(
         self, kind: int, flags: int, stream_id: int, payload: bytes
     ) -> tuple[int, bytes, bool] | None:
-        """Takes the frame after HEADERS that did not end its block; returns the same as `begin`.
+        """Takes the frame after HEADERS without the end of a block; returns the same as `begin`.
 
         Raises:
-            Http2Error: it is not its CONTINUATION, or one too many.
+            Http2Error: it is not the block's CONTINUATION, or there are too many.
         """
         if kind != FrameType.CONTINUATION or not self.is_open or stream_id != self._stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION and nothing else follows")
@@ -160,7 +160,7 @@ def unpadded(payload: bytes) -> bytes:
 
 
 class Opened(Light, frozen=True, gc=False):
-    """A request has begun. is_whole: nothing follows its head."""
+    """A request has begun. is_whole: it has no body."""
 
     stream_id: int
     head: RequestHead
@@ -168,9 +168,9 @@ class Opened(Light, frozen=True, gc=False):
 
 
 class Received(Light, frozen=True, gc=False):
-    """More of a request's DATA, which may be empty at its end; is_last: it is whole now.
+    """A part of a request's DATA, which may be empty at the end; is_last: the request is complete.
 
-    What is used of it is to be told by `Connection.consume`.
+    Call `Connection.consume` for the bytes that are used.
     """
 
     stream_id: int
@@ -179,7 +179,7 @@ class Received(Light, frozen=True, gc=False):
 
 
 class Aborted(Light, frozen=True, gc=False):
-    """A stream is over before both sides ended it, by the peer or for its fault."""
+    """A stream ended early: the peer reset it, or violated the protocol."""
 
     stream_id: int
 
@@ -191,16 +191,16 @@ _PADDED = int(Flag.PADDED)
 _END_STREAM = int(Flag.END_STREAM)
 _UINT32_BYTES = 4
 
-# Streams that we reset, on which frames may still be under way.
+# How many streams that the server reset are remembered: frames on them may still arrive.
 _MAX_RESET_KEPT = 1_000
 
 
 class Streams:
     """The streams of one connection.
 
-    open: by number. events: what happened since they were taken.
+    open: by number. events: those since they were last taken.
 
-    The methods that take frames raise Http2Error where the connection is to end.
+    The methods that take frames raise Http2Error if the connection must end.
     """
 
     def __init__(self, limits: Limits, outbox: Outbox, floods: Floods) -> None:
@@ -217,7 +217,7 @@ class Streams:
         self._unreturned = 0
 
     def receive_data(self, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
-        """Takes DATA; padding counts for the windows, too (RFC 9113, section 6.9.1)."""
+        """Takes DATA; padding also counts for the windows (RFC 9113, section 6.9.1)."""
         size = len(payload)
         self._window -= size
         self._unreturned += size
@@ -272,7 +272,7 @@ class Streams:
             self._floods.rapid_reset()
 
     def receive_window_update(self, stream_id: int, payload: bytes) -> None:
-        """Takes WINDOW_UPDATE, of a stream or of the connection."""
+        """Takes a stream's or the connection's WINDOW_UPDATE."""
         if len(payload) != _UINT32_BYTES:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong length")
         self._floods.idle_frame()
@@ -301,14 +301,14 @@ class Streams:
             self._refuse(stream_id, ErrorCode.FRAME_SIZE_ERROR)
 
     def set_initial_window(self, size: int) -> None:
-        """Takes the peer's SETTINGS_INITIAL_WINDOW_SIZE; no window may get too large by it."""
+        """Takes the peer's SETTINGS_INITIAL_WINDOW_SIZE; no window may become too large."""
         most = max((stream.credit for stream in self.open.values()), default=0)
         if size + most > MAX_WINDOW:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE too large")
         self._outbox.set_initial_window(size)
 
     def consume(self, stream: Stream, size: int) -> None:
-        """Notes that bytes of a request were used, so that the peer may send as many more."""
+        """Notes that bytes of a request were used, so that the peer may send that many more."""
         if stream.is_received:
             return
         stream.unreturned += size
@@ -330,7 +330,7 @@ class Streams:
             self._remember(stream.id)
 
     def _return_window(self) -> None:
-        """Of the connection: it is given back as it is used; what is kept is bounded otherwise."""
+        """Returns the connection's window as it is used; kept bytes are limited elsewhere."""
         if self._window < 0:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection allows")
         self._window += self._unreturned
@@ -378,12 +378,12 @@ class Streams:
             self.events.append(Opened(stream_id, head, is_last))
 
     def _require_known(self, stream_id: int, what: str) -> None:
-        """On an idle stream only HEADERS and PRIORITY may come."""
+        """Checks that a stream is not idle: then only HEADERS and PRIORITY are allowed."""
         if stream_id == 0 or stream_id > self.last_id or stream_id % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} on no stream")
 
     def _refuse(self, stream_id: int, code: int) -> None:
-        """A stream error (RFC 9113, section 5.4.2)."""
+        """Answers a stream error with RST_STREAM (RFC 9113, section 5.4.2)."""
         self._floods.fault()
         stream = self.open.get(stream_id)
         if stream is None:

@@ -1,1 +1,1 @@
-"""What is seen of requests and workers: the figures behind /metrics, and the time of each phase."""
+"""Observes requests and workers: the figures behind /metrics, and the time of each phase."""

@@ -1,4 +1,4 @@
-"""Histograms of Prometheus: observations counted by bounds, and traces that exemplify them."""
+"""Prometheus histograms: observations counted by bounds, with traces as exemplars."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from prometheus_client.core import (
 
 
 class Seen(NamedTuple):
-    """One observation that a trace shows: trace_id, its value, and when, in seconds since 1970."""
+    """An observation with a trace: its trace_id, its value, and its time in seconds since 1970."""
 
     trace_id: str
     value: float
@@ -21,9 +21,9 @@ class Seen(NamedTuple):
 class Buckets:
     """Observations, counted by the least bound that they do not exceed.
 
-    bounds: upper ones, rising, each inclusive as Prometheus has it; what exceeds all is counted
-    too. counts: of each bound, and of what exceeds them, not cumulative. total: of the values.
-    seen: the last observation in each bucket that a trace shows.
+    bounds: upper bounds, ascending and inclusive as in Prometheus; larger values are counted too.
+    counts: for each bound, and for larger values, not cumulative. total: the sum of the values.
+    seen: the last observation with a trace in each bucket.
     """
 
     __slots__ = ("bounds", "counts", "seen", "total")
@@ -40,7 +40,7 @@ class Buckets:
         self.total += value
 
     def observe_all(self, values: list[float]) -> None:
-        """Counts many values, which are left in order."""
+        """Counts many values; sorts them in place."""
         values.sort()
         below = 0
         for at, bound in enumerate(self.bounds):
@@ -51,11 +51,11 @@ class Buckets:
         self.total += sum(values)
 
     def show(self, seen: Seen) -> None:
-        """Has the bucket of an observation show it."""
+        """Makes an observation the exemplar of its bucket."""
         self.seen[bisect_left(self.bounds, seen.value)] = seen
 
     def cumulative(self) -> list[tuple[str, int, Seen | None]]:
-        """Each bound as text, what does not exceed it, and the observation to show with it."""
+        """Returns each bound as text, the count up to it, and its exemplar."""
         shown: list[tuple[str, int, Seen | None]] = []
         count = 0
         names = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]
@@ -68,7 +68,7 @@ class Buckets:
 def histogram_family(
     name: str, what: str, labels: list[str], series: Iterable[tuple[tuple[str, ...], Buckets]]
 ) -> HistogramMetricFamily:
-    """A histogram of one or more series, each with the values of its labels."""
+    """Returns a histogram of one or more series, each with the values of its labels."""
     family = HistogramMetricFamily(name, what, labels=labels)
     for values, buckets in series:
         family.add_metric(

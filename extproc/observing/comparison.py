@@ -1,15 +1,14 @@
-"""Both sides of a report compared: shares, times, load spread, and how sure all of it is.
+"""Compares both sides of a report: shares, times and load spread, with confidence intervals.
 
-Intervals are of 95 %. Requests of one conversation, and those of one time, are alike, so they are
-not counted as if each told something new. The requests are put into blocks, and an interval is made
-from how much the figure changes when one block after the other is left out (the jackknife), with
-Student's t for as many blocks as there would be if all were equally large. Blocks are made in two
-ways: stretches of time, and groups of whole conversations by chance, where those are known. The
-wider interval counts.
+Intervals are at 95 %. Requests of one conversation, or of one time, are correlated, so they do not
+count as independent. The requests are put into blocks, and an interval is computed from how much
+the figure changes when each block in turn is left out (the jackknife), with Student's t for the
+effective number of equally large blocks. Blocks are made in two ways: stretches of time, and random
+groups of whole conversations, if those are known. The wider interval counts.
 
-A quantile's interval is read off the same distribution: the quantiles between which the share of
-requests below it varies (Woodruff). That of two quantiles' difference is put together from both
-intervals (by recovered variances); that of two shares is made as one, block by block.
+A quantile's interval comes from the same distribution: the quantiles between which the share of
+requests below it varies (Woodruff). The interval of two quantiles' difference combines both
+intervals (recovered variances); that of two shares' difference is computed block by block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +19,18 @@ from typing import NamedTuple, Self
 
 from extproc.observing.report import GROUPS, RESOLUTION, Side, Window, seconds_at
 
-# Fewer requests, or fewer blocks, make no interval.
+# With fewer requests or blocks there is no interval.
 LEAST_REQUESTS = 100
 LEAST_BLOCKS = 5.0
 
-# Of shares, where conversations are not known, so many stretches of time are needed: conversations
-# that last for a good part of the window make fewer look surer than they are.
+# Stretches of time that a share needs if conversations are not known: with fewer ones, long
+# conversations would make the interval too narrow.
 LEAST_STRETCHES = 12.0
 
 # A quantile needs so many requests beyond it.
 LEAST_BEYOND = 10
 
-# Of the requests, so many must belong to known conversations, or groups of those tell nothing.
+# The share of requests that must belong to known conversations for blocks of conversations.
 KNOWN_PERCENT = 90
 
 # A window is cut into about so many stretches of time.
@@ -46,14 +45,14 @@ Cells = tuple[float, ...]
 
 
 class Estimate(NamedTuple):
-    """A figure and its interval; low and high are None where there is none yet."""
+    """A figure and its interval; low and high are None if there is none yet."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def shown(self) -> dict[str, float | None]:
-        """As JSON has it."""
+        """Returns it for JSON."""
         low, high = self.low, self.high
         return {
             "value": _rounded(self.value),
@@ -69,7 +68,7 @@ def _rounded(value: float) -> float:
 def student(degrees: float) -> float:
     """Returns the 97.5 % quantile of Student's t, for three degrees of freedom and more.
 
-    The expansion of Cornish and Fisher; wrong by less than 2 %.
+    Uses the Cornish-Fisher expansion; the error is below 2 %.
     """
     z = 1.959964
     terms = (
@@ -88,10 +87,11 @@ def half_width(
     lags: int = 0,
     least: float = LEAST_BLOCKS,
 ) -> float | None:
-    """Returns half the interval of an estimate, None where the blocks are too few.
+    """Returns half the interval of an estimate, None if there are too few blocks.
 
-    blocks: sums of each; the estimate is of the sums of all. sizes: which of a block's sums say how
-    much it tells. lags: blocks that are no further apart may be alike. least: so many blocks.
+    blocks: the sums of each; the estimate is a function of all blocks' sums. sizes: which of a
+    block's sums measure its size. lags: blocks up to this distance may be correlated. least: the
+    least number of blocks.
     """
     blocks = [block for block in blocks if any(block)]
     if not blocks:
@@ -115,7 +115,7 @@ def half_width(
 
 
 def _effective(blocks: Sequence[Cells], total: Cells, at: int) -> float:
-    """Returns how many equally large blocks would tell as much."""
+    """Returns the effective number of equally large blocks."""
     squares = sum(block[at] ** 2 for block in blocks)
     return total[at] ** 2 / squares if squares else 0.0
 
@@ -138,7 +138,7 @@ def _stretches(window: Window) -> list[tuple[Side, Side]]:
 
 
 class Sides(NamedTuple):
-    """A window with the sums of both sides, and those of each stretch of time."""
+    """A window with both sides' sums, in all and for each stretch of time."""
 
     window: Window
     steered: Side
@@ -172,7 +172,7 @@ def _cells(side: Side) -> Cells:
 
 
 def _ways(sides: Sides, which: Sequence[int]) -> list[list[Cells]]:
-    """Returns the blocks of one side or of both, stretches first; of each the cells of `_cells`."""
+    """Returns the blocks of one side or both, as cells of `_cells`; stretches of time first."""
     ways = [[sum((_cells(pair[at]) for at in which), ()) for pair in sides.stretches]]
     groups = [_groups(sides.both[at]) for at in which]
     found = [one for one in groups if one is not None]
@@ -182,7 +182,7 @@ def _ways(sides: Sides, which: Sequence[int]) -> list[list[Cells]]:
 
 
 def _lags(stretches: int) -> int:
-    """Returns how far apart stretches may be alike: those that a conversation lasts for."""
+    """Returns the distance up to which stretches are correlated: a conversation's duration."""
     return stretches // 5
 
 
@@ -207,12 +207,12 @@ def _gain(cells: Cells) -> float:
 
 
 def _longer(cells: Cells) -> float:
-    """Returns the logarithm of by how many times the mean prompt of one side is longer."""
+    """Returns the logarithm of the ratio of both sides' mean prompt lengths."""
     return log(cells[1] / cells[0]) - log(cells[4] / cells[3])
 
 
 def cached_share(sides: Sides, which: int) -> Estimate | None:
-    """Returns the share of the prompt tokens that were cached; None where none are known."""
+    """Returns the share of prompt tokens that were cached; None if none are known."""
     side = sides.both[which]
     if not side.prompt_tokens:
         return None
@@ -222,13 +222,13 @@ def cached_share(sides: Sides, which: int) -> Estimate | None:
         half = _widest(_ways(sides, [which]), _share, [1])
     if half is None:
         return Estimate(share)
-    # blocks that are all alike tell no more than that something else is rare (the rule of three)
+    # equal blocks only show that other values are rare (the rule of three)
     half = max(half, 3 / side.known)
     return Estimate(share, max(0.0, share - half), min(1.0, share + half))
 
 
 def share_gained(sides: Sides) -> Estimate | None:
-    """Returns how much larger the cached share of steered requests is; None where it is unknown."""
+    """Returns how much larger the cached share of steered requests is; None if unknown."""
     steered, others = sides.both
     if not steered.prompt_tokens or not others.prompt_tokens:
         return None
@@ -244,7 +244,7 @@ def share_gained(sides: Sides) -> Estimate | None:
 
 
 def length_ratio(sides: Sides) -> Estimate | None:
-    """Returns by how many times steered prompts are longer on average; None where it is unknown."""
+    """Returns the ratio of steered to other prompts' mean lengths; None if unknown."""
     steered, others = sides.both
     if not steered.prompt_tokens or not others.prompt_tokens:
         return None
@@ -256,7 +256,7 @@ def length_ratio(sides: Sides) -> Estimate | None:
 
 
 def quantile(first_bytes: Mapping[int, int], share: float) -> float:
-    """Returns the time within which so large a share of the requests had their first byte."""
+    """Returns the time within which this share of the requests had their first byte."""
     wanted = share * sum(first_bytes.values())
     for bucket in sorted(first_bytes):
         count = first_bytes[bucket]
@@ -274,7 +274,7 @@ def _below(first_bytes: Mapping[int, int], position: float) -> float:
 
 
 def first_byte(sides: Sides, which: int, share: float) -> Estimate | None:
-    """Returns a quantile of the times to the first byte; None where there were none."""
+    """Returns a quantile of the times to the first byte; None if there are none."""
     times = sides.both[which].first_bytes
     count = sum(times.values())
     if not count:
@@ -301,7 +301,7 @@ def needed_for(share: float) -> int:
 
 
 def difference(one: Estimate | None, other: Estimate | None) -> Estimate | None:
-    """Returns the difference of two figures that know nothing of each other."""
+    """Returns the difference of two independent figures."""
     if one is None or other is None:
         return None
     found = one.value - other.value
@@ -325,9 +325,9 @@ class Spread(NamedTuple):
 
 
 def load_spread(side: Side, workers: set[int]) -> Spread | None:
-    """Returns the load spread; None where so few requests tell nothing.
+    """Returns the load spread; None if there are too few requests.
 
-    workers: all that either side used.
+    workers: all workers that either side used.
     """
     counts = [side.workers.get(worker, 0) for worker in workers]
     if sum(counts) < max(1, LEAST_EACH * len(counts)):

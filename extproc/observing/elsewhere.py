@@ -1,4 +1,4 @@
-"""Whether requests are answered by the worker that they were steered to, as the proxy tells."""
+"""Tracks whether steered requests are answered by the picked worker, as the proxy reports."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,13 +8,13 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-# Answers of one worker's requests that are looked back at.
+# How many recent answers of one worker's requests are considered.
 RECENT = 16
 
-# Fewer of them that came from elsewhere are chance: a connection that was closed, a retry.
+# Fewer answers from elsewhere may be chance: a closed connection, a retry.
 LEAST_ELSEWHERE = 3
 
-# From this share on, a worker's picks are not followed; so few, and they are.
+# From the first share from elsewhere on, picks are not followed; up to the second, they are.
 NOT_FOLLOWED = 0.3
 
 # Between two warnings, in seconds.
@@ -24,16 +24,16 @@ NOBODY_FOLLOWED = (
     "no pick is followed: Envoy's cluster has no override_host policy for envoy.lb, or ext_proc"
     " does not receive that namespace (metadata_options), or something removes the header"
 )
-IS_DOWN = "it does not answer, so Envoy goes on to the next one"
+IS_DOWN = "it does not answer, so Envoy uses the next one"
 NOT_LISTED = "Envoy's cluster probably lacks this endpoint, or cannot connect to it"
-RETRIED = "Envoy retried elsewhere: its connections to it are refused or closed now and then"
+RETRIED = "Envoy retried elsewhere: its connections to this worker are sometimes refused or closed"
 
 
 @dataclass(slots=True)
 class Answers:
-    """The answers to what was steered to one worker, as far as their server is known.
+    """The answers to requests steered to one worker, if their server is known.
 
-    recent: whether each of the last ones came from elsewhere.
+    recent: whether each of the last answers came from elsewhere.
     """
 
     looked_at: int = 0
@@ -42,7 +42,7 @@ class Answers:
 
     @property
     def share(self) -> float:
-        """The share of the last ones that came from elsewhere."""
+        """Returns the share of the last answers that came from elsewhere."""
         return sum(self.recent) / len(self.recent)
 
     def note(self, *, is_elsewhere: bool) -> None:
@@ -52,9 +52,9 @@ class Answers:
         self.recent.append(is_elsewhere)
 
     def cause(self, fleet: Callable[[], Iterable["Answers"]], *, is_down: bool) -> str:
-        """The likeliest cause why they come from elsewhere, "" if they do not lately.
+        """Returns the likeliest cause of recent answers from elsewhere, "" if there are few.
 
-        fleet: gives the answers of all workers, this one among them.
+        fleet: returns the answers of all workers, including this one.
         """
         if sum(self.recent) < LEAST_ELSEWHERE:
             return ""
@@ -66,12 +66,12 @@ class Answers:
         return NOT_LISTED if all(self.recent) else RETRIED
 
 
-# What became of a steered request: it reached the worker that was named, it reached another one, or
-# the proxy did not tell.
+# Results of a steered request: it reached the picked worker, it reached another one, or the proxy
+# did not tell.
 DELIVERIES = DELIVERED, ELSEWHERE, UNTOLD = ("delivered", "elsewhere", "unknown")
 
-# Below this share of what was told in the last minute, something is wrong between proxy and router;
-# of fewer answers than so many it says nothing.
+# If a smaller share was delivered in the last minute, something is wrong between proxy and router;
+# fewer answers than the second number are not judged.
 LEAST_DELIVERED = 0.95
 LEAST_TOLD = 20
 MINUTE_SECONDS = 60.0
@@ -82,28 +82,28 @@ _STEPS = int(MINUTE_SECONDS / _STEP_SECONDS)
 class Deliveries:
     """How many steered requests reached the worker that was picked for them.
 
-    Only some are looked at, each from `look` until `note` or `untold`. looked_at, results: of these
-    requests, by model. Times are seconds of one monotonic clock.
+    Only some are tracked, each from `look` until `note` or `untold`. looked_at, results: counts of
+    these requests, by model. Times are seconds of one monotonic clock.
     """
 
     def __init__(self) -> None:
         self.looked_at: Counter[str] = Counter()
         self.results: Counter[tuple[str, str]] = Counter()
-        # of each step of the last minute its number, and how many were delivered, and elsewhere
+        # for each step of the last minute: its number, and counts of delivered and elsewhere
         self._steps = [[-_STEPS, 0, 0] for _ in range(_STEPS)]
         self._low_at = float("-inf")
         self._is_low = False
 
     def look(self, model: str | None) -> None:
-        """The response to a steered request is to be shown to us."""
+        """Notes that the proxy will report the response to a steered request."""
         self.looked_at[model or ""] += 1
 
     def untold(self, model: str | None) -> None:
-        """The request is over, and the proxy did not tell who answered."""
+        """Notes that a request has ended, and the proxy did not tell who answered."""
         self.results[model or "", UNTOLD] += 1
 
     def note(self, model: str | None, now: float, *, is_elsewhere: bool) -> None:
-        """The proxy told who answered."""
+        """Notes that the proxy told who answered."""
         self.results[model or "", ELSEWHERE if is_elsewhere else DELIVERED] += 1
         number = int(now / _STEP_SECONDS)
         step = self._steps[number % _STEPS]
@@ -112,7 +112,7 @@ class Deliveries:
         step[2 if is_elsewhere else 1] += 1
 
     def share(self, now: float) -> float | None:
-        """The share of the last minute that was delivered; None where too little was told."""
+        """Returns the share delivered in the last minute; None if too few are known."""
         oldest = int(now / _STEP_SECONDS) - _STEPS
         recent = [step for step in self._steps if step[0] > oldest]
         delivered = sum([step[1] for step in recent])
@@ -120,9 +120,9 @@ class Deliveries:
         return delivered / told if told >= LEAST_TOLD else None
 
     def fault(self, now: float, cause: Callable[[], str]) -> str:
-        """What is wrong if too few were delivered in the last minute, in words; "" if enough were.
+        """Returns a sentence if too few were delivered in the last minute, else "".
 
-        cause: the likeliest one, "" if none is known.
+        cause: returns the likeliest cause, "" if none is known.
         """
         share = self.share(now)
         if share is None or share >= LEAST_DELIVERED:
@@ -131,9 +131,9 @@ class Deliveries:
         return f"only {share:.0%} of steered requests reached the worker picked for them: {why}"
 
     def has_turned(self, now: float) -> bool:
-        """Whether too few are delivered, or enough again, otherwise than when it was asked last.
+        """Returns whether deliveries failed or recovered since the last call.
 
-        Enough are delivered again after a minute in which the share was never too low.
+        They have recovered after a minute in which the share was never too low.
         """
         share = self.share(now)
         if share is None:
@@ -144,10 +144,10 @@ class Deliveries:
         return was_low != self._is_low
 
     def counts(self, steered: Mapping[str | None, int]) -> dict[tuple[str, str], int]:
-        """What became of all steered requests, by model and result; none of it ever falls.
+        """Returns the results of all steered requests, by model and result; counts never fall.
 
-        steered: all of them, by model. Those that are not looked at are unknown at once, and those
-        that are looked at once they are told of, or over.
+        steered: all of them, by model. Untracked requests count as unknown at once, tracked ones
+        once the proxy reported them or they ended.
         """
         counts = dict(self.results)
         for name, count in steered.items():
@@ -158,7 +158,7 @@ class Deliveries:
         return counts
 
     def totals(self, steered: Mapping[str | None, int]) -> dict[str, int]:
-        """The same of all models together, by result."""
+        """Returns the same for all models together, by result."""
         totals = dict.fromkeys(DELIVERIES, 0)
         for (_, result), count in self.counts(steered).items():
             totals[result] += count
@@ -172,9 +172,9 @@ class Share(Protocol):
 
 
 class SteeringCollector(Collector):
-    """Shows at every scrape how many requests were steered, and what became of them.
+    """Shows how many requests were steered, and their results, at every scrape.
 
-    steered, unsteered: by model. steering: how many of a hundred are steered now.
+    steered, unsteered: by model. steering: the current percentage of steered requests.
     """
 
     def __init__(
@@ -190,10 +190,10 @@ class SteeringCollector(Collector):
         self._steering = steering
 
     def collect(self) -> Iterator[Metric]:
-        """All families of steering."""
+        """Yields the metric families of steering."""
         told = CounterMetricFamily(
             "kvsteer_steered",
-            "Requests steered, by whether the picked worker answered; unknown if nobody told",
+            "Requests steered, by whether the picked worker answered; unknown if not reported",
             labels=["model", "result"],
         )
         for labels, count in self._deliveries.counts(self._steered).items():
@@ -206,20 +206,20 @@ class SteeringCollector(Collector):
         for model in dict.fromkeys((*self._steered, *self._unsteered)):
             left.add_metric([model or ""], self._unsteered.get(model, 0))
         share = GaugeMetricFamily(
-            "kvsteer_steering_percent", "How many of a hundred requests are steered"
+            "kvsteer_steering_percent", "Percentage of requests that are steered"
         )
         share.add_metric([], self._steering.percent)
         yield from (told, left, share)
 
 
 class WarningLimit:
-    """Tells when one more warning about this is due."""
+    """Limits how often a warning is logged."""
 
     def __init__(self) -> None:
         self._told_at = float("-inf")
 
     def may_warn(self, now: float) -> bool:
-        """Whether one is due; it counts as given. now: seconds of a monotonic clock."""
+        """Returns whether a warning may be logged, and counts it. now: seconds, monotonic."""
         if now - self._told_at < WARNING_SECONDS:
             return False
         self._told_at = now

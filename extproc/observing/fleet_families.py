@@ -1,5 +1,5 @@
-"""The workers and their feeds, as Prometheus has them: read at every scrape, so that the series of
-a worker go with it."""
+"""Metrics of the workers and their feeds: read at every scrape, so that a removed worker's series
+disappear."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from extproc.picking.load import Load
 
 
 class ServerFigures(NamedTuple):
-    """connections: that are open. faults: connections that we ended, by the code of their GOAWAY.
-    held_bytes: of `extproc.http2.limits.Budget`."""
+    """connections: open ones. faults: connections ended by the server, by GOAWAY code. held_bytes:
+    bytes in use of `extproc.http2.limits.Budget`."""
 
     connections: int
     faults: Mapping[str, int]
@@ -20,20 +20,20 @@ class ServerFigures(NamedTuple):
 
 
 class ServerCollector(Collector):
-    """Shows them at every scrape."""
+    """Shows the server's figures at every scrape."""
 
     def __init__(self, figures: Callable[[], ServerFigures]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """All families of the server."""
+        """Yields the metric families of the server."""
         now = self._figures()
         yield GaugeMetricFamily(
             "kvsteer_connections", "Connections of proxies that are open", now.connections
         )
         faults = CounterMetricFamily(
             "kvsteer_connection_faults",
-            "Connections that were ended for what their peer did, by HTTP/2 error code",
+            "Connections closed because of an error of the peer, by HTTP/2 error code",
             labels=["code"],
         )
         for code, count in now.faults.items():
@@ -41,7 +41,7 @@ class ServerCollector(Collector):
         yield faults
         yield GaugeMetricFamily(
             "kvsteer_connection_held_bytes",
-            "What is kept for open calls, unfinished messages and answers that wait",
+            "Memory held for open calls, unfinished messages and unsent answers",
             now.held_bytes,
         )
 
@@ -50,7 +50,7 @@ Shown = Mapping[str, Any]
 
 
 def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
-    """All families of workers and feeds.
+    """Yields the metric families of workers and feeds.
 
     fleet: each worker, as GET /workers shows it, and its load.
     """
@@ -67,12 +67,12 @@ def fleet_families(fleet: Sequence[tuple[Shown, Load]]) -> Iterator[Metric]:
 def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     state = GaugeMetricFamily(
         "kvsteer_worker_state",
-        "1 for the state that a worker's feeds are in, which is that of the worst",
+        "1 for the state of a worker's feeds, which is that of the worst one",
         labels=["worker", "model", "state"],
     )
     down = GaugeMetricFamily(
         "kvsteer_worker_down",
-        "1 while a worker fails its probe, its scrapes or its requests, so that it gets none",
+        "1 while a worker gets no requests because its probes, scrapes or requests fail",
         labels=["worker"],
     )
     in_flight = GaugeMetricFamily(
@@ -97,7 +97,7 @@ def _worker_families(workers: Sequence[Shown]) -> Iterator[Metric]:
 def _failed_halves(workers: Sequence[Shown]) -> Metric:
     failed = CounterMetricFamily(
         "kvsteer_worker_failed_halves",
-        "Requests that a worker shared with another one and that failed, counted for both",
+        "Failed requests that a worker shared with another one, counted for both",
         labels=["worker"],
     )
     for worker in workers:
@@ -108,22 +108,22 @@ def _failed_halves(workers: Sequence[Shown]) -> Metric:
 def _load_families(loads: list[tuple[str, Load]]) -> Iterator[Metric]:
     backlog = GaugeMetricFamily(
         "kvsteer_worker_backlog_tokens",
-        "Prompt tokens that a worker has still to compute, as the cost of a pick counts them",
+        "Prompt tokens that a worker still has to compute, as counted in the cost of a pick",
         labels=["worker"],
     )
     others = GaugeMetricFamily(
         "kvsteer_worker_other_requests",
-        "Requests on a worker that others sent, by its last report",
+        "Requests on a worker from other senders, by its last report",
         labels=["worker"],
     )
     utilization = GaugeMetricFamily(
         "kvsteer_worker_utilization",
-        "Prompt tokens sent to a worker lately, as a share of what it can compute",
+        "Prompt tokens sent to a worker recently, as a share of its capacity",
         labels=["worker"],
     )
     age = GaugeMetricFamily(
         "kvsteer_worker_report_age_seconds",
-        "Age of a worker's last report of its load; absent where none counts any more",
+        "Age of a worker's last load report; absent if none counts any more",
         labels=["worker"],
     )
     for name, load in loads:
@@ -143,7 +143,7 @@ def _speed_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     )
     confidence = GaugeMetricFamily(
         "kvsteer_worker_speed_confidence",
-        "How much of a worker's speed is measured lately, 0 to 1",
+        "How much of a worker's speed was measured recently, 0 to 1",
         labels=["worker"],
     )
     for worker in workers:
@@ -155,12 +155,12 @@ def _speed_families(workers: Sequence[Shown]) -> Iterator[Metric]:
 def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:
     checks = CounterMetricFamily(
         "kvsteer_token_checks",
-        "Requests whose tokens were compared with the engine's, by what came of it",
+        "Requests whose tokens were compared with the engine's, by result",
         labels=["worker", "result"],
     )
     differ = GaugeMetricFamily(
         "kvsteer_tokens_differ",
-        "1 while a worker's tokens differ from ours, so that its overlap counts as uncertain",
+        "1 while a worker's tokens differ from KVSteer's, and its overlap counts as uncertain",
         labels=["worker"],
     )
     for worker in workers:
@@ -174,13 +174,13 @@ def _check_families(workers: Sequence[Shown]) -> Iterator[Metric]:
 def _feed_states(workers: Sequence[Shown]) -> Iterator[Metric]:
     labels = ["worker", "rank"]
     state = GaugeMetricFamily(
-        "kvsteer_feed_state", "1 for the state that a feed is in", labels=[*labels, "state"]
+        "kvsteer_feed_state", "1 for the state of a feed", labels=[*labels, "state"]
     )
     lag = GaugeMetricFamily(
         "kvsteer_feed_lag_seconds", "Age of the last batch when it arrived", labels=labels
     )
     uncertain = GaugeMetricFamily(
-        "kvsteer_feed_uncertain_blocks", "Blocks that a rank may hold no more", labels=labels
+        "kvsteer_feed_uncertain_blocks", "Blocks that a rank may no longer hold", labels=labels
     )
     orphans = GaugeMetricFamily(
         "kvsteer_feed_orphans", "Blocks that wait for an unknown parent", labels=labels
@@ -195,11 +195,15 @@ def _feed_states(workers: Sequence[Shown]) -> Iterator[Metric]:
 
 def _feed_counts(workers: Sequence[Shown]) -> Iterator[Metric]:
     labels = ["worker", "rank"]
-    gaps = CounterMetricFamily("kvsteer_feed_gaps", "Gaps in the numbers of a feed", labels=labels)
-    replays = CounterMetricFamily("kvsteer_feed_replays", "Replays asked for", labels=labels)
+    gaps = CounterMetricFamily(
+        "kvsteer_feed_gaps", "Gaps in the sequence numbers of a feed", labels=labels
+    )
+    replays = CounterMetricFamily("kvsteer_feed_replays", "Replays requested", labels=labels)
     restarts = CounterMetricFamily("kvsteer_feed_restarts", "Publisher restarts", labels=labels)
     counts = CounterMetricFamily(
-        "kvsteer_feed_events", "What was counted on a feed, by kind", labels=[*labels, "kind"]
+        "kvsteer_feed_events",
+        "Everything else counted on a feed, by kind",
+        labels=[*labels, "kind"],
     )
     for where, feed in _feeds(workers):
         gaps.add_metric(where, feed["gaps"])
@@ -211,7 +215,7 @@ def _feed_counts(workers: Sequence[Shown]) -> Iterator[Metric]:
 
 
 def _feeds(workers: Sequence[Shown]) -> Iterator[tuple[list[str], Shown]]:
-    """Each feed, with the values of its labels."""
+    """Yields each feed with the values of its labels."""
     for worker in workers:
         for feed in worker["feeds"]:
             yield [worker["name"], str(feed["rank"])], feed

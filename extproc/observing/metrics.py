@@ -1,4 +1,4 @@
-"""What is counted, in Prometheus' terms; docs/metrics.md lists every name."""
+"""The metrics for Prometheus; docs/metrics.md lists every name."""
 
 import asyncio
 import time
@@ -11,8 +11,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Seen
-from extproc.observing.course import Course
-from extproc.observing.decision_counts import DecisionCollector, DecisionCounts
+from extproc.observing.decisions import Course, DecisionCollector, DecisionCounts
 from extproc.observing.fleet_families import Shown, fleet_families
 from extproc.observing.outcomes import (
     Circumstances,
@@ -28,14 +27,14 @@ from extproc.picking.load import Load
 
 OPENMETRICS = "application/openmetrics-text"
 
-# Workers that are read in one go, on the loop that picks: under a millisecond.
+# Workers that are read without a pause, on the event loop that picks: under a millisecond.
 AT_ONCE = 32
 
 
 class Fleet(Protocol):
-    """The workers, as far as they are shown and counted.
+    """What metrics need of the workers.
 
-    records: by name, each of which keeps what came of its worker's requests.
+    records: by name; each keeps the outcomes of its worker's requests.
     """
 
     @property
@@ -43,27 +42,27 @@ class Fleet(Protocol):
         """See above."""
 
     def statuses(self) -> Iterable[Shown]:
-        """Each worker, as GET /workers has it."""
+        """Returns each worker's entry in GET /workers."""
 
     def load(self, endpoint: str) -> Load:
-        """What an endpoint has to do now."""
+        """Returns the current load of an endpoint."""
 
     def index_bytes(self) -> int:
-        """Memory of the block index."""
+        """Returns the memory of the block index."""
 
     def tokens_per_second(self, name: str) -> float:
-        """How many tokens of prompts a worker computes in a second; 0 for no worker of ours."""
+        """Returns how many prompt tokens a worker computes in a second; 0 for an unknown worker."""
 
     def circumstances(self, outcome: Outcome) -> Circumstances:
-        """What may explain that a prediction for a worker did not come true."""
+        """Returns facts that may explain a wrong prediction for a worker."""
 
 
 class Metrics(Collector):
     """The counters of one router, all counted in its event loop.
 
-    registry: of all but those of the workers and their feeds. fleet: the workers; their series come
-    and go with them. clock: seconds since 1970, for the times of exemplars and of the report.
-    report: what came of requests by time, for GET /report.
+    registry: has all metrics but those of the workers and their feeds. fleet: the workers; their
+    series exist as long as they do. clock: seconds since 1970, for the times of exemplars and of
+    the report. report: the results of requests by time, for GET /report.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -80,13 +79,13 @@ class Metrics(Collector):
         self.registry.register(DriftCollector(fleet.records))
         self._questions = Counter(
             "kvsteer_remote_tokenizer",
-            "Prompts of models whose workers are asked for tokens, by outcome",
+            "Prompts of models whose workers tokenize, by outcome",
             ["model", "outcome"],
             registry=self.registry,
         )
         self._tokenizers_away = Gauge(
             "kvsteer_remote_tokenizers_away",
-            "Workers that are not asked for tokens, since they keep failing",
+            "Workers that are not asked for tokens because they keep failing",
             ["model"],
             registry=self.registry,
         )
@@ -95,22 +94,22 @@ class Metrics(Collector):
         ).set_function(fleet.index_bytes)
         self._ready = Gauge(
             "kvsteer_ready",
-            "1 once the workers' replays are done or were waited for long enough",
+            "1 once the workers' replays are done or the wait for them is over",
             registry=self.registry,
         )
         self._certificate_expiry = Gauge(
             "kvsteer_tls_certificate_expiry_seconds",
-            "When the certificate of a listener ends to be valid, in seconds since 1970",
+            "When the certificate of a listener expires, in seconds since 1970",
             ["listener"],
             registry=self.registry,
         )
         self._certificate_fault = Gauge(
             "kvsteer_tls_fault",
-            "1 while the TLS files of a listener cannot be used, so that those before stay in use",
+            "1 while the TLS files of a listener cannot be used and the previous ones stay in use",
             ["listener"],
             registry=self.registry,
         )
-        self.open_streams = 0  # a gauge's own lock costs a request two microseconds
+        self.open_streams = 0  # a plain number: a gauge's lock costs a request two microseconds
         Gauge(
             "kvsteer_open_streams", "ext_proc streams open now", registry=self.registry
         ).set_function(lambda: self.open_streams)
@@ -129,7 +128,7 @@ class Metrics(Collector):
             self._decisions.show(Seen(trace.trace_id, seconds, self._clock()))
 
     def observe_outcome(self, outcome: Outcome) -> None:
-        """Counts a request that is over, where its response was shown to us."""
+        """Counts an ended request, if the proxy sent its response."""
         completed = self._outcomes.count(outcome)
         speed = self._fleet.tokens_per_second(completed.worker)
         self.report.feed(completed, speed, self._clock())
@@ -140,11 +139,11 @@ class Metrics(Collector):
             self._decisions.expect(model)
 
     def count_question(self, model: str, outcome: str) -> None:
-        """Counts one prompt that a worker was to tokenize."""
+        """Counts one prompt that a worker was asked to tokenize."""
         self._questions.labels(model, outcome).inc()
 
     def show_tokenizers_away(self, model: str, away: Callable[[], int]) -> None:
-        """Shows how many of a model's workers are not asked for tokens, since they keep failing."""
+        """Adds the number of a model's workers that are not asked for tokens after failures."""
         self._tokenizers_away.labels(model).set_function(away)
 
     def show_readiness(self, is_ready: Callable[[], bool]) -> None:
@@ -156,14 +155,14 @@ class Metrics(Collector):
     ) -> None:
         """Shows the gRPC server's certificate.
 
-        expires_at: when it ends to be valid, in seconds since 1970. has_fault: whether its files
-        cannot be used as they are now.
+        expires_at: returns when it expires, in seconds since 1970. has_fault: returns whether its
+        current files cannot be used.
         """
         self._certificate_expiry.labels("extproc").set_function(expires_at)
         self._certificate_fault.labels("extproc").set_function(has_fault)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
+        """Yields all metrics."""
         yield from self.registry.collect()
         yield from fleet_families(list(self._shown()))
 
@@ -172,13 +171,13 @@ class Metrics(Collector):
         return ((one, fleet.load(one["endpoint"])) for one in fleet.statuses())
 
     def exposition(self) -> bytes:
-        """All metrics as text."""
+        """Returns all metrics as text."""
         return generate_latest(self)
 
     async def read(self) -> Collector:
-        """All metrics as they are now; what is collected from them may be made in a thread.
+        """Returns a snapshot of all metrics, from which a thread may collect.
 
-        Workers are read in turns: picks are made between them.
+        It pauses between workers, so that picks do not wait.
         """
         fleet: list[tuple[Shown, Load]] = []
         for one in self._shown():
@@ -188,7 +187,7 @@ class Metrics(Collector):
         return _Read(list(self.registry.collect()), fleet)
 
     async def exposed(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in a format that a scraper accepts, and its content type.
+        """Returns all metrics in a format that a scraper accepts, and its content type.
 
         accept: the scraper's Accept header; only OpenMetrics shows exemplars.
         """
@@ -201,13 +200,13 @@ class Metrics(Collector):
 
 
 class _Read(Collector):
-    """Metrics that were read already; families of the workers are made when they are collected."""
+    """A snapshot of metrics; the families of the workers are built when it is collected."""
 
     def __init__(self, families: Sequence[Metric], fleet: Sequence[tuple[Shown, Load]]) -> None:
         self._families = families
         self._fleet = fleet
 
     def collect(self) -> Iterator[Metric]:
-        """As they were read."""
+        """Yields the metrics of the snapshot."""
         yield from self._families
         yield from fleet_families(self._fleet)

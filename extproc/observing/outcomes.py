@@ -1,31 +1,28 @@
-"""The account of one request: what its response tells, set against what was decided.
+"""Accounts for requests: compares what a response reports with what was decided.
 
-Why a prediction did not come true: the likeliest cause, by what is known of the worker.
+If a prediction was wrong, the likeliest cause is the first of these that fits:
 
-The causes, the first that fits:
-
-- `token_mismatch`: the engine counted other prompt tokens than we did, or the self-check found its
+- `token_mismatch`: the engine counted the prompt tokens differently, or the self-check found its
   tokens to differ, so it looked for other blocks.
-- `feed_not_live`: its feed is not live, so what we hold of it may be old.
+- `feed_not_live`: its feed is not live, so the index may be out of date.
 - `block_size`: the difference is less than a block, or what was reported is no whole number of
-  ours, so the engine counts in other blocks.
-- `feed_of_another`: another worker's feed told that this prompt was stored since the pick, and the
+  KVSteer's blocks, so the engine uses another block size.
+- `feed_of_another`: another worker's feed announced this prompt's blocks since the pick, and the
   feed of the worker that answered did not: feeds are swapped.
 - `other_rank`: less was reported by a worker with several ranks; another one than the one that
   holds the blocks may have answered.
-- `evicted`: less was reported, and the worker's feed told that blocks left the cache, or stored the
+- `evicted`: less was reported, and the worker's feed announced evictions, or stored the
   prompt again.
-- `stored_meanwhile`: more was reported, and the worker's feed told of it since: requests before
-  this one in the queue stored the blocks.
-- `unknown`: the worker's feed told nothing that explains it.
+- `stored_meanwhile`: more was reported, and the worker's feed announced it afterwards:
+  requests ahead of this one in the queue stored the blocks.
+- `unknown`: nothing in the worker's feed explains it.
 
-Reads usage out of a response as it passes, in JSON or in server-sent events, split anywhere.
+Usage is read from passing responses, in JSON or in server-sent events, split anywhere. Nothing is
+parsed, and only the last hundred bytes are kept: usage is a few numbers, and their names occur in
+a JSON text only as keys, since a quote inside a string is escaped. The last value counts, so that
+events which repeat it (SGLang's, Anthropic's) end with the final figures.
 
-Nothing is parsed and nothing is kept but the last hundred bytes: usage is a few numbers, and their
-names occur in a JSON text as keys only, since a quote inside a string is escaped. What was named
-last counts, so that events which repeat it (SGLang's, Anthropic's) end with the final figures.
-
-Where engines put it:
+Where engines put usage:
 
     usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens   chat and text completions
                                                                      (OpenAI, vLLM, SGLang)
@@ -34,8 +31,8 @@ Where engines put it:
         usage.cache_creation_input_tokens
     meta_info.prompt_tokens, meta_info.cached_tokens                 /generate (SGLang)
 
-Of /v1/messages the prompt is the sum of the three: `input_tokens` leaves out what was read from the
-cache, and what vLLM calls created in it.
+For /v1/messages the prompt is the sum of all three: `input_tokens` excludes tokens read from the
+cache, and those that vLLM reports as created in it.
 """
 
 import re
@@ -55,11 +52,11 @@ from kvstate.overlap import Overlap, Prompt
 
 
 class Usage(NamedTuple):
-    """What an engine says of a request; None for what it does not say.
+    """An engine's report of a request; None for figures that it leaves out.
 
-    prompt_tokens: as it counted them, cached ones included. cached_tokens: of them, those it had in
-    its cache. form: the name under which it counts the prompt, which tells the APIs apart; "" where
-    it does not. output_tokens: of the answer.
+    prompt_tokens: as it counted them, including cached ones. cached_tokens: how many of them were
+    in its cache. form: the key of its prompt count, which identifies the API; "" if there is none.
+    output_tokens: the answer's.
     """
 
     prompt_tokens: int | None = None
@@ -72,22 +69,21 @@ UNKNOWN = Usage()
 
 
 class Outcome(NamedTuple):
-    """One request that a worker was picked for, when it is over.
+    """One ended request for which a worker was picked.
 
-    model: the configured model, "" if none is known. worker: the configured name of the worker that
-    answered; that of the picked one where nobody says otherwise; "" where a stranger answered.
-    is_moved: whether another one answered than was picked. status: of HTTP; None where no response
-    came. ttft_seconds: from the request's headers to the first byte of its response's body, or to
-    the response's headers where the body is not read; None where nothing came. prompt_tokens: as we
-    counted them; 0 where they are not known. predicted_tokens: of them, those that the worker
-    certainly held at the pick. is_comparable: whether the report is of this one prompt, which is
-    `prompt`. is_whole: whether the response was read to its end. held: what every worker held of
-    the prompt at the pick, by name.
-    is_steered: whether the pick was named to the proxy; where it was not, the request was decided
-    and noted, and the proxy chose. delivery: whether a steered request reached the picked worker,
-    one of `elsewhere.DELIVERIES`; of one that was not steered it is unknown. picked_tokens: of the
-    prompt, those that the picked worker certainly held at the pick, whoever answered.
-    conversation: a hash of the conversation's beginning, 0 where it is not known.
+    model: the configured model, "" if unknown. worker: the configured name of the worker that
+    answered; the picked one's if unknown; "" if the server is not a known worker. is_moved: whether
+    a worker other than the pick answered. status: the HTTP status; None without a response.
+    ttft_seconds: from the request's headers to the first byte of the response's body, or to the
+    response's headers if the body is not read; None without a response. prompt_tokens: the router's
+    count, 0 if unknown. predicted_tokens: how many of them the worker certainly held at the pick.
+    is_comparable: whether the report is about only this prompt, `prompt`. is_whole: whether the
+    response was read to its end. held: what every worker held of the prompt at the pick, by name.
+    is_steered: whether the proxy got the pick; if not, the request was decided and noted, but the
+    proxy chose. delivery: whether a steered request reached the picked worker, one of
+    `elsewhere.DELIVERIES`; unknown for unsteered ones. picked_tokens: prompt tokens that the picked
+    worker certainly held at the pick, whoever answered. conversation: a hash of the conversation's
+    beginning, 0 if unknown.
     """
 
     model: str
@@ -109,7 +105,7 @@ class Outcome(NamedTuple):
 
     @property
     def error_tokens(self) -> int | None:
-        """Predicted minus reported; None where one of them is not known, or makes no sense."""
+        """Predicted minus reported tokens; None if either is unknown or implausible."""
         cached = self.reported.cached_tokens
         if not self.is_comparable or cached is None or cached > self.prompt_tokens:
             return None
@@ -120,11 +116,11 @@ LIVE = "live"
 
 
 class Circumstances(NamedTuple):
-    """What is known of a worker when a request is over.
+    """What is known about a worker when a request has ended.
 
-    state: of its feeds. tokens_differ: whether its tokens were found to differ from ours.
-    block_size: in tokens. ranks: how many it has. held: what every worker holds of the request's
-    prompt now, by name.
+    state: of its feeds. tokens_differ: whether its tokens were found to differ from KVSteer's.
+    block_size: in tokens. ranks: how many it has. held: what every worker now holds of the
+    request's prompt, by name.
     """
 
     state: str = LIVE
@@ -135,7 +131,7 @@ class Circumstances(NamedTuple):
 
 
 def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
-    """Why predicted and reported tokens differ; "" if they do not, or cannot be compared."""
+    """Returns why predicted and reported tokens differ; "" if they do not, or are unknown."""
     error, cached = outcome.error_tokens, outcome.reported.cached_tokens
     if not error or cached is None:
         return ""
@@ -150,7 +146,7 @@ def likely_cause(outcome: Outcome, circumstances: Circumstances) -> str:
 
 
 def _cause_by_feeds(outcome: Outcome, circumstances: Circumstances, cached: int) -> str:
-    """What the feeds told of the prompt since the pick.
+    """Returns the cause that the feeds' events about the prompt since the pick suggest.
 
     A worker that computes a prompt holds all its whole blocks when it answers.
     """
@@ -176,18 +172,18 @@ def _tokens(held: Mapping[str, Overlap], worker: str) -> int:
     return overlap.certain_tokens + overlap.uncertain_tokens if overlap else 0
 
 
-# Statuses that have a label of their own: busy, and away.
+# Statuses with their own label: busy, and unavailable.
 _NAMED = (429, 503)
 
-# Seconds until the first byte: long prompts on busy workers take minutes.
+# Bounds in seconds until the first byte: long prompts on busy workers take minutes.
 FIRST_BYTE_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-# Tokens by which a prediction was wrong, in blocks of common sizes.
+# Bounds of a prediction's error in tokens: blocks of common sizes.
 ERROR_BOUNDS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 def status_label(status: int | None) -> str:
-    """The label of a status: its class, but for 429 and 503; bounded whatever a worker says."""
+    """Returns the label of a status: its class, but 429 and 503 themselves; a bounded set."""
     if status is None:
         return "none"
     if status in _NAMED:
@@ -202,9 +198,9 @@ def _nothing_known(_: Outcome) -> Circumstances:
 class Drift:
     """One worker's predictions, and how it reports.
 
-    requests: those whose prediction could be compared. predicted_tokens, reported_tokens: of them.
-    causes: requests whose prediction was wrong, by the likeliest cause. is_told: whether it reports
-    anything of prompts.
+    requests: those whose prediction could be compared. predicted_tokens, reported_tokens: theirs.
+    causes: requests whose prediction was wrong, by the likeliest cause. is_told: whether the worker
+    reports prompt tokens.
     """
 
     __slots__ = (
@@ -220,10 +216,10 @@ class Drift:
         self._forms_with_zeros: set[str] = set()
 
     def complete(self, outcome: Outcome) -> Outcome:
-        """The outcome, with 0 cached tokens where the worker leaves that out.
+        """Returns the outcome, with 0 cached tokens if the worker leaves them out.
 
-        SGLang does, and older releases of vLLM: they name cached tokens only where there are some.
-        Of a worker that never named any, silence says nothing.
+        SGLang and older releases of vLLM report cached tokens only if there are some. If a worker
+        never reported any, a missing figure means nothing.
         """
         usage = outcome.reported
         if not usage.form:
@@ -242,9 +238,9 @@ class Drift:
     def count(
         self, outcome: Outcome, circumstances: Callable[[Outcome], Circumstances] = _nothing_known
     ) -> None:
-        """Counts a request that is over, if it says something about a prediction.
+        """Counts an ended request, if its prediction can be compared.
 
-        circumstances: of the worker, as it is now.
+        circumstances: returns the worker's current ones.
         """
         error, cached = outcome.error_tokens, outcome.reported.cached_tokens
         if error is None or cached is None:
@@ -257,7 +253,7 @@ class Drift:
             self.causes[likely_cause(outcome, circumstances(outcome))] += 1
 
     def shown(self) -> dict[str, Any]:
-        """As GET /workers shows it."""
+        """Returns its entry in GET /workers."""
         return {
             "requests": self.requests,
             "predicted_tokens": self.predicted_tokens,
@@ -268,7 +264,7 @@ class Drift:
 
 @dataclass(eq=False, slots=True)
 class WorkerOutcomes:
-    """What came of one worker's requests; part of its record.
+    """The outcomes of one worker's requests; part of its record.
 
     responses: by the label of their status.
     """
@@ -283,7 +279,7 @@ class HasOutcomes(Protocol):
 
     @property
     def outcomes(self) -> WorkerOutcomes:
-        """What came of its requests."""
+        """The outcomes of its requests."""
 
 
 Records = Mapping[str, HasOutcomes]
@@ -292,11 +288,11 @@ Records = Mapping[str, HasOutcomes]
 class OutcomeCounts:
     """The outcomes of one router.
 
-    records: of the workers, by name, each of which keeps its own counts. circumstances: of the
-    worker that answered, as it is now.
-    strangers: responses of workers that are none of ours, by status. moved, reported_tokens: by
-    model. first_byte_seconds: by model. error_tokens: by model, and by whether `over`, `under` or
-    `exact` was predicted.
+    records: the workers' records by name; each keeps its own counts. circumstances: returns the
+    current ones of the worker that answered.
+    strangers: responses of unknown servers, by status. moved, reported_tokens: by model.
+    first_byte_seconds: by model. error_tokens: by model, and by whether the prediction was `over`,
+    `under` or `exact`.
     """
 
     def __init__(
@@ -317,9 +313,9 @@ class OutcomeCounts:
         )
 
     def count(self, outcome: Outcome) -> Outcome:
-        """Counts a request that is over, and returns it with what its worker leaves out.
+        """Counts an ended request, and returns it with the figures that its worker leaves out.
 
-        Of a worker that is gone, only what is its model's is counted.
+        For a removed worker, only the figures by model are counted.
         """
         worker = self.records.get(outcome.worker)
         if worker is not None:
@@ -345,18 +341,18 @@ class OutcomeCounts:
 
 
 class OutcomeCollector(Collector):
-    """Shows the counts at every scrape. The series of a worker that is gone go with it."""
+    """Shows the counts at every scrape. A removed worker's series disappear."""
 
     def __init__(self, counts: OutcomeCounts) -> None:
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """All families of outcomes."""
+        """Yields the metric families of outcomes."""
         counts = self._counts
         records = counts.records.items()
         responses = CounterMetricFamily(
             "kvsteer_responses",
-            "Responses by the worker that answered and status; none where no response came",
+            "Responses, by the worker that answered and status; none if no response came",
             labels=["worker", "status"],
         )
         for status, count in counts.strangers.items():
@@ -371,7 +367,7 @@ class OutcomeCollector(Collector):
         )
         reported = CounterMetricFamily(
             "kvsteer_reported_cached_tokens",
-            "Prompt tokens that engines said they had cached",
+            "Prompt tokens that engines reported as cached",
             labels=["model"],
         )
         for family, by_model in ((moved, counts.moved), (reported, counts.reported_tokens)):
@@ -380,12 +376,12 @@ class OutcomeCollector(Collector):
         yield from (responses, moved, reported)
         served = CounterMetricFamily(
             "kvsteer_served_known",
-            "Answers of which the proxy told the server, by the worker that was picked",
+            "Answers for which the proxy reported the server, by the worker that was picked",
             labels=["worker"],
         )
         astray = CounterMetricFamily(
             "kvsteer_served_elsewhere",
-            "Those of them that another server sent, by the worker that was picked",
+            "The number of those that another server sent, by the worker that was picked",
             labels=["worker"],
         )
         for worker, record in records:
@@ -409,13 +405,13 @@ class OutcomeCollector(Collector):
 
 
 class DriftCollector(Collector):
-    """Shows what came of predictions. The series of a worker that is gone go with it."""
+    """Shows the results of predictions. A removed worker's series disappear."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
 
     def collect(self) -> Iterator[Metric]:
-        """All families of drifts."""
+        """Yields the metric families of drifts."""
         compared = CounterMetricFamily(
             "kvsteer_predictions_compared",
             "Requests whose predicted cached tokens could be compared with the engine's report",
@@ -428,7 +424,7 @@ class DriftCollector(Collector):
         )
         causes = CounterMetricFamily(
             "kvsteer_prediction_drifts",
-            "Of those, requests whose prediction was wrong, by the likeliest cause",
+            "The number of those whose prediction was wrong, by the likeliest cause",
             labels=["worker", "cause"],
         )
         for worker, record in self._records.items():
@@ -448,14 +444,14 @@ _READ, _CREATED = b"cache_read_input_tokens", b"cache_creation_input_tokens"
 _COMPLETION, _OUTPUT = b"completion_tokens", b"output_tokens"
 _KEYS = b"|".join((_CACHED, _READ, _CREATED, _PROMPT, _INPUT, _COMPLETION, _OUTPUT))
 
-# No prompt has a number of tokens with more digits, and no writer of JSON puts in more space.
+# Most digits of a number of tokens, and most spaces after a key.
 _MAX_DIGITS = 9
 _MAX_SPACE = 4
 
-# Longest possible match with the byte that must follow its digits; as much has to be kept.
+# Longest possible match, including the byte that must follow its digits; this much must be kept.
 _TAIL_BYTES = 2 + max(map(len, _KEYS.split(b"|"))) + 2 * _MAX_SPACE + 1 + _MAX_DIGITS + 1
 
-# Most pieces of a stream hold no such name; this is three times as fast to find out.
+# Most pieces of a stream contain no such name; this finds out three times as fast.
 _HINT = b"_tokens"
 
 _FIGURE = re.compile(
@@ -465,7 +461,7 @@ _FIGURE = re.compile(
 
 
 class UsageScanner:
-    """Reads one response; what is told does not depend on how it is split."""
+    """Reads the usage of one response; the result does not depend on how it is split."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -481,7 +477,7 @@ class UsageScanner:
 
     @property
     def usage(self) -> Usage:
-        """What was told so far."""
+        """Returns the usage reported so far."""
         found = self._figures
         output = found.get(_COMPLETION, found.get(_OUTPUT))
         if _PROMPT in found or _INPUT not in found:
@@ -495,17 +491,17 @@ class UsageScanner:
 
 
 class Account:
-    """One request on its way; a worker was picked for it.
+    """One request in flight, for which a worker was picked.
 
-    sole: its prompt, where an engine's report can be compared with what was predicted for it.
-    began_at: when its headers came; times are seconds of one monotonic clock.
+    sole: its prompt, if the engine's report can be compared with the prediction. began_at: when its
+    headers arrived; times are seconds of one monotonic clock.
     """
 
     def __init__(self, decision: Decision, sole: Prompt | None, began_at: float) -> None:
         self._decision = decision
         self._sole = sole
         self._began_at = began_at
-        # of a request that is not steered only the proxy knows
+        # for an unsteered request, only the proxy knows
         self._worker = decision.worker if decision.is_steered else ""
         self._delivery = UNTOLD
         self._status: int | None = None
@@ -516,13 +512,13 @@ class Account:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the response says that the prompt was not computed."""
+        """Whether the response means that the prompt was not computed."""
         return self._status is not None and self._status >= FIRST_FAILURE
 
     def respond(self, status: int | None, served: str, now: float) -> str | None:
-        """Takes the response's headers; the endpoint that answered, where it is not the picked one.
+        """Takes the response's headers; returns the endpoint that answered if it is not the pick.
 
-        served: that endpoint, "" if the proxy does not tell.
+        served: the endpoint that answered, "" if the proxy does not tell.
         """
         self._status = status
         self._headers_at = now
@@ -535,11 +531,11 @@ class Account:
         return None if is_picked else served
 
     def left_to(self, endpoint: str) -> None:
-        """Takes the endpoint that a request which is not steered was sent to all the same."""
+        """Takes the endpoint to which an unsteered request was sent."""
         self._worker = self.worker_at(endpoint)
 
     def worker_at(self, endpoint: str) -> str:
-        """The name of the worker at an endpoint; "" for one that is not ours."""
+        """Returns the name of the worker at an endpoint; "" for an unknown endpoint."""
         names = [one.name for one in self._decision.workers if one.endpoint == endpoint]
         return names[0] if names else ""
 
@@ -553,7 +549,7 @@ class Account:
         self._scanner.read(piece)
 
     def outcome(self) -> Outcome:
-        """What is known when the stream is over."""
+        """Returns the outcome when the stream has ended."""
         decision, worker = self._decision, self._worker
         first = self._headers_at if self._first_byte_at is None else self._first_byte_at
         is_known = decision.is_steered or bool(worker)
@@ -577,6 +573,6 @@ class Account:
         )
 
     def _held_by(self, worker: str) -> int:
-        """The prompt's tokens that a worker certainly held at the pick."""
+        """Returns how many prompt tokens a worker certainly held at the pick."""
         held = self._decision.held
         return sum([each[worker].certain_tokens for each in held if worker in each])

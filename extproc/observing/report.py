@@ -1,8 +1,8 @@
-"""What came of requests, in numbers by time: steered ones, and those left to the proxy's choice.
+"""Counts the outcomes of requests by time: of steered ones, and of those left to the proxy.
 
-Requests are counted in the minute in which they are over, and that is added to its hour and its
-day: minutes are kept for an hour, hours for eight days and days for a month, and nothing else. All
-of it is numbers: of a worker a hash of its name, of a conversation one of `GROUPS` groups.
+A request counts in the minute of its end, and minutes are added to their hour and day. Minutes
+are kept for an hour, hours for eight days, and days for a month. A report has only numbers: a hash
+of each worker's name, and one of `GROUPS` groups for each conversation.
 
 Everything here adds up: two reports merged are the report of all requests of both.
 """
@@ -18,21 +18,21 @@ from msgspec import Meta
 from extproc.errors import ReportError
 from extproc.observing.outcomes import Outcome
 
-# A time to the first byte is counted in a bucket whose end is so many times its beginning. The
-# first bucket begins at the shortest time, the last one ends above the longest.
+# Times to the first byte are counted in buckets. A bucket's end is this multiple of its beginning.
+# The first bucket begins at the shortest time, the last one ends above the longest.
 RESOLUTION = 1.05
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-4, 1e3
 _PER_STEP = 1 / log(RESOLUTION)
 _OFFSET = -log(SHORTEST_SECONDS) * _PER_STEP
 BUCKETS = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _PER_STEP)
 
-# Conversations are put into so many groups by chance, from whose differences intervals are made.
+# Conversations are put into this many random groups, whose differences give the intervals.
 GROUPS = 20
 
-# Of more workers than these in one period, the requests are counted and not to whom they went.
+# For more workers than this in one period, requests are counted without their worker.
 MAX_WORKERS = 256
 
-# No count is larger, so that no sum of a report is too large to be written.
+# Largest count, so that no sum in a report is too large to be written.
 _MOST = 2**50
 
 # A prime, and what of a hash is above it decides nothing else.
@@ -57,12 +57,12 @@ MINUTES, HOURS, DAYS = SPANS = Span(60, 60), Span(3_600, 192), Span(86_400, 31)
 class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The requests of one side in one period.
 
-    unanswered: those without a response. known, reported: requests that were answered well and
-    whose prompt tokens are known; those of them whose cached tokens the engine told, while for the
-    rest the prediction counts. saved_seconds: what the workers would have taken to compute the
-    cached tokens. groups: requests, prompt tokens and cached tokens of each group of conversations,
-    one after the other, of known requests. first_bytes: requests by the bucket of their time to the
-    first byte. workers: requests by the hash of the worker's name.
+    unanswered: those without a response. known: successful requests with known prompt tokens.
+    reported: those of them whose cached tokens the engine reported; for the rest, the prediction
+    counts. saved_seconds: the time that the workers would have taken to compute the cached tokens.
+    groups: requests, prompt tokens and cached tokens of each group of conversations in turn, for
+    known requests. first_bytes: requests by the bucket of their time to the first byte. workers:
+    requests by the hash of the worker's name.
     """
 
     requests: Count = 0
@@ -81,7 +81,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     workers: Annotated[dict[Count, Count], Meta(max_length=MAX_WORKERS)] = {}
 
     def add(self, other: "Side") -> None:
-        """Adds the requests of another one."""
+        """Adds the requests of another side."""
         self.requests += other.requests
         self.unanswered += other.unanswered
         self.server_errors += other.server_errors
@@ -100,10 +100,10 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
                 self.workers[worker] = self.workers.get(worker, 0) + count
 
     def count(self, outcome: Outcome, worker: int, tokens_per_second: float) -> None:
-        """Counts a request that is over.
+        """Counts an ended request.
 
-        worker: the hash of its worker's name, 0 if that is not known; tokens_per_second: of it, 0
-        if that is not known.
+        worker: the hash of its worker's name, 0 if unknown. tokens_per_second: the worker's speed,
+        0 if unknown.
         """
         self.requests += 1
         if worker:
@@ -133,7 +133,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
         is_of_prompt = outcome.is_comparable or outcome.prompt is not None
         if cached is None or not is_of_prompt or cached > tokens:
             if not outcome.worker:
-                return  # what a stranger held is not known
+                return  # what an unknown server held is not known
             cached = min(outcome.predicted_tokens, tokens)
         else:
             self.reported += 1
@@ -150,7 +150,7 @@ class Side(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def group_of(conversation: int) -> int:
-    """Returns the group of a conversation, which says nothing of the side that its hash is on."""
+    """Returns the group of a conversation, which is independent of its side."""
     return conversation // _APART % GROUPS
 
 
@@ -170,8 +170,8 @@ def seconds_at(position: float) -> float:
 class Period(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """One period.
 
-    span: which one of `SPANS`. number: of such periods since 1970. seen_seconds: how much of it a
-    router ran.
+    span: the index in `SPANS`. number: how many such periods lie between 1970 and it. seen_seconds:
+    for how much of it a router ran.
     """
 
     span: Annotated[int, Meta(ge=0, lt=len(SPANS))]
@@ -182,7 +182,7 @@ class Period(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Window(NamedTuple):
-    """The last periods, the oldest first; step_seconds: of each. begins_at: of the first."""
+    """The last periods, the oldest first; step_seconds: each one's length. begins_at: the start."""
 
     step_seconds: int
     begins_at: int
@@ -193,7 +193,7 @@ class Report:
     """The requests of one router, or of several.
 
     now: when it begins; times are seconds since 1970. settled: how often requests were added to
-    their periods, which tells whether there are new ones.
+    their periods, which shows whether there are new ones.
     """
 
     def __init__(self, now: float) -> None:
@@ -204,7 +204,7 @@ class Report:
         self.settled = 0
 
     def feed(self, outcome: Outcome, tokens_per_second: float, now: float) -> None:
-        """Counts a request that is over; tokens_per_second: of its worker, 0 if not known."""
+        """Counts an ended request; tokens_per_second: its worker's speed, 0 if unknown."""
         if now // MINUTES.seconds != self._minute:
             self.settle(now)
         side = self._steered if outcome.is_steered else self._others
@@ -213,9 +213,10 @@ class Report:
         side.count(outcome, worker, tokens_per_second)
 
     def settle(self, now: float) -> None:
-        """Adds what was counted since the last time to its periods, and drops those that are old.
+        """Adds new counts to their periods, and drops old periods.
 
-        A clock that was set back by a period or more loses the periods that are then to come.
+        If the clock was set back by a period or more, the periods that are then in the future are
+        lost.
         """
         at = self._minute * MINUTES.seconds
         for span, kept in enumerate(self._kept):
@@ -243,7 +244,7 @@ class Report:
             begin = end
 
     def merge(self, periods: Iterable[Period], now: float) -> None:
-        """Adds the periods of another report; of the same time, what both saw counts once."""
+        """Adds the periods of another report; time that both routers ran counts once."""
         for other in periods:
             period = _at(self._kept[other.span], other.span, other.number)
             period.steered.add(other.steered)
@@ -253,13 +254,13 @@ class Report:
             _drop(span, kept, now)
 
     def periods(self, now: float) -> Iterator[Period]:
-        """Yields all periods; nothing may be counted before the last one is taken."""
+        """Yields all periods; do not count requests before the last one is taken."""
         self.settle(now)
         for kept in self._kept:
             yield from kept.values()
 
     def window(self, seconds: float, now: float) -> Window:
-        """Returns the periods of the last seconds: minutes, or hours or days if those are more."""
+        """Returns the periods of the last seconds: minutes, or for longer windows hours or days."""
         self.settle(now)
         span = next((one for one in SPANS if seconds <= one.seconds * one.kept), DAYS)
         count = min(ceil(seconds / span.seconds), span.kept)
@@ -285,10 +286,10 @@ def _drop(span: int, kept: dict[int, Period], now: float) -> None:
         del kept[number]
 
 
-# What is read is written by this version, or by one that counts the same.
+# The format's version; reports of other versions are refused.
 VERSION = 1
 
-# A report of the most periods, workers and buckets takes about half of it.
+# About twice the size of a report with the most periods, workers and buckets.
 MAX_BYTES = 8 * 1024 * 1024
 
 _MAX_PERIODS = sum(span.kept + 1 for span in SPANS)
@@ -300,15 +301,15 @@ class _Written(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 def written(encoded: Iterable[bytes]) -> bytes:
-    """Returns a report as JSON, of its periods as `msgspec.json.encode` has them."""
+    """Returns a report as JSON, from its encoded periods."""
     return b"[%d,[%b]]\n" % (VERSION, b",\n".join(encoded))
 
 
 def read(text: bytes) -> list[Period]:
-    """Reads what was written.
+    """Returns the periods of a written report.
 
     Raises:
-        ReportError: it is nothing of that kind.
+        ReportError: the text is not a report.
     """
     if len(text) > MAX_BYTES:
         raise ReportError(f"is larger than {MAX_BYTES} bytes")

@@ -1,7 +1,7 @@
-"""What a report says: the figures of its windows as GET /report tells them, and each in a sentence.
+"""The content of a report: the figures of its windows for GET /report, and a sentence on each.
 
-Sentences claim no more than their intervals allow, and say how many requests are missing where
-there is no interval yet.
+Sentences claim no more than their intervals allow, and tell how many requests are missing if there
+is no interval yet.
 """
 
 from math import sqrt
@@ -21,7 +21,7 @@ from extproc.observing.comparison import (
 )
 from extproc.observing.report import RESOLUTION, Report, Side
 
-# The windows that are shown where none is asked for, in seconds.
+# The default windows, in seconds.
 WINDOWS = {
     "the last 10 minutes": 600,
     "the last hour": 3_600,
@@ -29,20 +29,21 @@ WINDOWS = {
     "the last 7 days": 604_800,
 }
 
-# The sides differ if one's mean prompt is so many times the other's, or shares by so many points.
+# The sides differ if their mean prompt lengths have this ratio, or shares this distance.
 LENGTHS_DIFFER = 1.2
 SHARES_DIFFER = 0.2
 
-# Failures differ if chance makes so large a difference once in some hundred times.
+# Failures differ if their difference is this many standard deviations: chance alone does so about
+# once in several hundred times.
 _DEVIATIONS = 3.0
 
 STEERED, OTHERS = "Steered requests", "the others"
 
 
 class Asked(NamedTuple):
-    """What a report is to tell of: the windows, by name, in seconds.
+    """What a report should contain: windows by name, in seconds.
 
-    notes: what whoever reads it has to know of how it was made.
+    notes: what readers must know about how it was made.
     """
 
     windows: dict[str, int]
@@ -65,9 +66,9 @@ def told(report: Report, asked: Asked, now: float) -> dict[str, Any]:
 
 
 def _best(windows: list[dict[str, Any]]) -> str:
-    """Returns the sentence of the window that is surest of the difference, with its name.
+    """Returns the name and sentence of the window with the surest difference.
 
-    windows: the shortest first; one with the same requests as a shorter one tells no more.
+    windows: the shortest first; one with the same requests as a shorter one adds nothing.
     """
     sure: list[dict[str, Any]] = []
     for window in windows:
@@ -150,7 +151,7 @@ def _figures(sides: Sides, which: int, share: Estimate | None) -> dict[str, Any]
 
 
 def _period(steered: Side, others: Side) -> list[int]:
-    """Returns of both sides in one period: requests, prompt tokens, cached tokens."""
+    """Returns requests, prompt tokens and cached tokens of both sides in one period."""
     return [
         number
         for side in (steered, others)
@@ -159,7 +160,7 @@ def _period(steered: Side, others: Side) -> list[int]:
 
 
 def percent(share: float) -> str:
-    """Returns a share as people read it: 71 %, 7.1 %, 0.3 %."""
+    """Returns a share for people to read: 71 %, 7.1 %, 0.3 %."""
     points = 100 * share
     return f"{points:.0f} %" if abs(points) >= 10 or not round(points, 1) else f"{points:.1f} %"  # noqa: PLR2004
 
@@ -168,7 +169,7 @@ def headline(sides: Sides, shares: list[Estimate | None], gain: Estimate | None)
     """Returns the result in a sentence, or what is missing."""
     steered, others = sides.both
     if not steered.requests and not others.requests:
-        return "No request was over in this time."
+        return "No request ended in this time."
     if gain is not None and gain.low is not None and gain.high is not None:
         return _compared(shares, gain.value, gain.low, gain.high)
     alone = [which for which in (0, 1) if sides.both[which].requests]
@@ -198,7 +199,7 @@ def _compared(shares: list[Estimate | None], gain: float, low: float, high: floa
 
 
 def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
-    """Returns the sentence where all requests are on one side."""
+    """Returns the sentence if all requests are on one side."""
     side, share = sides.both[which], shares[which]
     beside = (
         "All requests were steered, so there is nothing to compare with."
@@ -206,7 +207,7 @@ def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
         else "No request was steered."
     )
     if share is None:
-        return f"{side.requests} requests were over, and no prompt tokens are known. {beside}"
+        return f"{side.requests} requests ended, but no prompt tokens are known. {beside}"
     if side.known < LEAST_REQUESTS:
         why = f"{side.known} of {LEAST_REQUESTS} with known prompt tokens"
         return f"Not enough requests yet: {why}. {beside}"
@@ -219,7 +220,7 @@ def _alone(sides: Sides, shares: list[Estimate | None], which: int) -> str:
 
 
 def warnings(sides: Sides) -> list[str]:
-    """Returns in what the sides differ besides, which makes a comparison doubtful."""
+    """Returns other differences of the sides, which make a comparison doubtful."""
     steered, others = sides.both
     if not steered.requests or not others.requests:
         return []
@@ -234,8 +235,8 @@ def _lengths(sides: Sides) -> list[str]:
         return []
     means = [round(side.prompt_tokens / side.known) for side in sides.both]
     told = (
-        f"the sides differ in prompt length: {means[0]:,} tokens in the mean of steered requests,"
-        f" {means[1]:,} of {OTHERS}; so they may differ in what can be cached"
+        f"the sides differ in prompt length: on average {means[0]:,} tokens in steered requests,"
+        f" {means[1]:,} in {OTHERS}; so they may differ in what can be cached"
     )
     return [told]
 

@@ -1,1 +1,1 @@
-"""Which worker gets a request, and why."""
+"""Picks the worker for a request, and explains the choice."""

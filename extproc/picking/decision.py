@@ -1,4 +1,4 @@
-"""The decision: pure, and the same for a request that is routed and one that is explained."""
+"""Decides where a request goes: a pure function, used to route requests and to explain them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
@@ -31,10 +31,10 @@ from kvstate.overlap import Overlap, Prompt, of_any_rank
 
 
 class Verdict(Enum):
-    """What becomes of a request.
+    """The outcome of a decision.
 
-    STEER: it goes to the pick. NO_OVERRIDE: nothing is said, the proxy chooses. UNAVAILABLE: 503.
-    SHED: 429, every worker is over its limit.
+    STEER: the request goes to the pick. NO_OVERRIDE: the proxy chooses. UNAVAILABLE: 503. SHED:
+    429, every worker is over its limit.
     """
 
     STEER = "steer"
@@ -44,20 +44,18 @@ class Verdict(Enum):
 
 
 class Query(Frozen, frozen=True):
-    """What is to be placed.
+    """A request to place.
 
-    model: the configured model; None where the request names none that is known.
-    prompts: what could be keyed. reason: why nothing could be, "" if something was. text: what was
-    read where nothing could be keyed; it is compared with what was sent before, under the same
-    adapter and salt (lora, salt; a salt of "": one that is not known, and compares with none).
-    unread_bytes: of a body that was not read. reads_cache: False where the worker computes the
-    whole prompt, whatever it holds of it. left_to_proxy: why the proxy is to choose, "" if it is
-    not to. demand: which workers it may go to. policy: what it asks for in its header, if that is
-    configured. answers: how many are asked for, to each prompt. forms: of the prompts that were
-    tokenized here (`extproc.requests.prompt`), 0 if clients sent token ids themselves. may_split:
-    whether it can be sent so that one worker computes the prompt and another one answers. session:
-    what names the client's session, "" for none; it counts only where the prompt's tokens are not
-    known.
+    model: the configured model; None if the request names no known one. prompts: the keyed prompts.
+    reason: why there are none, "" if there are. text: the text of a prompt without tokens; it is
+    compared with earlier texts of the same adapter and salt (lora, salt; a salt of "" is unknown
+    and matches none). unread_bytes: size of a body that was not read. reads_cache: False if the
+    worker will compute the whole prompt, whatever it holds. left_to_proxy: why the proxy chooses,
+    "" if it does not. demand: which workers are allowed. policy: the policy named in its header, if
+    that is configured. answers: how many answers it wants for each prompt. forms: the forms of the
+    prompts that were tokenized here (`extproc.requests.prompt`), 0 if the client sent token ids.
+    may_split: whether one worker can compute the prompt and another one answer. session: the
+    client's session, "" for none; it counts only if the prompt's tokens are not known.
     """
 
     model: str | None
@@ -78,10 +76,10 @@ class Query(Frozen, frozen=True):
 
     @property
     def sole(self) -> Prompt | None:
-        """Its prompt if there is just one, and one answer is asked for; else None.
+        """Returns the prompt if there is only one, with one answer; else None.
 
-        Of such a request alone an engine's report can be compared: vLLM's is the sum over prompts,
-        or of the answer that came last, whose blocks the first one stored.
+        Only then can the engine's report be compared: vLLM reports the sum over prompts, or the
+        last of several answers, whose blocks the first answer stored.
         """
         return self.prompts[0] if len(self.prompts) == 1 and self.answers == 1 else None
 
@@ -91,21 +89,22 @@ def _always_live(_: str) -> str:
 
 
 def one_token(_: str) -> int:
-    """Returns 1: where no block size of a worker is known, any length counts."""
+    """Returns 1: without a known block size, any length counts."""
     return 1
 
 
 class Snapshot(Frozen, frozen=True):
-    """All that a decision looks at besides the query and the time.
+    """Everything that a decision depends on besides the query and the time.
 
-    held: for each prompt, the overlap of every worker that holds something of it. load: of an
-    endpoint, at a time. turn: decisions so far for this model. sent: what was sent where. state: of
-    a worker's feeds, by name. unfit: endpoints that get no requests, and why. ejected: endpoints
-    that fail, and why, to be picked only where no other one is left. doubted: endpoints whose last
-    answer failed or came from elsewhere: they compute prompts for others only where all are. ranks:
-    what is known of ranks, where requests may name one. block_size: of a worker's cache, in tokens,
-    by name. sample: how many workers are looked at by chance, besides those that hold something of
-    the prompt; 0 for all. roster: of the workers, None where there is none yet.
+    held: for each prompt, the overlaps of the workers that hold a part of it. load: returns the
+    load of an endpoint at a time. turn: decisions so far for this model. sent: the record of
+    earlier requests. state: returns the state of a worker's feeds, by name. unfit: endpoints that
+    get no requests, and why. ejected: failing endpoints, and why; picked only if no other is left.
+    doubted: endpoints whose last answer failed or came from elsewhere; they compute prompts for
+    others only if all are doubted. ranks: the workers' ranks, if requests may name one. block_size:
+    returns the block size of a worker's cache in tokens, by name. sample: how many random workers
+    are compared, besides those that hold a part of the prompt; 0 compares all. roster: the workers'
+    roster, None if not made yet.
     """
 
     workers: Sequence[Candidate]
@@ -128,9 +127,9 @@ class Snapshot(Frozen, frozen=True):
 class Split(Frozen, frozen=True):
     """Whether another worker computes the prompt for the one that answers.
 
-    prefill: the decision among those that can, None where the prompt is computed by who answers.
-    why: in words. here, apart: what it costs to compute it in either place, in tokens, where that
-    was looked at. outcome: the same as why, in the one word by which it is counted.
+    prefill: the decision among prefill workers, None if the answering worker computes the prompt.
+    why: the reason in words. here, apart: the cost in tokens of computing it there or elsewhere,
+    None if not compared. outcome: the reason as the word by which it is counted.
     """
 
     prefill: "Decision | None"
@@ -143,7 +142,7 @@ class Split(Frozen, frozen=True):
 class Source(NamedTuple):
     """Another worker to pull a part of the prompt from.
 
-    endpoint: of the worker; port: where it hands over. tokens: that it holds beyond the pick.
+    endpoint: the worker's; port: where it hands over. tokens: how many more it holds than the pick.
     """
 
     endpoint: str
@@ -152,24 +151,23 @@ class Source(NamedTuple):
 
 
 class Decision(Frozen, frozen=True):
-    """Where a request goes, and all that it was decided on.
+    """Where a request goes, and everything that the decision was based on.
 
-    pick: ip:port, best first; empty where we have nothing to say. reason: overlap, or why the pick
-    was made without it; docs/metrics.md lists them. certain_tokens, uncertain_tokens,
-    uncached_tokens: of the first pick. worker: its name, "" if there is none. weighed_tokens: those
-    of the prompt, or an estimate from its text. marks: of each prompt, to be recorded where it is
-    sent.
-    workers, excluded, loads and costs belong together: all candidates, why each cannot be picked
-    ("" if it can), its load and its cost (None where neither was looked at). held: the overlaps of
-    each prompt. claims: what was made of them, by name. affinity, running: the
-    weights of an uncached token and of a request in flight. rank: the data-parallel rank that the
-    request is to name, None for none. sampled: places of the workers that the pick looked at, None
-    if it looked at all. split: None where every worker takes whole requests. session: the workers
-    that its session belongs to, the first one first, and by how many tokens they are preferred.
-    source: whom the pick is to pull a part of the prompt from, which is none of its uncached_tokens
-    then; None for none. is_steered: whether the pick is named to the proxy; where it is not, it is
-    noted alone, and the proxy chooses. conversation: a hash of how its conversation begins; 0 where
-    that is not known, and where all requests are steered, which need not know it.
+    pick: ip:port, best first; empty if the proxy chooses. reason: overlap, or why the pick was made
+    without it; docs/metrics.md lists them. certain_tokens, uncertain_tokens, uncached_tokens: of
+    the first pick. worker: its name, "" if there is none. weighed_tokens: the prompt's tokens, or
+    an estimate from its text. marks: each prompt's marks, recorded for the worker that gets it.
+    workers, excluded, loads and costs are columns: all candidates, why each cannot be picked ("" if
+    it can), its load and its cost (None if not compared). held: the overlaps of each prompt.
+    claims: the weighed overlaps, by name. affinity, running: the weights of an uncached token and
+    of a request in flight. rank: the data-parallel rank that the request should name, None for
+    none. sampled: indices of the workers that were compared, None for all. split: None if every
+    worker takes whole requests. session: the workers of its session, the first one first, and by
+    how many tokens they are preferred.
+    source: the worker from which the pick should pull a part of the prompt, which then is not in
+    uncached_tokens; None for none. is_steered: whether the proxy gets the pick; if not, it is only
+    noted, and the proxy chooses. conversation: a hash of the conversation's beginning; 0 if it is
+    not known, or not needed because all requests are steered.
     """
 
     model: str | None
@@ -202,30 +200,30 @@ class Decision(Frozen, frozen=True):
 
     @property
     def prefill(self) -> "Decision | None":
-        """Where the prompt is computed, if not by the worker that answers."""
+        """Returns the decision for the prefill worker; None if the answering worker computes."""
         return None if self.split is None else self.split.prefill
 
 
 __all__ = ["Candidate", "Decision", "Query", "Snapshot", "Source", "Split", "Verdict", "decide"]
 
-# Of a text whose tokens are not known, so many bytes are taken for one.
+# Estimated bytes of one token, for a text whose tokens are not known.
 TEXT_BYTES_PER_TOKEN = 4
 
-# More of a text is not looked at: long bodies mostly carry media, which are few tokens.
+# The rest of a longer text is ignored: long bodies mostly carry media, which are few tokens.
 MAX_TEXT_BYTES = 128 * 1024
 
 Value = TypeVar("Value")
 
 OVER_LIMIT = "over its limit of requests"
 # Why a request is left to the proxy.
-FINDS_MODEL = "the proxy finds out the model, which is not known here"
-CALLS_NO_MODEL = "it calls no model, so it is none of ours"
+FINDS_MODEL = "the model is not known here, so the proxy chooses"
+CALLS_NO_MODEL = "it calls no model, so the proxy chooses"
 
 
 def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decision:
-    """Decides where a query goes; it is pure, and books nothing.
+    """Decides where a query goes, without side effects.
 
-    now: seconds of the clock that the load is kept in.
+    now: seconds of the loads' clock.
     """
     prompts, workers, rules = query.prompts, snapshot.workers, snapshot.rules
     prompt_tokens = sum([len(prompt.tokens) for prompt in prompts])
@@ -288,9 +286,9 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
 
 
 class _Survey(Light, frozen=True, gc=False):
-    """What is known of the workers that were looked at.
+    """What is known of the workers that are compared.
 
-    places: theirs among all workers.
+    places: their indices among all workers.
     """
 
     places: Sequence[int]
@@ -300,7 +298,7 @@ class _Survey(Light, frozen=True, gc=False):
     affinity: float
 
     def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
-        """Returns a column of all workers, with None for those that were not looked at."""
+        """Returns a column of all workers, with None for those that were not compared."""
         if isinstance(self.places, range):  # then it is of all
             return own
         column: list[Value | None] = [None] * count
@@ -329,7 +327,7 @@ def _claims(
 
 
 def _saved(claims: Mapping[str, Claims], session: Mapping[str, float]) -> dict[str, float]:
-    """Returns by how many tokens each worker is preferred: what it saves, or for the session."""
+    """Returns by how many tokens each worker is preferred: what it saves, or a session's credit."""
     saved = {name: one.saved for name, one in claims.items()}
     for name, tokens in session.items():
         saved[name] = max(saved.get(name, 0.0), tokens)
@@ -339,13 +337,13 @@ def _saved(claims: Mapping[str, Claims], session: Mapping[str, float]) -> dict[s
 def _session(
     query: Query, eligible: Sequence[int], snapshot: Snapshot, weighed: float
 ) -> dict[str, float]:
-    """Returns the workers that the query's session belongs to, among those that do not fail.
+    """Returns the workers of the query's session, among those that are not ejected.
 
-    None where something better is known, or nothing would be saved.
+    Empty if something better is known, or nothing would be saved.
     """
     if query.prompts or not query.reads_cache or len(query.session) > MAX_SESSION_LETTERS:
         return {}
-    # by address, since routers that find workers in different ways may name them differently
+    # by address, since routers with different sources may name workers differently
     names = {one.endpoint: one.name for one in map(snapshot.workers.__getitem__, eligible)}
     sound = [endpoint for endpoint in names if endpoint not in snapshot.ejected]
     percent = snapshot.rules.cost.uncertain_percent
@@ -354,9 +352,9 @@ def _session(
 
 
 def _eligible(query: Query, snapshot: Snapshot, roster: Roster) -> tuple[list[str], Sequence[int]]:
-    """Returns why each worker is excluded, and the places of those that may answer.
+    """Returns why each worker is excluded, and the indices of those that may answer.
 
-    The places are a range if all workers may.
+    The indices are a range if all workers may.
     """
     demand, unfit = query.demand, snapshot.unfit
     if query.left_to_proxy:
@@ -374,9 +372,9 @@ def _sampled(
     around: tuple[Snapshot, Roster],
     chance: Chance,
 ) -> list[int] | None:
-    """Returns the places that the pick looks at, those drawn by chance first; None for all.
+    """Returns the indices of the workers to compare, random ones first; None for all.
 
-    None that fails is drawn while others are left.
+    Failing workers are drawn only if no others are left.
     """
     snapshot, roster = around
     count, workers, ejected = snapshot.sample, snapshot.workers, snapshot.ejected
@@ -408,7 +406,9 @@ def _survey(
         workers = [workers[place] for place in places]
     loads = [load(worker.endpoint, now) for worker in workers]
     drawn = loads if sampled is None else loads[: snapshot.sample]
-    if sampled is None and snapshot.ejected:  # what fails is idle, and says nothing of the rest
+    if (
+        sampled is None and snapshot.ejected
+    ):  # failing workers are idle, which says nothing about the others
         sound = [worker.endpoint not in snapshot.ejected for worker in workers]
         drawn = list(compress(loads, sound)) or loads
     mean = least = 0.0
@@ -430,17 +430,16 @@ def _survey(
 
 
 def _is_full(survey: _Survey, limit: int | None) -> bool:
-    """Whether all workers that were looked at have as many requests as they may have."""
+    """Returns whether all compared workers are at their limit of requests."""
     return limit is not None and all(one.in_flight + one.others >= limit for one in survey.loads)
 
 
 def _candidates(
     query: Query, survey: _Survey, excluded: list[str], snapshot: Snapshot
 ) -> tuple[Verdict, Sequence[int]]:
-    """Returns the verdict, and the workers to choose among, by position in the survey.
+    """Returns the verdict, and the workers to choose among, by index in the survey.
 
-    Neither what is known against them nor a limit leaves out all of them: then both give way,
-    unless the rules shed.
+    If ejections or the limit would leave out all workers, they are ignored, unless the rules shed.
     """
     rules, ejected = snapshot.rules, snapshot.ejected
     candidates: Sequence[int] = range(len(survey.places))
@@ -470,9 +469,9 @@ def _candidates(
 def _spared(
     candidates: Sequence[int], bad: Mapping[int, str], survey: _Survey, excluded: list[str]
 ) -> Sequence[int]:
-    """The candidates that are not bad; all of them where nobody else is left.
+    """Returns the candidates that are not bad, or all of them if none is left.
 
-    bad: why each of them is.
+    bad: the bad endpoints, and why each is.
     """
     if not bad or len(bad) == len(candidates):
         return candidates
@@ -488,7 +487,7 @@ def _order(
     weighed: float,
     around: tuple[Snapshot, Chance],
 ) -> list[Candidate]:
-    """Returns the best candidates, at most as many as are named to the proxy."""
+    """Returns the best candidates, at most as many as the proxy is told."""
     snapshot, chance = around
     workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
     if len(candidates) != len(workers):
@@ -515,10 +514,9 @@ def _rank(
     snapshot: Snapshot,
     now: float,
 ) -> int | None:
-    """The rank that the request is to name.
+    """Returns the rank that the request should name, None for none.
 
-    Every worker that may answer has to have it: where all that are listed are away, the proxy takes
-    another one.
+    Every worker that may answer must have it: if all named ones are down, the proxy takes another.
     """
     ranks = snapshot.ranks
     if ranks is None or not overlaps:
@@ -546,12 +544,12 @@ def _reason(
     return "nothing_cached"
 
 
-# When a client that was refused because all workers are busy may come again.
+# When a client that was refused because all workers are busy may try again.
 RETRY_AFTER_SECONDS = 1
 
 
 class Refusal(NamedTuple):
-    """An answer in a worker's place; body is JSON."""
+    """An answer instead of a worker's; body is JSON."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -559,7 +557,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(verdict: Verdict) -> Refusal | None:
-    """Returns the answer for a verdict that refuses the request, None if it goes on."""
+    """Returns the answer for a verdict that refuses the request, None if it continues."""
     if verdict is Verdict.SHED:
         retry = ("retry-after", str(RETRY_AFTER_SECONDS))
         return _refusal(429, "RateLimitError", "all workers are busy; try again", retry)
@@ -569,7 +567,7 @@ def refusal_of(verdict: Verdict) -> Refusal | None:
 
 
 def refused_body() -> Refusal:
-    """Returns the answer to a body that is no JSON object, or hides what it is."""
+    """Returns the answer to a body that is no JSON object, or may be read as another."""
     return _refusal(400, "BadRequestError", "the request body is not a JSON object")
 
 

@@ -6,17 +6,17 @@ from typing import NamedTuple
 from extproc.config.sections import BOTH
 from extproc.structs import Frozen
 
-# A subset hint with more endpoints than this is cut: no fleet behind one route has as many.
+# A subset hint with more endpoints is cut: no fleet behind one route has this many.
 MAX_SUBSET = 10_000
 
 
 class Candidate(Frozen, frozen=True):
     """One worker, for requests to one model.
 
-    endpoint: ip:port; its configured name where that could not be resolved yet. excluded: why it
-    cannot be picked, "" if it can. loras: the adapters it serves; None for all of its model's.
-    role: which part of a request it takes. transfer_port: where it hands over what it computed,
-    None for the port that is configured for all.
+    endpoint: ip:port; its configured name until that is resolved. excluded: why it cannot be
+    picked, "" if it can. loras: the adapters it serves; None for all of its model's. role: which
+    part of a request it takes. transfer_port: the port on which it hands over what it computed,
+    None for the port configured for all.
     """
 
     name: str
@@ -28,9 +28,9 @@ class Candidate(Frozen, frozen=True):
 
 
 class Demand(NamedTuple):
-    """What a request asks of a worker.
+    """What a request requires of a worker.
 
-    lora: the adapter it names. subset: the endpoints it may go to, None for all.
+    lora: the adapter it names. subset: the allowed endpoints, None for all.
     """
 
     lora: str | None = None
@@ -41,7 +41,7 @@ ANY = Demand()
 
 
 def why_excluded(worker: Candidate, demand: Demand, unfit: Mapping[str, str]) -> str:
-    """Why a worker cannot be picked, "" if it can.
+    """Returns why a worker cannot be picked, "" if it can.
 
     unfit: endpoints that get no requests, and why.
     """
@@ -56,17 +56,17 @@ def why_excluded(worker: Candidate, demand: Demand, unfit: Mapping[str, str]) ->
 
 
 def places_without(excluded: Sequence[str]) -> Sequence[int]:
-    """Returns the places of the workers that nothing excludes; a range if that is all of them."""
+    """Returns the indices of the workers that nothing excludes; a range if that is all of them."""
     if any(excluded):
         return [place for place, why in enumerate(excluded) if not why]
     return range(len(excluded))
 
 
 class Roster:
-    """What is the same for all requests among the same workers.
+    """Facts about a list of workers that do not depend on the request.
 
-    places: of the workers, by name. excluded, eligible: what they have against them whatever the
-    request is, and the places of the others.
+    places: the workers' indices by name. excluded: why each worker cannot be picked for any
+    request. eligible: the indices of the others.
     """
 
     __slots__ = ("eligible", "excluded", "places", "workers")
@@ -79,7 +79,7 @@ class Roster:
 
 
 def subset_of(hint: object) -> frozenset[str] | None:
-    """The endpoints of a subset hint; None where there is no hint.
+    """Returns the endpoints of a subset hint; None if there is no hint.
 
     hint: the value of `x-gateway-destination-endpoint-subset` under the metadata key
     `envoy.lb.subset_hint` (Endpoint Picker Protocol 1.0.0): a list of ip:port, or one text of them

@@ -1,4 +1,4 @@
-"""Why a request goes where it goes: every candidate, every term of its cost, and the words."""
+"""Explains a decision: every candidate, every term of its cost, and a sentence."""
 
 import json
 import logging
@@ -22,8 +22,8 @@ def explanation(
 ) -> dict[str, Any]:
     """Returns the answer of POST /explain, which is also a line of the decision log.
 
-    state: of a worker's feeds, by its name. load: of an endpoint at the time of the decision, for
-    those that the pick did not look at; None where it is not known.
+    state: returns the state of a worker's feeds, by its name. load: returns the load of an endpoint
+    at the time of the decision, for workers that were not compared; None if unknown.
     """
     return explanation_with(decision, list(candidates(decision, state, load)))
 
@@ -33,7 +33,7 @@ def candidates(
     state: Callable[[str], str],
     load: Callable[[str], Load | None] = _not_known,
 ) -> Iterator[dict[str, Any]]:
-    """Yields what is told of each candidate; a thousand take ten milliseconds."""
+    """Yields the entry of each candidate; a thousand take ten milliseconds."""
     sampled = None if decision.sampled is None else frozenset(decision.sampled)
     for at, worker in enumerate(decision.workers):
         is_sampled = sampled is None or at in sampled or bool(decision.excluded[at])
@@ -46,7 +46,7 @@ def candidates(
 
 
 def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
-    """Returns the explanation with its candidates as given."""
+    """Returns the explanation with the given candidates."""
     return {
         "model": decision.model,
         "prompt_tokens": decision.prompt_tokens,
@@ -65,13 +65,13 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
 
 
 def _session_worker(decision: Decision) -> str | None:
-    """The endpoint of the worker that its session belongs to, None where that does not count."""
+    """Returns the endpoint of its session's worker, None if the session does not count."""
     first = next(iter(decision.session), None)
     return next((one.endpoint for one in decision.workers if one.name == first), None)
 
 
 def _prefill(decision: Decision) -> dict[str, Any] | None:
-    """What is told of the worker that computes the prompt; None where all take whole requests."""
+    """Returns the entry about the prefill worker; None if all workers take whole requests."""
     split = decision.split
     if split is None:
         return None
@@ -92,7 +92,7 @@ def _prefill(decision: Decision) -> dict[str, Any] | None:
     return shown
 
 
-NOT_STEERED = "not steered, so that the proxy chooses; it would be"
+NOT_STEERED = "not steered, so the proxy chooses; otherwise"
 
 
 def why(decision: Decision) -> str:
@@ -120,10 +120,10 @@ def _why(decision: Decision) -> str:
         words += f", cost {costs[first]:.0f}"
         words += f"; next is {others[0]} with {costs[others[0]]:.0f}" if others else ""
     if decision.sampled is not None:
-        words += f"; {len(decision.sampled)} of {len(decision.workers)} workers were looked at"
+        words += f"; {len(decision.sampled)} of {len(decision.workers)} workers were compared"
     owner = _session_worker(decision)
     if owner is not None:
-        costly = "" if owner == first else ", which has too much to do"
+        costly = "" if owner == first else ", which is too busy"
         words += f"; its session belongs to {owner}{costly}"
     if decision.split is not None:
         words += f"; {_who_computes(decision.split)}"
@@ -183,10 +183,10 @@ def _candidate(decision: Decision, at: int, state: str, load: Load) -> dict[str,
 def _terms(
     decision: Decision, uncached_tokens: float, load: Load, session_tokens: float
 ) -> dict[str, float]:
-    """The terms that add up to the cost, and what the first of them is made of.
+    """Returns the terms that add up to the cost, and the parts of the first one.
 
-    slowness: how many times as long as configured the worker takes, which is in all terms. session:
-    what the cost is less by for the request's session.
+    slowness: the worker's time relative to the configured one, a factor of all terms. session: the
+    discount for the request's session.
     """
     slowness = load.slowness
     return {
@@ -219,8 +219,8 @@ log = logging.getLogger("kvsteer.decisions")
 class DecisionLog:
     """Logs a sample of the decisions as POST /explain shows them, without any prompt text.
 
-    percent: how many of a hundred decisions, by chance. chance: 0 to below 1. state: of a worker's
-    feeds, by its name.
+    percent: the percentage of decisions to log, at random. chance: returns a random number from 0
+    to below 1. state: returns the state of a worker's feeds, by its name.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class DecisionLog:
     def tell(self, decision: Decision, trace_id: str = "") -> None:
         """Logs a decision if it is in the sample.
 
-        trace_id: of the trace that the request belongs to, if it is traced.
+        trace_id: the trace that the request belongs to, if it is traced.
         """
         if self._share and self._chance() < self._share:
             shown = explanation(decision, self._state)

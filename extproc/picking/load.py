@@ -1,13 +1,13 @@
-"""What each endpoint has to do: the streams in flight, corrected by what the worker reports.
+"""The load of each endpoint: this router's requests in flight, corrected by the worker's reports.
 
-Our own picks tell at once and exactly how many requests are under way, but neither what other
-routers sent nor how fast the worker really is. A report tells both, late. So what a report says
-beyond our own counts is added, and fades with its age; our estimate of the queue is held within
-what the report allows, and goes on from there.
+This router's own picks give an immediate and exact count of its requests, but not what other
+routers sent, nor how fast the worker is. A report tells both, but late. So the part of a report
+beyond the own count is added, and fades with its age; the estimate of the queue is kept within the
+bounds of the report, and continues from there.
 
-Routers that share tell each other their own counts. What they tell is added up in the record of the
-endpoint when it arrives, so that a decision costs the same with any number of routers. Their tokens
-join ours in one queue, since the worker computes one after the other, whoever sent it.
+Routers that share tell each other their own counts. These are summed up in the endpoint's record
+when they arrive, so that a decision costs the same with any number of routers. Their tokens join
+this router's in one queue, since the worker computes one prompt after the other.
 """
 
 import math
@@ -24,27 +24,26 @@ from extproc.structs import Light, Record
 from kvstate.events import EngineLoad
 from kvstate.overlap import Prompt
 
-# How fast an endpoint is taken to work off uncached prompt tokens where nobody says otherwise. Only
-# its order of magnitude matters: it decides for how long a long prompt makes its endpoint less
-# attractive.
+# The speed at which an endpoint is assumed to compute uncached prompt tokens. Only its order of
+# magnitude matters: it decides how long a long prompt makes its endpoint less attractive.
 PREFILL_TOKENS_PER_SECOND = 8_000
 
-# A report counts fully when it is new and not at all at this age.
+# A report's weight fades to zero over this time.
 REPORT_SECONDS = 5.0
 
-# Over how long the utilization of an endpoint is taken; a burst is over sooner.
+# The window of an endpoint's utilization; a burst is over sooner.
 UTILIZATION_SECONDS = 10.0
 
-# The share of a new booking in the mean of uncached tokens.
+# The weight of a new booking in the moving average of uncached tokens.
 _MEAN_STEP = 0.05
 
 
 class Report(NamedTuple):
-    """What a worker said of its load.
+    """A worker's report of its load.
 
     running, waiting: requests. asked_at: when it was asked, or when the figures were taken.
     pending_tokens: prompt tokens not computed yet, of all its requests. cache_usage: share of its
-    cache that running requests use, of its fullest rank. None where it does not say.
+    cache that running requests use, on its fullest rank. None if not reported.
     """
 
     running: int
@@ -55,13 +54,12 @@ class Report(NamedTuple):
 
 
 class Load(Light, frozen=True, gc=False):
-    """What an endpoint has to do.
+    """The load of an endpoint.
 
-    in_flight: our own requests under way. backlog_tokens: prompt tokens not computed yet. others:
-    requests that others sent: those of routers that share with us, and what the last report shows
-    beyond. utilization: the prompt tokens that were sent lately, as a share of what it can compute.
-    report: the last one, if it still counts; age_seconds of it. slowness: how many times as long as
-    configured it takes.
+    in_flight: this router's requests. backlog_tokens: prompt tokens not computed yet. others:
+    requests of other routers: those that share, and what the last report shows beyond.
+    utilization: the prompt tokens sent lately, as a share of what it can compute. report: the last
+    one, if it still counts; age_seconds: its age. slowness: its time divided by the configured.
     """
 
     in_flight: int = 0
@@ -73,37 +71,37 @@ class Load(Light, frozen=True, gc=False):
     slowness: float = 1.0
 
 
-class Told(Protocol):
-    """What one router's own requests are to an endpoint, as it tells the others; see `Gauges`."""
+class GaugesOf(Protocol):
+    """`Gauges`, or a message with the same attributes, which need not be copied."""
 
     @property
     def in_flight(self) -> int:
-        """Requests."""
+        """See `Gauges`, also for the others."""
 
     @property
     def booked_tokens(self) -> int:
-        """Of these, those that are not computed."""
+        """Tokens of the requests in flight."""
 
     @property
     def sent_tokens(self) -> int:
-        """All that were ever sent."""
+        """Tokens of all requests so far."""
 
     @property
     def backlog_tokens(self) -> int:
-        """Its part of the queue."""
+        """Tokens in the queue."""
 
     @property
     def lately_tokens(self) -> int:
-        """Of all routers."""
+        """Tokens sent lately."""
 
 
 class Gauges(NamedTuple):
-    """What one router's own requests are to an endpoint, as figures.
+    """The load that one router's own requests put on an endpoint, as it tells the others.
 
-    booked_tokens: uncached tokens of its requests in flight, but for those that it knows to be
-    computed. sent_tokens: all that it ever sent there, so that a message that is lost is made good
-    by the next one. For those that do not know the figures before: backlog_tokens, its part of the
-    queue; lately_tokens, of all routers.
+    booked_tokens: uncached tokens of its requests in flight, without those known to be computed.
+    sent_tokens: all tokens that it ever sent there, so that the next message makes up for a lost
+    one. For routers without earlier figures: backlog_tokens, its part of the queue; lately_tokens,
+    of all routers.
     """
 
     in_flight: int
@@ -113,21 +111,20 @@ class Gauges(NamedTuple):
     lately_tokens: int
 
 
-_NO_GAUGES: Told = Gauges(0, 0, 0, 0, 0)
+_NO_GAUGES: GaugesOf = Gauges(0, 0, 0, 0, 0)
 
 
 @dataclass(eq=False, slots=True)
 class EndpointLoad:
-    """The load record of one endpoint: its requests under way, and what its worker reported last.
+    """The load record of one endpoint: its requests in flight, and its worker's last report.
 
-    It goes with the endpoint. A request that is still under way then keeps the record until it is
-    over, and whoever has the same address later begins with an idle one.
+    It is removed with the endpoint. Requests still in flight then keep the record until they end;
+    a later worker at the same address starts with a new one.
 
-    queued: those of its requests that are not known to be computed, oldest first; booked_tokens:
-    their uncached tokens. told: what each other router said last of its own requests; shared,
-    shared_tokens: the requests of all of these, and their booked tokens. ahead_tokens: of theirs,
-    those that came after the last request of ours whose computing will be told: the next such one
-    waits for them.
+    queued: its requests that are not known to be computed, oldest first; booked_tokens: their
+    uncached tokens. told: the last figures of each other router; shared, shared_tokens: the sums of
+    their requests and booked tokens. ahead_tokens: other routers' tokens after this router's last
+    request whose end of computing is announced: the next such request waits for them.
     """
 
     bookings: set["Booking"] = field(default_factory=set)
@@ -143,17 +140,17 @@ class EndpointLoad:
     shared: int = 0
     shared_tokens: int = 0
     ahead_tokens: float = 0.0
-    told: dict[str, Told] = field(default_factory=dict)
+    told: dict[str, GaugesOf] = field(default_factory=dict)
     speed: Speed["Booking"] = field(default_factory=Speed)
 
 
 class Booking(Record, eq=False):
-    """One request on its way to an endpoint; uncached_tokens is the work it was expected to be.
+    """One request sent to an endpoint; uncached_tokens is its expected work.
 
-    load: the record that it is booked in. rank: the one that it names, None if none. prompt: by
-    which the worker's feed tells when it is computed; None where it does not. computed_at: when
-    that was seen, None while it was not. ahead_tokens: what other routers sent there since the
-    request of ours before it, which is computed first.
+    load: the record in which it is booked. rank: the rank that it names, None if none. prompt: by
+    which the worker's feed announces that it is computed; None if it does not. computed_at: when
+    that was announced, None before. ahead_tokens: what other routers sent there since this router's
+    previous request; it is computed first.
     """
 
     endpoint: str
@@ -174,10 +171,9 @@ _NEVER = -math.inf
 class Loads:
     """Reads and keeps the load of endpoints. Times are seconds of one monotonic clock.
 
-    endpoints: their records, by ip:port; who owns them adds and removes them. An endpoint without a
-    record is idle. touched: is given the endpoints whose own requests changed, for who shares them.
-    learns: whether the speed of each endpoint is learned. routers: the other ones that told of
-    theirs.
+    endpoints: their records, by ip:port; the owner adds and removes them. An endpoint without a
+    record is idle. touched: collects the endpoints whose own requests changed, to be shared.
+    learns: whether the speed of each endpoint is learned. routers: the other routers heard from.
     """
 
     def __init__(
@@ -215,7 +211,7 @@ class Loads:
         return booking
 
     def _record(self, endpoint: str) -> EndpointLoad:
-        """The load record of an endpoint; of one that is not there, a record that nobody reads."""
+        """Returns an endpoint's load record; for an unknown endpoint, one that nobody reads."""
         found = self._endpoints.get(endpoint)
         return EndpointLoad() if found is None else found
 
@@ -240,10 +236,10 @@ class Loads:
                 self._begin(booking, min(state.ahead_tokens, left), now)
 
     def _begin(self, booking: Booking, ahead_tokens: float, now: float) -> None:
-        """Has the speed learned from a request; ahead_tokens: of other routers, just before it.
+        """Starts learning the speed from a request; ahead_tokens: other routers', just before it.
 
-        What of those is left when the worker computes nothing else of ours is a guess, and spoils
-        the measurement.
+        How many of those are left when the worker has computed this router's earlier requests is a
+        guess, which spoils the measurement.
         """
         state, speed = booking.load, booking.load.speed
         state.ahead_tokens = 0.0
@@ -255,16 +251,16 @@ class Loads:
         speed.begin(booking, work, now, is_sure=booking.is_sure)
 
     def revise(self, booking: Booking, uncached_tokens: float) -> None:
-        """The oldest request's uncached tokens are known better, now that it is its turn."""
+        """Corrects the oldest request's uncached tokens, which are known better in its turn."""
         booking.is_sure = True
         work = (uncached_tokens + booking.ahead_tokens) / self._rate
         booking.load.speed.revise(booking, work)
 
     def computed(self, booking: Booking, now: float) -> None:
-        """The worker's feed told that a prompt is computed, and with it all that came before it.
+        """Notes that the worker's feed announced a prompt as computed, and so all before it.
 
-        These leave the queue, and other routers are told so. They would otherwise have to guess
-        from its speed what is left of the queue, and be wrong by more and more.
+        These leave the queue, and other routers are told. Otherwise they would have to estimate the
+        queue from the worker's speed, with a growing error.
         """
         state = booking.load
         booking.prompt, booking.computed_at = None, now
@@ -279,11 +275,11 @@ class Loads:
         _bound(state, backlog, now)
 
     def look(self, endpoint: str, now: float) -> None:
-        """Notices that an endpoint is late with what it has to compute."""
+        """Notes if an endpoint is late with its oldest prompt."""
         self._record(endpoint).speed.look(now, self._common)
 
     def end(self, booking: Booking, now: float) -> None:
-        """The request is over; ending it again changes nothing."""
+        """Ends a request; a second call changes nothing."""
         state = booking.load
         if booking not in state.bookings:
             return
@@ -301,9 +297,9 @@ class Loads:
     def move(
         self, booking: Booking, endpoint: str, now: float, uncached_tokens: float | None = None
     ) -> bool:
-        """The request is served by another endpoint than was picked; False if it is over.
+        """Moves a request to the endpoint that serves it instead; returns False if it has ended.
 
-        uncached_tokens: the work that it is there; None where that is as before.
+        uncached_tokens: its work there; None if unchanged.
         """
         if booking not in booking.load.bookings:
             return False
@@ -318,7 +314,7 @@ class Loads:
         return True
 
     def report(self, endpoint: str, report: Report, now: float) -> None:
-        """Takes what a worker says of its load; an older report than the last one is ignored."""
+        """Takes a worker's report of its load; ignores one that is older than the last."""
         state = self._record(endpoint)
         if state.report is not None and report.asked_at < state.report.asked_at:
             return
@@ -334,10 +330,10 @@ class Loads:
     def _pending(
         self, state: EndpointLoad, report: Report, total: int
     ) -> tuple[float, float, float]:
-        """What a report allows of our own requests, at least and at most, and those of others.
+        """Returns the least and most own tokens that a report allows, and those of others.
 
-        Engines begin with the oldest request: so those that wait are the newest ones, and one
-        before them may be under way.
+        Engines begin with the oldest request, so the waiting ones are the newest, and the one
+        before them may be running.
         """
         newest_first = sorted(state.bookings, key=lambda one: one.began_at, reverse=True)
         on_the_way = [one for one in newest_first if one.began_at >= report.asked_at]
@@ -352,14 +348,14 @@ class Loads:
         each = state.shared_tokens / state.shared if state.shared else 0.0
         least = sum(arrived[:own_waiting]) + unseen + each * shared_waiting
         most = sum(arrived[: own_waiting + 1]) + unseen
-        # no tokens are told of those that are computed, so one that waits may be more than the mean
+        # the report has no tokens of computed ones, so a waiting one may exceed the mean
         most_each = max(each, self._mean_uncached)
         most += min(most_each * min(state.shared, shared_waiting + 1), state.shared_tokens)
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
     def gauges(self, endpoint: str, now: float) -> Gauges | None:
-        """What our own requests are to an endpoint, to be told to other routers."""
+        """Returns the load of this router's own requests on an endpoint, for other routers."""
         state = self._endpoints.get(endpoint)
         if state is None:
             return None
@@ -374,33 +370,35 @@ class Loads:
         )
 
     def used(self) -> list[str]:
-        """The endpoints that anything was sent to from here."""
+        """Returns the endpoints to which this router has sent requests."""
         return [name for name, state in self._endpoints.items() if state.sent_tokens]
 
-    def told(self, router: str, endpoint: str, told: Told, now: float, *, is_known: bool) -> bool:
-        """Takes what another router says of its own requests; False if nobody is at the endpoint.
+    def told(
+        self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
+    ) -> bool:
+        """Takes another router's figures; returns False if the endpoint is unknown.
 
-        is_known: whether it told of all endpoints before, so that it had sent nothing to this one
-        if it did not tell of it.
+        is_known: whether it reported all its endpoints before, so that it has sent nothing to one
+        that it did not report.
         """
         state = self._endpoints.get(endpoint)
         if state is None:
             return False
         self.routers.add(router)
         before = state.told.get(router, _NO_GAUGES)
-        state.told[router] = told
-        state.shared += told.in_flight - before.in_flight
-        state.shared_tokens += told.booked_tokens - before.booked_tokens
+        state.told[router] = gauges
+        state.shared += gauges.in_flight - before.in_flight
+        state.shared_tokens += gauges.booked_tokens - before.booked_tokens
         backlog, lately = self._backlog(state, now), _faded(state, now)
         if before is _NO_GAUGES and not is_known:
-            more = told.backlog_tokens
-            lately = max(lately, told.lately_tokens)
+            more = gauges.backlog_tokens
+            lately = max(lately, gauges.lately_tokens)
         else:
-            more = told.sent_tokens - before.sent_tokens
-            if more < 0:  # it started anew, or the worker did there
-                more = told.sent_tokens
-            if before is _NO_GAUGES:  # the worker may be new here alone, and have come back
-                more = min(more, told.lately_tokens)
+            more = gauges.sent_tokens - before.sent_tokens
+            if more < 0:  # the router restarted, or re-added the worker
+                more = gauges.sent_tokens
+            if before is _NO_GAUGES:  # the worker may be new only here, and have come back
+                more = min(more, gauges.lately_tokens)
             lately += more
         state.ahead_tokens += more
         most = state.booked_tokens + state.shared_tokens
@@ -409,12 +407,12 @@ class Loads:
         return True
 
     def in_flight_of(self, router: str) -> int:
-        """Requests under way of another router, as it told."""
+        """Returns another router's requests in flight, as it reported."""
         states = self._endpoints.values()
         return sum(told.in_flight for one in states if (told := one.told.get(router)))
 
     def forget(self, router: str, now: float) -> None:
-        """Nothing is known any more of another router's requests."""
+        """Removes all figures of another router."""
         self.routers.discard(router)
         for state in self._endpoints.values():
             before = state.told.pop(router, None)
@@ -424,9 +422,9 @@ class Loads:
                 _bound(state, self._backlog(state, now), now)
 
     def speed_shown(self, endpoint: str) -> dict[str, float]:
-        """What is known of an endpoint's speed, for people and metrics; used: by its cost."""
+        """Returns an endpoint's learned speed, to show it; used: the one in its cost."""
         speed = self._record(endpoint).speed
-        used = self.load(endpoint, 0.0).slowness  # which is the same at any time
+        used = self.load(endpoint, 0.0).slowness  # which does not depend on the time
         return {
             "tokens_per_second": round(self._rate / speed.slowness),
             "confidence": round(speed.confidence, 3),
@@ -434,17 +432,17 @@ class Loads:
         }
 
     def tokens_per_second(self, endpoint: str) -> float:
-        """How many tokens of prompts an endpoint computes in a second, as learned or configured."""
+        """Returns an endpoint's speed in prompt tokens per second, learned or configured."""
         found = self._endpoints.get(endpoint)
         return self._rate if found is None else self._rate / found.speed.slowness
 
     def in_flight(self, endpoint: str) -> int:
-        """Requests of ours on their way to, or being answered by, an endpoint."""
+        """Returns this router's requests in flight on an endpoint."""
         found = self._endpoints.get(endpoint)
         return 0 if found is None else len(found.bookings)
 
     def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
-        """What the ranks have to do that requests name, in tokens; running: for each request."""
+        """Returns the load of the ranks that requests name, in tokens; running: per request."""
         state = self._record(endpoint)
         if not state.bookings:
             return {}
@@ -458,7 +456,7 @@ class Loads:
         return work
 
     def load(self, endpoint: str, now: float) -> Load:
-        """What an endpoint has to do now."""
+        """Returns the current load of an endpoint."""
         state = self._endpoints.get(endpoint)
         if state is None:
             return _IDLE
@@ -482,43 +480,43 @@ class Loads:
         return Load(in_flight, backlog, others, utilization, report, age, slowness)
 
     def _backlog(self, state: EndpointLoad, now: float) -> float:
-        """Uncached tokens of requests that we know of and that are probably not computed yet."""
+        """Returns the uncached tokens of known requests that are probably not computed yet."""
         done = max(0.0, now - state.backlog_at) * self._rate * state.speed.pace
         return max(0.0, state.backlog_tokens - done)
 
 
 def _leave_queue(booking: Booking) -> None:
-    """A request is computed, or over."""
+    """Removes a request from the queue: it is computed, or has ended."""
     state = booking.load
     del state.queued[booking]
-    # kept, not summed up: thousands may be queued; what sums lose ends with the last of them
+    # a running sum, since thousands may be queued; rounding errors end with the last of them
     state.booked_tokens -= booking.uncached_tokens if state.queued else state.booked_tokens
 
 
 def _bound(state: EndpointLoad, backlog_tokens: float, now: float) -> None:
-    """Sets the queue as of now: an estimate, and no more than is not known to be computed."""
+    """Sets the estimate of the queue, at most what is not known to be computed."""
     most = state.booked_tokens + state.shared_tokens
     state.lately_tokens = _faded(state, now)
     state.backlog_tokens, state.backlog_at = min(backlog_tokens, most), now
 
 
 def _faded(state: EndpointLoad, now: float) -> float:
-    """Uncached tokens sent lately, those of long ago counting less; as `Loads.load` has it."""
+    """Returns the uncached tokens sent lately, older ones counting less, as in `Loads.load`."""
     return state.lately_tokens * exp(-max(0.0, now - state.backlog_at) / UTILIZATION_SECONDS)
 
 
-# More text than this is not read; an engine's metrics take some 100 KiB.
+# Longer texts are cut; an engine's metrics take about 100 KiB.
 MAX_METRICS_BYTES = 2 * 1024 * 1024
 
-# Above this a number of requests is no number of requests.
+# Larger numbers are not taken for numbers of requests.
 _MAX_REQUESTS = 1_000_000
 
 # vLLM 0.6 to 0.32 and SGLang 0.4 to 0.5; one series for each model, rank or engine.
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
 _WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 
-# The share of the cache that running requests use, 0 to 1 in spite of vLLM's names, of which the
-# second is the older one.
+# The share of the cache that running requests use: 0 to 1, despite vLLM's names. The second of its
+# two names is the older one.
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 
 # A sample of Prometheus' text format 0.0.4: a name, labels in braces, a number.
@@ -530,7 +528,7 @@ _SAMPLE = re.compile(
 
 
 def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
-    """The load in a worker's metrics, over all its series; None if it is not there."""
+    """Returns the load in a worker's metrics, summed over all series; None if it is missing."""
     values: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text[:MAX_METRICS_BYTES]):
         number = _number(value)
@@ -558,9 +556,9 @@ def _number(value: bytes) -> float | None:
 
 
 def report_of_feeds(loads: Sequence[tuple[EngineLoad, float]], now: float) -> Report | None:
-    """The load of a worker, from what the feeds of its ranks said of theirs.
+    """Returns the load of a worker, from the loads that its ranks' feeds reported.
 
-    loads: each with its age in seconds since it arrived. None where no feed says anything.
+    loads: each with its age in seconds since it arrived. Returns None if no feed reports any.
     """
     if not loads:
         return None

@@ -1,7 +1,7 @@
-"""Placing requests: what a decision looks at, and the books that are kept of those made.
+"""Places requests: collects the inputs of a decision, and accounts for its result.
 
-`decide` looks only; `book` counts the request on its endpoint and claims its prompt for its worker,
-until `release`.
+`decide` changes nothing; `book` counts the request on its endpoint and claims its prompt for its
+worker, until `release`.
 """
 
 import heapq
@@ -12,29 +12,29 @@ from typing import Protocol
 
 from extproc.config.schema import Config
 from extproc.picking.decision import Decision, Query, Snapshot, decide
+from extproc.picking.disaggregation import decide_legs, with_source
 from extproc.picking.eligibility import Candidate, Roster
-from extproc.picking.legs import decide_legs, with_source
 from extproc.picking.load import Booking, Loads
 from extproc.picking.policies import Chance, Ranks, policy_of, sample_size
 from extproc.picking.sent import NO_CLAIMS, Claim, Holdings, Lifetimes, Sent
 from extproc.picking.upstreams import FIRST_FAILURE, FIRST_SERVER_ERROR, Upstreams
 from kvstate.overlap import Overlap, Prompt
 
-# Why an endpoint gets no new requests that is to be taken away.
+# Why an endpoint that is about to be removed gets no new requests.
 DRAINING = "draining"
 
-# As long as nothing fails, one request in so many has its response's status shown to us.
+# While nothing fails, the router asks for the response status of one request in this many.
 REQUESTS_A_LOOK = 8
 
-# The endpoint of a request that is not steered while it is not known who serves it.
+# The endpoint of an unsteered request until it is known who serves it.
 NOWHERE = ""
 
-# A prompt that a prefill worker computes is its load for so many times the time it should take.
+# A prompt counts as a prefill worker's load for this multiple of its expected time.
 LEG_SLACK = 2.0
 
 
 class Fleet(Protocol):
-    """The workers, as far as picks rest on them; each by its name.
+    """What picks need of the workers, each by its name.
 
     upstreams: the records of their endpoints. loads: reads and keeps the load in these.
     """
@@ -56,22 +56,22 @@ class Fleet(Protocol):
         """Whether any worker takes only a part of requests."""
 
     def draining(self) -> set[str]:
-        """The endpoints that get no new requests."""
+        """The draining endpoints, which get no new requests."""
 
     def holdings(self, name: str) -> Holdings:
-        """What was sent to a worker."""
+        """Returns the record of what was sent to a worker."""
 
     def block_size(self, name: str) -> int:
-        """Tokens in a worker's block."""
+        """Returns the number of tokens in a worker's block."""
 
     def ranks(self, name: str) -> int:
-        """How many ranks it has; 0 where that is not known."""
+        """Returns how many ranks a worker has; 0 if unknown."""
 
 
 class Telling(Protocol):
     """Tells other routers which requests were sent where.
 
-    touched: takes the endpoints whose requests changed.
+    touched: collects the endpoints whose requests changed.
     """
 
     @property
@@ -80,24 +80,24 @@ class Telling(Protocol):
 
     @property
     def secret(self) -> int:
-        """What the marks of all these routers are keyed with."""
+        """The common key of these routers' marks."""
 
     def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
-        """A request was sent to an endpoint, or is served by another one than was picked."""
+        """Tells that a request was sent to an endpoint, or is served by another than the pick."""
 
     def ended(self, claim: Claim) -> None:
-        """The request is over."""
+        """Tells that the request has ended."""
 
     def withdrawn(self, claim: Claim) -> None:
-        """The request never reached its worker."""
+        """Tells that the request never reached its worker."""
 
 
 class Placing:
-    """One router's books. Times are seconds of one monotonic clock.
+    """One router's accounts of its requests. Times are seconds of one monotonic clock.
 
-    fleet: the workers, whose records are kept current here. secret: 64 random bits of this process.
-    telling: where routers share, is told of every claim.
-    steered: requests that were booked where they were sent, by model.
+    fleet: the workers, whose records are updated here. secret: 64 random bits of this process.
+    telling: is notified of every claim if routers share.
+    steered: steered requests, by model.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class Placing:
         now: float,
         rng: Chance,
     ) -> Decision:
-        """Places a query; nothing is booked.
+        """Decides where a query goes; books nothing.
 
-        held: for each prompt, the overlap of every worker that holds something of it. state: of a
-        worker's feeds, by its name.
+        held: for each prompt, the overlaps of the workers that hold a part of it. state: returns
+        the state of a worker's feeds, by its name.
         """
         policy = self._policies.get(query.model) if query.policy is None else None
         draining = self._fleet.draining()
@@ -172,27 +172,27 @@ class Placing:
         return with_source(query, made, rules.min_pulled_tokens, snapshot.ejected)
 
     def _roster_of(self, model: str | None, workers: Sequence[Candidate]) -> Roster:
-        """The roster of a model's workers, which is kept as long as the same list is given."""
+        """Returns the roster of a model's workers, which is reused while the list is the same."""
         roster = self._rosters.get(model)
         if roster is None or roster.workers is not workers:
             roster = self._rosters[model] = Roster(workers)
         return roster
 
     def wants_status(self) -> bool:
-        """Whether the next request's response is worth a look: one in a few, or all in doubt.
+        """Returns whether to ask for the next response's status: for a few, or all if in doubt.
 
-        Where two workers share a request, either may fail it, so all are.
+        Always true if two workers share requests, since either may fail one.
         """
         self._looks += 1
         is_doubtful = self._upstreams.has_suspects or self._fleet.has_roles
         return is_doubtful or self._looks % REQUESTS_A_LOOK == 0
 
     def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Booking | None:
-        """Counts a request on its way to its first pick; None if there is none.
+        """Counts a request on its first pick; returns None if there is none.
 
-        prompt: by which the feed of the worker that computes it tells when it is computed.
-        A prefill worker that computes its prompt is counted besides, until `release` or twice as
-        long as that is expected to take: nobody tells when it is done.
+        prompt: by which the computing worker's feed announces that it is computed.
+        The request also counts on a prefill worker, until `release` or for twice the expected time
+        of the prompt: nothing announces the end there.
         """
         if not decision.pick:
             return None
@@ -222,14 +222,14 @@ class Placing:
         return booking
 
     def _claim(self, booking: Booking, decision: Decision, worker: str, now: float) -> None:
-        """A worker is about to hold the prompt of a request that is booked there."""
+        """Claims that a worker is about to hold the prompt of a request booked there."""
         holdings, record = self._fleet.holdings(worker), self.sent.record
         claims = self._claims[booking] = [record(holdings, one, now) for one in decision.marks]
         if self._telling is not None:
             self._telling.begun(claims, booking.endpoint, booking.uncached_tokens)
 
     def note(self, decision: Decision, now: float) -> Booking | None:
-        """Books a request that is not steered nowhere, until `found`; None if there is no pick."""
+        """Books an unsteered request on no endpoint, until `found`; None if there is no pick."""
         if not decision.pick:
             return None
         return self.loads.begin(NOWHERE, decision.uncached_tokens, now)
@@ -237,7 +237,7 @@ class Placing:
     def found(
         self, booking: Booking, decision: Decision, worker: str, endpoint: str, now: float
     ) -> None:
-        """It is known which worker a request that is not steered went to: it is booked there.
+        """Books an unsteered request on the worker to which it went.
 
         It counts there by what that worker held of it at the decision.
         """
@@ -249,14 +249,14 @@ class Placing:
             self._claim(booking, decision, worker, now)
 
     def _end_legs(self, now: float) -> None:
-        """Ends the load of prompts that are taken to be computed."""
+        """Ends the load of prompts that are assumed to be computed."""
         while self._legs_over and self._legs_over[0][0] <= now:
             self.loads.end(heapq.heappop(self._legs_over)[2], now)
 
     def move(self, booking: Booking, worker: str, endpoint: str, now: float) -> None:
-        """The request is served by another worker than the one that was picked.
+        """Moves a request to the worker that serves it instead of the picked one.
 
-        Nothing changes where it is served by the one that is booked, or is over.
+        Changes nothing if it is booked on that worker already, or has ended.
         """
         if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now):
             return
@@ -268,29 +268,29 @@ class Placing:
             self._telling.begun(claims, endpoint, booking.uncached_tokens)
 
     def answered(self, booking: Booking, status: int, served: str, now: float) -> float | None:
-        """A response began; what that says of its endpoint, as `Outlier.answered` has it.
+        """Notes that a response began; returns the effect on its endpoint, as `Outlier.answered`.
 
-        Who answers with an error stores nothing; the request is in flight until it is released.
-        served: the endpoint that answered, "" where the proxy does not tell.
+        A worker that answers with an error stores nothing; the request is in flight until released.
+        served: the endpoint that answered, "" if the proxy does not tell.
         """
         leg = self._legs.get(booking)
         if status >= FIRST_FAILURE:
             self.disclaim(booking)
-        if leg is not None:  # whoever of both fails, fails with every other partner too
+        if leg is not None:  # a failing one of the two also fails with other partners
             self._upstreams.answered(leg.endpoint, status, now)
             if status >= FIRST_SERVER_ERROR:
-                # only its health clears it: an answer may be older than the fault
+                # only its health check clears it: an answer may be older than the fault
                 self._upstreams.doubt(leg.endpoint, is_doubted=True)
                 for endpoint in (leg.endpoint, booking.endpoint):
                     self._upstreams.failed_half(endpoint)
         if served not in ("", booking.endpoint):
-            return None  # none of ours, or it would have been moved there
+            return None  # no known worker, or the request would have been moved there
         if served:
             self._upstreams.doubt(served, is_doubted=False)
         return self._upstreams.answered(booking.endpoint, status, now)
 
     def disclaim(self, booking: Booking) -> None:
-        """No worker holds the prompt of the request on its account."""
+        """Withdraws the claim that a worker holds the request's prompt."""
         for one in (booking, self._legs.get(booking)):
             self._withdraw(self._claims.pop(one, []) if one is not None else ())
 
@@ -301,7 +301,7 @@ class Placing:
                 self._telling.withdrawn(claim)
 
     def release(self, booking: Booking, now: float) -> None:
-        """The request is over; releasing it again changes nothing."""
+        """Releases the booking of an ended request; a second call changes nothing."""
         leg = self._legs.pop(booking, None)
         if leg is not None:
             self.release(leg, now)

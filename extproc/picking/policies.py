@@ -1,4 +1,4 @@
-"""The policies: from what is known of all eligible workers to their ranks, the lowest best.
+"""The policies: each ranks the eligible workers, the lowest rank first.
 
 Each is one small function over columns, which have an entry for each eligible worker.
 docs/policies.md says when to use which.
@@ -9,18 +9,17 @@ Scoring: what it costs to send a request to a worker, in tokens of prefill work.
            + prompt tokens still queued there
            + running x requests in flight there
 
-An uncached token makes this request wait on an idle fleet, and others besides on a busy one: so
-affinity is 1 there and grows with the utilization of the fleet, as waiting does, and further
-where every worker has a queue.
+On an idle fleet, an uncached token delays only this request; on a busy one, it delays others too.
+So affinity is 1 on an idle fleet, grows with its utilization as waiting times do, and further if
+every worker has a queue.
 
 This runs for every worker at every request: plain numbers, no objects.
 
-Which data-parallel rank of a worker a request is to name, where its ranks share one HTTP port.
-
-vLLM and SGLang read a rank from the request header `X-data-parallel-rank` and refuse one that they
-do not have, so it is named only where every worker that the request may reach has it. A request
-that names a rank is not balanced over the ranks by its engine: so it names one only while what the
-rank saves is more than what it has to do beyond the idlest one.
+Data-parallel ranks: if a worker's ranks share one HTTP port, a request may name one of them. vLLM
+and SGLang read it from the header `X-data-parallel-rank` and refuse a rank that they do not have,
+so it is named only if every worker that the request may reach has it. An engine does not balance
+requests that name a rank, so a request names one only if the rank's cache saves more than its load
+exceeds that of the idlest rank.
 """
 
 import heapq
@@ -36,28 +35,28 @@ from extproc.config.sections import CacheAware, PrefixCache
 from extproc.structs import Light
 from kvstate.overlap import Overlap, worth_tokens
 
-# From this utilization on, the wait of those who come later counts in full.
+# From this utilization on, the delay of later requests counts in full.
 FULL_WEIGHT_UTILIZATION = 0.25
 
-# Where even the idlest worker has a queue, a token makes so many more wait for each second of it,
-# up to so many in all.
+# If even the idlest worker has a queue, a token delays this many more requests for each second of
+# it, up to a maximum.
 WAITING_A_SECOND = 1.0
 MAX_WAITING = 10.0
 
 
-# A longer name of a session counts for none: only the end of it might tell clients apart.
+# Longer session names are ignored: clients might differ only in their ends.
 MAX_SESSION_LETTERS = 256
 
-# A request of a session counts for so many tokens at least, by which its worker is preferred.
+# The least tokens by which a session's worker is preferred.
 LEAST_SESSION_TOKENS = 2_048.0
 
 
 def session_credit(session: str, workers: Sequence[str], tokens: float) -> dict[str, float]:
-    """Returns the workers that a session belongs to, and the tokens that each is preferred by.
+    """Returns a session's two workers, and by how many tokens each is preferred.
 
-    The same session has the same two of the same workers, on every router; where a worker comes or
-    goes, only sessions change that belong to it. The second one, by half as many tokens, is for
-    when the first one has too much to do. workers: their endpoints. tokens: of the request.
+    A session has the same two workers on every router; when a worker is added or removed, only its
+    own sessions change. The second worker, preferred by half as many tokens, is used if the first
+    is too busy. workers: their endpoints. tokens: the request's.
     """
     key, credit = session.encode(errors="surrogatepass"), max(tokens, LEAST_SESSION_TOKENS)
     keyed = ((xxhash.xxh3_64_intdigest(name.encode() + b"\0" + key), name) for name in workers)
@@ -66,19 +65,19 @@ def session_credit(session: str, workers: Sequence[str], tokens: float) -> dict[
 
 
 class Chance(Protocol):
-    """The randomness that a pick may use; random.Random is one."""
+    """A source of randomness for picks, such as random.Random."""
 
     def random(self) -> float:
-        """A number from 0 to below 1."""
+        """Returns a random number from 0 to below 1."""
 
 
 def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> float:
     """Returns the weight of an uncached token, relative to a token queued before the request.
 
-    utilization: 0 to 1, the mean of the fleet's workers. What is added by each token to the wait of
-    all who come later is in proportion to u / (1 - u); bounded, since u is a rough estimate, and
-    less than that where u is low: one burst makes no busy fleet. queued_seconds: how long the queue
-    of the idlest worker takes. All who come within that time wait for each token, wherever they go.
+    utilization: u, 0 to 1, the mean of the fleet's workers. Each token delays later requests in
+    proportion to u / (1 - u). The weight is bounded, since u is a rough estimate, and lower at a
+    low u: one burst makes no busy fleet. queued_seconds: how long the idlest worker's queue takes.
+    All requests within that time wait for each token, wherever they go.
     """
     waiting = 1.0
     if utilization < 0.5:  # noqa: PLR2004 - where u / (1 - u) is 1
@@ -91,10 +90,10 @@ def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> 
 
 
 class Columns(Light, frozen=True, gc=False):
-    """What a policy looks at; saved and in_flight are made for those that ask.
+    """The input of a policy; saved and in_flight are computed on demand.
 
-    prompt_tokens: of the request. costs, saved: in tokens, of each worker. in_flight: requests,
-    those of others too, by report. turn: requests placed so far.
+    prompt_tokens: the request's. costs, saved: tokens for each worker. in_flight: requests on each
+    worker, others' reported ones included. turn: requests placed so far.
     """
 
     prompt_tokens: float
@@ -111,9 +110,9 @@ Ranking = Callable[[Columns], Order]
 
 
 def best(ranks: Order, chance: Chance, count: int) -> list[int]:
-    """Returns the positions of the lowest ranks, best first; ties are broken at random.
+    """Returns the indices of the lowest ranks, best first; ties are broken at random.
 
-    count: how many are returned at most.
+    count: the most indices to return.
     """
     lowest = sorted(ranks)[: count + 1]
     if len(set(lowest)) == len(lowest):
@@ -134,7 +133,7 @@ def by_least_request(columns: Columns) -> Order:
 
 
 def by_turn(columns: Columns) -> Order:
-    """Ranks so that workers get their turn one after the other."""
+    """Ranks the workers in turn (round robin)."""
     count = len(columns.costs)
     return [(place - columns.turn) % count for place in range(count)]
 
@@ -158,7 +157,7 @@ def by_cache_aware(columns: Columns) -> Order:
 
 
 def by_prefix_cache(columns: Columns) -> Order:
-    """Ranks by the longest match among workers that are not busier than most, then by load."""
+    """Ranks by the longest match among workers that are not too busy, then by load."""
     knobs, requests = columns.prefix_cache, columns.in_flight()
     if not requests or max(requests) - min(requests) > knobs.imbalance_requests:
         return requests
@@ -178,25 +177,24 @@ POLICIES: Mapping[str, Ranking] = {
     "random": by_chance,
 }
 
-# The policies that look at what a worker holds: only their picks have an overlap as their reason.
+# The policies that consider caches: only their picks have an overlap as their reason.
 LOOK_AT_OVERLAP = frozenset({"cost", "cache_aware", "prefix_cache"})
 
 
-# The policies that may look at a sample: the others compare each worker with all.
+# The policies that may compare only a sample of the workers; the others need all.
 SAMPLED = frozenset({"cost"})
 
 
-# How many workers are looked at by chance where the configuration does not say: alone a router
-# loses nothing by so many, and spares itself the others of a large fleet; among several, fewer keep
-# them from picking the same one.
+# Default numbers of random workers to compare: a router alone loses nothing with this sample, and
+# saves time in a large fleet; for several routers, a smaller one keeps them from picking the same.
 SAMPLE_ALONE = 32
 SAMPLE_AMONG_ROUTERS = 12
 
 
 def sample_size(policy: Policy, *, is_alone: bool) -> int:
-    """Returns how many workers a pick looks at by chance, 0 for all.
+    """Returns how many random workers a pick compares, 0 for all.
 
-    is_alone: whether nothing is heard of other routers.
+    is_alone: whether no other router is heard.
     """
     if policy.sample is not None:
         return policy.sample
@@ -206,13 +204,13 @@ def sample_size(policy: Policy, *, is_alone: bool) -> int:
 def sample_of(
     eligible: Sequence[int], holders: Mapping[int, float], count: int, chance: Chance
 ) -> list[int]:
-    """Returns the places of the workers that a pick looks at: `count` drawn by chance come first.
+    """Returns the indices of the workers that a pick compares: `count` random ones first.
 
-    After them come those that hold something of the prompt; of those that hold equally much again
-    `count` at most. Who picks the best of all by news that is a moment old picks what all others
-    pick at that moment; who picks the best of a few does not, and among equals a few are enough.
+    Then come those that hold a part of the prompt, at most `count` that hold the same amount. Two
+    routers that pick the best of all workers by slightly old news pick the same one; the best of a
+    random sample differs, and among equals a few are enough.
 
-    eligible: more than `count` places. holders: what each saves, by place; all are eligible.
+    eligible: more than `count` indices. holders: what each saves, by index; all are eligible.
     """
     chosen = dict.fromkeys(_drawn(eligible, count, chance))
     if len(holders) <= count:
@@ -227,7 +225,7 @@ def sample_of(
 
 
 def _drawn(places: Sequence[int], count: int, chance: Chance) -> Sequence[int]:
-    """Returns `count` different ones of these places, or all if there are no more."""
+    """Returns `count` different ones of these indices, or all if there are no more."""
     if len(places) <= count:
         return places
     random, number = chance.random, len(places)
@@ -237,15 +235,14 @@ def _drawn(places: Sequence[int], count: int, chance: Chance) -> Sequence[int]:
     return list(drawn)
 
 
-# Endpoints that are named where the configuration does not say how many: the best one and two to
-# retry on, to an Envoy that we know to walk a list; the best one alone by the Endpoint Picker
-# Protocol, since most gateways that speak it refuse a list.
+# Default numbers of endpoints to name: the best one and two for retries to an Envoy, which uses a
+# list; only the best one in the Endpoint Picker Protocol, since most of its gateways refuse a list.
 BUFFERED_ENDPOINTS = 3
 EPP_ENDPOINTS = 1
 
 
 def endpoints_named(policy: Policy, *, is_duplex: bool) -> int:
-    """Returns how many endpoints a proxy is told at most.
+    """Returns the most endpoints to name to a proxy.
 
     is_duplex: whether it speaks the Endpoint Picker Protocol.
     """
@@ -255,7 +252,7 @@ def endpoints_named(policy: Policy, *, is_duplex: bool) -> int:
 def policy_of(config: schema.Config, model: str | None, asked: str | None) -> str:
     """Returns the name of the policy for a request.
 
-    asked: the value of its header `policy.header`, None without one. What is no policy is ignored.
+    asked: the value of its header `policy.header`, None without one. Unknown names are ignored.
     """
     if config.policy.header is not None and asked in schema.POLICIES:
         return asked
@@ -264,11 +261,11 @@ def policy_of(config: schema.Config, model: str | None, asked: str | None) -> st
 
 
 class Ranks(NamedTuple):
-    """What is known of the ranks of workers.
+    """The ranks of workers.
 
-    count: of a worker, by name; 0 where that is not known. work: in tokens, of the requests under
-    way at an endpoint that named a rank, by that rank; given the endpoint, the time, and the tokens
-    that a request counts for.
+    count: returns a worker's number of ranks, by name; 0 if unknown. work: returns the load in
+    tokens of the requests in flight that named a rank, by rank; given the endpoint, the time, and
+    the tokens that each request counts for.
     """
 
     count: Callable[[str], int]
@@ -278,10 +275,10 @@ class Ranks(NamedTuple):
 def rank_of(
     overlaps: Sequence[Overlap], counts: Sequence[int], count: int, work: Mapping[int, float]
 ) -> int | None:
-    """Returns the data-parallel rank that a request is to name, None for none.
+    """Returns the data-parallel rank that a request should name, None for none.
 
-    overlaps: of its prompts on the picked worker. counts: ranks of every worker that it may reach.
-    count, work: ranks of the picked one, and what they have to do.
+    overlaps: its prompts' on the picked worker. counts: numbers of ranks of all workers that it may
+    reach. count, work: the picked worker's number of ranks, and their load.
     """
     ranks = {overlap.rank for overlap in overlaps}
     if len(ranks) != 1:
@@ -294,14 +291,14 @@ def rank_of(
     return rank if saved > work.get(rank, 0.0) - idlest else None
 
 
-# Of vLLM and SGLang.
+# The header of vLLM and SGLang.
 RANK_HEADER = "x-data-parallel-rank"
 
 
 def rank_header(name: str | None, rank: int | None) -> tuple[str, str] | None:
-    """Returns the request header that names a rank, None where there is none to name.
+    """Returns the request header that names a rank, None if there is none to name.
 
-    name: as it is configured.
+    name: the configured header.
     """
     if name is None or rank is None:
         return None

@@ -1,25 +1,23 @@
-"""What was sent where: prefixes that a worker probably holds because we sent it a request.
+"""Remembers what was sent where: prefixes that a worker probably holds because it got a request.
 
 One table serves two purposes, by two lifetimes of the same claim:
 
-- speculative, of a worker whose feed is live: from the pick until the request is over and its
-  events have had time to arrive, or until a deadline. What a running request uses is not evicted;
+- speculative, for a worker whose feed is live: from the pick until the request has ended and its
+  events have had time to arrive, or until a deadline. A running request's blocks are not evicted;
   afterwards the feed knows better.
-- approximate, of a worker whose events we do not have now: until its age limit, or until newer
-  prompts took its room.
+- approximate, for a worker without events now: until its age limit, or until newer prompts need the
+  memory.
 
-Kept apart from the index, and bounded: two generations, the older one dropped when the younger one
-is full or old.
+The table is separate from the index, and bounded: it has two generations, and drops the older one
+when the younger one is full or old.
 
-Marks: keys of a prompt's prefixes at a few lengths, so that what was sent can be met again.
+Marks are keys of a prompt's prefixes at a few lengths, by which a later prompt is found again.
+Chaining a key for every block of a long prompt costs more than a whole pick may. Eight lengths per
+octave are exact enough: they miss at most a ninth of a shared prefix.
 
-Chaining a key for every block of a long prompt costs more than a whole pick may. What we sent where
-need not be known that exactly: eight lengths an octave miss a ninth of a shared prefix at most.
-
-What is claimed of each worker for one request: overlaps, and what was sent there, weighed.
-
-What is certain counts fully. What the index is not sure of, and what we only expect because we sent
-it, counts behind that, with a discount; where both claim something the better claim counts.
+Claims are what each worker is assumed to hold for one request: overlaps, and what was sent there,
+weighed. Certain tokens count fully. Uncertain ones, and those only expected because they were sent,
+count beyond that with a discount; if both claim the same tokens, the better claim counts.
 """
 
 from bisect import bisect_right
@@ -36,13 +34,13 @@ from kvstate.overlap import Overlap, Prompt, Tokens, worth_tokens
 
 BYTES_PER_TOKEN = 4
 
-# Shorter prefixes save no work worth a choice; this is also the least step between two marks.
+# Shorter prefixes save too little to matter; this is also the smallest step between two marks.
 FIRST_TOKENS = 64
 
-# Marks behind each doubling of the length.
+# Marks for each doubling of the length.
 MARKS_PER_OCTAVE = 8
 
-# Behind this no more marks are made: an index entry a mark, for any prompt.
+# Longest marked prefix in tokens: it bounds the entries for one prompt.
 LAST_TOKENS = 1 << 20
 
 
@@ -61,7 +59,7 @@ _key = xxhash.xxh3_64_intdigest
 
 
 class Marks(Light, frozen=True, gc=False):
-    """The marks of one prompt: how many tokens lie before each, and its key, shortest first."""
+    """The marks of one prompt: each prefix's length in tokens and its key, shortest first."""
 
     lengths: tuple[int, ...]
     keys: tuple[int, ...]
@@ -71,16 +69,16 @@ NO_MARKS = Marks((), ())
 
 
 def root_key(secret: int, *namespace: str | int | None) -> int:
-    """The key before the first token.
+    """Returns the key before the first token.
 
-    secret: 64 random bits of this process, so that nobody outside can aim for a mark. namespace:
-    what must be equal for prompts to share anything: model, adapter, salt.
+    secret: 64 random bits of this process, so that nobody outside can forge a mark. namespace: what
+    must be equal for prompts to share blocks: model, adapter, salt.
     """
     return int(_key(msgspec.msgpack.encode((secret, *namespace))))
 
 
 def marks_of(root: int, prompt: Tokens | bytes) -> Marks:
-    """The marks of token ids, or of text: four bytes of it count as one token.
+    """Returns the marks of token ids, or of text, of which four bytes count as one token.
 
     The last token is left out, since an engine always computes it.
     """
@@ -95,8 +93,7 @@ def marks_of(root: int, prompt: Tokens | bytes) -> Marks:
     return Marks(LENGTHS[:count], tuple(keys))
 
 
-# What a mark takes: its key, its slot in a dict that is at worst a third full, its share of the
-# claims.
+# Memory of a mark: its key, its slot in a dict that is at worst a third full, its share of claims.
 BYTES_PER_MARK = 160
 
 _NEVER = -inf
@@ -104,10 +101,10 @@ _NOTHING = (0, 0)
 
 
 class Lifetimes(NamedTuple):
-    """For how long a claim counts, in seconds.
+    """How long a claim counts, in seconds.
 
-    speculative: at most, while the request runs. grace: after its end, for its events to arrive.
-    approximate: without events.
+    speculative: the limit while the request runs. grace: after its end, until its events arrive.
+    approximate: for workers without events.
     """
 
     speculative: float = 60.0
@@ -118,15 +115,15 @@ class Lifetimes(NamedTuple):
 DEFAULT_LIFETIMES = Lifetimes()
 
 
-# Leading tokens of a prompt that a worker probably holds: (speculative, approximate), each by its
-# lifetime. A plain pair: there may be one for every worker at every pick.
+# Leading tokens of a prompt that a worker probably holds, by lifetime: (speculative, approximate).
+# A plain tuple: there may be one for every worker at every pick.
 Expected = tuple[int, int]
 
 
 class Holdings:
-    """What was sent to one worker, as far as that worker still has it; part of its record.
+    """What was sent to one worker, unless it lost its cache since; part of its record.
 
-    worker: its name. lost_at: what was sent until then is lost; seconds of one monotonic clock.
+    worker: its name. lost_at: everything sent before is lost; seconds of one monotonic clock.
     """
 
     __slots__ = ("lost_at", "worker")
@@ -136,14 +133,14 @@ class Holdings:
         self.lost_at = _NEVER
 
     def lose(self, now: float = inf) -> None:
-        """The worker lost all that it held; without a time, it is gone for good."""
+        """Notes that the worker lost its cache; without a time, that it was removed."""
         self.lost_at = now
 
 
 class Claim(LightRecord, eq=False, gc=False):
     """One request that was sent to a worker; its times are seconds of one monotonic clock.
 
-    Hundreds of thousands are kept: like its marks, it is of no interest to the garbage collector.
+    Hundreds of thousands are kept; like their marks, they are not tracked by the garbage collector.
     """
 
     holdings: Holdings
@@ -158,8 +155,8 @@ _Claims = tuple[Claim, ...]
 class Sent:
     """The table of claims, of all workers.
 
-    secret: 64 random bits of this process. limit_bytes: about how much memory it may take. marks:
-    of a prompt, where they are known; by default they are made of its tokens.
+    secret: 64 random bits of this process. limit_bytes: approximate limit of its memory. marks:
+    returns a prompt's marks if they are known; by default they are computed from its tokens.
     """
 
     def __init__(
@@ -176,15 +173,15 @@ class Sent:
         self._young: dict[int, _Claims] = {}
         self._old: dict[int, _Claims] = {}
         self._young_since = _NEVER
-        # of prompts without a salt: as many as there are models and adapters
+        # for prompts without a salt: one for each model and adapter
         self._roots: dict[tuple[str, str | int | None], int] = {}
 
     def __len__(self) -> int:
-        """Marks that are kept."""
+        """Returns how many marks are kept."""
         return len(self._young) + len(self._old)
 
     def marks(self, prompt: Prompt) -> Marks:
-        """The marks of a prompt in its namespace."""
+        """Returns the marks of a prompt in its namespace."""
         if self._known_marks is not None:
             return self._known_marks(prompt)
         model, lora, salt = prompt.model, prompt.lora, prompt.salt
@@ -200,7 +197,7 @@ class Sent:
     def text_marks(
         self, model: str | None, text: bytes, lora: str | None = None, salt: str | None = None
     ) -> Marks:
-        """The marks of a prompt that is known as text only, in its namespace."""
+        """Returns the marks of a prompt that is known only as text, in its namespace."""
         return marks_of(root_key(self._secret, "text", model, lora, salt), text)
 
     def record(self, holdings: Holdings, marks: Marks, now: float) -> Claim:
@@ -215,22 +212,22 @@ class Sent:
             claims = young.setdefault(key, alone)
             if claims is alone:
                 continue
-            if claims is not before:  # neighbouring marks mostly have the same claims
+            if claims is not before:  # neighbouring marks usually have the same claims
                 before = claims
                 after = (claim, *[one for one in claims if one.holdings is not holdings])
             young[key] = after
         return claim
 
     def end(self, claim: Claim, now: float) -> None:
-        """The request is over: from now on its worker's feed knows better."""
+        """Notes that the request has ended: from now on its worker's feed knows better."""
         claim.ended_at = min(claim.ended_at, now)
 
     def withdraw(self, claim: Claim) -> None:
-        """The request never reached its worker."""
+        """Removes the claim of a request that never reached its worker."""
         claim.sent_at = claim.ended_at = _NEVER
 
     def expected(self, marks: Marks, now: float) -> dict[str, Expected]:
-        """What each worker probably holds of a prompt, of those that hold its first mark."""
+        """Returns what each worker probably holds of a prompt, if it holds its first mark."""
         lifetimes = self._lifetimes
         found: dict[str, Expected] = {}
         for generation in (self._old, self._young):
@@ -256,7 +253,7 @@ class Sent:
 
 
 def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[int, _Claims]]:
-    """The marks found, each stretch with the same claims by its longest one."""
+    """Returns the longest mark of each run of marks with the same claims, and these claims."""
     stretches: list[tuple[int, _Claims]] = []
     before: _Claims | None = None
     longest = 0
@@ -272,16 +269,15 @@ def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[i
     return stretches if before is None else [*stretches, (longest, before)]
 
 
-# The state in which a feed tells all of a prompt whose tokens are known: what is missing from the
-# index is not there, or on its way.
+# In this state a feed is complete: blocks missing in the index are not there, or on their way.
 LIVE = "live"
 
 
 class Claims(Light, frozen=True, gc=False):
-    """Of one worker, in tokens, over all prompts of the request.
+    """One worker's claims in tokens, over all prompts of the request.
 
-    saved: what need not be computed, by the weights. speculative, approximate: expected there
-    behind what is certain, where a feed tells what is there now, or where none does.
+    saved: tokens that need not be computed, by the weights. speculative, approximate: tokens
+    expected there beyond the certain ones, with or without a live feed.
     """
 
     saved: float = 0.0
@@ -301,11 +297,11 @@ def claims_of(
     cost: Cost,
     block_size: Callable[[str], int],
 ) -> dict[str, Claims]:
-    """The claims of every worker that has any, by name.
+    """Returns the claims of every worker that has any, by name.
 
-    held, expected: one for each prompt; expected may be left out, and alone be there for a text.
-    state: of a worker's feeds, by its name. Where none tells what a worker holds of these prompts,
-    whatever the reason, all that was sent there counts. block_size: of a worker's cache, in tokens.
+    held, expected: one for each prompt; expected may be empty, and a text has only expected ones.
+    state: returns the state of a worker's feeds, by its name; without a live feed, everything that
+    was sent there counts. block_size: returns the block size of a worker's cache, in tokens.
     """
     found: dict[str, Claims] = {}
     for overlaps in held:
@@ -319,11 +315,11 @@ def claims_of(
         for name, lengths in each.items():
             known = overlaps.get(name)
             certain = 0 if known is None else known.certain_tokens
-            if max(lengths) <= certain:  # as mostly, whatever the state is
+            if max(lengths) <= certain:  # the usual case, whatever the state is
                 continue
             is_live = bool(held) and state(name) == LIVE
             length = lengths[0] if is_live else lengths[1]
-            if held:  # only whole blocks are kept
+            if held:  # engines keep only whole blocks
                 length -= length % block_size(name)
             if length <= certain:
                 continue
@@ -337,7 +333,7 @@ def claims_of(
 
 
 def _added(before: Claims, more: float, behind: int, *, is_live: bool) -> Claims:
-    """The claims with what is expected of one more prompt."""
+    """Returns the claims, with what is expected for one more prompt."""
     saved, speculative, approximate = before.saved + more, before.speculative, before.approximate
     if is_live:
         return Claims(saved, speculative + behind, approximate)

@@ -181,9 +181,9 @@ class Upstream:
 
 
 class Upstreams:
-    """The table of endpoints: each has a record as long as a worker is there.
+    """The table of endpoints: each has a record while it has a worker.
 
-    What is told of an endpoint without a record changes nothing: its worker went meanwhile.
+    Figures for an endpoint without a record are ignored: its worker has gone.
     """
 
     def __init__(self) -> None:

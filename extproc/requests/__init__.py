@@ -1,1 +1,1 @@
-"""What requests ask of a model: every API, parsed as far as the prompt needs."""
+"""Parses the requests of every API, as far as their prompts need."""

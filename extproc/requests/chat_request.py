@@ -4,18 +4,22 @@ Source: vLLM 0.10.2, 0.14.1, 0.19.1, 0.24.0 and 0.32.0: add_generation_prompt,
 continue_final_message, add_special_tokens, documents, chat_template_kwargs,
 truncate_prompt_tokens, cache_salt, kv_transfer_params.
 
-Messages of a conversation with what an engine leaves of them for the chat template.
+Messages are parsed as engines pass them to the chat template.
 
-Source: vLLM's parsing of chat messages, 0.10.2, 0.14.1, 0.19.1, 0.24.0 and 0.32.0. Where these
+Source: vLLM's parsing of chat messages, 0.10.2, 0.14.1, 0.19.1, 0.24.0 and 0.32.0. If these
 releases differ, the message is not keyed.
 
-Tools as vLLM hands them to templates, which print them as JSON: in this order of keys.
+Engines give the contents of messages to templates in two forms: as text, and in parts.
 
-Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. What else a tool may have is written
-differently from one release to the next, and is not keyed.
+Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
+
+Tools are in the order of keys in which vLLM passes them to templates, which print them as JSON.
+
+Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Other fields of a tool are written
+differently by different releases, and are not keyed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,8 +28,8 @@ from extproc.errors import RequestError
 from extproc.requests.costly_json import refuse_costly
 from extproc.requests.prompt import MAX_MESSAGES, Chat, InferenceRequest, answers_in, kept_tokens
 
-# Parts that are text under another name; the text lies under the key given here. Names that came
-# later ("output_text") are refused by the engines before, which is no other prompt.
+# Kinds of text parts, and the key of the text in each. Older engines refuse newer kinds
+# ("output_text"), so no prompt differs.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 _MEDIA_PARTS = {
@@ -36,8 +40,13 @@ _MEDIA_PARTS = {
     "video_url": "video",
 }
 
-# A line that some clients change with every request; engines before 0.32 leave it in place.
+# A line that some clients change with every request; engines before 0.32 keep it.
 _BILLING_LINE = "x-anthropic-billing-header"
+
+# A mark that no template or client contains, to be found in the rendered text.
+MEDIA_MARK = "\ue000kvsteer media\ue001"
+
+Messages = Sequence[dict[str, Any]]
 
 _PLAIN_KEYS = ("role", "content")
 _PLAIN_ROLES = ("user", "assistant")  # no set: a role may be anything, hashable or not
@@ -46,13 +55,13 @@ _PLAIN_ROLES = ("user", "assistant")  # no set: a role may be anything, hashable
 def messages_of(
     messages: list[dict[str, Any]], *, orders_calls: bool = True
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Returns the messages as templates see them, and whether a part of them is media.
+    """Returns the messages as templates get them, and whether a part of them is media.
 
-    orders_calls: whether the engine brings the keys of tool calls into its own order, in which
+    orders_calls: whether the engine puts the keys of tool calls into its own order, in which
         templates may print them.
 
     Raises:
-        RequestError: there is none, there are too many, or one is not understood.
+        RequestError: there are none, too many, or one that cannot be keyed.
     """
     if not messages:
         raise RequestError("empty_prompt")
@@ -62,11 +71,11 @@ def messages_of(
         return messages, False
     refuse_costly(b"\n".join(_arguments(messages)))
     parsed = [_message(message, orders_calls) for message in messages]
-    return parsed, any(_has_media(message["content"]) for message in parsed)
+    return parsed, any(map(has_media, parsed))
 
 
 def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
-    """The arguments of calls that are JSON within JSON, to be decoded once more."""
+    """Yields the arguments of calls that are JSON text within JSON."""
     for message in messages:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
@@ -76,7 +85,7 @@ def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _is_plain(message: dict[str, Any]) -> bool:
-    """Whether nothing of a message is left out or changed; in most conversations all are so."""
+    """Returns whether a message is passed on unchanged; in most conversations all are."""
     if tuple(message) != _PLAIN_KEYS:
         return False
     role, content = message["role"], message["content"]
@@ -108,7 +117,7 @@ def _message(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # 
 
 
 def _of_turn(message: dict[str, Any], orders_calls: bool) -> dict[str, Any]:  # noqa: FBT001
-    """What only a model's own turn has: what it thought and what it called."""
+    """Returns the fields that only a model's own turn has: its reasoning and its tool calls."""
     keys = ("reasoning", "reasoning_content")
     turn = {key: message[key] for key in keys if message.get(key) is not None}
     calls = message.get("tool_calls")
@@ -150,15 +159,11 @@ def _refuse_billing_line(content: str | list[dict[str, Any]] | None) -> None:
         raise RequestError("unsupported_billing_line")
 
 
-def _has_media(content: str | list[dict[str, Any]] | None) -> bool:
-    return isinstance(content, list) and any(part["type"] != "text" for part in content)
-
-
 def _call(call: object) -> dict[str, Any]:
-    """A tool call with its arguments as an object.
+    """Returns a tool call with its arguments as an object.
 
-    Clients send arguments as JSON text. What is no JSON object was an error to old releases, is
-    passed on by some and an empty object to the newest.
+    Clients send arguments as JSON text. If that is not a JSON object, old releases refuse it, some
+    pass it on, and the newest take it for an empty object.
     """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
@@ -175,7 +180,7 @@ def _call(call: object) -> dict[str, Any]:
 
 
 def _ordered(call: dict[str, Any]) -> dict[str, Any]:
-    """In the order in which the engine's validation leaves the keys: its own first."""
+    """Returns a call with its keys in the order of the engine's validation: known ones first."""
     function = _first(call["function"], ("arguments", "name"))
     return _first({**call, "function": function}, ("id", "function", "type"))
 
@@ -184,14 +189,72 @@ def _first(values: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {**{key: values[key] for key in keys if key in values}, **values}
 
 
+def flat(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message without media with its content as text, parts joined by line ends."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    texts = [part["text"] for part in content or () if part["text"]]
+    return {**message, "content": "\n".join(texts)}
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with its content in parts; a tool's content without media stays text.
+
+    Raises:
+        RequestError: a part has more than its text, which newer releases pass to templates.
+    """
+    content = message.get("content")
+    if message.get("role") == "tool" and not has_media(message):
+        # unlike `flat`, the empty ones count
+        is_text = isinstance(content, str)
+        text = content if is_text else "\n".join(part["text"] for part in content or ())
+        return {**message, "content": text}
+    if isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    if any(len(part) > len(("type", "text")) for part in content or ()):
+        raise RequestError("unsupported_content")
+    return {**message, "content": content or []}
+
+
+def has_media(message: dict[str, Any]) -> bool:
+    """Returns whether a part of a message is media."""
+    content = message.get("content")
+    return type(content) is list and any(part["type"] != "text" for part in content)
+
+
+def marked(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with a mark, as text, in the place of every media part."""
+    if not has_media(message):
+        return message
+    mark = {"type": "text", "text": MEDIA_MARK}
+    content = [part if part["type"] == "text" else mark for part in message["content"]]
+    return {**message, "content": content}
+
+
+def texts_before_media(messages: Messages) -> list[str]:
+    """Returns the texts that stand before the first media of the messages."""
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            texts.append(content)
+            continue
+        for part in content or ():
+            if part["type"] != "text":
+                return texts
+            texts.append(part["text"])
+    return texts
+
+
 _KEYS = {"name", "description", "parameters", "strict"}
 
 
 def tools_of(tools: list[dict[str, Any]], choice: object) -> list[dict[str, Any]]:
-    """Returns the tools as the chat template sees them.
+    """Returns the tools as the chat template gets them.
 
-    choice: the request's tool_choice. Templates do not see it, but with "none" engines leave the
-        tools out where --exclude-tools-when-tool-choice-none is set.
+    choice: the request's tool_choice. Templates do not get it, but with "none" engines leave the
+        tools out if --exclude-tools-when-tool-choice-none is set.
 
     Raises:
         RequestError: releases or settings differ.
@@ -219,7 +282,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(function: dict[str, Any]) -> dict[str, Any]:
-    """With null for what is left out; `strict` only where it is set, as all releases print it."""
+    """Returns a function with null for missing keys, but `strict` only if it is set."""
     name = function.get("name")
     description = function.get("description")
     parameters = function.get("parameters")
@@ -236,8 +299,8 @@ def _function(function: dict[str, Any]) -> dict[str, Any]:
 
 PATH = "/v1/chat/completions"
 
-# In chat_template_kwargs these are arguments of transformers' apply_chat_template: they replace
-# what the request itself says, or change the form of the result, in some engines only.
+# In chat_template_kwargs these are arguments of transformers' apply_chat_template. In some engines
+# they override the request itself, or change the form of the result.
 _RESERVED_VARIABLES = frozenset(
     (
         *("messages", "conversation", "tools", "chat_template", "tokenize", "truncation"),
@@ -248,7 +311,7 @@ _RESERVED_VARIABLES = frozenset(
 
 
 class Options(msgspec.Struct, frozen=True, gc=False):
-    """The options that, besides the messages, decide how a conversation becomes a prompt.
+    """The options besides the messages that determine the prompt of a conversation.
 
     Field names are the request's; template_kwargs is its chat_template_kwargs. orders_calls: as in
     `messages_of`.
@@ -299,7 +362,7 @@ def parse(content: bytes) -> InferenceRequest:
     """
     body = _body.decode(content)
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:
-        raise RequestError("unsupported_kv_transfer")  # they take the prompt's place
+        raise RequestError("unsupported_kv_transfer")  # they replace the prompt
     keep = kept_tokens(body.truncate_prompt_tokens, body.truncation_side)
     options = Options(
         chat_template=body.chat_template,
@@ -317,14 +380,14 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_truncation")
     if keep is not None and chat.add_special_tokens:
         chat = msgspec.structs.replace(chat, special_tokens_vary=True)
-    # with echo the engine takes top_logprobs for prompt_logprobs, and it is 0 where it is not set
+    # with echo the engine uses top_logprobs as prompt_logprobs, and it is 0 if it is not set
     reads_cache = body.prompt_logprobs is None and not body.echo
     answers = answers_in(body.n)
     return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)
 
 
 def conversation(messages: list[dict[str, Any]], options: Options) -> Chat:
-    """Returns a conversation as the chat template sees it.
+    """Returns a conversation as the chat template gets it.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.

@@ -7,7 +7,7 @@ OpenAI's embeddings (POST /v1/embeddings): texts, token ids, or with vLLM one co
 
 Source: vLLM 0.10.2 to 0.32.0. For conversations its defaults differ from chat completions': no
 generation prompt. Pooling cuts prompts on the other side than generation does, and not in every
-release, so a truncated one is not keyed.
+so a truncated one is not keyed.
 
 Native generation requests: SGLang's POST /generate and vLLM's POST /inference/v1/generate.
 
@@ -130,7 +130,7 @@ _tokens_body = msgspec.json.Decoder(_TokensBody)
 def parse_generate(content: bytes) -> InferenceRequest:
     """Parses the body of SGLang's POST /generate.
 
-    The adapter that it names takes the place of the model, which it cannot name.
+    The adapter that it names is used as the model, which the API cannot name.
 
     Raises:
         RequestError: its prompt cannot be keyed; the error says why.
@@ -142,9 +142,9 @@ def parse_generate(content: bytes) -> InferenceRequest:
     if any(map(is_filled, (body.image_data, body.video_data, body.audio_data))):
         raise RequestError("unsupported_media")
     if is_given(body.session_params):
-        raise RequestError("unsupported_session")  # what came before, the worker remembers
+        raise RequestError("unsupported_session")  # only the worker knows the text before it
     if is_given(body.extra_key):
-        raise RequestError("unsupported_extra_key")  # a namespace that events do not name
+        raise RequestError("unsupported_extra_key")  # a namespace that events do not carry
     if is_given(body.lora_id) or not isinstance(body.lora_path, str | None):
         raise RequestError("unsupported_lora")
     if not isinstance(body.cache_salt, str | None):

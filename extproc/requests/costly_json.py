@@ -1,23 +1,23 @@
-"""JSON that is short to send and costly to decode: told by its marks, before it is decoded.
+"""Refuses JSON that is short to send but costly to decode, by counting its marks first.
 
-The decoder stops every thread until it has made all objects of a body. To count brackets, quotes
-and commas costs next to nothing. Those in texts do not count; which these are, is looked at only
-where there are too many otherwise.
+The decoder blocks every thread until it has made all objects of a body. Counting brackets, quotes
+and commas costs almost nothing. Those inside texts do not count, but texts are examined only if
+there are too many marks otherwise.
 """
 
 from extproc.errors import RequestError
 from kvstate.scan import marks, marks_outside
 
-# What a body may hold, since the decoder stops every thread until it has made all of it. Objects
-# and lists: eight for each of as many messages as are keyed. Texts, names of fields among them: a
-# dozen and a half for each. Commas: of conversations, and where prompts may be token ids.
+# Limits of a body's content, since the decoder blocks every thread until it has made all of it.
+# Objects and lists: eight for each of the most messages that are keyed. Texts, including names of
+# fields: eighteen for each. Commas: for conversations, and for prompts that may be token ids.
 MAX_PARTS = 65_536
 MAX_TEXTS = 131_072
 MAX_COMMAS = 131_072
 MAX_ID_COMMAS = 1_048_576
 
-# A body of so many bytes is parsed within a millisecond or two, whatever it holds; a longer one, up
-# to so many, if there are only so many brackets in it.
+# A body of this many bytes is parsed within a millisecond or two, whatever it contains; a longer
+# one, up to the second limit, if it has at most this many brackets.
 _SMALL_BYTES = 8_192
 INLINE_BYTES = 65_536
 _INLINE_PARTS = 1_024
@@ -39,7 +39,7 @@ def refuse_costly(body: bytes, max_commas: int = MAX_COMMAS) -> None:
     if len(body) <= MAX_PARTS:
         return
     most = (MAX_PARTS, 2 * MAX_TEXTS, max_commas)
-    # what stands in texts counts here, which are mostly the whole of a body; so it may be too much
+    # this also counts marks inside texts, which are most of a body, so it may count too many
     if _is_within(marks(body), most):
         return
     if not _is_within(marks_outside(body, 2 * MAX_TEXTS), most):

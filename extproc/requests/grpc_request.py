@@ -1,7 +1,7 @@
 """Generation requests over gRPC: they carry token ids, so they are keyed without a tokenizer.
 
 Sources: gRPC over HTTP/2, "Length-Prefixed-Message"; the services of smg-grpc-proto 0.4.14 and
-0.4.28, of which proto/kvsteer_generate.proto holds what is read here. Requests name no model.
+0.4.28; proto/kvsteer_generate.proto has the fields that are read here. Requests name no model.
 """
 
 import struct
@@ -23,7 +23,7 @@ from kvstate.overlap import Tokens
 
 _PREFIX_BYTES = 5
 
-# More than any model takes.
+# More than any model accepts.
 MAX_TOKENS = 1_048_576
 
 _IDS_AT_ONCE = 16_384
@@ -43,7 +43,7 @@ def parse(path: str, content: bytes) -> InferenceRequest:
 
 
 def ids_of(path: str, content: bytes) -> Tokens:
-    """Returns the token ids of the same.
+    """Returns the token ids of such a request.
 
     Raises:
         RequestError: as `parse`.
@@ -119,7 +119,7 @@ def _tokenspeed(message: bytes) -> Read:
 
 
 def _ids(ids: Sequence[int]) -> Tokens:
-    """Token ids in a buffer, made in steps between which another thread gets its turn."""
+    """Returns token ids in a buffer; yields to other threads between steps."""
     if len(ids) > MAX_TOKENS:
         raise RequestError("too_many_parts")
     found = array("I")
@@ -132,7 +132,7 @@ def _has(request: Any, *fields: str) -> bool:  # noqa: ANN401 - any generated me
     return any(request.HasField(field) for field in fields)
 
 
-# Which message stands behind a path, and how its token ids are read.
+# The message of each path, and how to read its token ids.
 PATHS: dict[str, Callable[[bytes], Read]] = {
     "/vllm.grpc.engine.VllmEngine/Generate": _vllm,
     "/vllm.grpc.engine.VllmEngine/Embed": _vllm,

@@ -13,10 +13,10 @@ from extproc.requests.prompt import InferenceRequest
 
 PATH = "/v1/messages"
 
-# A line that some clients change with every request: left out by the engine, if in its own block.
+# A line that some clients change with every request; the engine drops it if it is its own block.
 BILLING_LINE = "x-anthropic-billing-header"
 
-# Anthropic's names for tool_choice, and chat completions'; "none" stays what it is: not keyed.
+# Anthropic's names for tool_choice, and those of chat completions; "none" is not keyed.
 _CHOICES = {"auto": "auto", "any": "required", "tool": "required"}
 
 
@@ -61,7 +61,7 @@ def parse(content: bytes) -> InferenceRequest:
     options = Options(
         tools=None if body.tools is None else [_tool(tool) for tool in body.tools],
         tool_choice=_choice(body.tool_choice),
-        # switching thinking off reaches templates as an effort, in newer releases only
+        # templates of newer releases get an effort if thinking is switched off
         has_reasoning_effort=thinking == "disabled" or effort is not None,
     )
     return InferenceRequest(body.model, [conversation(messages, options)], body.cache_salt)
@@ -82,7 +82,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 
 def _converted(message: _Message) -> list[dict[str, Any]]:
-    """Tool results become messages of their own, before what else the message says."""
+    """Returns a message as chat messages; tool results become their own, before the rest."""
     if message.role not in ("user", "assistant"):
         raise RequestError("unsupported_inline_system")
     if isinstance(message.content, str):
@@ -141,7 +141,7 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_result(block: dict[str, Any]) -> list[dict[str, Any]]:
-    """The result's texts as one, and its images in a message of the user behind it."""
+    """Returns the result's texts joined, and its images in a user message after it."""
     content = block.get("content")
     texts = [content] if isinstance(content, str) else []
     images = []

@@ -1,4 +1,4 @@
-"""What a request asks of a model, whichever API it came by."""
+"""The prompts and options of a request, independent of its API."""
 
 import re
 from array import array
@@ -10,22 +10,22 @@ import msgspec
 from extproc.errors import RequestError
 from kvstate.overlap import Tokens
 
-# Conversations and lists beyond these are not keyed: every message costs template time, and every
-# prompt a walk through the index.
+# Longer conversations and lists are not keyed: every message costs template time, and every prompt
+# a walk through the index.
 MAX_MESSAGES = 8192
 MAX_PROMPTS = 64
 
 
 class Chat(msgspec.Struct, frozen=True, gc=False):
-    """A conversation, as the chat template sees it.
+    """A conversation, as the chat template gets it.
 
-    messages: content is a text, None, or a list of parts: {"type": "text", "text": ...}, with what
-        else the client put there, and for media {"type": "image"}, "audio" or "video".
-    has_reasoning_effort: whether the request sets it; engines hand it to templates each in its way.
-    has_media: a part is no text. How many tokens it becomes only the engine's processor knows, so
-        only what stands before it can be keyed.
+    messages: content is a text, None, or a list of parts: {"type": "text", "text": ...}, with the
+        client's other fields, and for media {"type": "image"}, "audio" or "video".
+    has_reasoning_effort: whether the request sets it; engines pass it to templates differently.
+    has_media: a part is not text. Only the engine's processor knows its number of tokens, so only
+        the text before it can be keyed.
     special_tokens_vary: releases of the engine disagree on add_special_tokens here; the ids are
-        certain only where the tokenizer adds no special token by itself.
+        certain only if the tokenizer adds no special tokens by itself.
     """
 
     messages: list[dict[str, Any]]
@@ -50,8 +50,8 @@ class Text(msgspec.Struct, frozen=True, gc=False):
 # A prompt before it is tokens: a conversation, a text, or token ids already.
 Prompt = Chat | Text | Tokens
 
-# What becomes tokens in a way of its own, so that it may be right while another form is wrong; each
-# is a bit. A conversation with tools is both a conversation and one with tools.
+# Forms of prompts, one bit each. Each becomes tokens in its own way, so one may be right while
+# another is wrong. A conversation with tools is both a conversation and one with tools.
 TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 ALL_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
 FORM_NAMES = {
@@ -63,7 +63,7 @@ FORM_NAMES = {
 
 
 def forms_of(prompt: Prompt) -> int:
-    """Returns the forms of a prompt, 0 for token ids, which are what the client says they are."""
+    """Returns the forms of a prompt, 0 for token ids, which need no tokenizing."""
     if not isinstance(prompt, Chat):
         return TEXT if isinstance(prompt, Text) else 0
     variables = prompt.variables
@@ -80,10 +80,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """A request whose prompt can be keyed.
 
     model: as the client wrote it; None if it did not.
-    keep_last_tokens: of every prompt the engine computes only so many tokens, its last ones.
-    reads_cache: False where the engine computes the whole prompt anew, since the request wants the
-        probabilities of its tokens; it stores the blocks all the same.
-    answers: how many are asked for, to each prompt (`n`).
+    keep_last_tokens: the engine computes only this many last tokens of every prompt; None for all.
+    reads_cache: False if the engine computes the whole prompt, since the request wants the
+        probabilities of its tokens; it still stores the blocks.
+    answers: how many answers it wants for each prompt (`n`).
     """
 
     model: str | None
@@ -98,14 +98,14 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
         return tokens if self.keep_last_tokens is None else tokens[-self.keep_last_tokens :]
 
 
-# Where only this much is to be known of a field, whether it is there, nothing is made of it.
+# A field of which only the presence matters: it is not decoded.
 NULL = msgspec.Raw(b"null")
 _EMPTY = (b"null", b"false", b"0", b'""', b"[]", b"{}")
 
 # Prompts of text, one or several.
 Texts = str | list[str]
 
-# Longer lists of token ids are decoded in pieces, between which another thread gets its turn.
+# Longer lists of token ids are decoded in pieces, with a yield to other threads between them.
 _PIECE_BYTES = 65_536
 
 _LISTS = re.compile(rb'\[[ \t\r\n]*[\["]')
@@ -196,7 +196,7 @@ def token_ids(raw: msgspec.Raw) -> Tokens:
 
 
 def _pieces(raw: msgspec.Raw) -> Iterator[msgspec.Raw | bytes]:
-    """A list in pieces, each a list."""
+    """Yields a list in pieces, each a list."""
     length = len(memoryview(raw))
     if length <= _PIECE_BYTES:
         yield raw
@@ -220,8 +220,8 @@ def answers_in(n: object) -> int:
 def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int | None:
     """Returns how many tokens of a prompt vLLM keeps, None for all.
 
-    Its default side is left, so the last ones; it took the side into requests only lately. With -1
-    it keeps as many as the model takes, which only the engine knows.
+    By default it truncates on the left, so the last ones are kept; only newer releases let a
+    request choose the side. With -1 it keeps as many as the model accepts, which only it knows.
 
     Raises:
         RequestError: releases differ, or only the engine knows.

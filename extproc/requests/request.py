@@ -1,7 +1,8 @@
-"""What a request asks of a model: which API it came by, and its prompt, parsed only so far.
+"""Parses a request: finds its API, and reads the fields that determine its prompt.
 
-One module knows one API. Keyed is only what every checked release of the engine turns into the same
-token ids; anything else is named and placed by load. docs/requests.md lists both.
+Each API has its own module. A prompt is keyed only if every checked release of the engine turns it
+into the same token ids; other requests get a reason and are placed by load. docs/requests.md lists
+both.
 """
 
 import re
@@ -61,12 +62,11 @@ __all__ = [
 CHAT_PATH = chat_request.PATH
 COMPLETIONS_PATH = completion_request.PATH
 
-# More than this is not keyed: tokenizing must not hold a thread for long after the deadline has
-# passed.
+# Larger bodies are not keyed: tokenizing must not occupy a thread long after the deadline.
 MAX_BYTES = 4 * 1024 * 1024
 
-# The model is looked for at both ends of a long body, where clients write it, and among so many
-# places that look like it.
+# The model is searched for at both ends of a long body, where clients write it, among at most this
+# many candidates.
 _ENDS_BYTES = 65_536
 _MAX_PLACES = 8
 
@@ -81,7 +81,7 @@ _PARSERS: dict[str, Callable[[bytes], InferenceRequest]] = {
 }
 
 
-# Calls that have a model compute and whose prompt is not keyed: vLLM's and SGLang's.
+# Paths of vLLM and SGLang on which a model computes, but whose prompts are not keyed.
 UNKEYED_PATHS = frozenset(
     {
         "/classify",
@@ -98,11 +98,11 @@ UNKEYED_PATHS = frozenset(
     }
 )
 
-# Why a request is no call of a model: a probe, a list of models, another service's route.
+# The reason of requests that call no model: a probe, a list of models, another service's route.
 NOT_INFERENCE = "not_inference"
 
 
-# Those of the HTTP APIs whose prompts can be keyed.
+# The paths of HTTP APIs whose prompts can be keyed.
 PATHS = tuple(_PARSERS)
 
 # Why the body of an inference request was not read.
@@ -110,13 +110,12 @@ UNREAD = frozenset({"body_too_large", "body_not_buffered"})
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """What of a request's headers decides how it is treated.
+    """The parts of a request's headers on which its treatment depends.
 
-    content_length: in bytes, None if the headers do not tell it. policy: the name in the header
-    that may choose a policy, None without one. subset: the endpoints (ip:port) that the proxy
-    allows, None for all. session: the value of the header that names the client's session, ""
-    without one. conversation: the value of the header that says whether it is steered, "" without
-    one.
+    content_length: in bytes, None if unknown. policy: the policy named in its header, None without
+    one. subset: the endpoints (ip:port) that the proxy allows, None for all. session: the client's
+    session named in its header, "" without one. conversation: the value of the header by which
+    requests are steered together, "" without one.
     """
 
     method: str
@@ -129,12 +128,12 @@ class Head(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, gc=False):
-    """A request that is to be placed.
+    """A request to place.
 
-    body: None where it is placed without its body; reason then says why. proxy_finds_model: whether
-    the proxy's routes choose a cluster by the model, and find the model themselves where we name
-    none. wants_endpoint: whether the proxy must be given an endpoint even for a request that calls
-    no model.
+    body: None if it is placed without its body; reason then says why. proxy_finds_model: whether
+    the proxy's routes choose a cluster by the model, and find the model themselves if the router
+    names none. wants_endpoint: whether the proxy needs an endpoint even for a request that calls no
+    model.
     """
 
     head: Head
@@ -154,7 +153,7 @@ class _AnyApi(msgspec.Struct):
     prompt: msgspec.Raw = NULL
 
 
-# Why a body is not parsed that no engine would accept either.
+# Reasons for bodies that no engine would accept either.
 ENGINES_REFUSE = frozenset({"bad_json", "bad_request", "empty_prompt"})
 
 _any_body = msgspec.json.Decoder(_AnyBody)
@@ -180,8 +179,8 @@ def path_of(target: str) -> str:
 def is_inference(method: str, path: str) -> bool:
     """Returns whether the body of a request carries a prompt that can be keyed.
 
-    Method and path are both "" where the proxy shows neither, as NGINX Gateway Fabric does: then
-    the body is to tell.
+    Method and path are both "" if the proxy sends neither, as NGINX Gateway Fabric: then the body
+    decides.
     """
     if not method and not path:
         return True
@@ -189,16 +188,16 @@ def is_inference(method: str, path: str) -> bool:
 
 
 def why_unkeyed(method: str, path: str) -> str:
-    """Returns why the body of a request is not asked for, "" if it is: method and path tell."""
+    """Returns why the body of a request is not needed, by its method and path; "" if it is."""
     if is_inference(method, path):
         return ""
     return "unkeyed_api" if method == "POST" and path in UNKEYED_PATHS else NOT_INFERENCE
 
 
 def model_of(body: bytes) -> str | None:
-    """Returns the model that a body names, None if it names none; its prompt does not matter.
+    """Returns the model that a body names, None if it names none, whatever its prompt.
 
-    Of a long body, only both ends are looked at.
+    Only both ends of a long body are searched.
     """
     if len(body) <= 2 * _ENDS_BYTES:
         return _named(body)
@@ -213,10 +212,10 @@ def _named(body: bytes) -> str | None:
 
 
 def _named_last(end: bytes) -> str | None:
-    """The model named in the end of a body.
+    """Returns the model named at the end of a body, None if there is none.
 
-    What begins at a field of the body itself, and not of an object in it, is an object once a brace
-    is put before it. In a text, the quotes of a field would be escaped.
+    The rest of a body from one of its own fields on becomes an object if a brace is put before it;
+    from a field of an inner object it does not. Inside a text, a field's quotes would be escaped.
     """
     places = [found.start() for found in _MODEL.finditer(end)][-_MAX_PLACES:]
     names = (_named(b"{" + end[place:]) for place in reversed(places))
@@ -224,7 +223,7 @@ def _named_last(end: bytes) -> str | None:
 
 
 def _named_first(start: bytes) -> str | None:
-    """The model named in the beginning of a body, found out in the same way."""
+    """Returns the model named at the beginning of a body, found in the same way."""
     for found in [*_MODEL.finditer(start)][:_MAX_PLACES]:
         before, behind = start[: found.start()], start[found.end() :]
         text = _TEXT.match(behind)
@@ -238,9 +237,9 @@ def parse(path: str, body: bytes) -> InferenceRequest:
     """Parses the body of a request for which `is_inference` holds.
 
     Raises:
-        RequestError: the body is not one that an engine would accept either (bad_json,
-            bad_request), or one whose prompt we do not claim to know (unsupported_*, and
-            unkeyed_api where no path was shown and the body does not tell the API).
+        RequestError: an engine would refuse the body too (bad_json, bad_request), or its prompt
+            cannot be known exactly (unsupported_*, and unkeyed_api if the proxy sent no path and
+            the body does not show the API).
     """
     if len(body) > MAX_BYTES:
         raise RequestError("too_many_bytes")
@@ -256,7 +255,7 @@ def parse(path: str, body: bytes) -> InferenceRequest:
 
 
 def _path_told_by(body: bytes) -> str:
-    """Returns the API that a body is for, of those that no other body looks like.
+    """Returns the API of a body, if its fields identify one.
 
     Conversations without `system` mean the same as chat completions and as Anthropic's messages.
     """
@@ -269,7 +268,7 @@ def _path_told_by(body: bytes) -> str:
 
 
 class Served(NamedTuple):
-    """What a name in a request stands for: a configured model, and the adapter on it, if any."""
+    """The meaning of a model name in a request: a configured model, and its adapter if any."""
 
     model: str
     lora: str | None
@@ -294,9 +293,9 @@ class Models:
         return self._default
 
     def find(self, name: str | None) -> Served | None:
-        """Returns what a request's model name stands for, None if it is not known.
+        """Returns the model and adapter for a request's model name, None if it is unknown.
 
-        A request without a name is for the only model, if there is just one."""
+        A request without a name means the only model, if there is only one."""
         if not name:
             return Served(self._default, None) if self._only else None
         return self._names.get(name)

@@ -1,9 +1,9 @@
 """OpenAI's responses (POST /v1/responses), which vLLM turns into a conversation.
 
-Source: vLLM 0.14.1, 0.19.1, 0.24.0 and 0.32.0. Keyed is what they turn into the same messages: text
-input, messages, and a function call that no other turn of the model touches (newer releases merge
-neighbours into one message). Tools are printed differently in each, and what a response before this
-one said, only the worker that gave it knows.
+Source: vLLM 0.14.1, 0.19.1, 0.24.0 and 0.32.0. Requests are keyed if all of these make the same
+messages: text input, messages, and a function call that is not next to another turn of the model
+(newer releases merge these into one message). Releases print tools differently, and only the worker
+that gave a previous response knows its content.
 """
 
 from typing import Any
@@ -53,7 +53,7 @@ def parse(content: bytes) -> InferenceRequest:
     effort = (body.reasoning or {}).get("effort")
     options = Options(has_reasoning_effort=effort is not None, orders_calls=False)
     chat = conversation(messages, options)
-    # from 0.19 the tokenizer adds its special tokens to what the template wrote
+    # from 0.19 the tokenizer adds its special tokens to the rendered text
     chat = msgspec.structs.replace(chat, add_special_tokens=True, special_tokens_vary=True)
     return InferenceRequest(body.model, [chat], body.cache_salt)
 
@@ -107,7 +107,7 @@ def _call(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only_text(content: object) -> str:
-    """The text of a turn that has one part; of several, releases take one or all."""
+    """Returns the text of a turn with one part; of several, releases use one or all."""
     match content:
         case [{"type": "output_text", "text": str(text)}]:
             return text

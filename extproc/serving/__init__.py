@@ -1,1 +1,1 @@
-"""Between the proxy and the router: the servers, and what they say on one stream."""
+"""Between the proxy and the router: the servers, and the messages of one stream."""

@@ -1,6 +1,6 @@
-"""The TLS files of the gRPC server: read as one, and read again when they change.
+"""The TLS files of the gRPC server: loaded together, and reloaded when they change.
 
-When a certificate ends to be valid: the one thing that `ssl` does not tell of a server's own.
+It also reads when a certificate expires, which `ssl` does not tell for a server's own certificate.
 
 Source: RFC 5280, sections 4.1 and 4.1.2.5 (the fields of a certificate, and its times), X.690,
 sections 8.1 and 10.1 (DER).
@@ -29,7 +29,7 @@ _VERSION = 0xA0
 _UTC_TIME = 0x17
 _TIME_KINDS = (_UTC_TIME, 0x18)  # and GeneralizedTime
 
-# Before it in the certificate are its number, the algorithm and the issuer.
+# In the certificate, its serial number, the algorithm and the issuer come before it.
 _VALIDITY_AT = 3
 _LONG_FORM = 0x80
 
@@ -38,7 +38,7 @@ def expiry_of(pem: bytes) -> float:
     """Returns when the first certificate of a PEM text expires, in seconds since 1970.
 
     Raises:
-        ValueError: there is none that can be read.
+        ValueError: no certificate in it can be read.
     """
     found = _PEM.search(pem)
     if found is None:
@@ -66,7 +66,7 @@ def _of_kind(element: tuple[int, bytes], kind: int) -> bytes:
 
 
 def _elements(der: bytes) -> list[tuple[int, bytes]]:
-    """Kind and content of what follows one after another."""
+    """Returns the kind and content of consecutive elements."""
     found, at = [], 0
     while at < len(der):
         kind, size, at = der[at], der[at + 1], at + 2
@@ -83,7 +83,7 @@ def _elements(der: bytes) -> list[tuple[int, bytes]]:
 def _time(kind: int, text: str) -> float:
     if kind not in _TIME_KINDS:
         raise ValueError("not a time")
-    if kind == _UTC_TIME:  # years of two digits, 1950 to 2049
+    if kind == _UTC_TIME:  # two-digit years, 1950 to 2049
         text = ("19" if text >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
@@ -92,18 +92,18 @@ log = logging.getLogger("kvsteer.extproc")
 
 LOOK_SECONDS = 1.0
 
-# All authorities that a system trusts are a quarter of it.
+# Four times the size of all authorities that a system trusts.
 MAX_FILE_BYTES = 1024 * 1024
 
-# For TLS 1.2, what HTTP/2 allows (RFC 9113, section 9.2.2): ephemeral keys and AEAD.
+# The ciphers that HTTP/2 allows with TLS 1.2 (RFC 9113, section 9.2.2): ephemeral keys and AEAD.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The content of the TLS files at one time: certificate, key and authorities that match.
+    """The content of the TLS files at one time: a matching certificate, key and authorities.
 
-    context: of a server that speaks HTTP/2, TLS 1.2 at the least. expires_at: seconds since 1970.
+    context: for a server that speaks HTTP/2 over TLS 1.2 or newer. expires_at: seconds since 1970.
     """
 
     certificate: bytes
@@ -114,9 +114,10 @@ class Material:
 
 
 class Certificates:
-    """current: the last good content of the files; what is wrong with them now is `fault`.
+    """The certificates in use, reloaded when the files change.
 
-    failed_handshakes: with those who connected, as far as the server can tell.
+    current: the last valid content of the files. fault: what is wrong with the files now.
+    failed_handshakes: failed handshakes that the server knows of.
 
     Raises:
         StartError: the files cannot be used.
@@ -137,22 +138,22 @@ class Certificates:
             await self.look()
 
     def note_failed(self, error: ssl.SSLError) -> None:
-        """Counts a handshake that failed by TLS's own rules."""
+        """Counts a handshake that failed with a TLS error."""
         why = error.reason or type(error).__name__
         if isinstance(error, ssl.SSLCertVerificationError):
             why = f"the client's certificate: {error.verify_message}"
         self.note_unfinished(why)
 
     def note_unfinished(self, why: str) -> None:
-        """Counts a handshake; tells of the 1st, 2nd, 4th ...: a proxy tries again and again."""
+        """Counts a failed handshake; logs only the 1st, 2nd, 4th and so on, since proxies retry."""
         self.failed_handshakes += 1
         if self.failed_handshakes & (self.failed_handshakes - 1) == 0:
             log.warning("TLS handshake failed: %s (%d so far)", why, self.failed_handshakes)
 
     async def look(self, *, anyway: bool = False) -> None:
-        """Loads the files if they changed; if they cannot be used, the previous ones stay in use.
+        """Loads the files if they changed; keeps the previous ones if the new cannot be used.
 
-        anyway: reads them though they look unchanged.
+        anyway: reads the files even if they look unchanged.
         """
         async with self._looking:
             stamps = _stamps(self._options)
@@ -170,12 +171,12 @@ class Certificates:
 
 
 class _Handshaking(ssl.SSLObject):
-    """One connection; failed is told why its handshake did."""
+    """One connection; failed is called with the reason if its handshake fails."""
 
     failed: Callable[[ssl.SSLError], None]
 
     def do_handshake(self) -> None:
-        """Continues the handshake, and reports why it failed if it does; called by asyncio."""
+        """Continues the handshake, and reports a failure; called by asyncio."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -186,17 +187,17 @@ class _Handshaking(ssl.SSLObject):
 
 
 class ChangingContext(ssl.SSLContext):
-    """The context of a listener: each connection gets the one that is in use when it comes.
+    """The context of a listener: each connection gets the current context when it is accepted.
 
-    Each of those keeps its own sessions: none outlives the authorities that its client was let in
-    by.
+    Each context keeps its own sessions, so that no session outlives the authorities that accepted
+    its client.
     """
 
     # set by __init__, since __new__ is the base class's
     _certificates: Certificates
 
     def __new__(cls, _: Certificates) -> Self:
-        """Made as for any server."""
+        """Creates a context for a server."""
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, certificates: Certificates) -> None:
@@ -210,7 +211,7 @@ class ChangingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """asyncio: somebody connected."""
+        """Called by asyncio for a new connection."""
         context = self._certificates.current.context
         made = context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if isinstance(made, _Handshaking):
@@ -219,7 +220,7 @@ class ChangingContext(ssl.SSLContext):
 
 
 def _stamps(options: Tls) -> list[tuple[int, int, int] | None]:
-    """Of each file what changes with it; None where there is none."""
+    """Returns values that change with each file; None for a file that does not exist."""
     return [_stamp(path) for path in (options.certificate, options.key, options.client_ca) if path]
 
 
@@ -232,10 +233,10 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def _read(options: Tls) -> Material:
-    """The files as they were at one time.
+    """Returns the files' content at one time.
 
     Raises:
-        StartError: one of them cannot be read, or they do not go together.
+        StartError: a file cannot be read, or they do not match.
     """
     before = _contents(options)
     context = _context(options)
@@ -244,7 +245,7 @@ def _read(options: Tls) -> Material:
     except ValueError as error:
         raise StartError(f"extproc.tls.certificate: {options.certificate}: {error}") from None
     if _contents(options) != before:
-        raise StartError("extproc.tls: the files change while they are read")
+        raise StartError("extproc.tls: the files changed while they were read")
     certificate, key, client_ca = before
     return Material(certificate, key, client_ca, context, expires_at)
 
@@ -273,7 +274,7 @@ def _context(options: Tls) -> ssl.SSLContext:
     context.set_ciphers(_CIPHERS)
     context.set_alpn_protocols(["h2"])
     try:
-        # a password is given, or OpenSSL would ask for it at the terminal
+        # a password is given, or OpenSSL would ask for one at the terminal
         context.load_cert_chain(options.certificate, options.key, password="")
     except (OSError, ValueError) as error:
         both = f"{options.certificate} and {options.key}"

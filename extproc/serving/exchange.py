@@ -1,4 +1,4 @@
-"""One ext_proc stream on any server: its messages, the router's decision, and the books."""
+"""One ext_proc stream on any server: its messages, the router's decision, and its accounting."""
 
 import logging
 import time
@@ -12,28 +12,28 @@ from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Account, Outcome
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest
 from extproc.picking.decision import Decision, Refusal, Verdict, refusal_of
+from extproc.picking.disaggregation import Legs
 from extproc.picking.load import Booking
 from extproc.picking.policies import endpoints_named, rank_header
 from extproc.recorder import Recorder
 from extproc.requests.request import Ask
 from extproc.router import Routed, Router
-from extproc.serving.second_leg import Legs
 from extproc.serving.stream import Spoken, Stream, traceparent_of
 from extproc.serving.stream_answers import Answers, Placement
 
 log = logging.getLogger("kvsteer.extproc")
 
 
-# In dialect B bodies are collected here, where Envoy does it in dialect A.
+# Memory for collected bodies: in dialect B the router collects them; in dialect A, Envoy does.
 _BODIES_BYTES = 1024 * MIB
 
 
 class Service:
     """What all streams of a server share.
 
-    monotonic: seconds, for what is accounted of responses. is_traced: whether it matters which
-    trace a stream belongs to. accounts: whether responses are accounted for. reads_usage: whether
-    what they report of their tokens is, too. recorder: is told when a request is over.
+    monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
+    traced. accounts: whether responses are accounted for. reads_usage: whether their reported
+    tokens are, too. recorder: told when a request has ended.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Service:
         )
 
     def open(self, traceparent: str = "") -> "Exchange":
-        """Begins a stream, which is to be closed.
+        """Begins a stream; the caller closes it.
 
-        traceparent: of the trace that the stream's own metadata names, "" if there is none: then
-        the client's header counts.
+        traceparent: the trace in the stream's own metadata, "" if there is none: then the client's
+        header counts.
         """
         return Exchange(self, traceparent)
 
@@ -81,9 +81,8 @@ class Service:
 class Exchange:
     """One ext_proc stream, which is one HTTP request.
 
-    A server hands over each message that came and sends what is answered, in order, and takes no
-    further message before that; and it closes the exchange once, however the stream ended. A
-    message may have no answer, or many.
+    A server passes each message to it and sends the answers in order before it passes the next one;
+    it closes the exchange once, however the stream ended. A message may have any number of answers.
     """
 
     def __init__(self, service: Service, traceparent: str = "") -> None:
@@ -107,7 +106,7 @@ class Exchange:
         """Takes one message and returns the answers to it; waits as `Router.route` does.
 
         Raises:
-            ProtocolError: the stream is to end with INVALID_ARGUMENT and what the error says.
+            ProtocolError: the stream must end with INVALID_ARGUMENT and the error's text.
         """
         step = self._stream.receive(message)
         service = self._service
@@ -168,13 +167,14 @@ class Exchange:
         placement = Placement(destination, decision.model or "", rank)
         if self._service.legs is None:
             return self._stream.place(placement)
-        legs = self._service.legs.of(decision, ask)
+        body = None if ask.wants_endpoint else ask.body
+        legs = self._service.legs.of(decision, ask.head.path, body)
         if isinstance(legs, Refusal):
             return self._stream.refuse(legs)
         return self._stream.place(msgspec.structs.replace(placement, legs=legs[0], body=legs[1]))
 
     def _await_response(self, decision: Decision) -> None:
-        """Prepares for what the response tells, if it will be shown to us."""
+        """Prepares to account for the response, if the proxy will send it."""
         booking, router, is_duplex = self._booking, self._service.router, self._stream.is_duplex
         sees_responses = is_duplex or self._accounts  # in dialect B always
         if booking is None or self._is_closed or not (sees_responses or self._wants_status):
@@ -186,7 +186,7 @@ class Exchange:
             self._account = Account(decision, router.compared(booking), self._began_at)
 
     def _left_to(self, decision: Decision) -> str:
-        """Where a request is sent that is not steered; "" where the proxy chooses by itself."""
+        """Returns the endpoint for an unsteered request; "" if the proxy chooses by itself."""
         if not self._stream.is_duplex or self._booking is None:
             return ""
         endpoint = self._service.router.any_endpoint(decision, self._booking)
@@ -196,11 +196,11 @@ class Exchange:
 
     @property
     def _always_shown(self) -> bool:
-        """Whether the proxy shows every response, so that none came where none was shown."""
+        """Whether the proxy sends every response, so that a missing one means there was none."""
         return self._service.accounts or self._stream.is_duplex
 
     def _look_at(self, message: ProcessingRequest, booking: Booking) -> None:
-        """Accounts for what a response says, if this is one."""
+        """Accounts for a message if it is part of a response."""
         try:
             if message.HasField("response_headers"):
                 self._look_at_headers(booking)
@@ -217,7 +217,7 @@ class Exchange:
         if account is not None:
             account.respond(head.status, head.served, self._service.monotonic())
         if head.served and self._decision is not None:
-            decision, self._decision = self._decision, None  # it is told of once
+            decision, self._decision = self._decision, None  # reported once
             router.served(decision, booking, head.served)
         if head.status is not None:
             router.answered(booking, head.status, head.served)

@@ -1,4 +1,4 @@
-"""The gRPC server on grpc.aio: carries messages between Envoy and `extproc.serving.stream`."""
+"""The gRPC server on grpc.aio: passes messages between Envoy and `extproc.serving.stream`."""
 
 import asyncio
 import logging
@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from extproc import headers
 from extproc.config.schema import ExtProc
 from extproc.errors import ProtocolError, StartError
-from extproc.observing import course
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.pb.kvsteer_health_pb2 import HealthCheckRequest, HealthCheckResponse
 from extproc.serving.certificates import Certificates, Material
@@ -25,16 +25,16 @@ from extproc.serving.listening import (
 
 log = logging.getLogger("kvsteer.extproc")
 
-# One open stream for every request in flight; grpc's own limit is as good as none.
+# Every request in flight has one open stream; grpc's own limit is effectively none.
 _MAX_STREAMS = 100_000
 
-# A connection on which nothing happens is closed after so long, so that such as say nothing do not
-# keep their places; a proxy opens another. One that does not even greet is closed sooner.
+# An idle connection is closed after this time, so that silent ones do not keep their places; a
+# proxy opens another. A connection without even a greeting is closed sooner.
 _IDLE_MS = 120_000
 _GREETING_MS = 10_000
 
-# Calls that wait to be taken. Beyond that grpc core cancels some, at random; by its own limit from
-# a thousand on, which a proxy on a busy machine reaches. Each keeps some 30 KB, and floods come.
+# Most calls that wait to be accepted. Beyond it grpc core cancels some at random. Its default limit
+# of a thousand is reached by a proxy on a busy machine. Each call takes about 30 KB.
 _MAX_PENDING = 2_000
 
 
@@ -68,7 +68,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((self._ext_proc_handler(), self._health_handler()))
 
     async def start(self) -> None:
-        """Starts to listen.
+        """Starts listening.
 
         Raises:
             StartError: the address cannot be bound.
@@ -88,7 +88,7 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Accepts no new streams and waits up to `extproc.drain_ms` for those under way."""
+        """Accepts no new streams, and waits up to `extproc.drain_ms` for open ones."""
         self._health.is_stopping = True
         await self._server.stop(self._config.extproc.drain_ms / 1000)
 
@@ -109,10 +109,10 @@ class GrpcServer:
             exchange.close()
 
     def _traceparent(self, context: grpc.aio.ServicerContext) -> str:
-        """The trace that Envoy carries with the stream; not looked for where nothing is traced."""
+        """Returns the trace in the stream's metadata; "" if requests are not traced."""
         if not self._service.is_traced:
             return ""
-        told = dict(context.invocation_metadata() or ()).get(course.NAME, "")
+        told = dict(context.invocation_metadata() or ()).get(headers.TRACEPARENT, "")
         return told if isinstance(told, str) else ""
 
     def _ext_proc_handler(self) -> grpc.GenericRpcHandler:
@@ -161,7 +161,7 @@ class GrpcServer:
 
 
 def _why(options: ExtProc, error: RuntimeError) -> StartError:
-    """grpc does not say why it cannot listen, so the system is asked."""
+    """Returns why the server cannot listen: grpc does not say, so the system is asked."""
     try:
         try_address(options)
     except OSError as refusal:
@@ -170,11 +170,11 @@ def _why(options: ExtProc, error: RuntimeError) -> StartError:
 
 
 def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Of the files as they are whenever somebody connects."""
+    """Returns credentials that use the current files for each new connection."""
     told = certificates.current
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """grpc asks on each connection, in a thread of its own; None: nothing is new."""
+        """Called by grpc for each connection, in its own thread; None means unchanged."""
         nonlocal told
         if told is certificates.current:
             return None

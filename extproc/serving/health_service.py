@@ -1,4 +1,4 @@
-"""What both servers answer to grpc.health.v1.Health.
+"""The answers of both servers to grpc.health.v1.Health.
 
 Source: grpc/grpc, doc/health-checking.md.
 """
@@ -10,11 +10,11 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
 
-# Names under which health is asked for; "" is the whole server.
+# The service names that have a health; "" is the whole server.
 LIVENESS = "liveness"
 READINESS = "readiness"
 
-# A change is told to those who watch after at most this.
+# Longest delay until watchers are told of a change.
 WATCH_SECONDS = 0.5
 
 ServingStatus = HealthCheckResponse.ServingStatus
@@ -23,7 +23,7 @@ ServingStatus = HealthCheckResponse.ServingStatus
 class Health:
     """The health that a server reports.
 
-    is_stopping: it serves no more, and those who watch it are sent away.
+    is_stopping: it no longer serves, and ends the calls of watchers.
     """
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:
@@ -31,7 +31,7 @@ class Health:
         self._is_ready = is_ready
 
     def of(self, service: str) -> ServingStatus:
-        """Returns the status of a service; SERVICE_UNKNOWN if there is none of that name."""
+        """Returns the status of a service; SERVICE_UNKNOWN if the name is unknown."""
         if service == LIVENESS:
             return HealthCheckResponse.SERVING
         if service in ("", READINESS, EXT_PROC):

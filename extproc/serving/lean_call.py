@@ -29,22 +29,23 @@ from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
 
-# While more than this of its answers waits for the peer, a call takes nothing from it.
+# While more of a call's answers than this wait for the peer, the call reads nothing from it.
 _MAX_QUEUED_BYTES = 1024 * 1024
 
-# What a call costs by itself, and what a piece that is kept costs on top of its bytes: hundreds of
-# thousands of calls, or pieces of two bytes, must find their end, too.
+# The cost of a call itself, and of a kept piece besides its bytes, so that hundreds of thousands of
+# calls, or of pieces of two bytes, also reach the limit.
 CALL_BYTES = 4096
 _PIECE_BYTES = 64
 
-# What was used is told to the connection in no smaller parts.
+# Smallest amount of used bytes that is reported to the connection.
 _TOLD_BYTES = 64 * 1024
 
 
 class Wire(Protocol):
-    """The connection of a call, which is known by its stream's number.
+    """The connection of a call, which is identified by its stream's number.
 
-    http2: the session on it. max_message_bytes: of a request. budget: what may be kept in all.
+    http2: its session. max_message_bytes: largest message of a request. budget: the limit for kept
+    bytes.
     """
 
     http2: Connection
@@ -52,9 +53,9 @@ class Wire(Protocol):
     budget: Budget
 
     def send(self, stream_id: int, data: bytes, head: bytes = b"") -> int:
-        """Sends more of the answer and returns how many bytes of it now wait for the peer.
+        """Sends a part of the answer; returns how many bytes of it now wait for the peer.
 
-        Aborts the call if there is no room for them. head: the block that begins the answer.
+        Aborts the call if there is no room for them. head: the header block that begins the answer.
         """
 
     def finish(self, stream_id: int, block: bytes) -> None:
@@ -68,7 +69,7 @@ _NOTHING: deque[bytes] = deque(maxlen=0)
 
 
 def _with(kept: deque[bytes], data: bytes) -> deque[bytes]:
-    """What is kept, with one more piece."""
+    """Returns the kept pieces, with one more."""
     if kept is _NOTHING:
         return deque((data,))
     kept.append(data)
@@ -76,18 +77,18 @@ def _with(kept: deque[bytes], data: bytes) -> deque[bytes]:
 
 
 class Call(ABC):
-    """One gRPC call that is under way.
+    """One open gRPC call.
 
-    What comes while a message is not answered yet, or while the peer does not take what was
-    answered, is kept as it came: not more than the stream's window. Of the wire's budget,
-    `CALL_BYTES` were taken for it.
+    Bytes that arrive before a message is answered, or while the peer does not read the answers, are
+    kept as they arrived, at most the stream's window. `CALL_BYTES` of the wire's budget were taken
+    for the call.
     """
 
     def __init__(self, wire: Wire, stream_id: int) -> None:
         self._wire = wire
         self._id = stream_id
         self._reader = MessageReader(wire.max_message_bytes)
-        # mostly nothing is kept, and two queues would be most of what a call takes
+        # usually nothing is kept, and two queues would be most of a call's memory
         self._messages = self._unread = _NOTHING
         self._kept_bytes = 0
         self._queued = 0
@@ -106,7 +107,7 @@ class Call(ABC):
         """Takes one message of the request.
 
         Raises:
-            CallError: the call ends with that.
+            CallError: the call ends with this error.
         """
 
     @abstractmethod
@@ -114,16 +115,16 @@ class Call(ABC):
         """Called when the request has ended and all its messages were taken.
 
         Raises:
-            CallError: the call ends with that.
+            CallError: the call ends with this error.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Called once, when the call is over, whoever ended it."""
+        """Called once when the call has ended, whoever ended it."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether no message can be taken now."""
+        """Whether the call cannot take a message now."""
         if self._queued <= _MAX_QUEUED_BYTES:
             return self._awaited is not None
         self._queued = self._wire.http2.queued(self._id)
@@ -131,7 +132,7 @@ class Call(ABC):
 
     @property
     def is_held_back(self) -> bool:
-        """Whether something is kept that `go_on` can take as soon as the call is not busy."""
+        """Whether bytes are kept that `go_on` can take as soon as the call is not busy."""
         return not self._is_over and bool(
             self._messages or self._unread or (self._is_whole and not self._is_ended)
         )
@@ -159,7 +160,7 @@ class Call(ABC):
         return self.is_held_back
 
     def go_on(self) -> None:
-        """Takes what was kept while the call was busy, until it is busy again."""
+        """Takes the bytes that were kept while the call was busy, until it is busy again."""
         while not self._is_over and not self.is_busy:
             if self._messages:
                 message = self._messages.popleft()
@@ -176,7 +177,7 @@ class Call(ABC):
         self._charge()
 
     def answer(self, message: bytes) -> None:
-        """Sends one message of the answer; does nothing if the call is over."""
+        """Sends one message of the answer; does nothing if the call has ended."""
         if self._is_over:
             return
         head = b"" if self._is_begun else ANSWER_HEAD
@@ -184,19 +185,19 @@ class Call(ABC):
         self._queued = self._wire.send(self._id, framed(message), head)
 
     def finish(self, status: int = Status.OK, text: str = "") -> None:
-        """Ends the call with a gRPC status; does nothing if it is over."""
+        """Ends the call with a gRPC status; does nothing if it has ended."""
         if not self._is_over:
             self._over()
             block = trailers(status, text) if self._is_begun else trailers_only(status, text)
             self._wire.finish(self._id, block)
 
     def abort(self) -> None:
-        """Ends the call because its stream is gone; does nothing if it is over."""
+        """Ends the call because its stream is gone; does nothing if it has ended."""
         if not self._is_over:
             self._over()
 
     def tick(self, most: int) -> None:
-        """Called every 5 s: ends a call that has owed a whole message for `most` calls of this."""
+        """Called every 5 s: ends a call whose message is incomplete for `most` such calls."""
         if self._has_come and not self._reader.held:
             self._owed_ticks = 0
             return
@@ -205,13 +206,13 @@ class Call(ABC):
             self.finish(Status.DEADLINE_EXCEEDED, "no message in time")
 
     def guarded(self, function: Callable[..., None], *arguments: object) -> None:
-        """Calls a function; an error that it raises ends this call, but not the connection."""
+        """Calls a function; its error ends this call, but not the connection."""
         try:
             function(*arguments)
         except CallError as error:
             self.finish(error.status, str(error))
         except Exception:
-            log.exception("stream ended by a fault of ours")
+            log.exception("stream ended by an internal error")
             self.finish(Status.INTERNAL)
 
     def _read(self, data: Piece) -> None:
@@ -231,18 +232,18 @@ class Call(ABC):
     def _end(self) -> None:
         self._is_ended = True
         if self._reader.held:
-            raise CallError(Status.INTERNAL, "the last message is cut")
+            raise CallError(Status.INTERNAL, "the last message is incomplete")
         self.end()
 
     def _charge(self) -> None:
-        """Books what is kept; a call for which there is no room ends."""
+        """Books the kept bytes; ends the call if there is no room for them."""
         if self._is_over:
             return
         more = CALL_BYTES + self._kept_bytes + self._reader.held - self._charged
         if more < 0:
             self._wire.budget.give_back(-more)
         elif not self._wire.budget.take(more):
-            self.finish(Status.RESOURCE_EXHAUSTED, "too much is kept for unfinished messages")
+            self.finish(Status.RESOURCE_EXHAUSTED, "no memory left for unfinished messages")
             return
         self._charged += more
 
@@ -254,7 +255,7 @@ class Call(ABC):
 
 
 class ExtProcCall(Call):
-    """One ext_proc stream; it has a task only while an answer has to be awaited."""
+    """One ext_proc stream; it has a task only while it awaits an answer."""
 
     def __init__(self, wire: Wire, stream_id: int, service: Service, traceparent: str) -> None:
         super().__init__(wire, stream_id)
@@ -263,9 +264,9 @@ class ExtProcCall(Call):
         self._exchange = service.open(traceparent)
 
     def take(self, message: Piece) -> None:
-        """Hands a message to the exchange and sends its answers.
+        """Passes a message to the exchange and sends its answers.
 
-        The exchange nearly always answers without waiting; only where it does not is there a task.
+        The exchange nearly always answers without waiting; otherwise a task waits for it.
         """
         try:
             answering = self._exchange.receive(ProcessingRequest.FromString(message))  # type: ignore[arg-type]
@@ -281,11 +282,11 @@ class ExtProcCall(Call):
             self._awaited.add_done_callback(self._answered)
 
     def end(self) -> None:
-        """Ends the call with OK: the HTTP request is over."""
+        """Ends the call with OK: the HTTP request has ended."""
         self.finish()
 
     def close(self) -> None:
-        """Releases the load of the request and cancels an answer that is awaited."""
+        """Releases the request's load, and cancels an awaited answer."""
         if self._awaited is not None:
             self._awaited.cancel()
         self._exchange.close()
@@ -317,7 +318,7 @@ class ExtProcCall(Call):
 
 
 class HealthCall(Call):
-    """One question, which is the only message of its request."""
+    """A health check: its question is the only message of the request."""
 
     def __init__(self, wire: Wire, stream_id: int, health: Health) -> None:
         super().__init__(wire, stream_id)
@@ -354,7 +355,7 @@ class HealthCall(Call):
 
 
 class WatchCall(HealthCall):
-    """The same question, answered whenever the answer changes."""
+    """A health watch: answers the question again whenever the answer changes."""
 
     def __init__(self, wire: Wire, stream_id: int, health: Health) -> None:
         super().__init__(wire, stream_id, health)

@@ -1,4 +1,4 @@
-"""The lean gRPC server: HTTP/2 by `extproc.http2` on asyncio transports, for one kind of peer."""
+"""The lean gRPC server for proxies: HTTP/2 by `extproc.http2` on asyncio transports."""
 
 import asyncio
 import contextlib
@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from extproc import address
+from extproc import address, headers
 from extproc.http2.connection import Connection
 from extproc.http2.frames import ErrorCode
 from extproc.http2.grpc_messages import OK_TRAILERS, Status, refusal_of, trailers_only
 from extproc.http2.header_blocks import BlockCache, RequestHead
 from extproc.http2.limits import MIB, Budget, Limits
 from extproc.http2.streams import Opened, Received
-from extproc.observing import course
 from extproc.observing.fleet_families import ServerFigures
 from extproc.serving.certificates import Certificates
 from extproc.serving.exchange import Service
@@ -35,7 +34,7 @@ from extproc.serving.listening import (
 
 log = logging.getLogger("kvsteer.extproc")
 
-# What makes a call of a request, None if nobody answers to its path.
+# Returns the function that creates a call for a path, None if the path is unknown.
 Route = Callable[["LeanConnection", int, RequestHead], Call | None]
 
 
@@ -43,8 +42,8 @@ Route = Callable[["LeanConnection", int, RequestHead], Call | None]
 class Host:
     """What all connections of a server share.
 
-    max_message_bytes: of a request. came, rested, left: told when a connection is there (with TLS,
-    after its handshake), when its last call ended, and when it is gone.
+    max_message_bytes: largest message of a request. came, rested, left: called when a connection is
+    established (with TLS, after its handshake), when its last call has ended, and when it is lost.
     """
 
     limits: Limits
@@ -57,15 +56,15 @@ class Host:
     left: Callable[["LeanConnection"], None]
 
 
-# The ends of streams that went well wait so long for an answer to be written with: nobody waits for
-# them, and each would be a write of its own. An Envoy waits a second for them, or not at all.
+# How long the ends of successful streams wait to be written together with an answer: nobody waits
+# for them, and each would be its own write. An Envoy waits a second for them, or not at all.
 END_SECONDS = 0.005
 
 
 class LeanConnection(asyncio.Protocol):
-    """One connection of a proxy; writes once for all that one read brought.
+    """One connection of a proxy; writes once for everything in one read.
 
-    has_served: whether a call ever came."""
+    has_served: whether it ever had a call."""
 
     def __init__(self, host: Host) -> None:
         self.has_served = False
@@ -107,7 +106,7 @@ class LeanConnection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio when the connection is gone; ends all its calls."""
+        """Called by asyncio when the connection is lost; ends all its calls."""
         self._is_closing = True
         if self._ending is not None:
             self._ending.cancel()
@@ -119,7 +118,7 @@ class LeanConnection(asyncio.Protocol):
         self._host.left(self)
 
     def pause_writing(self) -> None:
-        """Called by asyncio when the peer does not read: reads no more, or answers pile up."""
+        """Called by asyncio when the peer does not read: reads no more, to bound the answers."""
         self._paused_ticks = 0
         self.http2.pause_sending()
         self._transport.pause_reading()
@@ -132,7 +131,7 @@ class LeanConnection(asyncio.Protocol):
         self.flush()
 
     def tick(self) -> None:
-        """Called every 5 s: closes or aborts what has made no progress for too long."""
+        """Called every 5 s: closes or aborts what made no progress for too long."""
         if self._paused_ticks is not None:
             self._paused_ticks += 1
             if self._paused_ticks > self._host.limits.stall_ticks:
@@ -146,7 +145,7 @@ class LeanConnection(asyncio.Protocol):
 
     @property
     def fault(self) -> ErrorCode | None:
-        """The error code with which the connection was ended, None if the peer broke no rule."""
+        """The error code with which the connection ended, None if the peer broke no rule."""
         fault = self.http2.fault
         return None if fault is None else ErrorCode(fault.code)
 
@@ -156,18 +155,18 @@ class LeanConnection(asyncio.Protocol):
         return not self.http2.stream_count
 
     def drain(self) -> None:
-        """Accepts no new streams, and closes when those under way have ended."""
+        """Accepts no new streams, and closes when the open ones have ended."""
         self.http2.drain()
         self.flush()
 
     def drop(self) -> None:
-        """Closes at once, whatever is under way."""
+        """Closes at once, even with open calls."""
         self._transport.abort()
 
     def send(self, stream_id: int, data: bytes, head: bytes = b"") -> int:
-        """Sends more of a call's answer; returns how many bytes of it wait for the peer.
+        """Sends a part of a call's answer; returns how many bytes of it wait for the peer.
 
-        head: the block that begins the answer.
+        head: the header block that begins the answer.
         """
         queued = self.http2.send_data(stream_id, data, head)
         if queued is None:
@@ -183,7 +182,7 @@ class LeanConnection(asyncio.Protocol):
             self._host.rested(self)
 
     def flush(self) -> None:
-        """Writes what is to be sent, and lets calls go on that waited for it."""
+        """Writes everything to send, and lets calls that waited for it continue."""
         if self._is_closing:
             return
         http2 = self.http2
@@ -214,7 +213,7 @@ class LeanConnection(asyncio.Protocol):
             self._write()
 
     def _release(self) -> bool:
-        """Lets calls go on that could not; whether there were any."""
+        """Lets held-back calls continue; returns whether there were any."""
         able = [(number, one) for number, one in self._held_back.items() if not one.is_busy]
         for stream_id, call in able:
             call.go_on()
@@ -223,7 +222,7 @@ class LeanConnection(asyncio.Protocol):
         return bool(able)
 
     def _linger(self) -> None:
-        """Says why, and waits a little: to close with bytes unread would take that back."""
+        """Sends the reason, and waits a little: closing with unread bytes would discard it."""
         self._is_closing = True
         for stream_id in list(self._calls):
             self._abort(stream_id)
@@ -261,11 +260,11 @@ class LeanConnection(asyncio.Protocol):
 
 TICK_SECONDS = 5.0
 
-# An Envoy opens one a worker thread. For more, such as are idle are closed. Fewer where the system
-# lets us have few files.
+# Most connections; an Envoy opens one for each worker thread. Beyond it, idle ones are closed. The
+# limit is lower if the system allows few open files.
 MAX_CONNECTIONS = 4096
 
-# Of unfinished messages and answers that wait, at the least; and in largest messages.
+# Least memory for unfinished messages and waiting answers; and the same in largest messages.
 _LEAST_BUDGET_BYTES = 256 * MIB
 _BUDGET_MESSAGES = 4
 
@@ -298,18 +297,18 @@ class LeanServer:
             self._rested,
             self._left,
         )
-        self._connections: dict[LeanConnection, None] = {}  # the one that rests longest first
+        self._connections: dict[LeanConnection, None] = {}  # the longest idle one first
         self._coming = 0
         self._is_full_told = False
         self._faults: Counter[str] = Counter()
         self._all_left = asyncio.Event()
-        # uvloop closes a listening server that nobody refers to
+        # uvloop closes a listening server without references to it
         self._server: asyncio.Server | None = None
         self._tls: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Starts to listen.
+        """Starts listening.
 
         Raises:
             StartError: the address cannot be bound.
@@ -322,14 +321,14 @@ class LeanServer:
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def stop(self) -> None:
-        """Accepts no new streams and waits up to `extproc.drain_ms` for those under way."""
+        """Accepts no new streams, and waits up to `extproc.drain_ms` for open ones."""
         self._health.is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
         if self._tls is not None:
             await self._tls.close()
         if self._server is not None:
-            self._remove_socket()  # while it listens: later it may be another router's
+            self._remove_socket()  # while it listens: later the file may be another router's
             self._server.close()
         for connection in list(self._connections):
             connection.drain()
@@ -376,7 +375,7 @@ class LeanServer:
         return LeanConnection(self._host)
 
     def _has_room(self) -> bool:
-        """Whether one more may come, if need be in the place of one that has nothing to do."""
+        """Returns whether to accept one more connection, if necessary by closing an idle one."""
         handshakes = self._tls.handshakes if self._tls is not None else 0
         most = min(MAX_CONNECTIONS, proxy_connections())
         if len(self._connections) + self._coming + handshakes < most:
@@ -385,7 +384,7 @@ class LeanServer:
         idle = self._dispensable()
         if (idle is None or idle.has_served) and self._tls is not None and self._tls.drop_oldest():
             return True
-        # a proxy's own is not to go for one of many that come at once
+        # a proxy's connection must not be closed for one of many new ones
         if idle is None or (self._coming and idle.has_served):
             return False
         del self._connections[idle]
@@ -405,7 +404,7 @@ class LeanServer:
         )
 
     def _dispensable(self) -> LeanConnection | None:
-        """The connection on which nothing is under way for longest, best one never used."""
+        """Returns the longest idle connection, preferably one that was never used."""
         used: LeanConnection | None = None
         for one in self._connections:
             if one.is_idle:
@@ -417,11 +416,11 @@ class LeanServer:
     def _came(self, connection: LeanConnection) -> None:
         self._coming = max(0, self._coming - 1)
         self._connections[connection] = None
-        if self._health.is_stopping:  # it was shaking hands when the others were told
+        if self._health.is_stopping:  # its handshake was not done when the others were drained
             connection.drain()
 
     def _rested(self, connection: LeanConnection) -> None:
-        if connection in self._connections:  # it is not being closed
+        if connection in self._connections:  # not closing yet
             del self._connections[connection]
             self._connections[connection] = None
 
@@ -443,7 +442,7 @@ class LeanServer:
 
     @staticmethod
     def _traceparent(head: RequestHead) -> str:
-        name = course.NAME.encode()
+        name = headers.TRACEPARENT.encode()
         return next((value.decode("latin-1") for key, value in head.fields if key == name), "")
 
     def _remove_socket(self) -> None:

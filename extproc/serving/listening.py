@@ -1,4 +1,4 @@
-"""What both servers have to do with addresses and sizes, and who is let in with TLS."""
+"""What both servers share: listening, limits, Unix sockets, and TLS handshakes."""
 
 import asyncio
 import contextlib
@@ -19,33 +19,33 @@ from extproc.serving.certificates import Certificates, ChangingContext
 
 log = logging.getLogger("kvsteer.extproc")
 
-# What a message carries besides the body: headers, which Envoy limits to 60 KiB by default.
+# Room in a message besides the body: headers, which Envoy limits to 60 KiB by default.
 _MESSAGE_OVERHEAD_BYTES = 1024 * 1024
 
-# Asked after a minute without a byte, every ten seconds, six times: two minutes.
+# TCP keepalive: after a minute without a byte, six probes ten seconds apart: two minutes in all.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 
 _ALL_RIGHTS = 0o777
 
-# So many connections the system accepts before we do.
+# How many connections the system accepts ahead of the server.
 BACKLOG = 128
 
-# So many peers may shake hands at once, or half of the connections where that is less. A handshake
-# takes milliseconds; while it is under way it holds 80 KiB on uvloop, 1 MiB on asyncio's own loop.
+# Most simultaneous TLS handshakes, or half of the connections if that is less. A handshake takes
+# milliseconds; meanwhile it holds 80 KiB on uvloop, 1 MiB on asyncio's own loop.
 MAX_HANDSHAKES = 200
 
-# A peer that connects and does not come to the point of TLS is let go after so long.
+# A peer that does not finish its TLS handshake in this time is dropped.
 HANDSHAKE_SECONDS = 10.0
 
-# How long a peer may take to read why its connection ends, and to take its leave of TLS.
+# How long a peer may take to read why its connection ends, and to close TLS.
 LINGER_SECONDS = 1.0
 
-# Where the system can open no more files, it is asked again after so long.
+# Pause before accepting again if the system can open no more files.
 _NO_FILES_SECONDS = 1.0
 
 
-# Shares of the files that may be open: proxies' connections; those of each HTTP server of ours. The
-# rest is for feeds, questions to workers and files.
+# Shares of the allowed open files: for proxies' connections, and for those of each HTTP server. The
+# rest is for feeds, requests to workers, and files.
 _PROXIES_SHARE = 3 / 4
 _HTTP_SHARE = 1 / 16
 
@@ -59,12 +59,12 @@ def raise_file_limit() -> tuple[int, int]:
 
 
 def proxy_connections() -> int:
-    """Returns how many proxy connections are allowed, so that files are left for the rest."""
+    """Returns how many proxy connections are allowed, to leave open files for the rest."""
     return _share(_PROXIES_SHARE)
 
 
 def http_connections() -> int:
-    """Returns how many connections one of our HTTP servers may have at once."""
+    """Returns how many connections each HTTP server may have at once."""
     return min(256, _share(_HTTP_SHARE))
 
 
@@ -74,16 +74,15 @@ def _share(share: float) -> int:
 
 
 def max_message_bytes(config: Config) -> int:
-    """Returns the largest gRPC message accepted, in bytes: it has room for Envoy's largest body.
+    """Returns the largest accepted gRPC message in bytes, with room for Envoy's largest body.
 
-    A longer body than is read here is still routed, by load."""
+    A body that is too long to be read is still routed, by load."""
     limit = max(config.extproc.max_body_bytes, config.envoy.request_body_buffer_limit_bytes)
     return limit + _MESSAGE_OVERHEAD_BYTES
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
-    """Has the system find out that the other machine is gone: nobody else would, while a response
-    takes its time."""
+    """Makes the system detect that the other machine is gone, also during a long response."""
     connected = transport.get_extra_info("socket")
     if connected is not None and connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -117,10 +116,10 @@ def place_for(path: Path, options: ExtProc) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Has other routers wait that begin to listen in a directory, as far as it can be locked.
+    """Makes other routers that start listening in a directory wait, if it can be locked.
 
-    Between binding and listening a socket looks like one that a killed router has left behind, and
-    another router would take its place.
+    Between binding and listening, a socket looks like one that a killed router left behind, and
+    another router would replace it.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
@@ -135,7 +134,7 @@ def bound_socket(path: Path, options: ExtProc) -> socket.socket:
 
     Raises:
         StartError: the path is taken.
-        OSError: it cannot be there.
+        OSError: the socket cannot be created there.
     """
     with place_for(path, options):
         made = socket.socket(socket.AF_UNIX)
@@ -149,21 +148,21 @@ def bound_socket(path: Path, options: ExtProc) -> socket.socket:
 
 
 def cannot_listen(key: str, listen: str, error: OSError) -> StartError:
-    """Returns the error that says, in the system's words, why an address cannot be used.
+    """Returns an error with the system's reason why an address cannot be used.
 
-    key: where it is configured.
+    key: its configuration key.
     """
-    # asyncio puts words of its own around them; a name that is not found has a negative number
+    # asyncio wraps the system's words in its own; an unknown host name has a negative number
     number = error.errno or 0
     why = os.strerror(number) if number > 0 else error.strerror or str(error)
     return StartError(f"{key}: cannot listen on {listen}: {why}")
 
 
 def try_address(options: ExtProc) -> None:
-    """Binds the address for a moment, to learn why a server could not.
+    """Binds the address for a moment, to find out why a server could not.
 
     Raises:
-        OSError: why.
+        OSError: the address cannot be bound.
         StartError: the path is taken.
     """
     path = socket_path(options)
@@ -176,10 +175,10 @@ def try_address(options: ExtProc) -> None:
 
 
 def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket]:
-    """Listens on a host and a port: one socket for each address that the host has.
+    """Listens on a host and a port: one socket for each address of the host.
 
     Raises:
-        OSError: one of them cannot be had.
+        OSError: one of the addresses cannot be bound.
     """
     host, port = address.parse(listen)
     kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
@@ -188,7 +187,7 @@ def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket
         for family, _, proto, _, place in socket.getaddrinfo(host, port, type=kind, flags=flags):
             made = undoing.enter_context(socket.socket(family, kind, proto))
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:  # the other family has a socket of its own
+            if family == socket.AF_INET6:  # the other family has its own socket
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             made.bind(place)
             made.listen(backlog)
@@ -199,14 +198,14 @@ def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket
 
 
 def remove_stale_socket(path: Path) -> None:
-    """Removes the socket of a killed router, but no socket that is served and no other file.
+    """Removes the socket of a killed router, but no socket in use and no other file.
 
     Raises:
         StartError: the path is taken.
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise StartError(f"extproc.listen: {path} is there already and is no socket")
+            raise StartError(f"extproc.listen: {path} exists and is not a socket")
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
                 raise StartError(f"extproc.listen: another server listens on {path}")
@@ -218,12 +217,12 @@ def remove_stale_socket(path: Path) -> None:
 
 
 class TlsListener:
-    """Accepts connections, and counts those that shake hands from the moment that they come.
+    """Accepts connections, and counts handshakes from the start.
 
-    A server of asyncio's own tells nobody of a handshake that does not end, so whoever opened
-    connections and said nothing was counted by no limit.
+    asyncio's own server does not report unfinished handshakes, so silent connections would escape
+    every limit.
 
-    has_room: whether one more may come. protocol: makes that of a connection.
+    has_room: whether to accept one more connection. protocol: creates a connection's protocol.
     """
 
     def __init__(
@@ -238,27 +237,27 @@ class TlsListener:
         self._protocol = protocol
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        # oldest first; the socket as long as no transport has it
+        # oldest first; the socket until a transport owns it
         self._shaking: dict[asyncio.Task[None], socket.socket | None] = {}
 
     async def start(self, listen: str) -> None:
         """Listens.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be bound.
         """
         self._sockets = await asyncio.to_thread(listening_sockets, listen)
         self._accepting = [asyncio.create_task(self._accept(one)) for one in self._sockets]
 
     @property
     def handshakes(self) -> int:
-        """How many are under way."""
+        """Returns how many handshakes are running."""
         return len(self._shaking)
 
     def drop_oldest(self) -> bool:
-        """Ends the handshake that takes longest; False if none is under way.
+        """Ends the oldest handshake; returns False if none is running.
 
-        Not the newest: an honest one is over before many others have come.
+        Not the newest one: an honest handshake ends before many others have begun.
         """
         for task in self._shaking:
             self._certificates.note_unfinished("too many at once, and this was the oldest")
@@ -268,7 +267,7 @@ class TlsListener:
         return False
 
     async def close(self) -> None:
-        """Listens no more, and ends the handshakes under way: nothing was asked there yet."""
+        """Stops listening, and ends the running handshakes: they have no requests yet."""
         tasks = [*self._accepting, *self._shaking]
         for task in tasks:
             task.cancel()
@@ -289,7 +288,7 @@ class TlsListener:
                 self._begin(connected)
             else:
                 connected.close()
-            await asyncio.sleep(0)  # where many wait, accepting does not
+            await asyncio.sleep(0)  # if many connections are waiting, accepting does not wait
 
     def _begin(self, connected: socket.socket) -> None:
         if self.handshakes >= min(MAX_HANDSHAKES, max(1, proxy_connections() // 2)):
@@ -311,11 +310,11 @@ class TlsListener:
                 ssl_shutdown_timeout=LINGER_SECONDS,
             )
         except ConnectionAbortedError:
-            self._certificates.note_unfinished(f"not done after {HANDSHAKE_SECONDS:g} s")
-        except OSError as error:  # of TLS: told by the context
+            self._certificates.note_unfinished(f"not finished after {HANDSHAKE_SECONDS:g} s")
+        except OSError as error:  # a TLS error, which the context reports
             log.debug("TLS handshake failed: %s", error)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         connected = self._shaking.pop(task, None)
-        if connected is not None:  # it was ended before it began
+        if connected is not None:  # ended before it began
             connected.close()

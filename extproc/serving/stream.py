@@ -1,10 +1,10 @@
 """One ext_proc stream, which is one HTTP request: messages in, answers out, no transport.
 
-Two dialects, told apart by what the first message says of the request's body mode
-(`protocol_config`, since Envoy 1.34; where it is absent, by the configuration):
+There are two dialects. The first message's request body mode tells which one is spoken
+(`protocol_config`, since Envoy 1.34); without it, the configuration does:
 
-A  BUFFERED and whatever else is not B: Envoy holds the request and answers carry the pick.
-B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: every byte is ours to give back.
+A  BUFFERED and every mode but B's: Envoy holds the request, and answers carry the pick.
+B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router gives every byte back.
 
     state    message            dialect A                       dialect B                 then
     HEAD     request_headers    a prompt to come: go on         say nothing, collect      BODY
@@ -28,19 +28,19 @@ B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: every byte is ours 
     any      response_trailers  go on                           go on                     unchanged
     any      anything else      ProtocolError
 
-    * ENDED in dialect B where the message says that it is the last one of the request.
+    * ENDED in dialect B if the message says that it is the last one of the request.
 
-Between an Ask and `place` or `refuse` the state is ASKED, in which nothing may come. Each direction
-has its own mode: a response is echoed where `response_body_mode` is FULL_DUPLEX_STREAMED.
+Between an Ask and `place` or `refuse` the state is ASKED, in which no message may arrive. Each
+direction has its own mode: a response is echoed if `response_body_mode` is FULL_DUPLEX_STREAMED.
 
 A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
-allow_mode_override); headers are held by Envoy until the body was answered, so a pick with the
-body still steers. So it does on trailers, by its metadata: Envoy takes no other headers there.
-No header is ever rebuilt: duplicates stay as they are. A body is changed only in dialect A, where
-it has to say which worker computes the prompt (disaggregation.mode: mirror).
+allow_mode_override). Envoy holds the headers until the body is answered, so a pick with the body
+still steers. A pick on trailers steers by its metadata: Envoy accepts no other headers there.
+Headers are never rebuilt: duplicates stay. A body is changed only in dialect A, if it must say
+which worker computes the prompt (disaggregation.mode: mirror).
 
-A response may begin at any time, even before the request has ended: its headers are read, and all
-of it goes on unchanged.
+A response may begin at any time, even before the request has ended: its headers are read, and it
+passes unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,6 @@ import msgspec
 from extproc import headers
 from extproc.errors import ProtocolError
 from extproc.http2.limits import Budget
-from extproc.observing import course
 from extproc.pb.kvsteer_ext_proc_pb2 import (
     HeaderValue,
     ProcessingMode,
@@ -64,12 +63,12 @@ from extproc.requests.request import NOT_INFERENCE, Ask, Head, path_of, why_unke
 from extproc.serving import stream_answers as say
 from extproc.serving.stream_answers import Answers, Phrases, Placement
 
-# Decimal digits of the largest content-length and status that are read: 64 bits, and three.
+# Most decimal digits of a content-length (64 bits) and of a status.
 _LENGTH_DIGITS = 19
 _STATUS_DIGITS = 3
 
-# More of a value changes nothing: nothing that we look for is as long. What is read is kept as long
-# as its stream.
+# Longer header values are cut: no expected value is this long. The text is kept for the whole
+# stream.
 _TEXT_BYTES = 1024
 
 # Media types of responses that may carry usage (OpenAI's, Anthropic's and SGLang's APIs).
@@ -78,10 +77,10 @@ EVENTS = "text/event-stream"
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """What of a response's headers is accounted for.
+    """The parts of a response's headers that are accounted for.
 
-    status: None if unreadable. is_readable: whether its body may tell usage: JSON or server-sent
-    events, not compressed. served: ip:port of the endpoint that sent it, "" if not told.
+    status: None if unreadable. is_readable: whether its body may report usage: JSON or server-sent
+    events, not compressed. served: ip:port of the endpoint that sent it, "" if unknown.
     """
 
     status: int | None
@@ -92,7 +91,7 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 def head_of(
     message: ProcessingRequest, policy_header: str | None, session_header: str | None = None
 ) -> Head:
-    """Returns what of a request's headers decides how it is treated.
+    """Returns the parts of a request's headers on which its treatment depends.
 
     policy_header, session_header: the headers that may name a policy, and the client's session, in
     lower case; None if none may.
@@ -101,7 +100,7 @@ def head_of(
     length: int | None = None
     policy: str | None = None
     for header in message.request_headers.headers.headers:
-        key = header.key  # made anew each time it is read
+        key = header.key  # created anew on each access
         if key == ":method":
             method = _text(header)
         elif key == ":path":
@@ -117,7 +116,7 @@ def head_of(
 
 def traceparent_of(message: ProcessingRequest) -> str:
     """Returns the traceparent header of a request, "" if it has none."""
-    return header_of(message, course.NAME)
+    return header_of(message, headers.TRACEPARENT)
 
 
 def header_of(message: ProcessingRequest, name: str) -> str:
@@ -129,7 +128,7 @@ def header_of(message: ProcessingRequest, name: str) -> str:
 
 
 def response_head_of(message: ProcessingRequest) -> ResponseHead:
-    """Returns what of a response's headers is accounted for."""
+    """Returns the parts of a response's headers that are accounted for."""
     status: int | None = None
     media_type = ""
     is_plain = True
@@ -145,7 +144,7 @@ def response_head_of(message: ProcessingRequest) -> ResponseHead:
 
 
 def _subset(message: ProcessingRequest) -> frozenset[str] | None:
-    """The proxy's hint at the endpoints that are allowed, if it gives one."""
+    """Returns the proxy's hint at the allowed endpoints, None without one."""
     if not message.HasField("metadata_context"):
         return None
     namespace = message.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
@@ -158,9 +157,9 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
 
 
 def _served(message: ProcessingRequest) -> str:
-    """The endpoint that answered.
+    """Returns the endpoint that answered, "" if unknown.
 
-    As the Endpoint Picker Protocol 1.0.0 has the proxy tell it, or as an attribute of Envoy's.
+    The proxy tells it as in the Endpoint Picker Protocol 1.0.0, or in an attribute of Envoy's.
     """
     if message.HasField("metadata_context"):
         namespace = message.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
@@ -178,14 +177,14 @@ def _number(text: str, digits: int) -> int | None:
 
 
 def _text(header: HeaderValue) -> str:
-    """Envoy fills raw_value; value is for those that do not (HeaderValue, core/v3/base.proto)."""
+    """Returns a header's text: Envoy fills raw_value, other proxies value (core/v3/base.proto)."""
     if header.raw_value:
         return header.raw_value[:_TEXT_BYTES].decode("utf-8", "replace")
     return header.value[:_TEXT_BYTES]
 
 
-# Pieces below this are joined, so many at a time: a client may send a byte at a time, and a piece
-# of one byte takes forty. What is joined fits into one echo (stream_answers.MAX_ECHO_BYTES).
+# Smaller pieces are joined, this many at a time: a client may send single bytes, and a piece of one
+# byte takes forty. The joined piece fits into one echo (stream_answers.MAX_ECHO_BYTES).
 SMALL_BYTES = 960
 SMALL_PIECES = 64
 
@@ -193,7 +192,7 @@ SMALL_PIECES = 64
 class CollectedBody:
     """The pieces of one request body, in order.
 
-    budget: the bytes that all bodies together may keep."""
+    budget: the limit of bytes for all bodies together."""
 
     def __init__(self, budget: Budget) -> None:
         self.size_bytes = 0
@@ -203,7 +202,7 @@ class CollectedBody:
         self._small: list[bytes] = []
 
     def add(self, piece: bytes) -> bool:
-        """Keeps the next piece; returns False if the budget has no room: then it must go soon."""
+        """Keeps the next piece; returns False if it exceeds the budget: then it must go soon."""
         self.size_bytes += len(piece)
         has_room = self._budget.take(len(piece))
         if has_room:
@@ -221,12 +220,12 @@ class CollectedBody:
         self._pieces.append(piece)
 
     def whole(self) -> bytes:
-        """Returns the body as one; it is copied only if it came in more than one piece."""
+        """Returns the whole body; copies it only if it has more than one piece."""
         self._join_small()
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def take(self) -> list[bytes]:
-        """Returns the pieces of the body and keeps nothing of it."""
+        """Returns the pieces of the body, and forgets them."""
         self._join_small()
         pieces, self._pieces = self._pieces, []
         self.size_bytes = 0
@@ -247,10 +246,10 @@ class State(StrEnum):
 
     HEAD = "before the request headers"
     BODY = "while the request body is awaited"
-    ASKED = "before the last message was answered"
+    ASKED = "before the previous message was answered"
     PLACED = "after the pick"
     ENDED = "after the end of the request"
-    REFUSED = "after an answer of our own"
+    REFUSED = "after the router refused the request"
 
 
 Step = Answers | Ask
@@ -263,20 +262,20 @@ _NO_HEAD = Head("", "", None)
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """What is the same on all streams of a server.
+    """Settings of all streams of a server.
 
-    max_body_bytes: of a longer body no more is collected, and by its content-length none asked for.
-    bodies: what the bodies collected on all streams together may keep; one for which there is no
-    room counts as too long.
-    names_model: whether routes choose a cluster by a model header that we set.
+    max_body_bytes: a longer body is collected only up to this, or not requested at all if its
+    content-length says so. bodies: the limit for the bodies of all streams together; a body that
+    exceeds it counts as too long.
+    names_model: whether routes choose a cluster by the model header that the router sets.
     policy_header, session_header: the request headers that may name a policy, and the client's
     session, in lower case; None if none may.
-    conversation_header: the one that says which requests are steered together, likewise.
-    dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" speaks it with a proxy that
-    tells no mode.
-    reads_usage: whether responses in dialect A are asked for where they may tell usage.
+    conversation_header: the header by which requests are steered together, likewise.
+    dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" uses it with a proxy that
+    declares no mode.
+    reads_usage: whether to request responses in dialect A that may report usage.
     owned: headers that say where a prompt is computed, and that no client may set.
-    phrases: the answers that most streams are given.
+    phrases: the answers of most streams.
     """
 
     max_body_bytes: int
@@ -294,10 +293,10 @@ class Spoken(msgspec.Struct, frozen=True):
 class Stream:
     """One HTTP request on its way through Envoy.
 
-    wants_status: whether the headers of this response are asked for in dialect A, where Envoy would
-    not show them; needs allow_mode_override, and a proxy that tells its modes.
-    is_duplex: whether dialect B is spoken: a request in it that cannot be placed is to be refused.
-    response_head: None until the response's headers came.
+    wants_status: whether to request this response's headers in dialect A, if Envoy would not send
+    them; needs allow_mode_override, and a proxy that declares its modes.
+    is_duplex: whether dialect B is spoken: there, a request that cannot be placed must be refused.
+    response_head: None until the response's headers arrive.
     """
 
     def __init__(self, spoken: Spoken, *, wants_status: bool = False) -> None:
@@ -315,10 +314,10 @@ class Stream:
         self._is_last = False
 
     def receive(self, message: ProcessingRequest) -> Step:
-        """Takes one message of Envoy, and returns the answers or the request that is to be placed.
+        """Takes one message from Envoy; returns the answers, or the request to be placed.
 
         Raises:
-            ProtocolError: out of order, or in a body mode that is not spoken here.
+            ProtocolError: it is out of order, or in an unsupported body mode.
         """
         kind = message.WhichOneof("request")
         if kind is None:
@@ -357,18 +356,18 @@ class Stream:
         return answers
 
     def refuse(self, refusal: Refusal) -> Answers:
-        """Returns the answer to the last `Ask` that refuses the request in a worker's place."""
+        """Returns the answer to the last `Ask` that refuses the request instead of a worker."""
         self.state = State.REFUSED
         self.close()
         return [say.refused(refusal)]
 
     def close(self) -> None:
-        """Gives back what is kept of the request's body."""
+        """Releases the memory of the request's body."""
         if self._collected is not None:
             self._collected.take()
 
     def _learn_modes(self, message: ProcessingRequest) -> None:
-        """Only a stream's first message tells them (ProtocolConfiguration)."""
+        """Reads the body modes, which only a stream's first message has (ProtocolConfiguration)."""
         told = message.protocol_config
         self._mode, response_mode = told.request_body_mode, told.response_body_mode
         if _GRPC in (self._mode, response_mode):
@@ -406,7 +405,7 @@ class Stream:
         return [self._spoken.phrases.go_on(self._told_mode if self._wants_status else None)]
 
     def _reason_without_body(self, head: Head) -> str:
-        """Why a request is placed on its headers, "" if its body is wanted."""
+        """Returns why a request is placed on its headers, "" if its body is needed."""
         if self._is_last:
             return "no_body"
         if head.content_length is not None and head.content_length > self._spoken.max_body_bytes:
@@ -461,7 +460,7 @@ class Stream:
         return [] if self.is_duplex else [say.request_body_goes_on()]
 
     def _request_trailers_with_pick(self, _: ProcessingRequest) -> Step:
-        """They end a body of which dialect A has shown nothing: there is none, or it would have."""
+        """Handles trailers without a body before: in dialect A, that means there is none."""
         self._is_last = True
         if self._collected is not None and self._collected.size_bytes:
             return self._ask("request_trailers", self._collected.whole())
@@ -478,7 +477,7 @@ class Stream:
         return []
 
     def _response(self, kind: str, message: ProcessingRequest) -> Answers:
-        """One message of the response, which goes on unchanged."""
+        """Returns the answers that pass a message of the response on unchanged."""
         if kind == "response_headers":
             self.response_head = head = response_head_of(message)
             may_tell = head.is_readable and not message.response_headers.end_of_stream

@@ -1,4 +1,4 @@
-"""What is said to Envoy on an ext_proc stream: the messages, built from what they are to say.
+"""Builds the messages that answer Envoy on an ext_proc stream.
 
 Sources: envoy/service/ext_proc/v3/external_processor.proto for the messages, the Endpoint Picker
 Protocol 1.0.0 for the names of the pick.
@@ -24,19 +24,19 @@ from extproc.pb.kvsteer_ext_proc_pb2 import (
 from extproc.picking.decision import Refusal
 from extproc.structs import Light
 
-# Of a body that is echoed, at most so many bytes go into one message: with its frame around it, it
-# stays below the 64 KiB that Envoy's documentation asks for (BodyMutation.streamed_response).
+# Most bytes of an echoed body in one message: with its frame, the message stays below the 64 KiB
+# that Envoy's documentation requires (BodyMutation.streamed_response).
 MAX_ECHO_BYTES = 62_000
 
 Answers = list[ProcessingResponse]
 
 
 class Placement(Light, frozen=True, gc=False):
-    """Where a request goes, as Envoy is told; each part may be absent.
+    """What Envoy is told about a request's destination; each part may be absent.
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
     value of the header that names a data-parallel rank. legs: names and values of the headers that
-    say where the prompt is computed. body: instead of the request's own, if it came as a whole.
+    say where the prompt is computed. body: replaces the request's own, if that came whole.
     """
 
     destination: str = ""
@@ -47,16 +47,15 @@ class Placement(Light, frozen=True, gc=False):
 
 
 class Phrases:
-    """Answers that are said to request after request: each is made, and encoded, once.
+    """Answers that many requests get: each is built and encoded once.
 
-    They are shared by all that say them, so nobody may change them. Bounded: when it is full, it
-    begins anew.
+    They are shared, so they must not be changed. Bounded: when the cache is full, it is cleared.
     """
 
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._known: dict[Placement | int | None, ProcessingResponse] = {}
-        self._encoded: dict[int, bytes] = {}  # by the identity of a message that is known
+        self._encoded: dict[int, bytes] = {}  # by the identity of a cached message
 
     def go_on(self, body_mode: int | None) -> ProcessingResponse:
         """Returns the answer of `request_headers_go_on`."""
@@ -70,7 +69,7 @@ class Phrases:
 
         names_model, owned: as in `pick_of`, and the same in every call.
         """
-        # what is said of one request alone will not be said again
+        # an answer for only one request is not cached
         is_its_own = placement.body is not None or bool(placement.legs)
         known = None if is_its_own else self._known.get(placement)
         if known is not None:
@@ -80,7 +79,7 @@ class Phrases:
         return answer if is_its_own else self._keep(placement, answer)
 
     def encoded(self, answer: ProcessingResponse) -> bytes:
-        """Returns the bytes of any answer, these or others."""
+        """Returns the encoded bytes of any answer, cached or not."""
         known = self._encoded.get(id(answer))
         return answer.SerializeToString() if known is None else known
 
@@ -93,24 +92,25 @@ class Phrases:
         return answer
 
 
-# With these a whole body arrives in one message that may not say so: request trailers follow it.
+# In these modes a whole body arrives in one message, which may not be marked as the last one:
+# request trailers may follow it.
 WHOLE_BODY_MODES = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
 
-# Headers on which a pick was made: no body is to come, and the stream is to last as long as the
-# response, which Envoy would otherwise not see to.
+# The mode after a pick on the headers: Envoy sends no body, but keeps the stream open until the
+# response ends, which it would not do by itself.
 _WITHOUT_REQUEST_BODY = ProcessingMode(
     request_header_mode=ProcessingMode.SEND,
     request_body_mode=ProcessingMode.NONE,
     response_trailer_mode=ProcessingMode.SEND,
 )
-# The same, and the headers of the response are shown to us.
+# The same, but Envoy also sends the headers of the response.
 _WITH_RESPONSE_ALONE = ProcessingMode(
     request_header_mode=ProcessingMode.SEND,
     request_body_mode=ProcessingMode.NONE,
     response_header_mode=ProcessingMode.SEND,
     response_trailer_mode=ProcessingMode.SEND,
 )
-# The same with a body, by its mode: the headers of the response are shown to us besides.
+# The same with a request body, by its mode; Envoy also sends the headers of the response.
 _WITH_RESPONSE_HEADERS: Mapping[int, ProcessingMode] = {
     mode: ProcessingMode(
         request_header_mode=ProcessingMode.SEND,
@@ -130,9 +130,9 @@ _WITH_RESPONSE_BODY = ProcessingMode(
 def pick_of(
     placement: Placement, *, names_model: bool, owned: tuple[str, ...] = ()
 ) -> CommonResponse:
-    """Returns the header mutation of a pick; it always removes or overwrites a client's own.
+    """Returns the header mutation of a pick; it always removes or overwrites a client's headers.
 
-    names_model: whether routes choose by a model header of ours. owned: headers that say where the
+    names_model: whether routes choose by KVSteer's model header. owned: headers that say where the
     prompt is computed, and that no client may set.
     """
     mutation = HeaderMutation()
@@ -167,8 +167,8 @@ def headers_placed(
 ) -> ProcessingResponse:
     """Returns the answer to request headers that carries the pick.
 
-    without_body: Envoy would buffer the body for us, and is told not to. with_response: the headers
-    of the response, which Envoy would not show us, are asked for.
+    without_body: tells Envoy not to buffer the body. with_response: requests the headers of the
+    response, which Envoy would not send by itself.
     """
     answer = ProcessingResponse(request_headers=HeadersResponse(response=common))
     if with_response:
@@ -181,7 +181,7 @@ def headers_placed(
 def body_placed(common: CommonResponse, body: bytes | None = None) -> ProcessingResponse:
     """Returns the answer to a buffered request body that carries the pick.
 
-    body: what the worker gets instead of it; None leaves it as it is.
+    body: the new body for the worker; None keeps the old one.
     """
     if body is not None:
         length = _overwrite("content-length", str(len(body)))
@@ -193,8 +193,8 @@ def body_placed(common: CommonResponse, body: bytes | None = None) -> Processing
 def request_headers_go_on(body_mode: int | None = None) -> ProcessingResponse:
     """Returns the answer to request headers that lets them wait for the body.
 
-    body_mode: in which the request's body is to come as before, where the response's headers, which
-    Envoy would not show us, are asked for; None where they are not.
+    body_mode: the unchanged mode of the request's body, given to also request the response's
+    headers, which Envoy would not send by itself; None to change no mode.
     """
     answer = ProcessingResponse(request_headers=HeadersResponse())
     if body_mode is not None:
@@ -215,7 +215,7 @@ def request_trailers_go_on() -> ProcessingResponse:
 def response_headers_go_on(*, read_body: bool = False) -> ProcessingResponse:
     """Returns the answer that leaves response headers as they are.
 
-    read_body: its body is to be shown to us as it streams; needs allow_mode_override.
+    read_body: requests the response's body as it streams; needs allow_mode_override.
     """
     answer = ProcessingResponse(response_headers=HeadersResponse())
     if read_body:
@@ -246,7 +246,7 @@ def response_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[Processi
 
 
 def refused(refusal: Refusal) -> ProcessingResponse:
-    """Returns the immediate response that refuses a request in a worker's place."""
+    """Returns the immediate response that refuses a request instead of a worker."""
     mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in refusal.headers])
     answer = ImmediateResponse(headers=mutation, body=refusal.body, details="kvsteer")
     answer.status.code = refusal.status
@@ -254,7 +254,7 @@ def refused(refusal: Refusal) -> ProcessingResponse:
 
 
 def _echo(body: bytes, *, end_of_stream: bool) -> Iterator[CommonResponse]:
-    """Nothing at all for no bytes and no end: that need not be said."""
+    """Yields the pieces of an echo; none for an empty piece that is not the last."""
     last = len(body) - MAX_ECHO_BYTES
     for start in range(0, len(body), MAX_ECHO_BYTES):
         piece = body if last <= 0 else body[start : start + MAX_ECHO_BYTES]

@@ -1,1 +1,1 @@
-"""Several routers as one: each tells the others of its own requests, and merges what they tell."""
+"""Several routers as one: each reports its own requests to the others, and merges their reports."""

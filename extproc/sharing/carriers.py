@@ -1,13 +1,13 @@
-"""What carries messages between routers: an engine, or datagrams on one host.
+"""Carries messages between routers: through an engine (Valkey or Redis), or by datagrams on a host.
 
-An engine is Valkey or Redis, which passes messages on over one channel and keeps none. One
-connection both publishes and subscribes (RESP3). The engine's reply to each message that is
-published says that it is alive, so a stopped engine is noticed at the next tick, not by a timeout
-of TCP. Nothing is published while a reply is overdue, so nothing queues up.
+An engine distributes messages over one channel and keeps none. One connection both publishes and
+subscribes (RESP3). The engine confirms each published message, so a stopped engine is noticed at
+the next tick, not by a timeout of TCP. Nothing is published while a reply is overdue, so nothing
+queues up.
 
-Datagrams need no engine: each router has a socket of its own in a directory and sends to all others
-that it finds there. Who may write there is who may tell them anything, and the messages are sealed
-besides. A socket that nobody reads any more is removed by whoever meets it.
+Datagrams need no engine: each router has its own socket in a directory and sends to all others
+there. Only users who may write there can send messages, which are sealed as well. A socket without
+a reader is removed by the first router that finds it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from extproc import address
 from extproc.address import Meeting
 from extproc.config.sections import Sharing as Options
-from extproc.errors import StartError
+from extproc.errors import ExtraError, StartError
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
@@ -35,26 +35,25 @@ if TYPE_CHECKING:
 LEAST_SECRET_BYTES = 16
 MAX_SECRET_BYTES = 4_096
 
-# For a connection, with TLS and its greeting.
+# Time limit for a connection, including TLS and the greeting.
 CONNECT_SECONDS = 1.0
 
-# A reply that is overdue for so long does not come any more: the connection is made anew.
+# After a reply is overdue for this long, the connection is made again.
 DEAD_SECONDS = 3.0
 
-# Between two attempts: at first, and at most.
+# Pauses between attempts: the first, and the longest.
 FIRST_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 2.0
 
-# Of what an engine says of an error.
+# Most characters of an engine's error that are shown.
 MAX_WORDS = 120
 
-# Of a message that is not complete yet; no router sends one that is nearly so long.
+# Largest incomplete message; routers send much shorter ones.
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 
 _NO_MORE = object()
 
 CONNECTING = "not connected yet"
-MISSING = "sharing needs the package valkey: install it with pip install 'kvsteer[sharing]'"
 
 
 class Access(NamedTuple):
@@ -68,18 +67,18 @@ class Access(NamedTuple):
 
 
 class Engine:
-    """A connection to an engine, made anew whenever it is lost.
+    """A connection to an engine, made again whenever it is lost.
 
-    The client library signs on. From then on the connection is read here, as its bytes arrive: to
-    wake up a task for each message cost as much as all that is done with it.
+    The client library signs on. Then this class reads the bytes as they arrive: waking up a task
+    for each message would cost as much as handling it.
 
-    hear: takes each message of the channel, own ones too, and returns for how many seconds no more
-    of them are wanted. opened: is called when messages begin to arrive. answer_seconds: after so
-    long without a reply the engine counts as away. fault: why nothing can be told now, "" if it
+    hear: takes each message of the channel, including own ones, and returns how many seconds to
+    pause before the next. opened: called when messages begin to arrive. answer_seconds: after this
+    time without a reply the engine counts as down. fault: why nothing can be sent now, "" if it
     can.
 
     Raises:
-        StartError: the client library is not installed.
+        ExtraError: the client library is not installed.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Engine:
             import libvalkey  # noqa: PLC0415 - an extra
             import valkey.asyncio  # noqa: PLC0415
         except ImportError:
-            raise StartError(MISSING) from None
+            raise ExtraError("sharing.url", "sharing") from None
         self._timeouts = (TimeoutError, valkey.TimeoutError)
         self._packed = libvalkey.pack_command
         self._access = access
@@ -124,12 +123,12 @@ class Engine:
         was_here, self._told_at = now - self._told_at < self._answer_seconds / 2, now
         # after a pause of our own, its reply may have come and is still to be read
         if was_here and self._unanswered and now - self._unanswered[0] > self._answer_seconds:
-            self.fault = "the engine does not answer"
+            self.fault = "the server at sharing.url does not answer"
             if now - self._unanswered[0] > DEAD_SECONDS:
                 line.end(TimeoutError())
             return False
         if line.unsent_bytes() > MAX_BYTES:
-            self.fault = "the engine does not keep up"
+            self.fault = "the server at sharing.url does not keep up"
             return False
         for message in messages:
             self._unanswered.append(now)
@@ -162,7 +161,7 @@ class Engine:
             self._opened()
 
     def _words(self, error: BaseException) -> str:
-        """What went wrong, without what could hold a password."""
+        """Returns the error's words, without parts that could contain a password."""
         said = " ".join(str(error).split())
         if isinstance(error, self._timeouts):
             said = "it does not answer in time"
@@ -204,7 +203,7 @@ class _Line(asyncio.Protocol):
         return self._transport.get_write_buffer_size()
 
     def end(self, error: Exception) -> None:
-        """No more messages are to come."""
+        """Ends the subscription with this error: no more messages will arrive."""
         if not self.subscribed.done():
             self.subscribed.set_exception(error)
         elif not self.ended.done():
@@ -218,7 +217,7 @@ class _Line(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is gone."""
-        self.end(error or ConnectionError("the engine closed the connection"))
+        self.end(error or ConnectionError("the server closed the connection"))
 
     def _read(self) -> None:
         """Takes all that is complete, until no more is wanted for a while."""
@@ -231,7 +230,7 @@ class _Line(asyncio.Protocol):
                     self._loop.call_later(seconds, self._resume)
                     return
             if self._reader.len() > MAX_UNREAD_BYTES:
-                raise ConnectionError("the engine passes on a message that is too long")
+                raise ConnectionError("the server sent a message that is too long")
         except Exception as error:  # noqa: BLE001 - as in Engine.run
             self.end(error)
 
@@ -258,7 +257,7 @@ def _transport(connection: "AbstractConnection") -> asyncio.Transport:
     """What is under a connection of the client library that has read all answers so far."""
     writer = connection._writer  # noqa: SLF001 - there is no other way to it
     if writer is None:
-        raise ConnectionError("the engine closed the connection")
+        raise ConnectionError("the server closed the connection")
     return cast("asyncio.Transport", writer.transport)
 
 
@@ -426,7 +425,7 @@ class Transport(Protocol):
         """Keeps connected until it is cancelled."""
 
     def tell(self, messages: Sequence[bytes]) -> bool:
-        """Sends messages; whether they went off."""
+        """Sends messages; returns whether they were sent."""
 
 
 def password_of(options: Options) -> str:

@@ -1,11 +1,11 @@
-"""What routers tell each other: one message, as bytes and parsed.
+"""The messages between routers: encoding and parsing.
 
-A message begins with what is not sealed: a magic number with the version, the fleet, and who sends
-it. A seal follows, a keyed hash of all that comes behind it: who does not know the fleet's secret
-can neither make up nor change a message. What is sealed is MessagePack, an array of typed fields,
-each with bounds. A later version may append fields, which are skipped.
+A message begins with an unsealed part: a magic number with the version, the fleet, and the sender.
+A seal follows, a keyed hash of the rest: without the fleet's secret, nobody can forge or change a
+message. The sealed part is MessagePack, an array of typed and bounded fields. A later version may
+append fields, which are skipped.
 
-Prompts are told as the fingerprints of their prefixes, workers as a keyed hash of their address.
+Prompts are sent as fingerprints of their prefixes, workers as a keyed hash of their address.
 """
 
 import hmac
@@ -49,9 +49,9 @@ _Keys = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYT
 
 
 class MessageError(KVSteerError):
-    """A message that is not taken.
+    """A message was rejected.
 
-    reason: size, version, fleet, seal, or form.
+    reason: wrong_size, other_version, other_secret, forged or malformed.
     """
 
     def __init__(self, reason: str) -> None:
@@ -170,26 +170,26 @@ def is_from(wire: bytes, tag: bytes) -> bool:
 
 
 def decoded(wire: bytes, keys: Keys) -> News:
-    """A message that was received; it may be anything.
+    """Returns a received message; the bytes may be anything.
 
     Raises:
-        MessageError: it is none of this fleet's, or not as it must be.
+        MessageError: it is not from this fleet, or malformed.
     """
     if not _SEALED_FROM < len(wire) <= MAX_BYTES:
-        raise MessageError("size")
+        raise MessageError("wrong_size")
     if not wire.startswith(MAGIC):
-        raise MessageError("version")
+        raise MessageError("other_version")
     head, body = wire[:_HEAD_BYTES], wire[_SEALED_FROM:]
     if head[len(MAGIC) : -_TAG_BYTES] != keys.fleet:
-        raise MessageError("fleet")
+        raise MessageError("other_secret")
     if not hmac.compare_digest(wire[_HEAD_BYTES:_SEALED_FROM], _seal(keys, head, body)):
-        raise MessageError("seal")
+        raise MessageError("forged")
     try:
         news = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        raise MessageError("form") from None
+        raise MessageError("malformed") from None
     if any(len(claim.keys) % _KEY_BYTES for claim in news.claims):
-        raise MessageError("form")
+        raise MessageError("malformed")
     return news
 
 

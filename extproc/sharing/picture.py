@@ -1,9 +1,9 @@
-"""What the other routers told: merged into the workers' records when it arrives.
+"""Merges the other routers' messages into the workers' records as they arrive.
 
-Each router's word on its own requests is absolute, so what was lost is made good by what follows.
-A router that is silent for too long is forgotten with all that it told. Who may tell is bounded,
-and so is how much: a message can at most make workers that we know look busier than they are, or
-as if they held prompts that they do not.
+Each router's figures about its own requests are absolute, so later messages make up for lost ones.
+A router that is silent for too long is forgotten with all its figures. The number of routers and
+the size of their figures are bounded: at worst, a message makes known workers look busier than they
+are, or as if they held prompts that they do not.
 """
 
 from collections import Counter
@@ -40,10 +40,11 @@ class Places(Protocol):
 
 @dataclass(slots=True)
 class Other:
-    """Another router. heard_at, since: seconds of a monotonic clock, since when it is known.
+    """Another router.
 
+    since, heard_at: when its first and its last message came, in seconds of a monotonic clock.
     delay_seconds: of its last message, by both wall clocks. lost: messages that never came.
-    is_known: whether all workers were heard of that it sent anything to.
+    is_known: whether it has named all workers that it sent anything to.
     """
 
     origin: str
@@ -61,7 +62,7 @@ class Picture:
     """The other routers. Times are seconds of one monotonic clock.
 
     loads, sent: where what they tell is merged. places: the workers. forget_seconds: for how long a
-    router may be silent. counts: messages by what became of them: taken, or why not.
+    router may be silent. counts: messages: accepted, or why one was rejected.
     unknown_workers: figures and claims for workers that are not known here.
     """
 
@@ -80,7 +81,7 @@ class Picture:
         self.unknown_workers = 0
 
     def hear(self, wire: bytes, now: float, wall_us: int) -> News | None:
-        """Takes a message, whatever it is; None if it is not taken.
+        """Takes a message; returns None if it was rejected.
 
         wall_us: microseconds since 1970.
         """
@@ -90,7 +91,7 @@ class Picture:
         except MessageError as error:
             self.counts[error.reason] += 1
             return None
-        self.counts["taken"] += 1
+        self.counts["accepted"] += 1
         if other.sequence and news.sequence > other.sequence + 1:
             other.lost += news.sequence - other.sequence - 1
             self._has_gap = True
@@ -103,7 +104,7 @@ class Picture:
         return news
 
     def asks(self, now: float) -> bool:
-        """Whether the others are to be asked now for all they know, since messages were lost."""
+        """Returns whether to ask the others for all their figures, since messages were lost."""
         if not self._has_gap or now - self._asked_at < ASK_SECONDS:
             return False
         self._has_gap, self._asked_at = False, now
@@ -139,11 +140,11 @@ class Picture:
             other = None
         if other is None:
             if len(self.others) >= MAX_ROUTERS:
-                raise MessageError("routers")
+                raise MessageError("too_many_routers")
             other = Other(news.origin, news.incarnation, now, now)
             self.others[news.origin] = other
         elif news.incarnation < other.incarnation or news.sequence <= other.sequence:
-            raise MessageError("old")
+            raise MessageError("out_of_order")
         return other
 
     def _merge(self, other: Other, news: News, now: float) -> None:

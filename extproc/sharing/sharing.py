@@ -1,7 +1,7 @@
-"""Several routers as one: tells the others at each tick, hears them, and says how it stands.
+"""Several routers as one: sends messages at each tick, receives others', and reports its status.
 
-Nothing here is waited for by a request. Whatever fails, the others are forgotten after a few ticks,
-and this router decides by its own requests until they are heard again.
+No request waits for any of this. If sharing fails, the others are forgotten after a few ticks, and
+this router decides by its own requests until it hears from them again.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from extproc.sharing.telling import LEAST_UNCACHED_TOKENS, Telling
 
 log = logging.getLogger("kvsteer.sharing")
 
-# A router is forgotten after so many ticks without a word, and so many seconds besides.
+# A router is forgotten after this many ticks, plus this many seconds, without a message.
 FORGET_TICKS = 10
 FORGET_SECONDS = 0.1
 
-# After so many ticks without news it says that it is there.
+# After this many ticks without news a router sends a sign of life.
 ALIVE_TICKS = 4
 
-# That it shares again is logged after so long without a fault: an engine that is slow, or a machine
-# that is busy, comes and goes several times a second.
+# Recovery is logged after this time without a fault: a slow engine or a busy machine may fail and
+# recover several times a second.
 SETTLED_SECONDS = 1.0
 
-# Hearing takes at most this share of the time, whatever arrives: of each window, so much.
+# Largest share of each time window that receiving messages may take.
 WINDOW_SECONDS = 0.1
 MOST_SECONDS = 0.02
 
@@ -71,7 +71,7 @@ class Fleet(Protocol):
 
 
 class PromptTelling(Telling):
-    """Says also that there is something that should not wait for the next tick.
+    """Also signals news that should not wait for the next tick.
 
     news: set when a request with work worth a word began.
     """
@@ -135,33 +135,33 @@ class Sharing:
         self._window_ends = self._passed = self._worked = self._ticked_at = 0.0
         self._said, self._faulty_at = "", 0.0
         self._patient_until = monotonic() + 2 * CONNECT_SECONDS
-        self.told = self.told_bytes = self.untold = self.heard_bytes = 0
+        self.sent = self.sent_bytes = self.not_sent = self.received_bytes = 0
 
     def start(self) -> None:
-        """Begins to tell and to hear."""
+        """Starts sending and receiving."""
         self._tasks = [
             asyncio.create_task(self._transport.run()),
             asyncio.create_task(self._tick()),
         ]
 
     async def close(self) -> None:
-        """Ends it; the others forget this router by its silence."""
+        """Stops; the others forget this router after some silence."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hindrance(self) -> str:
-        """Why this router decides alone, in words; "" while it shares."""
+        """Returns why this router decides alone, "" while it shares."""
         fault = self._transport.fault
         return f"{self._options.url}: {fault}" if fault else ""
 
     def note(self) -> str:
-        """What GET /readyz says besides: a router that decides alone is ready all the same."""
+        """Returns a note for GET /readyz: a router that decides alone is still ready."""
         hindrance = self.hindrance()
         return f"not sharing with other routers: {hindrance}" if hindrance else ""
 
     def status(self) -> dict[str, Any]:
-        """The answer of GET /routers."""
+        """Returns the answer of GET /routers."""
         now = self._monotonic()
         return {
             "name": self._telling.origin,
@@ -215,10 +215,10 @@ class Sharing:
         self._did_tell = bool(messages)
         if messages:
             if self._transport.tell(messages):
-                self.told += len(messages)
-                self.told_bytes += sum(map(len, messages))
+                self.sent += len(messages)
+                self.sent_bytes += sum(map(len, messages))
             else:
-                self.untold += len(messages)
+                self.not_sent += len(messages)
                 self._telling.hello()
         self._say(self._monotonic())
 
@@ -255,7 +255,7 @@ class Sharing:
 
     def _heard(self, message: bytes, now: float) -> None:
         """Merges what a message tells, whatever it is."""
-        self.heard_bytes += len(message)
+        self.received_bytes += len(message)
         routers = len(self.picture.others)
         news = self.picture.hear(message, now, time.time_ns() // 1000)
         if news is None:
@@ -316,19 +316,19 @@ class SharingCollector(Collector):
         sharing = self._sharing
         alone = GaugeMetricFamily(
             "kvsteer_sharing_alone",
-            "1 while this router decides alone although it is to share with others",
+            "1 while this router decides alone although it should share with others",
         )
         routers = GaugeMetricFamily(
             "kvsteer_sharing_routers", "Other routers whose requests are counted now"
         )
         age = GaugeMetricFamily(
             "kvsteer_sharing_age_seconds",
-            "How long ago another router was heard last",
+            "Time since the last message from another router",
             labels=["router"],
         )
         messages = CounterMetricFamily(
             "kvsteer_sharing_messages",
-            "Messages between routers: told, untold, taken, or why they were not taken",
+            "Messages between routers: sent, not_sent, accepted, or why one was rejected",
             labels=["outcome"],
         )
         sizes = CounterMetricFamily(
@@ -338,7 +338,7 @@ class SharingCollector(Collector):
         )
         lost = CounterMetricFamily(
             "kvsteer_sharing_unknown_workers",
-            "Figures and claims of other routers for workers that are not known here",
+            "Load figures and claims of other routers for workers that are not known here",
         )
         if sharing is not None:
             _fill(sharing, (alone, routers, age), (messages, sizes, lost))
@@ -356,9 +356,9 @@ def _fill(
     routers.add_metric([], len(status["routers"]))
     for router in status["routers"]:
         age.add_metric([router["name"]], router["age_ms"] / 1000)
-    outcomes = {"told": sharing.told, "untold": sharing.untold, **picture.counts}
+    outcomes = {"sent": sharing.sent, "not_sent": sharing.not_sent, **picture.counts}
     for outcome, count in outcomes.items():
         messages.add_metric([outcome], count)
-    sizes.add_metric(["told"], sharing.told_bytes)
-    sizes.add_metric(["heard"], sharing.heard_bytes)
+    sizes.add_metric(["sent"], sharing.sent_bytes)
+    sizes.add_metric(["received"], sharing.received_bytes)
     lost.add_metric([], picture.unknown_workers)

@@ -1,8 +1,8 @@
-"""What this router tells the others: what changed since the last tick, and all of it now and then.
+"""Makes this router's messages: changes since the last tick, and everything from time to time.
 
-Nothing waits in line to be told. Figures are absolute and are taken when a message is made, so a
-router that cannot tell for a while has only the set of workers that changed; claims beyond a bound
-are dropped, the oldest first, and counted.
+Nothing queues up. Figures are absolute and are read when a message is made, so a router that cannot
+send for a while keeps only the set of changed workers. Claims beyond a limit are dropped, the
+oldest first, and counted.
 """
 
 from collections import deque

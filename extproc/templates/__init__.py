@@ -1,1 +1,1 @@
-"""Chat templates: a conversation becomes its prompt text."""
+"""Chat templates: turn a conversation into its prompt text."""

@@ -1,24 +1,19 @@
 """Chat templates: a model's own Jinja file turns a conversation into its prompt text.
 
-The text is what vLLM makes of it: its parsing of messages, then transformers' apply_chat_template.
-Where releases differ, it is not claimed. A client's template is never run.
+The text is the same as vLLM's: its parsing of messages, then transformers' apply_chat_template. If
+releases differ, the prompt is not keyed. A client's template is never run.
 
-Continuing the final message of a conversation: where its text ends in what was rendered.
-
+To continue the final message of a conversation, the rendered text is cut at the message's end.
 Source: transformers' continue_final_message: 4.57.1 and 5.23.0 append a tag and cut there, 4.55.4
-looks for the message's text. They agree unless a template changes or repeats it.
+searches for the message's text. They agree unless a template changes or repeats it.
 
-Whether a chat template takes message contents apart itself, or expects them as text.
+Templates expect message contents as text or as parts. vLLM finds out which from the template's
+syntax tree. Source: its detection in 0.10.2 to 0.19.1, 0.24.0 and 0.32.0.
 
-vLLM finds it out from the template's syntax tree, and gives the template parts or text accordingly.
-Source: its detection in 0.10.2 to 0.19.1, 0.24.0 and 0.32.0, told here by their outcome.
-
-The sandbox in which chat templates run, and the limits on what they may take.
-
-What templates find in it is what the transformers library (4.55 to 5.23) gives them. A template is
-code from the model's files, and its input comes from clients: a loop in it that is harmless for ten
-messages may not be for thousands. A rendering runs in a thread, which nobody can stop from outside,
-so every turn of a loop and every call of a macro asks whether there is time left.
+Templates run in a sandbox with limits. It offers what the transformers library (4.55 to 5.23)
+offers. A template is code from the model's files, and its input comes from clients: a loop that is
+harmless for ten messages may not be for thousands. A rendering runs in a thread, which cannot be
+stopped from outside, so every turn of a loop and every call of a macro checks the time left.
 """
 
 import json
@@ -34,7 +29,7 @@ import jinja2.sandbox
 from jinja2 import nodes
 
 from extproc.errors import RequestError
-from extproc.requests.message_shapes import (
+from extproc.requests.chat_request import (
     MEDIA_MARK,
     Messages,
     flat,
@@ -44,7 +39,7 @@ from extproc.requests.message_shapes import (
     texts_before_media,
 )
 
-# transformers' own.
+# The tag that transformers uses.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -65,10 +60,10 @@ def tagged(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def up_to_tag(text: str, final: str) -> str:
-    """As newer releases cut: at the tag, with the spaces before it if the template kept them.
+    """Cuts like newer releases: at the tag, with the spaces before it if the template kept them.
 
     Raises:
-        RequestError: the template leaves the message out, as engines find too.
+        RequestError: the template leaves the message out; engines refuse that too.
     """
     tag = _TAG.strip()
     if final.strip() not in text or tag not in text:
@@ -79,7 +74,7 @@ def up_to_tag(text: str, final: str) -> str:
 
 
 def up_to_final(text: str, final: str) -> str:
-    """As 4.55 cuts: behind the last occurrence of what is continued.
+    """Cuts like 4.55: after the last occurrence of the continued text.
 
     Raises:
         RequestError: there is none.
@@ -97,7 +92,7 @@ class _UntrackedError(Exception):
 
 
 def content_formats(tree: nodes.Template) -> frozenset[bool]:
-    """What the releases find: True, the template takes parts; False, it expects text."""
+    """Returns the results of all releases: True for parts, False for text."""
     return frozenset(_finds_parts(rule, tree) for rule in (_oldest, _newer, _newest))
 
 
@@ -205,7 +200,7 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 
-# Longer texts are not keyed; a body of the largest size, printed with indented tools, stays below.
+# Longer texts are not keyed; the largest body, printed with indented tools, is shorter.
 MAX_CHARACTERS = 8 * 1024 * 1024
 
 # How large a product may become: characters or items of what is repeated, bits of a number.
@@ -245,7 +240,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def compiled(self, tree: nodes.Template) -> jinja2.Template:
-        """A template whose loops and macros ask for their budget."""
+        """Returns a template whose loops and macros check their time budget."""
         turns: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For)]
         turns += tree.find_all(nodes.Macro)
         for node in turns:
@@ -278,8 +273,8 @@ def rendered(
     monotonic: seconds; at its `end` the rendering is given up.
 
     Raises:
-        RequestError: the template refuses (template_failed), takes longer
-            (template_too_slow), or writes more than is keyed (too_many_characters).
+        RequestError: the template fails (template_failed), takes too long
+            (template_too_slow), or writes too much (too_many_characters).
     """
 
     def tick() -> None:
@@ -396,8 +391,8 @@ class ChatTemplate:
 
         Raises:
             RequestError: the template refuses the conversation, as an engine would, or takes too
-                long; or it reads what engines, and their versions, hand it differently; or there
-                is media in it.
+                long; it reads values that engines or their versions pass differently; or the
+                conversation has media.
         """
         self._refuse_what_differs(messages, has_reasoning_effort)
         plain = messages
@@ -424,11 +419,11 @@ class ChatTemplate:
     ) -> str:
         """Returns the part of a conversation's prompt text that is certain before its first media.
 
-        What the engine renders and what is rendered with a mark for every media agree up to there.
-        The engine's processor puts media tokens in the place of the placeholders that the template
-        wrote, so the text before the first of them is also the engine's, unless a client wrote one.
+        Up to there, the engine's text equals the text rendered with a mark for every media part.
+        The engine's processor replaces the template's placeholders by media tokens, so the text
+        before the first one is the engine's too, unless a client wrote a placeholder.
 
-        added_tokens: the tokenizer's, among which the model's placeholders are.
+        added_tokens: the tokenizer's, which include the model's placeholders.
 
         Raises:
             RequestError: as `render`; or the template expects texts, before which engines write

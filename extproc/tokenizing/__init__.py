@@ -1,1 +1,1 @@
-"""Prompts become token ids: exactly the engine's, or none."""
+"""Turns prompts into token ids: exactly the engine's, or none."""

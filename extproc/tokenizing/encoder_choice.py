@@ -1,13 +1,11 @@
-"""How a model's texts are tokenized: by which library, cut or whole; proven when it is loaded.
+"""Chooses how a model's texts are tokenized: the library, and whether texts are cut; with proof.
 
-`tokenizers` is what engines use, so its ids are right. Anything quicker is used only where it gives
-the same ids on probes: fastokens, parts instead of the whole, added special tokens put around.
+Engines use `tokenizers`, so its ids are right. A faster way is used only if it gives the same ids
+on all probes: fastokens, parts instead of the whole, special tokens added around the text.
 
-Texts on which two ways to tokenize are compared before one is used for the other.
-
-They are about what normalizers, pre-tokenizers and regular expressions may see differently: classes
-of characters, runs of white space, ends of lines, what joins characters, long words, and added
-tokens with what can stand around them.
+The probes are texts that normalizers, pre-tokenizers and regular expressions may treat differently:
+classes of characters, runs of white space, ends of lines, joined characters, long words, and added
+tokens in different surroundings.
 """
 
 import functools
@@ -81,7 +79,7 @@ class FastEncoder:
     # a thousand characters of prose take 5 us, of white space 330: two milliseconds at most inline
     inline_characters = 8_192
     max_characters = 4 * 1024 * 1024
-    # remembering takes 4 us, and memory that then is in no cache
+    # remembering takes 4 us, and memory accesses that miss the processor's caches
     forgotten_characters = 512
 
     def __init__(self, source: str) -> None:
@@ -100,9 +98,9 @@ class FastEncoder:
 
 
 class _FailuresNamed:
-    """Turns whatever a library raises into a RequestError; a panic in it is no Exception.
+    """Turns every error of a library into a RequestError; a panic in it is no Exception.
 
-    Nothing of it is shown. Not a generator: that would cost more than to tokenize a short text.
+    The error's text is not shown. A class, since a generator would cost more than a short text.
     """
 
     __slots__ = ("_texts",)
@@ -129,7 +127,7 @@ def _reason(texts: Sequence[str]) -> str:
 # ruff: noqa: RUF001 - characters that look alike are the point
 
 
-# Added tokens of one kind that are tried; models have thousands that differ in a number.
+# How many added tokens of one kind are tried; models have thousands that differ only in a number.
 _TOKENS_OF_A_KIND = 12
 
 _SCRIPTS = (
@@ -203,7 +201,7 @@ _LONG = (
 
 PLAIN = (*_SCRIPTS, *_MARKS, *_SPACES, *_CODE, *_NUMBERS, *_LONG)
 
-# What stands before and behind an added token.
+# Texts before and after an added token.
 _AROUND = (
     "",
     " ",
@@ -240,7 +238,7 @@ def probes(added: Sequence[AddedToken]) -> list[str]:
 
 
 def _chosen(added: Sequence[AddedToken]) -> list[str]:
-    """Some of each kind: the first, and then spread over the rest."""
+    """Returns some tokens of each kind: the first, and others spread over the rest."""
     kinds: dict[tuple[bool, ...], list[str]] = {}
     for token in added:
         kind = (token.lstrip, token.rstrip, token.single_word, token.normalized, token.special)
@@ -296,14 +294,14 @@ log = logging.getLogger("kvsteer.tokens")
 
 NO_FRAME = Frame()
 
-# Each comparison may take so much time of the thread; with 130k tokens they took up to 0.15 s.
+# Time limit of each comparison, in the thread's CPU time; with 130k tokens they took up to 0.15 s.
 PROOF_SECONDS = 0.5
 
 
 class Choice(NamedTuple):
     """The encoder, cutter and frame with which the texts of one model are tokenized.
 
-    frame: what add_special_tokens adds; None where only `whole` knows.
+    frame: the ids that add_special_tokens adds; None if only `whole` knows them.
     whole: encodes a text with them.
     added: the tokenizer's added tokens.
     """

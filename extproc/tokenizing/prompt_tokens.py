@@ -1,4 +1,4 @@
-"""The token ids of a request's prompts, from whichever tokenizer its model has, in time."""
+"""Returns the token ids of a request's prompts within a deadline, from its model's tokenizer."""
 
 import asyncio
 from array import array
@@ -14,16 +14,16 @@ from kvstate.overlap import Tokens
 
 AnyTokenizer = Tokenizer | RemoteTokenizer
 
-# A conversation of so many messages is rendered at once, and given up after so long for a thread to
-# render it from the start: templates mostly take 5 to 30 us a message.
+# A conversation of up to this many messages is rendered at once. If it takes too long, a thread
+# renders it from the start: most templates take 5 to 30 us a message.
 INLINE_MESSAGES = 64
 INLINE_SECONDS = 0.002
 
 # Threads for long prompts; tokenizers releases the interpreter lock.
 TOKENIZER_THREADS = 2
 
-# So many requests wait for a thread or have one, with bodies of so many bytes; others are placed by
-# load at once. More would not be done before their deadline.
+# Most requests that wait for a thread or have one, and most bytes of their bodies; further requests
+# are placed by load at once, since they would miss their deadline.
 MAX_WAITING = 256
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 
@@ -35,7 +35,7 @@ _IDS = frozenset((array,))
 class PromptTokens:
     """Tokenizes the prompts of requests.
 
-    tokenizers: by model. deadline_seconds: of one request.
+    tokenizers: by model. deadline_seconds: for one request.
     """
 
     def __init__(self, tokenizers: Mapping[str, AnyTokenizer], deadline_seconds: float) -> None:
@@ -50,9 +50,9 @@ class PromptTokens:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def of(self, request: InferenceRequest, model: str, body_bytes: int) -> list[Tokens]:
-        """Returns the tokens that the engine computes of each prompt.
+        """Returns the tokens of each prompt that the engine computes.
 
-        It waits only where that takes a millisecond or more, as `apart` does.
+        It waits only for work that takes a millisecond or more, like `apart`.
 
         model: the configured one. body_bytes: the size of the request's body.
 
@@ -73,7 +73,7 @@ class PromptTokens:
     def here(self, request: InferenceRequest, model: str) -> list[Tokens] | None:
         """Returns the same as `of`, without waiting, however long it takes.
 
-        None where workers are to be asked.
+        Returns None if workers must be asked.
 
         Raises:
             RequestError: as `of`.
@@ -91,10 +91,10 @@ class PromptTokens:
     async def apart(self, work: Callable[[], Result], body_bytes: int) -> Result:
         """Runs work that takes a millisecond or more in a thread, and returns its result.
 
-        body_bytes: what it keeps in memory until it is done.
+        body_bytes: the memory that it keeps until it is done.
 
         Raises:
-            RequestError: too much of it waits already (too_many_waiting); or work raises it.
+            RequestError: too much work is waiting already (too_many_waiting); or work raises it.
             TimeoutError: it is not done within the deadline.
         """
         if self._waiting >= MAX_WAITING or self._waiting_bytes + body_bytes > MAX_WAITING_BYTES:
@@ -104,7 +104,7 @@ class PromptTokens:
         try:
             await _in_a_task()
             async with asyncio.timeout(self._deadline_seconds):
-                # what waits here is forgotten with its deadline, and not only once it has a thread
+                # waiting work is dropped at its deadline, not only once it has a thread
                 await self._free.acquire()
                 done = asyncio.get_running_loop().run_in_executor(self._threads, work)
                 done.add_done_callback(self._release)
@@ -137,9 +137,9 @@ class PromptTokens:
 
 
 async def _in_a_task() -> None:
-    """Yields None once, for whoever drives a request by hand to make a task of the rest.
+    """Yields None once, so that a caller that drives the request by hand makes a task of the rest.
 
-    A timeout can only be kept in a task, and only a task can await a future.
+    Only a task can have a timeout or await a future.
     """
     await asyncio.sleep(0)
 
@@ -154,7 +154,7 @@ def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
 def _is_short(prompt: Prompt) -> bool:
     """Returns whether a prompt may be rendered at once, without a thread.
 
-    Before media, every text is searched for every added token.
+    If it has media, every text before them is searched for every added token.
     """
     if not isinstance(prompt, Chat):
         return True

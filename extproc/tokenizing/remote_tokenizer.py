@@ -1,4 +1,4 @@
-"""Token ids from the workers themselves: POST /tokenize, with a deadline, never on one alone."""
+"""Gets token ids from the workers: POST /tokenize, with a deadline, and a retry elsewhere."""
 
 import asyncio
 import hashlib
@@ -18,10 +18,10 @@ from extproc.tokenizing.remote_tokenizer_wire import PATH, answered, longest_ans
 from kvstate.feeds.backoff import Backoff
 from kvstate.overlap import Tokens
 
-# A worker that fails so often in a row is left alone until a probe finds it well.
+# A worker that fails this often in a row is not asked until a probe succeeds.
 MAX_FAILURES = 3
 
-# When it is probed: first so soon, at last so seldom.
+# Pauses before probes: the first, and the longest.
 PROBE_SECONDS = (1.0, 30.0)
 
 
@@ -39,15 +39,15 @@ class Failures:
 
     @property
     def is_open(self) -> bool:
-        """Whether the worker is left alone."""
+        """Whether the worker is not asked now."""
         return self.count >= MAX_FAILURES
 
     def forget(self) -> None:
-        """The worker answered."""
+        """Forgets the failures: the worker answered."""
         self.count, self.is_probed, self.backoff = 0, False, None
 
     def add(self, now: float, chance: Callable[[], float]) -> None:
-        """The worker did not answer, or nonsense."""
+        """Counts a failure: no answer, or an invalid one."""
         self.backoff = self.backoff or Backoff(*PROBE_SECONDS, chance)
         self.count += 1
         self.is_probed = False
@@ -60,9 +60,9 @@ Endpoints = Mapping[str, Failures]
 
 
 def choose(workers: Endpoints, chance: Callable[[], float]) -> str | None:
-    """One to ask: any of those that failed least; None if all are left alone.
+    """Returns a random worker of those that failed least; None if none may be asked.
 
-    chance: 0 to 1, evenly.
+    chance: a random number from 0 to 1.
     """
     least = min([one.count for one in workers.values()], default=MAX_FAILURES)
     if least >= MAX_FAILURES:
@@ -72,12 +72,12 @@ def choose(workers: Endpoints, chance: Callable[[], float]) -> str | None:
 
 
 def left_alone(workers: Endpoints) -> int:
-    """How many workers are not asked, since they keep failing."""
+    """Returns how many workers are not asked because they keep failing."""
     return sum([one.is_open for one in workers.values()])
 
 
 def to_probe(workers: Endpoints, now: float) -> str | None:
-    """One that was left alone for long enough; it counts as being asked until told."""
+    """Returns a worker that is due for a probe, None if none is; it counts as asked until told."""
     for worker, one in workers.items():
         if one.is_open and not one.is_probed and now >= one.probe_at:
             one.is_probed = True
@@ -85,7 +85,7 @@ def to_probe(workers: Endpoints, now: float) -> str | None:
     return None
 
 
-# What Python needs besides the ids, measured: an entry, its key, an array.
+# Memory of an entry besides its ids (measured): the entry, its key, an array.
 _ENTRY_BYTES = 260
 
 
@@ -95,9 +95,9 @@ def key_of(question: bytes) -> bytes:
 
 
 class TokenCache:
-    """Token ids by question; bounded in bytes, the least recently used go first.
+    """Token ids by question; bounded in bytes, the least recently used are dropped first.
 
-    limit_bytes: of all; 0 keeps nothing.
+    limit_bytes: for all entries; 0 keeps none.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -113,7 +113,7 @@ class TokenCache:
         return tokens
 
     def keep(self, key: bytes, tokens: Tokens) -> None:
-        """Keeps an answer, and drops the least recently used ones that have no room any more."""
+        """Keeps an answer, and drops the least recently used ones beyond the limit."""
         size = _size(tokens)
         if size > self._limit_bytes or key in self._entries:
             return
@@ -128,27 +128,27 @@ def _size(tokens: Tokens) -> int:
     return _ENTRY_BYTES + len(tokens) * tokens.itemsize
 
 
-# A question that fails at once is asked again, of another worker.
+# A question that fails at once is retried at another worker.
 MAX_TRIES = 2
 
-# Questions under way; what comes beyond is routed by load.
+# Most open questions; further requests are routed by load.
 MAX_FLIGHTS = 1_024
 
-# A late answer to a longer question says nothing about the worker's health: a client must not be
-# able to switch its tokenizer off.
+# A late answer to a longer question does not count as a failure: a client must not be able to
+# disable a worker's tokenizer.
 FAIR_QUESTION_BYTES = 64 * 1024
 
-# Longer answers are read beside the event loop (this much takes a millisecond).
+# Longer answers are parsed in a thread (this size takes a millisecond).
 INLINE_ANSWER_BYTES = 64 * 1024
 
-# What a probe asks for.
+# The text of a probe.
 PROBE = Text("probe")
 
 _OK = 200
 _READ_BYTES = 64 * 1024
 
-# The worker understands us and does not want this prompt: it would refuse the request as well, or
-# knows no such form of question (SGLang takes no conversations).
+# Statuses of a healthy worker that refuses a prompt: it would refuse the request too, or does not
+# support this form of question (SGLang accepts no conversations).
 _REFUSALS = (400, 413, 422)
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -161,8 +161,8 @@ class _FailedError(Exception):
 class RemoteTokenizer:
     """Asks the workers of one model for the token ids of prompts.
 
-    endpoints: returns the workers that may be asked now. count: takes the outcome of every
-    question; docs/metrics.md lists them. Belongs to the event loop that it was constructed in.
+    endpoints: returns the workers that may be asked now. count: gets the outcome of every question;
+    docs/metrics.md lists them. Belongs to the event loop in which it was created.
     """
 
     def __init__(
@@ -180,13 +180,13 @@ class RemoteTokenizer:
         self._probes: set[asyncio.Task[None]] = set()
         self._probe = question(PROBE, model.name)
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=options.connections)
-        timeout = aiohttp.ClientTimeout(total=None)  # the deadline is ours
+        timeout = aiohttp.ClientTimeout(total=None)  # this class has its own deadline
         self._session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False, headers=_HEADERS
         )
 
     async def close(self) -> None:
-        """Cancels the questions under way and closes the connections."""
+        """Cancels open questions and closes the connections."""
         tasks = [*self._flights.values(), *self._probes]
         for task in tasks:
             task.cancel()
@@ -199,7 +199,7 @@ class RemoteTokenizer:
         model: as the client wrote it.
 
         Raises:
-            RequestError: no worker told in time, or what it would tell is not certain.
+            RequestError: no worker answered in time, or the answer would be uncertain.
         """
         if isinstance(prompt, array):
             return prompt
@@ -214,7 +214,7 @@ class RemoteTokenizer:
             flight = self._start(key, asked)
         else:
             self._count("joined")
-        return await asyncio.shield(flight)  # others may wait for it too
+        return await asyncio.shield(flight)  # other requests may wait for it too
 
     def _start(self, key: bytes, asked: bytes) -> asyncio.Task[Tokens]:
         if len(self._flights) >= MAX_FLIGHTS:
@@ -228,7 +228,7 @@ class RemoteTokenizer:
     def _landed(self, key: bytes, flight: asyncio.Task[Tokens]) -> None:
         del self._flights[key]
         if not flight.cancelled():
-            flight.exception()  # all who waited may be gone
+            flight.exception()  # all waiting requests may be gone
 
     async def _fly(self, key: bytes, asked: bytes) -> Tokens:
         try:
@@ -271,7 +271,7 @@ class RemoteTokenizer:
             probe.add_done_callback(self._probes.discard)
 
     async def _run_probe(self, worker: str, failures: Failures) -> None:
-        """No request waits for it, so it may find out that the worker still hangs."""
+        """Probes a worker; no request waits for it, so the worker may still hang."""
         try:
             async with asyncio.timeout(self._options.deadline_ms / 1000):
                 await self._ask(worker, self._probe, failures)
@@ -279,7 +279,7 @@ class RemoteTokenizer:
             failures.add(time.monotonic(), random.random)
 
     async def _ask(self, worker: str, asked: bytes, failures: Failures) -> Tokens:
-        """One worker's answer.
+        """Returns one worker's answer.
 
         Raises:
             RequestError: it refuses this prompt. _FailedError: it gave no answer.

@@ -1,4 +1,4 @@
-"""What is asked of a worker's POST /tokenize, and how its answer is read.
+"""Builds the question for a worker's POST /tokenize, and parses the answer.
 
 Source: vLLM 0.10.2 to 0.32.0 (TokenizeCompletionRequest, TokenizeChatRequest, TokenizeResponse).
 SGLang 0.5 has the form for texts under the same path, and none for conversations.
@@ -14,13 +14,13 @@ from kvstate.overlap import Tokens
 
 PATH = "/tokenize"
 
-# No answer is longer than its question by more than this factor: a byte becomes a token at the
-# most, and a token id has ten digits, a comma and a space. Templates add what they add.
+# An answer is at most this many times as long as its question: a byte becomes at most one token,
+# and a token id has ten digits, a comma and a space. Templates may add more.
 _ANSWER_BYTES_PER_BYTE = 12
 _TEMPLATE_BYTES = 256 * 1024
 _LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 
-# Of a conversation's variables, these are fields of their own; the rest are template arguments.
+# These variables of a conversation are separate fields; the rest are template arguments.
 _FIELDS = ("add_generation_prompt", "continue_final_message", "tools")
 
 
@@ -35,10 +35,10 @@ _answer = msgspec.json.Decoder(_Answer)
 def question(prompt: Chat | Text, model: str | None) -> bytes:
     """Returns the body that asks for a prompt's token ids; equal prompts have equal bodies.
 
-    model: as the client wrote it; the worker may take another tokenizer for an adapter.
+    model: as the client wrote it; the worker may use another tokenizer for an adapter.
 
     Raises:
-        RequestError: the answer would not be certain to be what the engine computes.
+        RequestError: the answer may differ from what the engine computes.
     """
     if prompt.special_tokens_vary:
         raise RequestError("unsupported_special_tokens")
@@ -58,7 +58,7 @@ def answered(content: bytes) -> Tokens:
     """Returns the token ids in an answer.
 
     Raises:
-        RequestError: tokenizer_failed, this is no answer.
+        RequestError: the answer is invalid (tokenizer_failed).
     """
     try:
         answer = _answer.decode(content)
@@ -76,7 +76,7 @@ def _text(prompt: Text) -> dict[str, Any]:
 def _chat(prompt: Chat) -> dict[str, Any]:
     if prompt.has_media:
         raise RequestError("unsupported_media")
-    # /tokenize takes neither: it would leave them out without a word
+    # /tokenize supports neither, and would ignore them silently
     if prompt.has_reasoning_effort:
         raise RequestError("unsupported_reasoning_effort")
     if "documents" in prompt.variables:
@@ -92,7 +92,7 @@ def _chat(prompt: Chat) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """As clients send it: without what parsing added, arguments of calls as JSON text again."""
+    """Returns a message as clients send it: without parsed additions, call arguments as text."""
     sent = {key: value for key, value in message.items() if key != "tools"}
     if "tool_calls" in message:
         sent["tool_calls"] = [_call(call) for call in message["tool_calls"]]

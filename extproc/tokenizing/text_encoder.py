@@ -1,10 +1,9 @@
-"""From prompt text to ids, tokenizing only what is new in it.
+"""Turns a prompt's text into ids, and tokenizes only its new part.
 
-Texts that were tokenized before, found again by how they begin.
-
-A conversation's next turn begins with the text of the turn before, so that only what is new has to
-be tokenized. Texts are found by hashes of samples of their beginnings, and then compared: a hash
-never vouches for tokens. Bounded in bytes; the text asked for least recently goes first.
+A conversation's next turn begins with the text of the turn before, so only the new text must be
+tokenized. Earlier texts are found by hashes of samples of their beginnings, and then compared, so
+that a hash never decides about tokens. Bounded in bytes; the least recently used text is dropped
+first.
 """
 
 import sys
@@ -21,28 +20,28 @@ from extproc.structs import Alone, Light
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 
-# No longer beginning has a key.
+# Longest beginning with a key.
 _MAX_CHARACTERS = 8 * 1024 * 1024
 
-# Beginnings have keys at these distances: so many characters, or this share of the text so far.
+# Distance between beginnings with keys: this many characters, or this share of the text so far.
 _FIRST_STEPS = (256, 512)
 _STEP_CHARACTERS = 1_024
 _STEP_SHARE = 32
 
-# So much before the end of each is hashed; to hash all of it would cost more than all the rest.
+# How much before the end of each is hashed; hashing all of it would cost more than everything else.
 _SAMPLE_CHARACTERS = 64
 
-# What Python needs besides text and ids, measured: an entry, a key, a cut.
+# Memory besides text and ids (measured): for an entry, a key, a cut.
 _ENTRY_BYTES = 300
 _KEY_BYTES = 180
 _CUT_BYTES = 150
 
-# One text may take so much of the whole.
+# The largest share of the memory for one text.
 _LARGEST_SHARE = 4
 
 
 def _steps() -> Iterator[int]:
-    """The lengths of beginnings that have keys."""
+    """Yields the lengths of beginnings that have keys."""
     yield from _FIRST_STEPS
     end = _STEP_CHARACTERS
     while end <= _MAX_CHARACTERS:
@@ -54,10 +53,10 @@ _ENDS = tuple(_steps())
 
 
 class Cut(Light, frozen=True, gc=False):
-    """A place in a text where it can be cut: both parts have the same ids as in the whole.
+    """A position where a text can be cut: both parts have the same ids as in the whole.
 
-    start, end: of the token behind the cut, in characters; it must be there for the cut to hold.
-    tokens: ids before the cut.
+    start, end: characters of the token after the cut; the cut is valid only with it. tokens: how
+    many ids come before the cut.
     """
 
     start: int
@@ -66,7 +65,7 @@ class Cut(Light, frozen=True, gc=False):
 
 
 class _Entry(Alone, frozen=True, gc=False, eq=False):
-    """One text. keys: of its beginnings. Of no interest to the garbage collector, like its cuts."""
+    """One text. keys: its beginnings'. Not tracked by the garbage collector, like its cuts."""
 
     text: str
     ids: Tokens
@@ -75,7 +74,7 @@ class _Entry(Alone, frozen=True, gc=False, eq=False):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that it takes, with its share of the structures that find it."""
+        """Its memory in bytes, including its share of the lookup structures."""
         return (
             sys.getsizeof(self.text)
             + sys.getsizeof(self.ids)
@@ -85,7 +84,7 @@ class _Entry(Alone, frozen=True, gc=False, eq=False):
         )
 
     def shared_cuts(self, text: str) -> Sequence[Cut]:
-        """Returns the cuts up to which another text is the same."""
+        """Returns the cuts within the common beginning with another text."""
         if text.startswith(self.text):
             return self.cuts
         shared, same, differing = 0, 0, len(self.cuts)
@@ -100,10 +99,10 @@ class _Entry(Alone, frozen=True, gc=False, eq=False):
 
 
 class Known(Light, frozen=True, gc=False):
-    """What is known of a text.
+    """What is known about a text.
 
-    ids: of a text that begins alike; this one's own up to the last cut, or all if `is_whole`. Not
-        to be changed: other requests share them.
+    ids: those of a text with the same beginning; valid up to the last cut, or all if `is_whole`.
+        They must not be changed: other requests share them.
     cuts: those that both texts have.
     keys, like: for `remember`.
     """
@@ -116,14 +115,14 @@ class Known(Light, frozen=True, gc=False):
 
     @property
     def new_from(self) -> int:
-        """The character at which the part that is not known begins."""
+        """The character at which the unknown part begins."""
         return self.cuts[-1].start if self.cuts else 0
 
 
 class KnownTexts:
     """The texts of one tokenizer. Not safe to use from several threads at once.
 
-    max_bytes: texts, ids, and what it takes to find them.
+    max_bytes: limit for texts, ids and lookup structures.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -141,7 +140,7 @@ class KnownTexts:
         return len(self._entries)
 
     def find(self, text: str) -> Known:
-        """Returns what is known of a text: no ids and no cuts if it is unknown."""
+        """Returns what is known about a text: no ids and no cuts if it is unknown."""
         keys = _keys(text)
         entry = self._alike(keys)
         if entry is None:
@@ -154,14 +153,14 @@ class KnownTexts:
     def remember(self, text: str, known: Known, ids: Tokens, cuts: Sequence[Cut]) -> None:
         """Keeps a text with all its ids and cuts, in order.
 
-        It takes the place of the text that it was like, if that has no cut that it has not.
+        It replaces the text with the same beginning, if it has all of that text's cuts.
 
-        known: as `find` gave it.
+        known: the result of `find`.
         """
         entry = _Entry(text, ids, tuple(cuts), known.keys)
         if not known.keys or entry.size_bytes > self._max_bytes // _LARGEST_SHARE:
             return
-        twin = self._by_beginning.get(known.keys[-1])  # from another thread, meanwhile
+        twin = self._by_beginning.get(known.keys[-1])  # remembered by another thread meanwhile
         if twin is not None and twin.text == text:
             return
         self._entries[entry] = None
@@ -175,7 +174,7 @@ class KnownTexts:
             self._forget(next(iter(self._entries)))
 
     def _alike(self, keys: tuple[int, ...]) -> _Entry | None:
-        """The entry that shares the longest beginning with a key; of several, the latest."""
+        """Returns the entry with the longest common beginning with a key; the latest of several."""
         for key in reversed(keys):
             entry = self._by_beginning.get(key)
             if entry is not None:
@@ -191,7 +190,7 @@ class KnownTexts:
 
 
 def _keys(text: str) -> tuple[int, ...]:
-    """A hash of every beginning, made from its last characters and the hash before."""
+    """Returns a hash of every beginning, from its last characters and the previous hash."""
     key, keys = 0, []
     for end in _ENDS[: bisect_right(_ENDS, len(text))]:
         key = hash((key, text[end - _SAMPLE_CHARACTERS : end]))
@@ -200,12 +199,12 @@ def _keys(text: str) -> tuple[int, ...]:
 
 
 class Encoder(Protocol):
-    """Tokenizes texts from nothing; safe to use from several threads.
+    """Tokenizes whole texts; safe to use from several threads.
 
-    name: of the library, with its version.
-    inline_characters: so much text takes under a millisecond.
-    max_characters: so much of the worst text takes a thread a second or two.
-    forgotten_characters: to tokenize so much anew is cheaper than to remember it.
+    name: the library's name and version.
+    inline_characters: this much text takes under a millisecond.
+    max_characters: this much of the worst text takes a thread a second or two.
+    forgotten_characters: tokenizing this much again is cheaper than remembering it.
     """
 
     name: str
@@ -217,15 +216,15 @@ class Encoder(Protocol):
         """Returns the ids of each text, without what add_special_tokens adds.
 
         Raises:
-            RequestError: there is a lone surrogate, from a JSON escape (not_unicode); the library
-                fails (tokenizer_failed).
+            RequestError: a text has a lone surrogate, from a JSON escape (not_unicode), or the
+                library fails (tokenizer_failed).
         """
 
 
 class Encoded(Light, frozen=True, gc=False):
     """The ids of a text, which must not be changed.
 
-    lasting: so many of the first stay the same however the text goes on.
+    lasting: how many of the first ids stay the same however the text continues.
     """
 
     ids: Tokens
@@ -233,10 +232,10 @@ class Encoded(Light, frozen=True, gc=False):
 
 
 class Work(Light, frozen=True, gc=False):
-    """A text that was looked up, to be finished.
+    """A text that was looked up, but not tokenized yet.
 
-    new_from: the character at which the part that is not known begins. new_characters: how many
-    have to be tokenized.
+    new_from: the character at which the unknown part begins. new_characters: how many must be
+    tokenized.
     """
 
     text: str
@@ -245,7 +244,7 @@ class Work(Light, frozen=True, gc=False):
     new_characters: int
 
 
-# The last parts of texts, mostly what a chat template puts before the answer: few, and short.
+# A cache for the last parts of texts, usually the end of a chat template: few, and short.
 MAX_ENDING_CHARACTERS = 128
 MAX_ENDINGS = 64
 
@@ -253,8 +252,8 @@ MAX_ENDINGS = 64
 class TextEncoder:
     """Encodes texts with one encoder, and remembers them. Safe to use from several threads.
 
-    cutter: None where texts cannot be cut; then only a repeated text is known.
-    max_known_bytes: what may be remembered.
+    cutter: None if texts cannot be cut; then only a repeated text is known.
+    max_known_bytes: memory for known texts.
     """
 
     def __init__(self, encoder: Encoder, cutter: Cutter | None, max_known_bytes: int) -> None:
@@ -269,18 +268,18 @@ class TextEncoder:
         return new_characters <= self._encoder.inline_characters
 
     def begin(self, text: str) -> Work:
-        """Looks a text up, which takes about a third of a microsecond a kilobyte."""
+        """Looks a text up, in about a third of a microsecond per kilobyte."""
         with self._lock:
             known = self._known.find(text)
         new_from = known.new_from
         return Work(text, known, new_from, 0 if known.is_whole else len(text) - new_from)
 
     def finish(self, work: Work) -> Encoded:
-        """Tokenizes what is new in a text, remembers the whole, and returns its ids.
+        """Tokenizes the new part of a text, remembers the whole, and returns its ids.
 
         Raises:
-            RequestError: there is more new text than is tokenized at once
-                (too_many_new_characters), or it cannot be tokenized.
+            RequestError: there is too much new text (too_many_new_characters), or it cannot be
+                tokenized.
         """
         text, known, new_from = work.text, work.known, work.new_from
         if known.is_whole:
@@ -302,7 +301,7 @@ class TextEncoder:
         return _encoded(ids, cuts)
 
     def _ids(self, parts: Sequence[str]) -> list[Tokens]:
-        """The ids of each part; not to be changed, since of the last one they may be known."""
+        """Returns the ids of each part, which must not be changed: the last ones may be cached."""
         ending = parts[-1]
         known = self._endings.get(ending)
         if known is not None:

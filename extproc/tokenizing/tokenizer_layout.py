@@ -1,21 +1,19 @@
-"""What a tokenizer.json says about its steps, as far as it decides where a text may be cut.
+"""Reads a tokenizer.json, and finds where a text may be cut without changing its ids.
 
 Source: the format of the `tokenizers` library (0.22 to 0.23), as `Tokenizer.to_str` writes it.
 
-Where a prompt's text may be cut so that the ids of the parts are the ids of the whole.
-
-The `tokenizers` library first takes the added tokens that are not normalized out of the text, the
-leftmost first, the longest of those that start at one place; every step after that looks at the
-pieces between them, one by one. A cut right before such a token therefore changes nothing, if the
-token is found there whatever stands around it:
+The `tokenizers` library first extracts the added tokens that are not normalized from the text: the
+leftmost first, and the longest of those at the same position. Every later step works on the single
+pieces between them. So a cut right before such a token changes nothing, if the token is found there
+whatever surrounds it:
 
 - it overlaps no occurrence of another added token, nor of itself;
-- it takes no white space to its left (lstrip), and does not ask what stands there (single_word);
-- it starts with a punctuation mark, not with what an added token to its left may ask for, part of a
-  word (single_word), or take, white space (rstrip).
+- it takes no white space to its left (lstrip), and does not depend on what is there (single_word);
+- it starts with a punctuation mark: not with a part of a word, which an added token to its left may
+  require (single_word), nor with white space, which that token may take (rstrip).
 
-A part that does not begin the text begins with its token, so that steps which treat the beginning
-of a text apart (Metaspace "first") see the same in the part as in the whole.
+A part that does not begin the text begins with its token, so steps that treat the beginning of a
+text differently (Metaspace "first") work on the same in the part as in the whole.
 """
 
 import re
@@ -26,8 +24,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# Steps that look at one piece of text between added tokens at a time, by their serialized names.
-# Prepend, Strip and Metaspace too: what they do to a text they do to every piece of it.
+# Steps that work on single pieces of text between added tokens, by their serialized names. These
+# include Prepend, Strip and Metaspace, which treat every piece like a whole text.
 _NORMALIZERS = frozenset(
     (
         *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt"),
@@ -49,9 +47,9 @@ Step = dict[str, Any]
 class AddedToken(msgspec.Struct, frozen=True):
     """One entry of `added_tokens`.
 
-    lstrip, rstrip: it takes the white space on that side with it.
-    single_word: it counts only where no word touches it.
-    normalized: it is looked for after normalization, within the pieces that the others leave.
+    lstrip, rstrip: it includes the white space on that side.
+    single_word: it counts only if no word touches it.
+    normalized: it is searched for after normalization, within the pieces between the others.
     """
 
     id: int
@@ -64,7 +62,7 @@ class AddedToken(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """The head of `model`; its vocabulary is skipped. dropout: the chance to leave out a merge."""
+    """The head of `model`; its vocabulary is skipped. dropout: the chance to skip a merge."""
 
     type: str = ""
     dropout: float | None = None
@@ -100,10 +98,10 @@ def read(text: str) -> Layout:
 
 
 def tokenizes_piecewise(layout: Layout) -> bool:
-    """Returns whether all steps look only at one piece between added tokens at a time.
+    """Returns whether all steps work on single pieces between added tokens.
 
-    The library splits a text at added tokens first. BPE with dropout draws lots, so that its ids
-    cannot be repeated, let alone put together.
+    The library splits a text at added tokens first. BPE with dropout is random, so its ids cannot
+    be repeated or joined.
     """
     return (
         _are_known(layout.normalizer, "normalizers", _NORMALIZERS)
@@ -114,7 +112,7 @@ def tokenizes_piecewise(layout: Layout) -> bool:
 
 
 def frame(layout: Layout) -> Frame | None:
-    """Returns what the post-processor puts around a text, None if that cannot be told."""
+    """Returns the ids that the post-processor puts around a text, None if they are unclear."""
     step = layout.post_processor
     if step is None:
         return Frame()
@@ -150,7 +148,7 @@ def _step_frame(step: Step) -> Frame | None:
 
 
 def _template_frame(pieces: list[Step], known: dict[str, Any]) -> Frame | None:
-    """From [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...]."""
+    """Parses [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...]."""
     sides: tuple[list[int], ...] = ([],)
     for piece in pieces:
         match piece:
@@ -163,23 +161,23 @@ def _template_frame(pieces: list[Step], known: dict[str, Any]) -> Frame | None:
     return Frame(tuple(sides[0]), tuple(sides[1])) if len(sides) > 1 else None
 
 
-# Parts are at least this long, and this share of the text before them: to look for cuts takes time.
+# Least length of a part, in characters and as a share of the text before it: cuts cost time.
 PART_CHARACTERS = 2_048
 _PART_SHARE = 8
 
-# Between two tokens, so much text or more is taken for a message, less for the name of a role.
+# Text of this length or more between two tokens counts as a message, shorter text as a role's name.
 MESSAGE_CHARACTERS = 24
 
-# Each first character among the tokens is one search through the text.
+# Most different first characters of tokens: each needs one search through the text.
 _MAX_FIRST_CHARACTERS = 4
 
 # Longer tokens would nest the search pattern too deeply; no known tokenizer has any.
 _MAX_TOKEN_CHARACTERS = 64
 
-# ASCII, so that no two versions of Unicode disagree; the underscore is part of words.
+# Only ASCII, since versions of Unicode differ; the underscore is part of words.
 _FIRST_CHARACTERS = frozenset(string.punctuation) - {"_"}
 
-# The start of a cut, and the end of the token it stands before, in characters.
+# The start of a cut, and the end of the token after it, in characters.
 Span = tuple[int, int]
 
 
@@ -189,7 +187,7 @@ def sparse(cut: int) -> int:
 
 
 def everywhere(_: int) -> int:
-    """Returns a least distance of one character: cuts at every place."""
+    """Returns a least distance of one character: cuts at every possible position."""
     return 1
 
 
@@ -197,7 +195,7 @@ class Cutter:
     """Finds the places at which texts can be cut without changing their ids.
 
     added: all added tokens of a tokenizer.
-    distance: from a cut to the next, but for the last.
+    distance: returns the least distance from a cut to the next, except to the last one.
     """
 
     def __init__(
@@ -213,12 +211,12 @@ class Cutter:
         self._patterns = [re.compile(_pattern(group)) for group in groups]
 
     def find(self, text: str, after: int) -> list[Span]:
-        """Cuts in order, at the least distance from `after` and from each other; and the last ones.
+        """Returns cuts in order, at the least distance from `after` and each other, and the last.
 
-        The last one, since the next turn goes on there. And the one before the last message, since
-        others with the same beginning may ask something else there.
+        The last are the very last one, where the next turn continues, and the one before the last
+        message, where other conversations with the same beginning may differ.
 
-        after: the place of a cut, or 0.
+        after: the position of a cut, or 0.
         """
         far = after + self._distance(after)
         spans = list(self._apart(text, far)) if far < len(text) else []
@@ -241,7 +239,7 @@ class Cutter:
 
 
 def _last(close: list[Span]) -> list[Span]:
-    """The last cut, behind the one before the last message: what is longer than a role's name."""
+    """Returns the last cut, preceded by the one before the last message."""
     following = close[-1:]
     for span in reversed(close[:-1]):
         if following[0][0] - span[1] >= MESSAGE_CHARACTERS:
@@ -251,12 +249,12 @@ def _last(close: list[Span]) -> list[Span]:
 
 
 def _is_matched(token: AddedToken) -> bool:
-    """Whether it is taken out of the text before normalization."""
+    """Returns whether a token is extracted from the text before normalization."""
     return bool(token.content) and not token.normalized
 
 
 def _stands_alone(token: AddedToken) -> bool:
-    """Whether what is around it makes no difference, except for overlaps."""
+    """Returns whether a token does not depend on its surroundings, except for overlaps."""
     return (
         _is_matched(token)
         and not token.lstrip
@@ -267,7 +265,7 @@ def _stands_alone(token: AddedToken) -> bool:
 
 
 def _overlapping(tokens: set[str]) -> set[str]:
-    """Those of which an occurrence can share characters with another occurrence of any."""
+    """Returns the tokens of which an occurrence can overlap with another token's or its own."""
     beginning: dict[str, set[str]] = {}
     for token in tokens:
         for end in range(1, len(token)):
@@ -287,7 +285,7 @@ def _overlapping(tokens: set[str]) -> set[str]:
 
 
 def _pattern(tokens: set[str]) -> str:
-    """A pattern that finds any of the tokens, none of which begins another."""
+    """Returns a pattern that finds any of the tokens, none of which begins another."""
     tree: dict[str, Any] = {}
     for token in tokens:
         node = tree

@@ -1,4 +1,4 @@
-"""From prompts to token ids: exactly the engine's, or an error and no claim."""
+"""Turns prompts into token ids: exactly the engine's, or an error."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from kvstate.overlap import Tokens
 
 log = logging.getLogger("kvsteer.tokens")
 
-# What a model's texts and their ids may take: a thousand conversations of 32k tokens each.
+# Memory for a model's texts and their ids: enough for a thousand conversations of 32k tokens each.
 MAX_KNOWN_BYTES = 256 * 1024 * 1024
 
 _SPECIAL_TOKENS = tuple(
@@ -39,22 +39,22 @@ _RENDERED_IN_CODE = frozenset(
     )
 )
 
-# With one of these beside it, vLLM takes Mistral's own tokenizer and templates.
+# If one of these files is present, vLLM uses Mistral's own tokenizer and templates.
 _MISTRAL_FILES = ("tekken.json", "tokenizer.model.v*")
 
 
 class ChatTemplates:
     """A model's chat templates by name.
 
-    named: "default" and "tool_use" are known to engines; "processor" is ours, for the template of
-        a multimodal model's processor where it is another.
+    named: "default" and "tool_use" are engines' names; "processor" is KVSteer's name for the
+        template of a multimodal model's processor, if it differs.
     """
 
     def __init__(self, named: Mapping[str, ChatTemplate]) -> None:
         self._named = named
 
     def chosen(self, variables: Mapping[str, Any]) -> ChatTemplate:
-        """Returns the template that an engine would take for these variables.
+        """Returns the template that an engine would use for these variables.
 
         Raises:
             RequestError: there is none.
@@ -69,11 +69,11 @@ class ChatTemplates:
 def load(directory: Path, override: Path | None = None) -> ChatTemplates:
     """Loads the chat templates in a model's directory.
 
-    override: a template that the operator gave instead, to the engine as well. It makes no
-        difference where the engine builds prompts in code.
+    override: a template that the operator also gave to the engine. It has no effect if the engine
+        builds prompts in code.
 
     Raises:
-        OSError, ValueError: a file cannot be read, or holds no template.
+        OSError, ValueError: a file cannot be read, or has no template.
     """
     settings = _json(directory / "tokenizer_config.json")
     special_tokens = {
@@ -103,7 +103,7 @@ def _sources(directory: Path) -> dict[str, str]:
 
 
 def _files(directory: Path) -> dict[str, str]:
-    """Templates in files of their own; where there are any, settings hold none that counts."""
+    """Returns the templates in separate files; if there are any, those in settings are unused."""
     more = sorted((directory / "additional_chat_templates").glob("*.jinja"))
     found = {path.stem: path.read_text("utf-8") for path in more}
     default = directory / "chat_template.jinja"
@@ -111,7 +111,7 @@ def _files(directory: Path) -> dict[str, str]:
 
 
 def _settings_templates(entry: object) -> dict[str, str]:
-    """The entry in tokenizer_config.json: one text, or a list with a name each."""
+    """Returns the templates in tokenizer_config.json: one text, or a list with names."""
     if isinstance(entry, str):
         return {"default": entry}
     if not isinstance(entry, list):
@@ -128,7 +128,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _text(token: object) -> str | None:
-    """A special token's text, given as text or as an object with `content`."""
+    """Returns a special token's text, given as text or as an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -137,9 +137,9 @@ def _text(token: object) -> str | None:
 class Started(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is rendered and looked up, but not tokenized.
 
-    new_characters: how much of its text is not known.
-    is_cheap: tokenizing that takes under a millisecond, so that no thread is needed.
-    finish: gives the token ids, not to be changed, or raises RequestError; may run in any thread.
+    new_characters: how many characters of its text are new.
+    is_cheap: whether tokenizing them takes under a millisecond, so that no thread is needed.
+    finish: returns the token ids, which must not be changed, or raises RequestError; in any thread.
     """
 
     new_characters: int
@@ -173,7 +173,7 @@ class Tokenizer:
         try:
             files = TokenizerFiles.find(model.tokenizer)
             tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
-            # left in the file by training; engines switch both off
+            # leftovers of training in the file; engines switch both off
             tokenizer.no_truncation()
             tokenizer.no_padding()
             choice = choose(tokenizer, model.name, MAX_KNOWN_BYTES)
@@ -186,15 +186,15 @@ class Tokenizer:
         before it.
 
         Raises:
-            RequestError: the chat template refuses it, or the model has none; or what follows of
-                its text is not certain.
+            RequestError: the chat template refuses it, the model has none, or its text cannot be
+                tokenized with certainty.
         """
         return self.start(prompt).finish()
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """Returns the text of token ids, special tokens included; ids that are none are left out.
+        """Returns the text of token ids, including special tokens; invalid ids are left out.
 
-        For golden requests only: a user's text is to be shown nowhere.
+        Only for golden requests: a user's text must not be shown anywhere.
         """
         return self._library.decode(list(tokens), skip_special_tokens=False)
 
@@ -249,7 +249,7 @@ class Tokenizer:
 
 
 def _before_media(encoded: Encoded, around: Frame) -> Tokens:
-    """The ids that stay, whatever the engine puts in the place of media."""
+    """Returns the ids that stay whatever the engine inserts for media."""
     if not encoded.lasting:
         raise RequestError("unsupported_media")
     return framed_ids(encoded.ids[: encoded.lasting], Frame(around.before))

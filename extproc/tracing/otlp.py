@@ -58,7 +58,7 @@ from opentelemetry.trace import (
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from extproc.observing.course import Course, Trace, parse
+from extproc.observing.decisions import Course, Trace, parse
 from extproc.picking.decision import Decision
 
 log = logging.getLogger("kvsteer.tracing")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
 from extproc.errors import StartError
-from extproc.observing.course import Traces
+from extproc.observing.decisions import Traces
 from extproc.observing.metrics import Metrics
 
 # What may be asked for; none of it is sent as OTLP.

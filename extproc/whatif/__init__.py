@@ -1,1 +1,1 @@
-"""`kvsteer whatif`: recorded requests over a simulated fleet, by the router's own decision."""
+"""`kvsteer whatif`: plays recorded requests on a simulated fleet with the router's decisions."""

@@ -1,4 +1,4 @@
-"""`kvsteer whatif`: plays recorded requests with each policy, and prints what came of it."""
+"""`kvsteer whatif`: plays recorded requests with each policy, and prints the results."""
 
 import argparse
 import json
@@ -227,7 +227,7 @@ def _rate(arguments: argparse.Namespace) -> tuple[float, str]:
         speeds = [one["speed"] for one in shown]
         known = [float(one["tokens_per_second"]) for one in speeds if one["confidence"] > 0]
     except (KeyError, TypeError, ValueError) as error:
-        told = "answers otherwise than this version does"
+        told = "its answer does not match this version"
         raise StartError(f"whatif: {arguments.admin}: {told}") from error
     if not known:
         raise StartError(f"whatif: {arguments.admin}: no worker's speed has been learned yet")
@@ -315,7 +315,7 @@ class Runs:
             self._err.flush()
 
     def plan(self, policies: int) -> None:
-        """Says how many more runs are to come, for what is shown."""
+        """Adds to the number of runs that the progress line counts against."""
         self._planned += policies * self._weight
 
     def play(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
-# Tokens of a block, where nobody says otherwise.
+# Default tokens of a block.
 BLOCK_TOKENS = 128
 
 # Two engines find each other, whatever is transferred then.
@@ -356,7 +356,7 @@ class Fleet:
 
 
 class Result(NamedTuple):
-    """What came of one run; seconds, requests per second, shares."""
+    """The results of one run; seconds, requests per second, shares."""
 
     hit_rate: float
     p50: float
@@ -367,7 +367,7 @@ class Result(NamedTuple):
 
 
 def result_of(requests: Sequence[Request], computed: Sequence[int]) -> Result:
-    """Returns what came of requests that were served; computed: tokens, by each engine."""
+    """Returns the results of served requests; computed: tokens, by each engine."""
     waits = sorted(one.first_token_at - one.at for one in requests)
     ended = max(one.done_at for one in requests)
     return Result(

@@ -1,4 +1,4 @@
-"""What was found by playing requests: a table, how many workers can be spared, and a plot."""
+"""Presents the results of played requests: a table, how many workers can be spared, and a plot."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

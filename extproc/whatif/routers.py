@@ -1,7 +1,7 @@
-"""Routers before a fleet of engines in simulated time: the router's own decision and books.
+"""Routers in front of engines in simulated time: with the real decisions and accounting.
 
-Routers that share exchange the router's own messages; nothing is lost on the way, and a message
-takes a millisecond. Envoy's own choices are here too, to compare with.
+Routers that share exchange real messages; none is lost, and each takes a millisecond. Envoy's own
+policies are here too, for comparison.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""Reads recorded requests, whoever recorded them, and makes them requests for simulated engines.
+"""Reads recorded requests of any origin, and turns them into requests for simulated engines.
 
 A line is one JSON object. It may have, in any order and beside other fields:
 
@@ -7,16 +7,16 @@ A line is one JSON object. It may have, in any order and beside other fields:
 - how long prompt and answer are, in tokens: `input_length`, `prompt_tokens` or `input_tokens`, and
   `output_length`, `completion_tokens` or `output_tokens`, or these inside `usage`;
 - what of its prompt others share: `hash_ids`, a number for each block of `block_size` tokens
-  (512 where it is not said), equal where the whole prompt up to its end is equal; or `session`,
+  (512 by default), equal where the whole prompt up to its end is equal; or `session`,
   `session_id` or `conversation_id`: then a prompt begins with the one before and its answer; or the
   request itself, `body`, with its `path` or `url`. A line that has `messages` or `prompt` is itself
-  the body. Of a line with none of these nothing is shared.
+  the body. A line with none of these shares nothing.
 
-What a recording of ours has besides, `began` (when its file began), `model`, `cached_length` and
-`ttft_ms`, is used as well.
+The further fields of KVSteer's own recordings are used as well: `began` (when the file began),
+`model`, `cached_length` and `ttft_ms`.
 
-What is written into this is of outsiders: it is bounded and typed, and the first line that is not
-as it should be is an error which names it.
+The input comes from outside: it is bounded and typed, and the first invalid line is an error that
+names it.
 """
 
 import itertools

@@ -1,1 +1,1 @@
-"""The workers: addresses, feeds, and where those are."""
+"""The workers: their records, feeds, health and load."""

@@ -1,4 +1,4 @@
-"""What workers are asked of their health and their load, and what their feeds tell of it."""
+"""Asks workers about their health and load, and reads the load that their feeds report."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ log = logging.getLogger("kvsteer.workers")
 # Answers awaited at once; a fleet is asked over the whole interval, not in one burst.
 MAX_QUESTIONS_A_ROUND = 16
 
-# An answer that takes longer says nothing any more.
+# A later answer is out of date.
 MAX_ANSWER_SECONDS = 2.0
 
 
@@ -48,27 +48,27 @@ class Pace:
         self._monotonic = monotonic
 
     def question(self, name: str) -> Question:
-        """The question that is asked at this pace."""
+        """Returns a question that is asked at this pace."""
         return Question(name, asyncio.Semaphore(MAX_QUESTIONS_A_ROUND), self._interval_seconds)
 
     def first_seconds(self) -> float:
-        """Until a worker is asked the first time."""
+        """Returns the seconds until a worker is asked the first time."""
         return self._interval_seconds * 0.5 * self._chance()
 
     def next_seconds(self, asked_at: float) -> float:
-        """Until a worker is asked again that was asked then."""
+        """Returns the seconds until a worker that was asked then is asked again."""
         pause = self._interval_seconds * (0.9 + 0.2 * self._chance())
         return pause - (self._monotonic() - asked_at)
 
 
-# Probes in a row that must fail before a worker is left out; one success brings it back.
+# Failed probes in a row that eject a worker; one success brings it back.
 FAILURES_UNTIL_UNHEALTHY = 2
 
 _UNHEALTHY = "fails its health probe"
 
 
 class HealthProbe:
-    """Asks workers again and again whether they are well.
+    """Probes the health of workers regularly.
 
     monotonic: the clock that the load is kept in.
     """
@@ -87,7 +87,7 @@ class HealthProbe:
         return self.pace.next_seconds(asked_at)
 
     async def _fault(self, client: Client, upstream: Upstream) -> str:
-        """What is wrong with a worker, "" if nothing is."""
+        """Returns what is wrong with a worker, "" if nothing is."""
         try:
             status, _ = await client.get(upstream.endpoint, "/health", self.pace.answer_seconds)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -111,13 +111,13 @@ class HealthProbe:
 # than that is no pause.
 ANSWER_SECONDS = 1.0
 
-# An answer that is late by more than this was missed by us: something held the router up.
+# If the timer is later than this, the router itself was held up, and may have missed the answer.
 _HELD_UP_SECONDS = 0.5
 
-# Questions to workers in doubt that are under way at once.
+# Most open questions to workers in doubt.
 _MAX_QUESTIONS = 64
 
-# Nobody listens there, or nothing leads there. Any other fault of a connection may be our own.
+# Nobody listens there, or there is no route. Any other connection error may be the router's own.
 _NOBODY = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 
 _SERVER_ERROR = 500
@@ -128,10 +128,10 @@ SILENT = f"not a byte within {ANSWER_SECONDS:g} s"
 
 
 class Doubts:
-    """Asks workers whether they live while there is reason to doubt it, and leaves out the dead.
+    """Asks workers in doubt whether they are alive, and ejects the dead.
 
-    sign_of_life: of a worker, by its name: whether its feed has no connection, and how many batches
-    came of it so far. monotonic: the clock that the load is kept in.
+    sign_of_life: returns, by a worker's name, whether its feed has no connection, and how many
+    batches have arrived so far. monotonic: the clock of the loads.
     """
 
     def __init__(
@@ -185,14 +185,13 @@ class Doubts:
         self._table.upstreams.eject(upstream, Judge.DOUBTS, f"{DEAD}: {fault}")
         if fault == REFUSED:
             worker.holdings.lose(now)
-        log.warning("worker %s %s: %s; left out where others are left", worker.name, DEAD, fault)
+        log.warning("worker %s %s: %s; ejected while others answer", worker.name, DEAD, fault)
 
 
 async def _fault(client: Client, endpoint: str) -> str:
-    """What is wrong with a worker in doubt, "" if it lives.
+    """Returns what is wrong with a worker in doubt, "" if it is alive.
 
-    It lives if it answers anything but a fault of its own, be it no HTTP: that says no more than
-    that it has no such path.
+    It is alive if it answers anything but a server error, even if that is not HTTP.
     """
     try:
         status, _ = await client.get(endpoint, "/health", ANSWER_SECONDS)
@@ -205,7 +204,7 @@ async def _fault(client: Client, endpoint: str) -> str:
     return f"GET /health has status {status}" if status >= _SERVER_ERROR else ""
 
 
-# Connections in a row that must fail before a worker is left out.
+# Failed connections in a row that eject a worker.
 FAILURES_UNTIL_UNFIT = 3
 
 _UNFIT = "does not answer on its endpoint"
@@ -214,10 +213,10 @@ _OK = 200
 
 
 class LoadReports:
-    """Keeps the load of all workers current, by their feeds and by their metrics.
+    """Keeps the load of all workers current, from their feeds and their metrics.
 
-    feed_loads: what a worker's feeds said, each with its age in seconds. monotonic: the clock that
-    the load is kept in.
+    feed_loads: returns the loads that a worker's feeds reported, each with its age in seconds.
+    monotonic: the clock of the loads.
     """
 
     def __init__(
@@ -244,9 +243,9 @@ class LoadReports:
                 self._loads.report(worker.endpoint, report, now)
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Scrapes one worker; what cannot be reached again and again is unfit until it can be.
+        """Scrapes one worker; one that fails repeatedly gets no requests until it answers.
 
-        A worker whose feeds tell its load is not asked, unless it was found unfit.
+        A worker whose feeds report its load is not asked, unless it failed before.
         """
         asked_at, upstream = self._monotonic(), worker.upstream
         if upstream is not None and (
@@ -256,7 +255,7 @@ class LoadReports:
         return self.pace.next_seconds(asked_at)
 
     def _is_told(self, worker: Worker) -> bool:
-        """Whether the worker's feeds told its load lately."""
+        """Returns whether the worker's feeds reported its load lately."""
         ages = [age + load.age_ms / 1000 for load, age in self._feed_loads(worker.name)]
         return bool(ages) and max(ages) < REPORT_SECONDS
 

@@ -1,11 +1,7 @@
-"""The workers' feeds: which are followed, found out from the workers where that is configured.
+"""Follows the workers' feeds, and asks workers where they publish if that is configured.
 
-Asks workers where they publish their events, and what of their answers is taken.
-
-A worker may name its own host only, or hosts that the operator lists: else it could have the router
-connect to anything, and be credited with what another worker holds.
-
-Where a worker's feed is to be had: as configured, or as the worker itself tells.
+A worker may only name its own host, or hosts that the operator lists: otherwise it could make the
+router connect to anything, and get credit for another worker's blocks.
 
 Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the ports it really has;
 `GET /server_info` of SGLang (0.5.23: `kv_events` with base ports of its events, of their replays
@@ -24,8 +20,9 @@ import msgspec
 
 from extproc import address
 from extproc.address import Address
-from extproc.config.rules import same_place
+from extproc.config.fleet_rules import same_place
 from extproc.config.schema import AUTO, Config, WorkerEvents
+from extproc.errors import ExtraError
 from extproc.workers.polling import MAX_QUESTIONS, Client, Polling, Question, told
 from extproc.workers.record import Following, Place, Table, Wanted, Worker
 from kvstate.errors import printable
@@ -34,7 +31,7 @@ from kvstate.feeds.feed_sources import DrainSource, FeedSource, GrpcSource, ZmqS
 from kvstate.feeds.transport import Transport
 from kvstate.fleet import FeedStatus, Fleet, ReportedLoad
 
-# A publisher that binds all interfaces names none that could be connected to.
+# Hosts of a publisher that binds all interfaces: a client cannot connect to them.
 _ANY_HOST = frozenset(("*", "0.0.0.0", "[::]", "::", ""))  # noqa: S104 - what publishers say
 MAX_RANKS = 1024
 
@@ -44,16 +41,16 @@ PATHS = (_VLLM, _SGLANG, "/get_server_info")
 
 
 def strange_host(sources: Sequence[ZmqSource], own: Collection[str]) -> str:
-    """The first host that a worker names and that is none of these, "" if there is none.
+    """Returns the first host that a worker names but may not name, "" if there is none.
 
-    own: its own, in every spelling, and those that it may name besides.
+    own: its own host in every spelling, and the other hosts that it may name.
     """
     hosts = (host for source in sources for _, host, _, _ in _places_of(source))
     return next((host for host in hosts if host not in own), "")
 
 
 def places(sources: Sequence[ZmqSource], own: Collection[str] = ()) -> frozenset[Place]:
-    """Where a worker's feed is; of its own host in every spelling."""
+    """Returns the places of a worker's feed, with its own host in every spelling."""
     found: set[Place] = set()
     for source in sources:
         for kind, host, port, topic in _places_of(source):
@@ -74,7 +71,7 @@ def _places_of(source: ZmqSource) -> Iterator[Place]:
 
 
 def configured(events: WorkerEvents) -> FeedSource:
-    """The source that the configuration names; `extproc.config.rules` has checked it."""
+    """Returns the configured source, which the configuration's rules have checked."""
     if events.grpc is not None:
         return GrpcSource(events.grpc, events.service, events.ranks)
     if events.drain is not None:
@@ -92,7 +89,7 @@ def configured(events: WorkerEvents) -> FeedSource:
 
 
 def discovered(path: str, answer: bytes, host: str) -> tuple[ZmqSource, ...]:
-    """The sources in a worker's answer to one of `PATHS`, in the order of ranks, if any.
+    """Returns the sources in a worker's answer to one of `PATHS`, in the order of ranks.
 
     host: the worker's, for publishers that bind every interface.
     """
@@ -147,7 +144,7 @@ def _optional(endpoint: object, host: str) -> str | None:
 
 
 def _reachable(endpoint: object, host: str) -> str:
-    """A publisher's own endpoint as we can connect to it."""
+    """Returns a publisher's endpoint in a form that a client can connect to."""
     named, _, port = str(endpoint).removeprefix("tcp://").rpartition(":")
     return _endpoint(host if named in _ANY_HOST else named, int(port))
 
@@ -176,9 +173,9 @@ class Told(NamedTuple):
 async def permitted(
     client: Client, endpoint: str, hosts: tuple[str, ...], max_ranks: int
 ) -> Told | str:
-    """What a worker tells of its feed, as far as it may; why nothing of it is taken, if so.
+    """Returns what a worker reports about its feed, or why the report is refused.
 
-    hosts: that it may name besides its own.
+    hosts: those that it may name besides its own.
     """
     answer = await sources(client, endpoint)
     if isinstance(answer, str):
@@ -194,7 +191,7 @@ async def permitted(
 
 
 async def _spellings(host: str) -> frozenset[str]:
-    """A host as it was named, and its addresses."""
+    """Returns a host's name and its addresses."""
     own = same_place(Address(host, 0)).host
     try:
         return frozenset((own, str(ipaddress.ip_address(own))))
@@ -209,7 +206,7 @@ async def _spellings(host: str) -> frozenset[str]:
 
 
 async def sources(client: Client, endpoint: str) -> tuple[ZmqSource, ...] | str:
-    """A worker's sources, one a rank; why there are none in words, if so.
+    """Returns a worker's sources, one for each rank, or why there are none.
 
     endpoint: host:port of its HTTP server.
     """
@@ -231,7 +228,7 @@ async def sources(client: Client, endpoint: str) -> tuple[ZmqSource, ...] | str:
 
 
 def feed_shown(status: FeedStatus) -> dict[str, Any]:
-    """One rank's feed."""
+    """Returns one rank's feed for GET /workers."""
     return {
         "rank": status.rank,
         "state": status.state.value,
@@ -260,9 +257,9 @@ log = logging.getLogger("kvsteer.workers")
 ASK_SOON_SECONDS = 5.0
 ASK_SELDOM_SECONDS = 60.0
 
-_DISABLED = "disabled: requests are routed by load and by what was sent where"
+_DISABLED = "disabled: requests are routed by load and by earlier requests"
 
-# Feeds that are begun or ended in one go, on the loop that picks.
+# Feeds that are started or ended without a pause, on the event loop that picks.
 AT_ONCE = 8
 
 OpenTransports = Callable[[FeedSource], Sequence[Transport]]
@@ -298,7 +295,7 @@ class Feeds:
         self._note_ranks()
 
     async def enable(self, *, enabled: bool) -> None:
-        """The kill switch: without events every worker is as one that publishes none."""
+        """Switches events on or off: without them, every worker counts as publishing none."""
         # switched off and on at once, feeds must not be closed that were just started
         async with self._switching:
             if enabled == self.enabled:
@@ -308,9 +305,9 @@ class Feeds:
             await self._follow_wanted()
 
     async def follow(self, gone: Sequence[Worker] = ()) -> None:
-        """Follows the workers that there are; those that stay the same are not touched.
+        """Follows the current workers' feeds; unchanged ones are not touched.
 
-        gone: those that are no more since it was called last.
+        gone: workers removed since the last call.
         """
         self._gone += gone
         async with self._switching:
@@ -324,14 +321,16 @@ class Feeds:
             await self._fleet.close()
 
     def reason(self, worker: Worker) -> str:
-        """Why a worker has no feed, "" if it has."""
+        """Returns why a worker has no feed, "" if it has one."""
         if worker.following.reason:
             return worker.following.reason
         if not self.enabled:
             return "events are switched off"
         if self._wanted(worker) is None:
             return "no events are configured for it"
-        return "" if self._fleet.ranks(worker.name) else "it was not asked yet where its feed is"
+        return (
+            "" if self._fleet.ranks(worker.name) else "it has not been asked yet where it publishes"
+        )
 
     def _target(self, worker: Worker) -> Wanted | None:
         return self._wanted(worker) if self.enabled else None
@@ -359,16 +358,19 @@ class Feeds:
             worker.following.wanted = target
             try:
                 self._begin(worker, target)
+            except ExtraError as error:  # found while the router runs: it is told, and goes on
+                log.error("worker %s: %s", worker.name, error)
+                worker.following.reason = str(error)
             except Exception as error:  # one feed that cannot be opened must not keep others away
                 log.exception("worker %s: its feed cannot be followed", worker.name)
                 worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
         self._note_ranks()
 
     def _note_ranks(self) -> None:
-        """Whether requests may name a rank.
+        """Notes whether requests may name a rank.
 
-        Where it was not configured, of engines only that told of their ranks themselves: those
-        whose releases do so heed X-data-parallel-rank.
+        Without configuration, only if the engines reported their ranks themselves: the releases
+        that do so obey X-data-parallel-rank.
         """
         several = [one for one in self._table if self._fleet.ranks(one.name) > 1]
         is_told = bool(several) and all(one.following.found for one in several)
@@ -399,7 +401,7 @@ class Feeds:
         self._fleet.add(name, one.model, self._open_transports(source), one.adapters)
 
     async def _ask(self, worker: Worker, one: Wanted) -> float:
-        """Asks a worker where its feed is; the seconds until it is to be asked again."""
+        """Asks a worker where it publishes; returns the seconds until the next question."""
         name, client = worker.name, self._polling.client
         try:
             hosts, max_ranks = self._events.auto_hosts, self._events.auto_ranks
@@ -411,7 +413,7 @@ class Feeds:
         return ASK_SELDOM_SECONDS if is_well else ASK_SOON_SECONDS
 
     async def _take(self, worker: Worker, one: Wanted, answer: Told | str) -> None:
-        """Follows what a worker told; keeps what is followed while it does not answer."""
+        """Follows the feed that a worker reported; keeps the old one while it does not answer."""
         name, following = worker.name, worker.following
         if isinstance(answer, Told) and answer.sources != following.found:
             owner = self._owner_of(answer.places, worker)
@@ -433,6 +435,6 @@ class Feeds:
         self._note_ranks()
 
     def _owner_of(self, taken: frozenset[Place], worker: Worker) -> str:
-        """Another worker that has one of these places, "" if none has: it had them first."""
+        """Returns another worker that already has one of these places, "" if none has."""
         others = (one for one in self._table if one is not worker and one.following.places & taken)
         return next((one.name for one in others), "")

@@ -1,6 +1,4 @@
-"""Asks workers what they serve, again and again, where the configuration leaves it to them.
-
-What a worker tells of itself: its model, its adapters, the size of its blocks.
+"""Asks workers for settings that the configuration leaves out: model, adapters, block size.
 
 Sources: `GET /v1/models` of vLLM and SGLang, where an adapter names the model that it belongs to as
 its `parent`; `GET /server_info` of SGLang, with `page_size`, and `block_size` among `kv_events`.
@@ -21,7 +19,7 @@ from kvstate.feeds.backoff import Backoff
 MODELS = "/v1/models"
 SERVER_INFO = ("/server_info", "/get_server_info")
 
-# A server that lists more than this is not read further.
+# Longer lists are cut.
 MAX_LISTED = 10_000
 MAX_BLOCK_SIZE = 1 << 20
 
@@ -48,9 +46,9 @@ class _ServerInfo(msgspec.Struct):
 
 
 def from_models(answer: bytes, models: Sequence[Model]) -> Learned:
-    """What /v1/models tells; nothing if it is no such answer.
+    """Returns what an answer to /v1/models tells; nothing if it cannot be read.
 
-    models: those of the configuration; a worker that lists none of them serves none that we know.
+    models: the configured ones; a worker that lists none of them serves no known model.
     """
     cards = cards_in(answer)
     if cards is None:
@@ -62,7 +60,7 @@ def from_models(answer: bytes, models: Sequence[Model]) -> Learned:
 
 
 def cards_in(answer: bytes) -> list[Card] | None:
-    """Returns what an answer to GET /v1/models lists, up to `MAX_LISTED`; None if it is none."""
+    """Returns the entries of an answer to GET /v1/models, up to `MAX_LISTED`; None if invalid."""
     try:
         return msgspec.json.decode(answer, type=_Cards).data[:MAX_LISTED]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -70,7 +68,7 @@ def cards_in(answer: bytes) -> list[Card] | None:
 
 
 def block_size_in(answer: bytes) -> int | None:
-    """The tokens of a block, as /server_info tells; None if it does not."""
+    """Returns the tokens of a block in an answer to /server_info; None if it does not tell."""
     try:
         info = msgspec.json.decode(answer, type=_ServerInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -84,15 +82,16 @@ log = logging.getLogger("kvsteer.workers")
 
 # Adapters are loaded and unloaded while an engine runs.
 ASK_AGAIN_SECONDS = 30.0
-# A worker that does not tell is asked so soon at first, and at last so seldom; with jitter, 30 s.
+# Pauses before a worker without an answer is asked again: the first, and the longest (30 s with
+# jitter).
 RETRY_SECONDS = (1.0, 20.0)
 NOTHING = Learned()
 
 
 class Learning:
-    """Asks workers what they serve; what they told is kept while they do not answer.
+    """Asks workers what they serve; keeps the last answer while they do not answer.
 
-    changed: is called after something else is known of a worker. chance: 0 to 1, for jitter.
+    changed: called after an answer changed. chance: returns 0 to 1, for jitter.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Learning:
         self.question = Question("models", asyncio.Semaphore(MAX_QUESTIONS), ASK_AGAIN_SECONDS)
 
     def ask_now(self, worker: Worker) -> None:
-        """A worker is not as it was: it is elsewhere, or ready; if it is asked, then now."""
+        """Asks a worker now, if it is asked at all: it has moved, or become ready."""
         if worker.retries is not None:
             worker.retries.reset()
         poll = worker.polls.get(self.question.name)
@@ -112,7 +111,7 @@ class Learning:
             poll.now()
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Asks a worker once; the seconds until it is to be asked again."""
+        """Asks a worker once; returns the seconds until the next question."""
         answers = await self._learn(client, worker)
         if worker.retries is None:
             worker.retries = Backoff(*RETRY_SECONDS, self._chance)
@@ -123,7 +122,7 @@ class Learning:
         return ASK_AGAIN_SECONDS if is_known else worker.retries.next_seconds()
 
     async def _learn(self, client: Client, worker: Worker) -> bool:
-        """Asks a worker once; whether it answers."""
+        """Asks a worker once; returns whether it answers."""
         name = worker.name
         try:
             learned = await self._ask(client, name)

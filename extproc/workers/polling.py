@@ -1,4 +1,4 @@
-"""Asks workers over HTTP: one client, and one schedule of what each is asked again and again."""
+"""Asks workers over HTTP: one client, and one schedule for regular questions."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ class Client:
     async def get(
         self, endpoint: str, path: str, seconds: float, max_bytes: int = 0
     ) -> tuple[int, bytes]:
-        """The status of an answer, and at most so many bytes of its body if that is 200.
+        """Returns an answer's status, and at most this many bytes of its body if that is 200.
 
         endpoint: host:port of the worker's HTTP server. seconds: within which all is to be there.
 
@@ -55,7 +55,7 @@ class Client:
     async def post(
         self, endpoint: str, path: str, body: bytes, seconds: float, max_bytes: int
     ) -> tuple[int, bytes]:
-        """The same of a POST of JSON.
+        """Returns the same for a POST of JSON.
 
         Raises:
             OSError, aiohttp.ClientError, TimeoutError: it does not answer.
@@ -90,10 +90,10 @@ class Client:
 
 
 class Question(NamedTuple):
-    """What workers are asked.
+    """A question to workers.
 
-    name: one of a few, in words. at_once: how many are asked at the same time. retry_seconds: when
-    a worker is asked again after a fault of ours.
+    name: one of a few, in words. at_once: how many workers are asked at the same time.
+    retry_seconds: when a worker is asked again after an internal error.
     """
 
     name: str
@@ -109,9 +109,9 @@ class Look(NamedTuple):
 
 
 class Poll:
-    """One question to one worker, asked again and again until it is cancelled.
+    """One question to one worker, asked regularly until it is cancelled.
 
-    worker: its name. ask: asks once; the seconds until it is to be asked again.
+    worker: its name. ask: asks once, and returns the seconds until the next question.
     """
 
     __slots__ = ("_ask", "_is_wanted", "_polling", "_question", "_task", "_timer", "_worker")
@@ -145,7 +145,7 @@ class Poll:
             self._start()
 
     def cancel(self) -> None:
-        """Asks no more; an answer that is under way is not taken."""
+        """Stops asking, and ignores an answer that arrives later."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -169,7 +169,7 @@ class Poll:
 
 
 class Polling:
-    """All that is asked of workers."""
+    """All questions to workers."""
 
     def __init__(self) -> None:
         self._client: Client | None = None

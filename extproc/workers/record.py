@@ -1,7 +1,7 @@
-"""The record of a worker: all that is known of it; and the table that owns the records.
+"""The record of a worker, with everything known about it; and the table that owns the records.
 
-Who keeps something about workers keeps it in their records, or in weak references to a part of
-them. So what is known of a worker goes with it, and nobody has to be told.
+All state about workers is in their records, or in weak references to a part of them. So it goes
+when the worker is removed, and nobody has to be told.
 """
 
 import math
@@ -24,7 +24,7 @@ from kvstate.feeds.feed_sources import ZmqSource
 
 
 class Learned(NamedTuple):
-    """What is known of a worker; None is not known.
+    """What a worker reported about itself; None for unknown.
 
     model: the configured model that it serves. adapters: those that it lists, by name.
     """
@@ -35,9 +35,9 @@ class Learned(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A feed that is to be followed; whatever of this changes, it is begun anew.
+    """A feed to follow; if any of this changes, it is restarted.
 
-    identity: of the engine, where another one may have got its address.
+    identity: the engine's, since another engine may get its address.
     """
 
     model: str
@@ -54,7 +54,7 @@ Place = tuple[str, str, int, str]
 class Following:
     """How one worker's feed is followed.
 
-    wanted: as it is followed now, None if it is not. found: the sources that the worker told of.
+    wanted: as it is followed now, None if it is not. found: the sources that the worker reported.
     places: of its publishers. reason: why it has no feed, "" if nothing is known against it.
     """
 
@@ -76,16 +76,15 @@ class Questioned:
 class Worker:
     """One worker.
 
-    member: as it was configured or found. name: host:port, as that says. place: the same, parsed.
-    upstream: the record of its endpoint, which others may share; None while its host name could not
-    be resolved. holdings: what was sent there. is_drained: whether the operator took it out.
-    learned: what it told of itself. retries: how long to wait before it is asked for that again;
-    did_answer: whether it did the last time. following: its feed. check: the self-check of its
-    tokens. outcomes: what came of its requests. tokenizer: how often it failed to tell tokens.
-    questioned: how it was asked for golden requests' tokens. polls: what it is asked again and
-    again, by a name for the question. batches_seen: how many batches had come of its feed at the
-    last look for computed prompts. looks_due: how often those are to be looked up still because of
-    them.
+    member: as it was configured or found. name: its configured host:port. place: the same, parsed.
+    upstream: the record of its endpoint, which other workers may share; None until its host name is
+    resolved. holdings: what was sent there. is_drained: whether the operator drained it. learned:
+    what it reported about itself. retries: pauses before it is asked for that again; did_answer:
+    whether it answered the last time. following: its feed. check: the self-check of its tokens.
+    outcomes: its requests' outcomes. tokenizer: its failures to tokenize. questioned: when it was
+    asked for golden requests' tokens. polls: its regular questions, by name. batches_seen: its
+    feed's batches at the last look for computed prompts. looks_due: how many more looks these
+    batches need.
     """
 
     __slots__ = (
@@ -169,9 +168,9 @@ class Table:
         return self.by_name.get(worker.name) is worker
 
     def replace(self, members: Members) -> Changes:
-        """From now on these are the workers; those that stay keep their records.
+        """Replaces the list of workers; those that stay keep their records.
 
-        Another engine at the address of one that was there is a new worker.
+        Another engine at the same address is a new worker.
         """
         before, changes = dict(self.by_name), Changes()
         self.by_name.clear()
@@ -191,7 +190,7 @@ class Table:
         return changes
 
     def move(self, worker: Worker, endpoint: str) -> None:
-        """A worker is at another address now; what was known of the one before is over."""
+        """Moves a worker to another address; it gets the record of that endpoint."""
         before = worker.upstream
         if before is not None:
             self.upstreams.leave(before)

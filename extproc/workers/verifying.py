@@ -1,8 +1,8 @@
-"""Asks workers for the tokens of golden requests, and says which model's tokens are theirs.
+"""Asks workers for the tokens of golden requests, and tells which models' tokens match theirs.
 
-A worker is asked from the start on, beside what it serves: no request waits for the answer, and
-none fails for it. It is asked again after a while, soon where its tokens differ, and at once when
-it lost what it held, since it may have been started anew with another template.
+A worker is asked from the start on, beside its requests: no request waits for the answer or fails
+because of it. It is asked again later, sooner if its tokens differ, and at once when it lost its
+cache, since it may have been restarted with another template.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ from kvstate.overlap import Tokens
 
 log = logging.getLogger("kvsteer.tokens")
 
-# When a worker is asked again: that has told, whose tokens differ, that did not answer.
+# When a worker is asked again: after an answer, after different tokens, and after no answer.
 AGAIN_SECONDS = 300.0
 AGAIN_WHILE_DIFFERENT_SECONDS = 10.0
 RETRY_SECONDS = (1.0, 30.0)
 
-# To ask one worker takes about 7 ms of CPU. So for each worker that there is, the first questions
-# are spread over this time, and the next ones come this much later at the least.
+# Asking one worker takes about 7 ms of CPU. So the first questions are spread over this time for
+# each worker of the fleet, and the next ones come at least this much later.
 FIRST_SECONDS_A_WORKER = 0.02
 AGAIN_SECONDS_A_WORKER = 0.7
 AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER = 0.15
 
-# It is not asked more often than this, however often it loses what it held.
+# Shortest time between questions, however often it loses its cache.
 LEAST_SECONDS = 2.0
 
 # Until the model of a worker is known.
@@ -62,7 +62,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 # Workers that are asked at the same time.
 AT_ONCE = 16
 
-# What our own tokens are remembered for: templates may write the date.
+# How long KVSteer's own tokens are cached: templates may write the date.
 OURS_SECONDS = 60.0
 
 # Differences of one model that are logged, until all is well again.
@@ -88,11 +88,11 @@ class Encoder(Protocol):
 
 
 class _SilentError(Exception):
-    """A worker told nothing, for now; the message says why."""
+    """A worker gave no answer for now; the message says why."""
 
 
 class _NoTokenizeError(Exception):
-    """A worker cannot tell; the message says why."""
+    """A worker cannot tokenize; the message says why."""
 
 
 class Verifying:
@@ -233,7 +233,7 @@ class Verifying:
         if told.result == VERIFIED and self.of_models()[model].told.result == VERIFIED:
             if (VERIFIED,) not in said:
                 log.info(
-                    "model %s: our tokens match those of worker %s in %d golden requests",
+                    "model %s: its tokens match those of worker %s in %d golden requests",
                     *(model, worker.name, told.compared),
                 )
             self._said[model] = {(VERIFIED,)}
@@ -244,14 +244,13 @@ class Verifying:
         said.add(key)
         if told.result == DIFFERENT:
             log.warning(
-                "model %s: our tokens are not those of worker %s: %s; routed approximately until"
-                " they match: %s",
+                "model %s: its tokens differ from those of worker %s: %s; routed approximately"
+                " until they match: %s",
                 *(model, worker.name, told.why, ", ".join(told.shown()["forms"])),
             )
         else:
             log.info(
-                "model %s: worker %s could not verify our tokens: %s; requests are served all"
-                " the same",
+                "model %s: worker %s could not verify its tokens: %s; requests are still served",
                 *(model, worker.name, told.why),
             )
 
@@ -267,7 +266,7 @@ class Verifying:
         return found
 
     def shown(self) -> list[dict[str, Any]]:
-        """The answer of GET /models."""
+        """Returns the answer of GET /models."""
         return [
             {
                 "model": name,
@@ -279,7 +278,7 @@ class Verifying:
         ]
 
     def note(self) -> str:
-        """What GET /readyz says of models that are not verified, a line each."""
+        """Returns what GET /readyz shows about models that are not verified, a line each."""
         lines = []
         for name, one in self.of_models().items():
             by = f" by worker {one.worker}: {one.told.why}" if one.worker else ""
@@ -362,7 +361,7 @@ class VerifiedCollector(Collector):
         """The family of models."""
         family = GaugeMetricFamily(
             "kvsteer_model_verified",
-            "1 for what golden requests told of a model's tokens",
+            "1 for the result of comparing a model's tokens by golden requests",
             labels=["model", "result"],
         )
         for model, known in self._of_models().items():

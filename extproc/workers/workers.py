@@ -53,13 +53,13 @@ class _Asked(Protocol):
 class Workers:
     """All workers.
 
-    open_transports: opens a worker's event source, one transport a rank. source_fault: what is
-    wrong with a source that named workers, by its name; "" if nothing is. chance: 0 to 1, for
-    jitter.
-    monotonic: seconds; the clock that loads are kept in. checks: whether their tokens are ours.
-    records: by name. upstreams: the records of their endpoints. loads: what these have to do.
-    telling: tells other routers of our requests, None where routers do not share. tokenizers: those
-    here, by model. verifying: whether their tokens are the workers'.
+    open_transports: opens a worker's event source, one transport for each rank. source_fault:
+    returns what is wrong with a source of workers, by its name; "" if nothing is. chance: returns
+    0 to 1, for jitter.
+    monotonic: seconds; the clock of the loads. checks: the self-check of their tokens. records: by
+    name. upstreams: the records of their endpoints. loads: their load. telling: tells other routers
+    of requests, None if routers do not share. tokenizers: local ones, by model. verifying: compares
+    their tokens with the workers'.
     """
 
     def __init__(  # noqa: PLR0913 - the root of all that is known of workers
@@ -132,7 +132,7 @@ class Workers:
         await self.enable_events(enabled=self._config.events.enabled)
 
     async def close(self) -> None:
-        """Stops following the workers, and asks nobody any more."""
+        """Stops following and asking the workers."""
         await self._resolving.close()
         if self._following is not None:
             self._following.cancel()
@@ -144,7 +144,7 @@ class Workers:
         await self._polling.close()
 
     async def replace(self, members: Members) -> None:
-        """From now on these are the workers; those that stay the same are not touched."""
+        """Replaces the list of workers; unchanged ones are not touched."""
         before = {worker.name: worker.found for worker in self._table}
         changes = self._table.replace(members)
         for worker in self._table:
@@ -156,7 +156,7 @@ class Workers:
         await self._feeds.follow(changes.gone)
 
     def _ask(self, worker: Worker) -> None:
-        """Has a worker asked what it is to be asked, and nothing else."""
+        """Starts a worker's regular questions, and stops those that it no longer needs."""
         for one in self._asked:
             self._poll(worker, one.question, one.ask, one.pace.first_seconds())
         verifying, learning = self.verifying, self._learning
@@ -184,7 +184,7 @@ class Workers:
         )
 
     def circumstances(self, outcome: Outcome) -> Circumstances:
-        """What may explain that a prediction for a worker did not come true."""
+        """Returns facts that may explain a wrong prediction for a worker."""
         name, prompt = outcome.worker, outcome.prompt
         return Circumstances(
             self.state(name),
@@ -195,7 +195,7 @@ class Workers:
         )
 
     def drain(self, name: str, *, draining: bool) -> bool:
-        """Gives a worker no new requests, or gives it some again; whether it is there.
+        """Starts or ends draining a worker; returns whether it exists.
 
         name: its configured name, or its ip:port.
         """
@@ -207,7 +207,7 @@ class Workers:
         return bool(meant)
 
     async def enable_events(self, *, enabled: bool) -> None:
-        """The kill switch: without events every worker is as one that publishes none."""
+        """Switches events on or off: without them, every worker counts as publishing none."""
         await self._feeds.enable(enabled=enabled)
 
     @property
@@ -216,15 +216,15 @@ class Workers:
         return self._feeds.enabled
 
     def next_change(self) -> asyncio.Event:
-        """Is set once anything about who may be picked changes; to be taken before one looks."""
+        """Returns an event that is set at the next change of candidates; get it before reading."""
         return self._changed
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
-        """The overlap of every worker that holds the prompt's first block, by name."""
+        """Returns the overlap of every worker that holds the prompt's first block, by name."""
         return self._fleet.overlaps(prompt)
 
     def candidates(self, model: str) -> list[Candidate]:
-        """Every worker as a candidate for requests to a model."""
+        """Returns every worker as a candidate for requests to a model."""
         known = self._candidates.get(model)
         if known is None:
             is_listed = any(
@@ -257,11 +257,11 @@ class Workers:
         return self._has_roles
 
     def endpoints(self, model: str) -> list[str]:
-        """ip:port of the workers that serve a model now."""
+        """Returns ip:port of the workers that serve a model now."""
         return [one.endpoint for one in self.candidates(model) if not one.excluded]
 
     def tokenizers(self, model: str) -> dict[str, Failures]:
-        """By ip:port, the workers that serve a model now, and how often each told no tokens."""
+        """Returns the failures to tokenize of the workers that serve a model now, by ip:port."""
         return {
             one.endpoint: self.records[one.name].tokenizer
             for one in self.candidates(model)
@@ -273,11 +273,11 @@ class Workers:
         return set(self.records)
 
     def places(self) -> list[tuple[str, str]]:
-        """Name and ip:port of every worker that has one now."""
+        """Returns name and ip:port of every worker that has an address now."""
         return [(one.name, one.endpoint) for one in self._table if one.upstream is not None]
 
     def model_of(self, name: str) -> str | None:
-        """The model that a worker serves; None while that is not known."""
+        """Returns the model that a worker serves; None while it is unknown."""
         return self._model_of(self.records[name])
 
     def _model_of(self, worker: Worker) -> str | None:
@@ -335,7 +335,7 @@ class Workers:
         return self._fleet.names_ranks
 
     def holdings(self, name: str) -> Holdings:
-        """What was sent to a worker; of one that is gone, what nobody reads."""
+        """Returns the record of what was sent to a worker; an unused one if it was removed."""
         worker = self.records.get(name)
         return Holdings(name) if worker is None else worker.holdings
 
@@ -344,16 +344,16 @@ class Workers:
         return self.loads.in_flight(endpoint)
 
     def tokens_per_second(self, name: str) -> float:
-        """How many tokens of prompts a worker computes in a second; 0 for no worker of ours."""
+        """Returns how many prompt tokens a worker computes in a second; 0 if it is unknown."""
         worker = self.records.get(name)
         return 0.0 if worker is None else self.loads.tokens_per_second(worker.endpoint)
 
     def load(self, endpoint: str) -> Load:
-        """What an endpoint has to do now."""
+        """Returns the current load of an endpoint."""
         return self.loads.load(endpoint, self.monotonic())
 
     def down(self, endpoint: str) -> str:
-        """Why an endpoint is taken for down, "" while it is not."""
+        """Returns why an endpoint is down, "" if it is not."""
         return self.upstreams.reason(endpoint, self.monotonic())
 
     def served(self, name: str, *, is_elsewhere: bool) -> None:
@@ -363,7 +363,7 @@ class Workers:
             worker.outcomes.answers.note(is_elsewhere=is_elsewhere)
 
     def astray(self, name: str) -> str:
-        """Why what is steered to a worker is answered elsewhere, "" if it is not lately."""
+        """Returns why requests steered to a worker are answered elsewhere, "" if they are not."""
         worker = self.records.get(name)
         if worker is None:
             return ""
@@ -373,7 +373,7 @@ class Workers:
         )
 
     def why_astray(self) -> str:
-        """Why requests are answered elsewhere than steered, by the worker that most are."""
+        """Returns why requests are answered elsewhere, for the worker with the most of them."""
         strays = [one for one in self._table if self.astray(one.name)]
         worst = max(strays, key=lambda one: one.outcomes.answers.share, default=None)
         cause = "" if worst is None else self.astray(worst.name)
@@ -382,11 +382,11 @@ class Workers:
         return f"{worst.endpoint}{f' and {len(strays) - 1} more' * (len(strays) > 1)}: {cause}"
 
     def index_bytes(self) -> int:
-        """Memory of the block index."""
+        """Returns the memory of the block index."""
         return self._fleet.index_bytes()
 
     def replays_done(self) -> bool:
-        """Whether no feed waits for its publisher or catches up with it."""
+        """Returns whether no feed is connecting or replaying."""
         states = {self._fleet.state(name) for name in self.records}
         return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
@@ -488,10 +488,10 @@ class Workers:
             await self._feeds.follow()
 
     def emptied(self, name: str) -> None:
-        """A worker told that it lost all that it held."""
+        """Notes that a worker reported the loss of its whole cache."""
         self.holdings(name).lose(self.monotonic())
         worker = self.records.get(name)
-        if worker is not None:  # it may have been started anew
+        if worker is not None:  # it may have been restarted
             self.verifying.ask_now(worker)
 
     def cut(self, name: str) -> None:
@@ -541,7 +541,7 @@ FIRST_RESOLVE_SECONDS = 2.0
 class Resolving:
     """Keeps the host names of workers resolved, once started.
 
-    moved: is told the ip:port that a worker has now, whenever that is another one.
+    moved: called with a worker's new ip:port whenever that changes.
     """
 
     def __init__(self, table: Table, moved: Callable[[Worker, str], None]) -> None:
@@ -560,7 +560,7 @@ class Resolving:
                 await asyncio.wait_for(self._resolved_once.wait(), FIRST_RESOLVE_SECONDS)
 
     async def close(self) -> None:
-        """Looks nothing up any more."""
+        """Stops looking names up."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

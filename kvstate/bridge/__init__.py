@@ -1,1 +1,1 @@
-"""One engine's feed for many gateways."""
+"""Serves one engine's feed to many gateways."""

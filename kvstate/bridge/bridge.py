@@ -1,23 +1,22 @@
-"""The bridge: reads the feed of one engine, once, for any number of subscribers.
+"""The bridge: reads the feed of one engine once, and serves it to any number of subscribers.
 
-Transports and feeds are those of the router; in the index's place is `kvstate.bridge.rank`.
+Transports and feeds are the router's; `kvstate.bridge.rank` takes the place of the index.
 
-A subscription knows neither gRPC nor time: it is asked for the next message, and has None where
-there is none yet. A stream that began is a contiguous account of every rank, or it ends with a
-status of the table in `kvstate.bridge.rank`.
+A subscription knows neither gRPC nor time: it returns the next message, or None if there is none
+yet. A stream reports every rank without gaps, or ends with a status from the table in
+`kvstate.bridge.rank`.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from kvstate.bridge.mirror import Mirror
-from kvstate.bridge.rank import BridgedRank, Ended, History, StateOfRank, Status
+from kvstate.bridge.rank import BridgedRank, BridgeLimits, Ended, History, StateOfRank, Status
 from kvstate.feeds.feed import Feed
 from kvstate.feeds.grpc_transport import SERVICES
 from kvstate.feeds.replays import ReplaySlots
@@ -28,7 +27,8 @@ from kvstate.wire.grpc_encoding import encode_cleared, encode_head
 
 log = logging.getLogger("kvsteer.bridge")
 
-# More than any fleet of gateways; a newcomer's snapshot takes memory while it is sent.
+# More than any fleet of gateways needs. The limit bounds memory: each new subscriber's snapshot is
+# kept while it is sent.
 MAX_STREAMS = 1_024
 
 DRAIN_SECONDS = 5.0
@@ -40,9 +40,9 @@ _NOT_SERVING = b"\x08\x02"
 
 
 def subscribe(ranks: Sequence[BridgedRank], start: int) -> "Subscription | Ended":
-    """Begins a stream.
+    """Starts a stream.
 
-    start: the first batch wanted, of every rank; 0 for the state of now and what follows it.
+    start: the first batch wanted of every rank; 0 for the current state and all later batches.
     """
     for rank in ranks:
         if rank.standing.fault is not None:
@@ -51,8 +51,8 @@ def subscribe(ranks: Sequence[BridgedRank], start: int) -> "Subscription | Ended
         rank.flush()
         history = rank.history
         if start and not history.resumable <= start <= history.next:
-            had = f"{history.resumable} to {history.next} can be"
-            reason = f"batch {start} of rank {history.rank} cannot be had, {had}"
+            others = f"{history.resumable} to {history.next} are"
+            reason = f"batch {start} of rank {history.rank} is not available; {others}"
             return Ended(Status.OUT_OF_RANGE, reason)
     return Subscription(ranks, start)
 
@@ -66,7 +66,7 @@ class Subscription:
         self._cursors = [_Cursor(rank.history, start or rank.history.next) for rank in ranks]
 
     def take(self) -> bytes | Ended | None:
-        """The next message, or the end, or None while there is nothing to tell."""
+        """Returns the next message, the end, or None if there is nothing to send yet."""
         fault = self._fault()
         if fault is not None:
             return fault
@@ -79,7 +79,7 @@ class Subscription:
         return next((fault for fault in faults if fault is not None), None)
 
     def _next_batch(self) -> bytes | None:
-        """Of the ranks in turn, so that none of them waits for all of another."""
+        """Takes the ranks in turn, so that none has to wait for all batches of another."""
         for position, cursor in enumerate(self._cursors):
             batch = cursor.take()
             if batch is not None:
@@ -89,7 +89,7 @@ class Subscription:
 
 
 class _Cursor:
-    """Where a stream is in one rank's history."""
+    """A stream's position in one rank's history."""
 
     def __init__(self, history: History, start: int) -> None:
         self._history = history
@@ -98,7 +98,7 @@ class _Cursor:
 
     @property
     def fault(self) -> Ended | None:
-        """Why it cannot go on."""
+        """Why the stream cannot continue."""
         rank = self._history.rank
         if self._history.holes != self._holes:
             return Ended(Status.DATA_LOSS, f"batches of the engine's rank {rank} were lost")
@@ -120,7 +120,7 @@ def _snapshots(states: list[StateOfRank]) -> Iterator[bytes]:
 
 
 def _pieces(state: StateOfRank) -> Iterator[bytes]:
-    """The messages of a snapshot, with consecutive numbers; the last one's is the state's."""
+    """The messages of a snapshot, numbered consecutively up to the number of the state."""
     count = len(state.pieces)
     for index, copies in enumerate(state.pieces):
         chunk = KvSnapshotChunk(
@@ -132,26 +132,17 @@ def _pieces(state: StateOfRank) -> Iterator[bytes]:
 
 
 # Numbers begin at the microseconds since 1970: no feed has a million batches a second, so no
-# earlier run of this bridge has come so far.
+# earlier run of this bridge has reached them.
 _NUMBERS_A_SECOND = 1_000_000
 
-_STOPPED = Ended(Status.UNAVAILABLE, "the bridge stops")
-
-
-@dataclass(frozen=True, slots=True)
-class BridgeLimits:
-    """What one rank may make us keep: batches that can be had again, and the live blocks."""
-
-    history_batches: int = 10_000
-    history_bytes: int = 256 * 1024 * 1024
-    mirror_bytes: int = 1024 * 1024 * 1024
+_STOPPED = Ended(Status.UNAVAILABLE, "the bridge is stopping")
 
 
 class Bridge:
-    """All ranks of one engine, and those who listen.
+    """All ranks of one engine, and their subscribers.
 
-    transports: one a rank, in the order of ranks. clock: seconds since the epoch. chance: 0 to 1,
-    for jitter.
+    transports: one for each rank, in order. clock: seconds since the epoch. chance: 0 to 1, for
+    jitter.
     """
 
     def __init__(
@@ -189,7 +180,7 @@ class Bridge:
 
     @property
     def fault(self) -> Ended | None:
-        """Why it cannot be subscribed to now, if so."""
+        """Why it cannot be subscribed to now; None if it can."""
         if self.is_stopped:
             return _STOPPED
         faults = (rank.standing.fault for rank in self.ranks)
@@ -214,11 +205,11 @@ class Bridge:
         self._ring()
 
     def subscribe(self, start: int) -> Subscription | Ended:
-        """Begins a stream at this number, or says why not; see `kvstate.bridge.bridge`."""
+        """Starts a stream at this number, or returns why it cannot; see `subscribe` above."""
         return _STOPPED if self.is_stopped else subscribe(self.ranks, start)
 
     async def next_message(self, subscription: Subscription) -> bytes | Ended:
-        """What a stream says next; waits for it."""
+        """Waits for the next message of a stream."""
         while True:
             bell = self._bell
             message = _STOPPED if self.is_stopped else subscription.take()
@@ -227,7 +218,7 @@ class Bridge:
             await bell.wait()
 
     def _ring(self) -> None:
-        """Wakes the streams, soon: what comes until then goes into one batch."""
+        """Wakes the streams soon: events that arrive until then go into one batch."""
         if not self._rung:
             self._rung = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -241,7 +232,7 @@ class Bridge:
 
 
 class BridgeServer:
-    """Serves one bridge on host:port; port 0 takes a free one."""
+    """Serves one bridge on host:port; port 0 takes a free port."""
 
     def __init__(self, bridge: Bridge, listen: str) -> None:
         self.port = 0
@@ -305,7 +296,7 @@ class _Subscribe:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no SubscribeKvEventsRequest")
             return
         stream = self._bridge.subscribe(start)
-        if isinstance(stream, Ended):  # before the metadata: subscribers tell refusal from failure
+        if isinstance(stream, Ended):  # before the metadata: this is a refusal, no failure
             await _end(context, stream)
         log.info("stream to %s starts at %s", context.peer(), start or "the current state")
         await context.send_initial_metadata(())
@@ -325,7 +316,7 @@ async def _end(context: grpc.aio.ServicerContext, ended: Ended) -> NoReturn:
 
 
 class _Health:
-    """Serving while the bridge can be subscribed to, under whatever name is asked for."""
+    """Answers SERVING, for any service name, while the bridge can be subscribed to."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge

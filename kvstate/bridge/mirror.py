@@ -1,7 +1,7 @@
-"""What one rank holds now, block by block, as a newcomer is told of it.
+"""What one rank holds now, block by block, in the form that new subscribers get.
 
 A block is kept encoded (`kvstate.wire.grpc_encoding`), once for each physical copy: engines store a
-hash more than once and remove it once for every copy. Hashes are the proto's.
+hash more than once and remove it once for every copy. Hashes are in the form of the proto.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from kvstate.wire.grpc_encoding import (
     stored_entry,
 )
 
-# What a copy takes besides its bytes: tuples, lists, and its share of the table.
+# Memory of a copy besides its bytes: tuples, lists, and its share of the table.
 COPY_OVERHEAD_BYTES = 300
 
 
 class Origin(NamedTuple):
-    """What the blocks of one store have in common; `encoded` is that of EncodedStore."""
+    """The common part of the blocks of one store; `encoded` is that of EncodedStore."""
 
     medium: str
     group: int | None
@@ -35,7 +35,7 @@ class Origin(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One copy of a block. last_token: by the engine's count, for its children."""
+    """One copy of a block. last_token: as the engine counts tokens, for its children."""
 
     origin: Origin
     parent: int | None
@@ -44,31 +44,31 @@ class Copy(NamedTuple):
 
     @property
     def entry(self) -> bytes:
-        """What a newcomer is told."""
+        """The entry that new subscribers get."""
         return stored_entry(self.origin.encoded, self.parent, [self.block])
 
     @property
     def size_bytes(self) -> int:
-        """What it takes here; more than its entry does."""
+        """The memory it takes here, which is more than its entry takes."""
         return len(self.origin.encoded) + len(self.block) + COPY_OVERHEAD_BYTES
 
 
 class Mirror:
     """The blocks of one rank.
 
-    max_bytes: what they may take; beyond it a copy is refused, newest first, so that what is told
-    stays true.
+    max_bytes: memory for them; further copies are rejected, so that what subscribers get stays
+    true.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.copies = 0
         self.size_bytes = 0
-        self.refused = 0  # copies that were too much, ever
+        self.refused = 0  # copies rejected for lack of room, ever
         self._max_bytes = max_bytes
         self._blocks: dict[int, list[Copy]] = {}
 
     def namespace_of(self, stored: BlocksStored) -> Namespace:
-        """What a store was computed under; engines name the salt at the root of a chain only."""
+        """The namespace of a store; engines name the salt only at the root of a chain."""
         if stored.parent is not None:
             parent = self._blocks.get(signed_hash(stored.parent))
             return Namespace(stored.lora, None if parent is None else parent[0].origin.salt)
@@ -77,9 +77,9 @@ class Mirror:
         return Namespace(stored.lora, next(texts, None))
 
     def plain(self, stored: BlocksStored) -> BlocksStored | None:
-        """A store of pairs as one of their first tokens, which is how SMG's relay tells it.
+        """Converts a store of pairs to one of their first tokens, as SMG's relay does.
 
-        None where the very first token is not known: the parent of the store is not.
+        None if the very first token is not known, because the parent of the store is not.
         """
         if not stored.bigrams:
             return stored
@@ -96,7 +96,7 @@ class Mirror:
         return msgspec.structs.replace(stored, tokens=tokens, extras=extras, bigrams=False)
 
     def store(self, stored: BlocksStored, encoded: EncodedStore, ends: Tokens) -> None:
-        """Keeps one more copy of each block.
+        """Adds a copy of each block.
 
         ends: the tokens as the engine gave them; with pairs, they are one ahead.
         """
@@ -110,7 +110,7 @@ class Mirror:
             parent = number
 
     def copy(self, copied: BlocksCopied) -> Iterator[bytes | None]:
-        """Keeps one more copy of each block; gives its entry, None where the block is unknown."""
+        """Adds a copy of each block; returns its entry, or None if the block is unknown."""
         for block_hash in copied.hashes:
             number = signed_hash(block_hash)
             known = self._blocks.get(number)
@@ -122,7 +122,7 @@ class Mirror:
             yield copy.entry
 
     def remove(self, removed: BlocksRemoved) -> None:
-        """Drops one copy of each block that lies there; unknown ones are passed over."""
+        """Drops one copy of each of these blocks on this medium; unknown blocks are ignored."""
         for block_hash in removed.hashes:
             number = signed_hash(block_hash)
             copies = self._blocks.get(number, [])
@@ -151,7 +151,7 @@ class Mirror:
         return ordered
 
     def _line(self, number: int, told: set[int]) -> Iterator[int]:
-        """A block and its ancestors that are not told of yet, the eldest first.
+        """A block and its ancestors that were not sent yet, oldest first.
 
         A parent may have been stored again after its children.
         """

@@ -1,11 +1,11 @@
-"""One rank of the bridge: follows the engine's feed, keeps what newcomers and the late need.
+"""One rank of the bridge: follows the engine's feed, and keeps its state and recent batches.
 
-It keeps the numbered batches that can still be had. Numbers ascend by one and never depend on who
+The batches kept are numbered for subscribers. Numbers ascend by one and do not depend on who
 listens. They begin at a number that no earlier run of the bridge has reached, so a cursor of an
-earlier run is never taken for one of this. A hole takes a number of its own, so no cursor from
-before it can be followed up.
+earlier run is never mistaken for one of this run. A hole takes a number of its own, so that no
+cursor from before it can continue.
 
-A stream of the bridge ends, or cannot begin, with one of these:
+A stream of the bridge ends, or is refused, with one of these:
 
     status              when                                         the subscriber
     OUT_OF_RANGE        it wants a number that cannot be had         begins again, from 0
@@ -13,7 +13,7 @@ A stream of the bridge ends, or cannot begin, with one of these:
     UNAVAILABLE         the engine is not connected, or we stop      tries again at its number
     UNIMPLEMENTED       the engine publishes no events               does without
 
-So do SMG's gateway (its kv_event_monitor) and our own subscriber.
+SMG's gateway (its kv_event_monitor) and KVSteer's own subscriber act like this.
 """
 
 from collections import deque
@@ -47,6 +47,15 @@ from kvstate.wire.grpc_encoding import (
 from kvstate.wire.zmq_wire import decoding
 
 
+@dataclass(frozen=True, slots=True)
+class BridgeLimits:
+    """What one rank may make us keep: batches that can be had again, and the live blocks."""
+
+    history_batches: int = 10_000
+    history_bytes: int = 256 * 1024 * 1024
+    mirror_bytes: int = 1024 * 1024 * 1024
+
+
 class History:
     """One rank's batches.
 
@@ -73,21 +82,21 @@ class History:
 
     @property
     def last(self) -> int:
-        """Number of the last batch, or of the hole behind which none has come yet."""
+        """Number of the last batch, or of the hole if no batch has arrived since."""
         return self.next - 1
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest batch that is kept, `next` if there is none."""
+        """Number of the oldest batch kept; `next` if there is none."""
         return self.next - len(self._batches)
 
     @property
     def resumable(self) -> int:
-        """The lowest number at which a subscriber may go on."""
+        """The lowest number from which a subscriber may continue."""
         return max(self.oldest, self._resumable)
 
     def append(self, entries: list[bytes], timestamp: float) -> None:
-        """Gives these entries the next number, as one batch."""
+        """Adds these entries as one batch with the next number."""
         batch = encode_head(Head(self.next, timestamp, self.rank)) + b"".join(entries)
         self.next += 1
         self.timestamp = timestamp
@@ -97,21 +106,21 @@ class History:
             self.size_bytes -= len(self._batches.popleft())
 
     def batch(self, number: int) -> bytes:
-        """A batch that is kept."""
+        """Returns a batch that is still kept."""
         return self._batches[number - self.oldest]
 
     def hole(self) -> None:
-        """Batches were lost here: what came before leads nowhere."""
+        """Notes that batches were lost here: no subscriber can continue from before."""
         self.holes += 1
         self.next += 1
         self._batches.clear()
         self.size_bytes = 0
 
     def close_past(self) -> None:
-        """Lets nobody go on at a number up to the last one.
+        """Lets no subscriber continue from a number up to the last one.
 
-        A snapshot in several pieces bears numbers of batches. Who lost the connection within it
-        would take those batches for the rest of the snapshot.
+        A snapshot in several pieces has numbers of batches. A subscriber that lost its connection
+        within it would otherwise mistake those batches for the rest of the snapshot.
         """
         self._resumable = self.next
 
@@ -130,48 +139,49 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The stream ends; the reason is for people."""
+    """The stream ends; the reason is for operators."""
 
     status: Status
     reason: str
 
 
 class Standing:
-    """Whether what the bridge knows of a rank is so now, by the states of the rank's feed.
+    """Whether the bridge's knowledge of a rank is current, by the states of the rank's feed.
 
-    A replay after a gap changes nothing: what is known stays true of its number, and what follows
-    comes. A replay after a lost connection has yet to show that the engine is the same one.
+    A replay after a gap changes nothing: the known state stays true for its number, and the missing
+    batches follow. A replay after a lost connection has yet to prove that the engine is the same
+    one.
     """
 
     def __init__(self) -> None:
         self.fault: Ended | None = Ended(Status.UNAVAILABLE, "the engine is not connected yet")
 
     def note(self, state: State, reason: str) -> None:
-        """The feed is in this state, for this reason."""
+        """Notes the state of the feed and its reason."""
         match state:
             case State.LIVE | State.DEGRADED:
                 self.fault = None
             case State.UNSUPPORTED:
-                self.fault = Ended(Status.UNIMPLEMENTED, f"the engine has no events: {reason}")
+                self.fault = Ended(Status.UNIMPLEMENTED, f"it publishes no events: {reason}")
             case State.REPLAYING if self.fault is None:
                 pass
             case _:
                 self.fault = Ended(Status.UNAVAILABLE, f"the engine's feed is {state}: {reason}")
 
 
-# TensorRT-LLM's own bridge packs as many: one event a batch saturates the serving process.
+# As in TensorRT-LLM's own bridge: one event a batch would saturate the serving process.
 MAX_BATCH_EVENTS = 1_024
-# Far below the 4 MiB that consumers take, whatever the last entry adds.
+# Far below the 4 MiB that consumers accept, even with the last entry.
 MAX_BATCH_BYTES = 1024 * 1024
 
 _Item = TypeVar("_Item")
 
 
 class StateOfRank(NamedTuple):
-    """What a rank holds, for a newcomer.
+    """The state of a rank, for a new subscriber.
 
-    head: of the last batch that is in it. pieces: what each message tells of. blocks: in all.
-    unknown_before: losses, at least, that it may lack blocks of; 0 if it lacks nothing.
+    head: of the last batch included. pieces: the content of each message. blocks: their number.
+    unknown_before: the least number of losses whose blocks may be missing; 0 if none is missing.
     """
 
     head: Head
@@ -181,10 +191,10 @@ class StateOfRank(NamedTuple):
 
 
 class BridgedRank:
-    """One rank; a `kvstate.feeds.subscriber.Sink`.
+    """One rank of the engine; a `kvstate.feeds.subscriber.Sink`.
 
-    feed: the one that this is the sink of. changed: called when there is something to flush or to
-    tell.
+    feed: the feed that writes into this sink. changed: called when there is something to flush or
+    send.
     """
 
     def __init__(
@@ -205,7 +215,7 @@ class BridgedRank:
         self._may_hold = False  # whether a subscriber may hold a block of this rank
 
     def applying(self, body: Body) -> Generator[None, None, Taken]:
-        """Takes one batch of the engine, event by event; raises WireError where it is none."""
+        """Applies one batch of the engine, event by event; raises WireError if it is none."""
         batch = (yield from decoding(body)) if isinstance(body, bytes) else body
         self._timestamp = batch.timestamp
         refused, doubtful = self.mirror.refused, len(self._doubtful)
@@ -215,14 +225,14 @@ class BridgedRank:
             yield
         missed = missed_of(faults, removal_lost=batch.removal_lost)
         if self.mirror.refused > refused and not missed:
-            missed = "it holds more than the bridge keeps of one rank"
+            missed = "it holds more blocks than the bridge keeps"
         if batch.removal_lost or len(self._doubtful) > doubtful:
             yield from self.demoting()
         self._changed()
         return Taken(batch.clears and not missed, missed, tuple(faults))
 
     def forgetting(self) -> Generator[None, None, None]:
-        """The engine restarted: subscribers are told that nothing is left."""
+        """The engine restarted: subscribers get a cleared event."""
         yield
         self._holes = 0
         self._groups.forget()
@@ -232,7 +242,7 @@ class BridgedRank:
             self._changed()
 
     def demoting(self) -> Generator[None, None, None]:
-        """A hole: what was held may be gone, so it is told to nobody any more."""
+        """A hole: earlier blocks may be gone, so new subscribers no longer get them."""
         yield
         self._holes += 1
         self.unknown_before = self._holes
@@ -243,7 +253,7 @@ class BridgedRank:
         self._changed()
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001 - as Sink has it
-        """Notes what the state of the feed means for subscribers."""
+        """Updates subscribers' view of the rank from the state of the feed."""
         state = self.feed.state
         self.standing.note(state, self.feed.reason)
         if trusted:
@@ -251,13 +261,13 @@ class BridgedRank:
         self._changed()
 
     def flush(self) -> None:
-        """Numbers what came since the last time, as few batches as the limits allow."""
+        """Numbers the events since the last time, in as few batches as the limits allow."""
         for entries in _packed(self._pending, len, MAX_BATCH_EVENTS):
             self.history.append(entries, self._timestamp)
         self._pending = []
 
     def state(self) -> StateOfRank:
-        """What the rank holds now."""
+        """Returns what the rank holds now."""
         self.flush()
         history = self.history
         head = Head(history.last, history.timestamp, history.rank)
@@ -269,7 +279,7 @@ class BridgedRank:
         return StateOfRank(head, pieces, len(copies), self.unknown_before)
 
     def _apply(self, event: Event) -> Iterator[str]:
-        """Takes one event; gives the names of what was wrong with it."""
+        """Applies one event; returns the names of its faults."""
         self._event_id += 1
         match event:
             case BlocksStored():
@@ -331,7 +341,7 @@ class BridgedRank:
 def _packed(
     items: Sequence[_Item], size_of: Callable[[_Item], int], limit: int
 ) -> Iterator[list[_Item]]:
-    """Items in their order, in as few batches as the limits allow."""
+    """Packs the items in order into as few batches as the limits allow."""
     batch: list[_Item] = []
     size_bytes = 0
     for item in items:

@@ -1,1 +1,1 @@
-"""Feeds: transports, what their numbers allow to believe, and the loop that follows them."""
+"""Feeds: transports, the rules for sequence numbers, and the loop that follows a feed."""

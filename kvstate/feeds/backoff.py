@@ -1,13 +1,13 @@
-"""How long to wait before the next try: twice as long each time, with jitter, up to a limit."""
+"""Exponential backoff with jitter, up to a limit."""
 
 from collections.abc import Callable
 
 
 class Backoff:
-    """Waits between tries at one thing.
+    """Computes the waits between tries of one operation.
 
-    chance: 0 to 1, evenly; a wait is between half and one and a half of its nominal length, so
-    that many who failed together do not come back together.
+    chance: 0 to 1, evenly distributed. A wait is between 0.5 and 1.5 times its nominal length, so
+    that clients that failed together do not retry together.
     """
 
     def __init__(
@@ -19,11 +19,11 @@ class Backoff:
         self._nominal_seconds = first_seconds
 
     def next_seconds(self) -> float:
-        """The wait before the next try."""
+        """Returns the wait before the next try."""
         seconds = self._nominal_seconds * (0.5 + self._chance())
         self._nominal_seconds = min(2 * self._nominal_seconds, self._limit_seconds)
         return seconds
 
     def reset(self) -> None:
-        """A try succeeded."""
+        """Notes that a try succeeded."""
         self._nominal_seconds = self._first_seconds

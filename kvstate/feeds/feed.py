@@ -1,7 +1,7 @@
-"""The state machine of one rank's event feed: what its sequence numbers allow us to believe.
+"""The state machine of one rank's event feed: what can be concluded from its sequence numbers.
 
-It knows sequence numbers and stamps (the publisher's time stamps), never blocks; it is told what
-happened and returns what to do, as effects, in order.
+It knows sequence numbers and stamps (the publisher's time stamps), never blocks. Its methods report
+what happened, and return what to do as effects, in order.
 
     state        means                                                      credits are
     connecting   no connection was made yet                                 none
@@ -11,11 +11,11 @@ happened and returns what to do, as effects, in order.
     stale        the connection is lost                                     uncertain
     unsupported  the worker publishes no events                             none
 
-Effects: a batch is to be applied; `Demote`, a hole: what is held is uncertain; `Forget`, nothing is
-held any more; `Replay`, batches are to be asked for.
+Effects: apply a batch; `Demote`, a hole: stored blocks become uncertain; `Forget`, nothing is held
+any more; `Replay`, request batches again.
 
-The rules, in the order in which they are tried; n is the number expected next. What was missed can
-be asked for again (`Recovery.REPLAY`), or a new connection brings it, or nothing does.
+The rules, in the order in which they are tried; n is the number expected next. Missed batches can
+be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or they are lost.
 
     event                        where it can be asked for       elsewhere
     connected at first           replay everything               what was before is not known
@@ -70,13 +70,13 @@ Which states lead to which, by the first letters (S for stale; a dot: always the
     quiet           .     RD    .     .     .     .
 
 A replay begins at n - 1 and not at n, so that its first batch proves that the publisher is still
-the same one: vLLM and SGLang send nothing when they start or stop. A connection that resumes is
-asked for n - 1 likewise. A queue never repeats: n proves that nothing was lost on the way, and a
-restarted one begins with an event of its own.
+the same one: vLLM and SGLang send nothing when they start or stop. A connection that resumes starts
+at n - 1 for the same reason. A queue never repeats: n proves that nothing was lost, and a restarted
+queue begins with an event of its own.
 
-A publisher that restarted while its connection stood replays what is heard of it since. One that
-seems to restart again and again, and whose replays never hold what was heard, is two publishers:
-its replay endpoint is another worker's. What it replays is then worth nothing.
+A publisher that restarted without losing its connection replays the batches received since. If one
+seems to restart again and again, and its replays never contain the batches received live, there are
+two publishers: the replay endpoint is another worker's. Its replays are then ignored.
 """
 
 from collections import OrderedDict, deque
@@ -88,24 +88,24 @@ import msgspec
 from kvstate.events import Batch
 from kvstate.feeds.feed_sources import Recovery
 
-# Stamps remembered to tell a duplicate from a restarted publisher. Duplicates come from a replay
-# that overtakes the live stream, so they are at most a replay's duration old.
+# Stamps kept to distinguish a duplicate from a restarted publisher. Duplicates come from a replay
+# that overtakes the live stream, so they are at most as old as the replay.
 MAX_STAMPS = 4096
 
-# Live batches kept back while a replay runs. Where one does not fit, the oldest is dropped: the gap
-# then lies before what is held, and the end of the replay asks for it.
+# Live batches held back while a replay runs. If one does not fit, the oldest is dropped: the gap is
+# then before the held batches, and is requested at the end of the replay.
 MAX_HELD_BATCHES = 4096
 MAX_HELD_BYTES = 64 * 1024 * 1024
 
-# Restarts over one connection, with no replay between that holds what was heard, after which
-# replays are no longer believed.
+# Restarts over one connection, without a replay that contains the batches received live, after
+# which replays are ignored.
 MAX_RESTARTS_IN_A_ROW = 3
-# The last batches of the live stream, which replays are compared with.
+# The last batches of the live stream; replays are compared with them.
 MAX_HEARD = 64
 
 
 class State(StrEnum):
-    """What a feed's credits are worth; see the module's table."""
+    """The state of a feed; the module's table says what credits it allows."""
 
     CONNECTING = "connecting"
     REPLAYING = "replaying"
@@ -124,21 +124,21 @@ class Demote(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """Ask the publisher for its batches from this number on; it replaces a replay under way."""
+    """Request the publisher's batches from this number on; replaces a replay under way."""
 
     start: int
 
 
-# A batch is to be applied.
+# A batch to apply.
 Effect = Batch | Forget | Demote | Replay
 
-# Why a first batch was not the publisher's first, where a connection began with none.
+# Why the first batch received was not the publisher's first.
 NOTHING_YET = "nothing was received yet: blocks stored before this connection are unknown"
 NO_REPLAY = "no replay endpoint: blocks stored before this connection are unknown"
 OTHER_PUBLISHER = (
     "its replays contradict what it publishes: is `replay` the endpoint of another worker?"
 )
-# Why what was missed cannot be had; of a publisher with replays, where they are not believed.
+# Why missed batches cannot be recovered; with replays, why they are ignored.
 _NOT_TO_BE_HAD = {
     Recovery.NONE: "no replay endpoint",
     Recovery.REPLAY: OTHER_PUBLISHER,
@@ -146,12 +146,12 @@ _NOT_TO_BE_HAD = {
     Recovery.QUEUED: "another consumer drains this worker, or its event buffer overflowed",
 }
 
-# Without a connection what comes is a remnant of the last one.
+# A batch that arrives without a connection is a remnant of the last one.
 _WITHOUT_CONNECTION = (State.CONNECTING, State.STALE, State.UNSUPPORTED)
 
 
 class Held:
-    """Live batches that are kept back while a replay runs, in order, and bounded."""
+    """Live batches that are held back while a replay runs, in order and bounded."""
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()
@@ -166,14 +166,14 @@ class Held:
         return len(self._batches)
 
     def append(self, batch: Batch) -> None:
-        """Keeps one more; the newest stays whatever its size."""
+        """Adds one; the newest stays, whatever its size."""
         self._batches.append(batch)
         self._bytes += batch.size_bytes
         while len(self._batches) > 1 and self._is_over_limit():
             self._bytes -= self._batches.popleft().size_bytes
 
     def extend(self, batches: Iterable[Batch]) -> None:
-        """Keeps several more."""
+        """Adds several."""
         for batch in batches:
             self.append(batch)
 
@@ -195,8 +195,8 @@ class Held:
 class Feed:
     """One rank's feed, not connected yet.
 
-    recovery: how what was missed can be had. wants_everything: a replay failed; another one, of
-    everything, may mend it.
+    recovery: how missed batches are recovered. wants_everything: a replay failed; a complete one
+    may repair that.
     """
 
     def __init__(self, recovery: Recovery) -> None:
@@ -226,17 +226,17 @@ class Feed:
 
     @property
     def last_sequence(self) -> int | None:
-        """Number of the last batch that was taken, None before the first."""
+        """Number of the last batch accepted, None before the first."""
         return self._next - 1 if self._next else None
 
     @property
     def certain(self) -> bool:
-        """Whether what was stored since the last hole can be believed now."""
+        """Whether blocks stored since the last hole are certain now."""
         return self.state is State.LIVE or self.state is State.DEGRADED
 
     @property
     def _has_replays(self) -> bool:
-        """Whether it can be asked, and what is replayed is believed to be this publisher's."""
+        """Whether the publisher has replays that can be trusted."""
         return self._asks and self._restarts_in_a_row < MAX_RESTARTS_IN_A_ROW
 
     def connected(self) -> list[Effect]:
@@ -259,7 +259,7 @@ class Feed:
         return []
 
     def disconnected(self, reason: str = "connection lost") -> list[Effect]:
-        """The connection is lost, or cannot be made; what happens meanwhile is not seen."""
+        """The connection is lost, or cannot be made; events published meanwhile are missed."""
         self.reason = reason
         if self.state is not State.CONNECTING:  # else there never was one
             self.state = State.STALE
@@ -267,9 +267,9 @@ class Feed:
         return []
 
     def failed(self, reason: str) -> list[Effect]:
-        """Something went wrong on this side: what came last may not have been taken.
+        """An error on this side: the last batches may not have been applied.
 
-        As a lost connection; `connected` is to follow once it may be tried again.
+        Treated as a lost connection; the caller calls `connected` when to try again.
         """
         self.disconnected(reason)
         self._incomplete = reason
@@ -277,7 +277,7 @@ class Feed:
         return [Demote()]
 
     def refused(self, reason: str) -> list[Effect]:
-        """The publisher says that it has no events; what it said before is worth nothing now."""
+        """The publisher reports that it has no events; its earlier ones are forgotten."""
         self.state, self.reason = State.UNSUPPORTED, reason
         self._drop_pending()
         self._next = None
@@ -285,7 +285,7 @@ class Feed:
         return [Forget()]
 
     def received(self, batch: Batch) -> list[Effect]:
-        """A batch of the live stream; while there is no connection, a remnant of the last one."""
+        """A batch of the live stream arrived, or a remnant of the last connection."""
         if self.state in _WITHOUT_CONNECTION:
             return []
         if self._asks:
@@ -299,7 +299,7 @@ class Feed:
         return self._live(batch)
 
     def replayed(self, batch: Batch) -> list[Effect]:
-        """A batch of the replay that was asked for."""
+        """A batch of the requested replay arrived."""
         if not self._has_replays or self.state in _WITHOUT_CONNECTION:
             return []
         self._was_answered = True
@@ -313,13 +313,13 @@ class Feed:
             return self._overlap(batch)
         if expected is None:
             if batch.sequence > 0:
-                self._incomplete = f"batches before {batch.sequence} are no longer to be had"
+                self._incomplete = f"batches before {batch.sequence} are no longer available"
         elif batch.sequence > expected:
             effects += self._lose(
                 expected, batch.sequence - 1, "no longer in the publisher's buffer"
             )
         elif self._unproven is not None:
-            effects += self._hole(f"batch {self._unproven} is gone: no proof of the same publisher")
+            effects += self._hole(f"batch {self._unproven} is gone: maybe another publisher")
         self._unproven = None
         return effects + self._take(batch)
 
@@ -338,10 +338,10 @@ class Feed:
         return self._catch_up("missing in the replay")
 
     def replay_failed(self, reason: str) -> list[Effect]:
-        """The replay was not answered, or broke off, for this reason."""
+        """The replay failed or broke off, for this reason."""
         self._asks_everything = False
         if not self._asks or self.state is not State.REPLAYING:
-            return []  # what it was to mend or to prove is as it was
+            return []  # nothing is repaired or proven by it
         self.wants_everything = True
         failed = f"replay failed: {reason}"
         if self._next is not None:
@@ -350,9 +350,9 @@ class Feed:
         return self._catch_up(failed)
 
     def ask_everything(self) -> list[Effect]:
-        """Some time after a replay failed: ask for all that the publisher still has.
+        """Requests all batches that the publisher still has, some time after a replay failed.
 
-        What is held now is kept and followed until the first answer comes.
+        The present blocks are kept and updated until the first answer arrives.
         """
         is_wanted = self.wants_everything and self.certain and self._has_replays
         if not is_wanted or self._asks_everything:
@@ -364,40 +364,40 @@ class Feed:
         return [Replay(0)]
 
     def snapshot(self, first: int, last: int, unknown_before: int) -> list[Effect]:
-        """Batches `first` to `last`, which come next, hold all that the publisher has."""
+        """Batches `first` to `last`, which follow, are a snapshot of all that the publisher has."""
         self._drop_pending()
         self._stamps.clear()
         self._next, self._snapshot_last = first, last
-        self._incomplete = f"{unknown_before} batches were never seen" if unknown_before else ""
+        self._incomplete = f"{unknown_before} batches were never received" if unknown_before else ""
         self.state, self.reason = State.REPLAYING, f"snapshot of batch {last}"
         return [Forget()]
 
     def healed(self) -> None:
-        """Nothing uncertain is left, or the cache was emptied: nothing earlier matters any more."""
+        """Nothing uncertain is left, or the cache was emptied: earlier holes no longer matter."""
         self._incomplete = ""
         self.wants_everything = False
         if self.state is State.DEGRADED:
             self._settle()
 
     def miss(self, reason: str) -> None:
-        """What a batch said is not all known, for a reason that its number does not show."""
+        """A part of a batch is not known, for a reason other than its number."""
         self._incomplete = reason
         if self.state is State.LIVE:
             self._settle()
 
     def quiet(self, *, for_long: bool = False) -> list[Effect]:
-        """Nothing came for a while, or again nothing for long.
+        """No batch arrived for a while, or for another long while.
 
-        Asks, once, whether a last batch was lost, and now and then; or gives up waiting for the
-        proof that nothing was.
+        Checks by a replay whether the last batch was lost, once and then now and then; or gives up
+        waiting for the proof that none was.
         """
         if self._asks:
             heard, self._heard = self._heard, False
             can_ask = self.certain and self._has_replays and not self._asks_everything
             return self._request() if can_ask and (heard or for_long) else []
         if self._unproven is None or self._recovery is Recovery.QUEUED:
-            return []  # also a snapshot under way, or a queue that may have lost its last events
-        return self._end_resuming(f"batch {self._unproven} did not come again: no proof")
+            return []  # so does a snapshot under way, or a queue that may have lost events
+        return self._end_resuming(f"batch {self._unproven} did not come again: another publisher?")
 
     # Batches of the live stream
 
@@ -426,15 +426,15 @@ class Feed:
         return effects
 
     def _regress(self, batch: Batch, expected: int) -> list[Effect]:
-        """A number that was taken before: a duplicate, or a publisher that counts from 0 again."""
+        """A number that came before: a duplicate, or a publisher that counts from 0 again."""
         known = self._stamps.get(batch.sequence)
         latest = self._stamps.get(expected - 1, batch.stamp)
         if known == batch.stamp or (known is None and batch.stamp < latest):
             return []
-        reason = f"batch {batch.sequence} came again with other contents"
+        reason = f"batch {batch.sequence} came again with different content"
         if not self._asks:
             self._forget_publisher()
-            self._incomplete = f"publisher restarted: {reason}; its first batches were not seen"
+            self._incomplete = f"publisher restarted: {reason}; its first batches were missed"
             self._settle()
             return [Forget(), *self._first(batch)]
         effects = self._restart(reason)
@@ -445,18 +445,18 @@ class Feed:
         return effects
 
     def _resumed(self, batch: Batch, unproven: int) -> list[Effect]:
-        """A batch of a new connection that has not proven yet to be of the same publisher."""
+        """A batch of a new connection, whose publisher has not proven yet to be the same one."""
         if batch.sequence <= unproven:
             if self._stamps.get(batch.sequence) != batch.stamp:
                 return self._regress(batch, unproven + 1)
             self._unproven = None
             self._settle()
             return []
-        lost = self._end_resuming(f"batch {unproven} is gone: no proof of the same publisher")
+        lost = self._end_resuming(f"batch {unproven} is gone: maybe another publisher")
         return lost + self._live(batch)
 
     def _end_resuming(self, reason: str) -> list[Effect]:
-        """No batch came again. Only a queue needs none: its next number proves it."""
+        """No batch came again. Only a queue does not need one: its next number is the proof."""
         self._unproven = None
         effects = [] if self._recovery is Recovery.QUEUED else self._hole(reason)
         self._settle()
@@ -478,7 +478,7 @@ class Feed:
         return [Replay(start)]
 
     def _restart(self, reason: str) -> list[Effect]:
-        """The publisher restarted; everything is asked for, unless replays are another's."""
+        """The publisher restarted: requests everything, unless its replays are ignored."""
         self._forget_publisher()
         self._heard_stamps.clear()
         self._incomplete = ""
@@ -490,27 +490,27 @@ class Feed:
         return [Forget(), *self._ask(f"publisher restarted: {reason}")]
 
     def _overlap(self, batch: Batch) -> list[Effect]:
-        """A replayed batch that was taken before: proof of the publisher, or that it is another."""
+        """A replayed batch that came before: it proves the publisher, or disproves it."""
         # live batches may have pushed the stamp of the proving one out since it was asked for
         is_proof = batch.sequence == self._unproven
         known = self._proof if is_proof else self._stamps.get(batch.sequence)
         if known is not None and known != batch.stamp:
-            return self._restart(f"batch {batch.sequence} was replayed with other contents")
+            return self._restart(f"batch {batch.sequence} was replayed with different content")
         if known is not None:
             self._unproven = None
         return []
 
     def _start_over(self) -> list[Effect]:
-        """The first answer to the question for everything: it replaces what was held."""
+        """The first batch of a complete replay: it replaces the blocks held so far."""
         self._asks_everything = self.wants_everything = False
         self._overtaken, self._next = self._next, None
         self._incomplete = ""
         self._stamps.clear()
-        self.state, self.reason = State.REPLAYING, "catching up with all batches again"
+        self.state, self.reason = State.REPLAYING, "replaying all batches again"
         return [Forget()]
 
     def _catch_up(self, why: str) -> list[Effect]:
-        """Takes what was held back during a replay."""
+        """Applies the batches held back during a replay."""
         self._settle()
         held = self._held.take_all()
         effects: list[Effect] = []
@@ -530,7 +530,7 @@ class Feed:
         if len(self._heard_stamps) > MAX_HEARD:
             self._heard_stamps.popitem(last=False)
 
-    # What both have in common
+    # Common to both
 
     def _take(self, batch: Batch) -> list[Effect]:
         self._next = batch.sequence + 1
@@ -548,14 +548,14 @@ class Feed:
         return effects
 
     def _forget_publisher(self) -> None:
-        """It restarted: of what it said nothing is held any more."""
+        """The publisher restarted: nothing that it stored is held any more."""
         self.restarts += 1
         self._next = None
         self._stamps.clear()
         self._drop_pending()
 
     def _drop_pending(self) -> None:
-        """Ends what was under way."""
+        """Ends a replay or resumption under way."""
         self._unproven = self._snapshot_last = None
         self._held.clear()
         self._asks_everything = False
@@ -571,7 +571,7 @@ class Feed:
 
     def _settle(self) -> None:
         """Live if nothing is missing, degraded otherwise."""
-        if self._asks and not self._has_replays:  # what was published before is not known
+        if self._asks and not self._has_replays:  # earlier events are not known
             self._incomplete = OTHER_PUBLISHER
         self.state = State.DEGRADED if self._incomplete else State.LIVE
         self.reason = self._incomplete

@@ -1,4 +1,4 @@
-"""Where the feed of one worker is: what a transport is opened from."""
+"""The source of one worker's feed, from which its transport is opened."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ZmqSource:
-    """Where one rank publishes; replay is None where it cannot replay.
+    """The endpoints on which one rank publishes; replay is None if it cannot replay.
 
-    load: where it publishes how much it has to do (SGLang's --load-publish-endpoint), if it does.
-    binds: we bind the endpoint and the publisher connects to it (vLLM does so where its own
-    endpoint names no wildcard). Messages name no sender, so each needs an endpoint of its own.
+    load: the endpoint of its load reports (SGLang's --load-publish-endpoint), if any. binds:
+    KVSteer binds the endpoint and the publisher connects to it (vLLM connects if its own endpoint
+    has no wildcard). Messages name no sender, so each publisher needs its own endpoint.
     """
 
     events: str
@@ -25,7 +25,7 @@ class ZmqSource:
 class GrpcSource:
     """A gRPC server with SubscribeKvEvents, for all ranks of a worker.
 
-    target: host:port. service: vllm, sglang, trtllm or tokenspeed, whose service that is.
+    target: host:port. service: whose service it is: vllm, sglang, trtllm or tokenspeed.
     """
 
     target: str
@@ -41,17 +41,16 @@ class DrainSource:
     ranks: int = 1
 
 
-# ZMQ has one source a rank, in the order of ranks.
+# ZMQ has one source for each rank, in order.
 FeedSource: TypeAlias = tuple[ZmqSource, ...] | GrpcSource | DrainSource
 
 
 class Recovery(StrEnum):
-    """How a feed's transport can have what was missed.
+    """How a feed's transport recovers missed batches.
 
-    none: not at all.
-    replay: asked for apart from the live stream (ZMQ publishers with a replay endpoint).
-    resume: a connection begins with it, as far as the publisher still has it (gRPC).
-    queued: what was not read yet waits at the publisher (an HTTP drain).
+    none: it cannot. replay: it requests them separately from the live stream (ZMQ publishers with a
+    replay endpoint). resume: a new connection begins with them, as far as the publisher still has
+    them (gRPC). queued: unread batches wait at the publisher (an HTTP drain).
     """
 
     NONE = "none"

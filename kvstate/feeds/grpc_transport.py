@@ -1,10 +1,10 @@
-"""gRPC feeds: one `SubscribeKvEvents` stream a worker, for all its ranks.
+"""gRPC feeds: one `SubscribeKvEvents` stream per worker, for all its ranks.
 
-The request names the first batch that is wanted. A new stream is asked from the last batch that
-every rank has had, so that this batch, coming again, proves that the publisher is the same. SMG's
-Rust servicer keeps a history for that; its Python relay keeps none and answers OUT_OF_RANGE, and
-then the stream is asked for from 0: a snapshot or all there is from the one, live batches only from
-the other. OUT_OF_RANGE and DATA_LOSS both mean: subscribe anew from 0.
+The request names the first batch wanted. A new stream starts at the last batch that every rank has
+received, so that this batch, coming again, proves that the publisher is the same. SMG's Rust
+servicer keeps a history for that. Its Python relay keeps none and answers OUT_OF_RANGE; then the
+stream starts at 0, which returns a snapshot or the whole history from the servicer, and only live
+batches from the relay. OUT_OF_RANGE and DATA_LOSS both mean: subscribe again from 0.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ SERVICES = {
     "tokenspeed": "tokenspeed.grpc.scheduler.TokenSpeedScheduler",
 }
 
-# A server that died without a word is noticed by pings. The engines' servers allow one every 10 s
-# on an idle stream and hang up on who does it more often; servers with the defaults of gRPC allow
-# one every 5 minutes.
+# Pings detect a server that died silently. The engines' servers allow one every 10 s on an idle
+# stream and disconnect clients that ping more often; servers with gRPC's defaults allow one every 5
+# minutes.
 KEEPALIVE_INTERVAL_MS = 12_000
 LONG_KEEPALIVE_INTERVAL_MS = 330_000
 KEEPALIVE_TIMEOUT_MS = 3_000
@@ -56,7 +56,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),  # workers are near; a proxy of the environment is for others
+    ("grpc.enable_http_proxy", 0),  # workers are near: ignore a proxy set in the environment
 )
 
 Done = TypeVar("Done")
@@ -67,7 +67,7 @@ Subscribe = Callable[[SubscribeKvEventsRequest], Any]
 
 @contextlib.asynccontextmanager
 async def subscribing(source: GrpcSource, keepalive_ms: int) -> AsyncIterator[Subscribe]:
-    """Subscribes to a source, over one channel that is pinged so often."""
+    """Subscribes to a source over one channel, pinged at this interval."""
     options = (
         *_OPTIONS,
         ("grpc.keepalive_time_ms", keepalive_ms),
@@ -82,22 +82,22 @@ async def subscribing(source: GrpcSource, keepalive_ms: int) -> AsyncIterator[Su
         )
 
 
-# SMG's gateways wait as long for the answer to a subscription.
+# SMG's gateways wait equally long for the answer to a subscription.
 SUBSCRIBE_SECONDS = 2.0
 RETRY_SECONDS = (0.1, 5.0)
-# An engine that publishes nothing starts to only by a restart.
+# An engine without events can begin to publish only by a restart.
 REFUSED_SECONDS = 60.0
 
-# A server that died without a word is noticed by its silence. Those that send heartbeats (load
-# records, one at least every 5 s) are given little more than that; the others are pinged.
+# Silence shows that a server died. Servers that send heartbeats (load records, at least one every 5
+# s) have little more time than that; the others are pinged.
 HEARTBEAT_TIMEOUT_SECONDS = 7.0
 
-# The server cannot go on where we were.
+# The server cannot continue from our position.
 _STARTS_OVER = (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS)
 _TOO_MANY_PINGS = "oo many pings"
-_MAX_DETAILS = 1000  # looked at; how much of it is shown is another matter
+_MAX_DETAILS = 1000  # characters examined, not necessarily shown
 
-# What gRPC says where it cannot connect, up to what the system or the peer said.
+# The prefix of gRPC's connection errors; the text of the system or the peer follows it.
 _NOT_CONNECTED = re.compile(
     r"failed to connect to all addresses; last error: \w+: (?:ipv4|ipv6|unix):\S+: "
     r"(?:Failed to connect to remote host: )?"
@@ -105,9 +105,10 @@ _NOT_CONNECTED = re.compile(
 
 
 class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an error
-    """The stream is worth nothing any more, for this reason.
+    """The stream can no longer be used, for this reason.
 
-    starts_over: nor is what came before: the next one is asked for all there is, at once.
+    starts_over: earlier batches cannot be trusted either: the next stream requests everything, at
+    once.
     """
 
     def __init__(self, reason: str, *, starts_over: bool = False) -> None:
@@ -116,7 +117,7 @@ class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an 
 
 
 class _GrpcFeeds:
-    """The feeds of one worker's ranks over one stream."""
+    """Serves the feeds of one worker's ranks over one stream."""
 
     def __init__(self, source: GrpcSource, chance: Callable[[], float]) -> None:
         self._source = source
@@ -133,11 +134,11 @@ class _GrpcFeeds:
 
     @property
     def transports(self) -> list[RankTransport]:
-        """One a rank, in the order of ranks."""
+        """One for each rank, in order."""
         return self._shared.transports
 
     async def _follow(self) -> None:
-        """Subscribes again and again, over one channel as long as it will do."""
+        """Subscribes again and again, over one channel for as long as it works."""
         keepalive_ms = self._keepalive_ms
         self._began_at = self._began_at or asyncio.get_running_loop().time()
         async with subscribing(self._source, keepalive_ms) as subscribe:
@@ -165,7 +166,7 @@ class _GrpcFeeds:
             call.cancel()
 
     def _start(self) -> int:
-        """The number to ask from: the last batch that every rank has had, 0 for all there is."""
+        """The number to start from: the last batch that all ranks have, 0 for everything."""
         marks = [each.last_taken for each in self.transports if not each.is_closed]
         had = [mark.sequence for mark in marks if mark is not None]
         start = 0 if self._from_zero or len(had) < len(marks) else min(had)
@@ -224,7 +225,7 @@ class _GrpcFeeds:
         await transport.hand(batch, len(raw))
 
     async def _batch(self, message: KvEventBatch) -> Batch:
-        """The batch; TensorRT-LLM's tell what a full block is."""
+        """Decodes a batch; TensorRT-LLM's batches show the size of a full block."""
         events = await _sliced(decoding(message, self._full_block_size))
         if self._source.service == "trtllm":
             sizes = (each.block_size for each in events.events if isinstance(each, BlocksStored))
@@ -232,17 +233,17 @@ class _GrpcFeeds:
         return Batch(message.sequence_number, events)
 
     def _prove(self, rank: int, message: KvEventBatch) -> None:
-        """Compares what comes again with what was had; something new ends the backing off."""
+        """Compares a repeated batch with the one received before; a new one resets the backoff."""
         if message.HasField("snapshot"):
             self._had.pop(rank, None)
         had = self._had.get(rank)
         if had is None or message.sequence_number > had.sequence:
             self._retries.reset()
         elif message.sequence_number == had.sequence and message.timestamp != had.stamp:
-            raise _Lost(f"batch {had.sequence} came again with other contents", starts_over=True)
+            raise _Lost(f"batch {had.sequence} came again with different content", starts_over=True)
 
     def _refused_or_lost(self, code: grpc.StatusCode, details: str, start: int) -> float:
-        """What a status other than OK means; returns the seconds until the next try."""
+        """Handles a status other than OK; returns the seconds until the next try."""
         words = " ".join(details[:_MAX_DETAILS].split())
         if code is grpc.StatusCode.UNIMPLEMENTED:
             self._from_zero = True
@@ -262,14 +263,14 @@ class _GrpcFeeds:
         )
 
     def _tell_lost(self, reason: str) -> None:
-        """That there is no connection; where there never was one, not at once."""
+        """Reports that there is no connection; with a delay if there never was one."""
         since = asyncio.get_running_loop().time() - (self._began_at or 0.0)
         if self._was_connected or since >= UNREACHED_SECONDS:
             self._shared.tell(Disconnected(reason))
 
 
 async def _sliced(steps: Generator[None, None, Done]) -> Done:
-    """What comes of many steps, a slice of time at a time: others have their turn between."""
+    """Runs steps in slices of time, so that others have their turn, and returns the result."""
     loop = asyncio.get_running_loop()
     slice_ends = loop.time() + SLICE_SECONDS
     while True:
@@ -284,7 +285,7 @@ async def _sliced(steps: Generator[None, None, Done]) -> Done:
 
 
 def grpc_transports(source: GrpcSource, chance: Callable[[], float]) -> list[RankTransport]:
-    """The transports of one worker's ranks, in the order of ranks, over one stream.
+    """Returns the transports of one worker's ranks, in order, over one stream.
 
     chance: 0 to 1, for the jitter of tries.
     """

@@ -1,8 +1,9 @@
-"""Running the replays that feeds ask for: one at a time, spaced, and each within its time.
+"""Runs the replays that feeds request: one at a time, spaced, and each with a time limit.
 
-Engines answer from the thread that publishes, and what comes is held in memory until it is applied:
-over all feeds of a process only so many run at once, and of one worker fewer, so that a worker
-whose ranks all answer slowly keeps no other from its replay.
+Engines answer from the thread that publishes, and the answers are held in memory until they are
+applied. So the number of replays at a time is limited over all feeds of a process, and more
+strictly for one worker, so that a worker whose ranks all answer slowly does not block the replays
+of others.
 """
 
 import asyncio
@@ -18,13 +19,14 @@ from kvstate.feeds.transport import Malformed, Place, Transport
 
 log = logging.getLogger("kvsteer.feed")
 
-# A whole replay; engines send them from the thread that publishes.
+# The most time for a whole replay; engines send it from the thread that publishes.
 MAX_REPLAY_SECONDS = 60.0
-# Two publishers on one wire seem to restart all the time; they are not asked all the time.
+# Two publishers on one endpoint seem to restart all the time; they are not asked for a replay each
+# time.
 REPLAY_SPACING_SECONDS = 0.5
 REPLAYS_AT_ONCE = 20
 
-# How long a publisher may be waited for in all: so long, and longer for what it has sent by then.
+# The longest total wait for a publisher: this, and more for each batch that it has sent.
 PATIENCE_SECONDS = 5.0
 SECONDS_A_BATCH = 0.1
 BYTES_A_SECOND = 64 * 1024
@@ -35,9 +37,9 @@ MAX_REPLAYS_OF_WORKER = 2
 
 
 class ReplaySlots:
-    """Room for the replays of all feeds of a process.
+    """Slots for the replays of all feeds of a process.
 
-    Workers have their turns one after the other, however many ranks each of them has.
+    Workers take turns, however many ranks each of them has.
     """
 
     def __init__(self, at_once: int = MAX_REPLAYS, of_worker: int = MAX_REPLAYS_OF_WORKER) -> None:
@@ -48,7 +50,7 @@ class ReplaySlots:
 
     @contextlib.asynccontextmanager
     async def one(self, worker: str) -> AsyncIterator[None]:
-        """Room for one replay of a worker, as soon as it is the worker's turn."""
+        """Waits for the worker's turn, and holds a slot for one replay."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(worker, deque()).append(turn)
         self._give()
@@ -70,7 +72,7 @@ class ReplaySlots:
             self._waiting.move_to_end(worker)
             if not self._waiting[worker]:
                 del self._waiting[worker]
-            if not turn.done():  # whoever waited was not cancelled
+            if not turn.done():  # unless the waiting replay was cancelled
                 self._free -= 1
                 self._running[worker] += 1
                 turn.set_result(None)
@@ -94,10 +96,10 @@ class ReplaySlots:
 
 
 class Replays:
-    """The replay of one feed that is under way, if any; a new one takes its place.
+    """The replay of one feed that is under way, if any; a new one replaces it.
 
-    slots: of the process. take: is given each message of it. end: is called when it is
-    complete, or why it is not. fail: is called after an error that nobody foresaw.
+    slots: of the process. take: is called with each message. end: is called when the replay is
+    complete, or with the reason why it is not. fail: is called after an unexpected error.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class Replays:
         self._due = -math.inf
 
     def start(self, start: int) -> None:
-        """Begins one, from this number on, as soon as it may."""
+        """Starts a replay from this number on, as soon as a slot is free."""
         self.stop()
         now = asyncio.get_running_loop().time()
         credit_seconds = REPLAYS_AT_ONCE * REPLAY_SPACING_SECONDS
@@ -128,13 +130,13 @@ class Replays:
         self._running = asyncio.create_task(self._run(start, self._due - now))
 
     def stop(self) -> None:
-        """Ends the one under way; one that replaces itself sees that it is no longer the one."""
+        """Stops the replay under way; one that is replaced notices that it is no longer current."""
         running, self._running = self._running, None
         if running is not None and running is not asyncio.current_task():
             running.cancel()
 
     async def close(self) -> None:
-        """Ends the one under way, and waits for its end."""
+        """Stops the replay under way, and waits for its end."""
         running = self._running
         self.stop()
         if running is not None:
@@ -166,17 +168,17 @@ class Replays:
                     return
 
     def _is_current(self) -> bool:
-        """Whether this replay is still the one that the feed asked for last."""
+        """Whether this is still the replay that the feed requested last."""
         return self._running is asyncio.current_task()
 
 
 async def _in_time(
     batches: AsyncGenerator[Batch | Malformed],
 ) -> AsyncGenerator[Batch | Malformed]:
-    """The batches as they come, while the publisher is not waited for too long.
+    """Yields the batches as they arrive, unless the publisher is too slow.
 
     Raises:
-        ReplayError: what comes is worth less than the room that it takes from others.
+        ReplayError: the publisher is too slow to keep its slot.
     """
     time = asyncio.get_running_loop().time
     waited_seconds, earned_seconds, count, began_at = 0.0, PATIENCE_SECONDS, 0, time()

@@ -1,9 +1,9 @@
-"""One connection that carries all ranks of a worker, seen as one transport a rank.
+"""One connection that carries all ranks of a worker, with one transport for each rank.
 
-The connection's own loop (`follow`) tells every rank of connections and hands each its batches. A
-rank's queue is bounded: where it is full, the loop waits, and so does the server. A rank that takes
-nothing for long must not hold up the others: what comes for it then is dropped, which its feed sees
-by the numbers.
+The connection's loop (`follow`) signals connections to every rank and hands each its batches. A
+rank's queue is bounded: if it is full, the loop waits, and so does the server. A rank that takes
+nothing for long must not hold up the others: its batches are then dropped, which its feed detects
+by their numbers.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused,
 
 log = logging.getLogger("kvsteer.feed")
 
-# What may wait for a rank's subscriber; the subscriber applies some 10 MB a second.
+# The most that waits for a rank's subscriber, which applies some 10 MB a second.
 MAX_QUEUED_BYTES = 8 * 1024 * 1024
 MAX_QUEUED_SIGNALS = 1024
-# Signals handed on at once, as by the ZMQ transport.
+# Signals returned at once, as by the ZMQ transport.
 MAX_SIGNALS = 64
 
 # A subscriber is busy for that long only if it is dead.
 STALL_SECONDS = 10.0
 
-# After an error that nobody foresaw.
+# The wait after an unexpected error.
 RETRY_SECONDS = 5.0
 
 # A broken server may name any number of ranks.
@@ -36,7 +36,7 @@ MAX_UNKNOWN_RANKS = 64
 
 
 class Mark(NamedTuple):
-    """A batch by what tells it from others."""
+    """The identity of a batch."""
 
     sequence: int
     stamp: float
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 class RankTransport:
     """One rank's end of a shared connection; a `Transport`.
 
-    last_taken: the last batch that the rank's subscriber took, None before the first.
+    last_taken: the last batch that the rank's subscriber received, None before the first.
     """
 
     def __init__(self, shared: "SharedConnection", recovery: Recovery) -> None:
@@ -61,11 +61,11 @@ class RankTransport:
 
     @property
     def recovery(self) -> Recovery:
-        """As the connection has it."""
+        """That of the connection."""
         return self._recovery
 
     async def receive(self) -> list[Signal]:
-        """The signals that wait, at least one, up to `MAX_SIGNALS`."""
+        """Waits for signals, and returns up to `MAX_SIGNALS` of them."""
         self._shared.start()
         await self._filled.wait()
         signals: list[Signal] = []
@@ -82,27 +82,27 @@ class RankTransport:
         return signals
 
     async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
-        """There is none."""
+        """Always fails: this transport has no replays."""
         no_batches: tuple[Batch, ...] = ()
         for batch in no_batches:
             yield batch
         raise ReplayError(f"no replay from batch {start}: the connection itself resumes")
 
     async def close(self) -> None:
-        """Gives up this rank, and the connection with the last one."""
+        """Closes this rank, and with the last rank the connection."""
         self.is_closed = True
         self._signals.clear()
         self._room.set()
         await self._shared.release()
 
     def tell(self, signal: Connected | Disconnected | Refused) -> None:
-        """Puts in what the connection itself has to say, at once."""
+        """Queues a signal of the connection itself, at once."""
         if self._is_full:
             self._drop_all()
         self._put(signal, 0)
 
     async def hand(self, signal: Signal, size_bytes: int = 0) -> None:
-        """Puts in a signal once there is room; drops it if the rank is stalled or closed."""
+        """Queues a signal once there is room; drops it if the rank is stalled or closed."""
         if self._is_full and not self._is_stalled:
             await self._wait_for_room()
         if not self._is_stalled and not self.is_closed:
@@ -128,7 +128,7 @@ class RankTransport:
         self._filled.set()
 
     def _drop_all(self) -> None:
-        """The next connection brings it again, or its absence shows by the numbers."""
+        """Drops all queued signals: the next connection repeats them, or numbers reveal the gap."""
         self._signals.clear()
         self._queued_bytes = 0
 
@@ -136,8 +136,8 @@ class RankTransport:
 class SharedConnection:
     """The transports of a worker's ranks, and the loop that serves them.
 
-    name: of the worker's server, for messages. follow: connects again and again, for ever; started
-    when the first rank is asked for its signals, cancelled when the last one is closed.
+    name: of the worker's server, for messages. follow: connects again and again, for ever; it is
+    started when the first rank receives, and cancelled when the last one closes.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class SharedConnection:
             self._task = asyncio.create_task(self._run())
 
     async def release(self) -> None:
-        """Ends the loop if no rank is left that wants it."""
+        """Ends the loop if no rank is left."""
         if self._task is not None and all(each.is_closed for each in self.transports):
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def of_rank(self, rank: int) -> RankTransport | None:
-        """The transport of a rank; None for one that was not configured, which is told once."""
+        """The transport of a rank; None, logged once, if the rank is not configured."""
         if 0 <= rank < len(self.transports):
             return self.transports[rank]
         if rank not in self.unknown_ranks and len(self.unknown_ranks) < MAX_UNKNOWN_RANKS:
@@ -175,7 +175,7 @@ class SharedConnection:
         return None
 
     def tell(self, signal: Connected | Disconnected | Refused) -> None:
-        """Tells every rank."""
+        """Sends a signal to every rank."""
         for transport in self.transports:
             transport.tell(signal)
 

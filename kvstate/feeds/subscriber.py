@@ -1,4 +1,4 @@
-"""The loop that runs one feed: what the transport says goes in, what the feed asks for is done."""
+"""The loop that runs one feed: passes it the transport's signals and carries out its effects."""
 
 import asyncio
 import contextlib
@@ -29,33 +29,35 @@ from kvstate.wire.zmq_wire import stamp_of
 
 log = logging.getLogger("kvsteer.feed")
 
-# Larger batches are shown to no listener, who takes each in one go.
+# Larger batches are not shown to listeners, who process each in one go.
 MAX_SHOWN_BYTES = 128 * 1024
 MAX_SHOWN_EVENTS = 1_024
 
-# Is shown the batches of a rank.
+# Called with the batches of a rank.
 Listener = Callable[[Body], None]
 
 Call = Callable[[], None]
 
-# Feeds that go on in one round of the loop, each with one batch at least.
+# Feeds that continue in one round of the loop, each with at least one batch.
 MAX_TURNS_AT_ONCE = 8
 
-# What the feeds of one worker may take of the loop, in seconds a second, and at once: a start
-# beside vLLM's full buffer takes 1.3. To read messages, and to decode those of gRPC, comes on top.
+# The most time that the feeds of one worker may take of the loop, in seconds per second, and at
+# once: a start with vLLM's full buffer takes 1.3 s. Reading messages, and decoding those of gRPC,
+# is not included.
 SHARE_OF_LOOP = 0.2
 BURST_SECONDS = 4.0
-# What it owes at the most: a process that was stopped for an hour is not to wait for five.
+# The most time that it can owe: after an hour's stop, the process must not wait for five.
 MAX_DEBT_SECONDS = 0.1
-# Who took all of it waits until it has so much again, or it would go on and wait for every message.
+# A worker that used up its time waits until it has this much again; otherwise it would wait for
+# every message.
 RESUME_SECONDS = 0.01
-# Who was not calm for so long, which is to have so much left, is behind with its events.
+# A worker that did not have this much time left for so long is behind with its events.
 CALM_SECONDS = 0.1
 BEHIND_SECONDS = 2.0
 
-BEHIND = "behind: more events come than are applied"
+BEHIND = "behind: events arrive faster than they are applied"
 
-# A feed that fell silent for so long asks whether a last batch was lost, once and then seldom.
+# After this much silence a feed checks whether the last batch was lost, once and then seldom.
 QUIET_SECONDS = 1.0
 QUIET_FOR_LONG_SECONDS = 30.0
 
@@ -63,14 +65,13 @@ RETRY_SECONDS = (1.0, 60.0)
 
 
 class Sink(Protocol):
-    """What follows one rank's feed: the index, or a bridge's mirror of the worker.
+    """The target of one rank's feed: the index, or a bridge's mirror of the worker.
 
-    What may take long is done in steps, each of which is short; what is not done when they end
-    early stays undone.
+    Long operations are iterators of short steps; if they are stopped early, the rest stays undone.
     """
 
     def applying(self, body: Body) -> Generator[None, None, Taken]:
-        """Takes one batch.
+        """Applies one batch.
 
         Raises:
             WireError: it is no event batch; nothing has happened.
@@ -80,18 +81,18 @@ class Sink(Protocol):
         """The publisher restarted: nothing is held any more."""
 
     def demoting(self) -> Generator[None, None, None]:
-        """There is a hole: what is held is uncertain."""
+        """There is a hole: the blocks held become uncertain."""
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001 - a fact, not a mode
-        """Whether what is held as certain counts as such now."""
+        """Sets whether certain blocks count as certain now."""
 
 
 class Turns:
-    """The slices of all feeds of a process.
+    """The time slices of all feeds of a process.
 
-    Whoever works asks `is_over` before each batch, and waits for the `next` slice if so. However
-    many feeds have something to do, between two slices everything else has its turn; and however
-    many ranks a worker has, another worker does not wait for all of them.
+    A feed checks `is_over` before each batch, and then waits for the `next` slice. Between two
+    slices everything else in the process has its turn, however many feeds have work. Workers take
+    turns, so none waits for all ranks of another.
     """
 
     def __init__(self) -> None:
@@ -104,9 +105,9 @@ class Turns:
         return asyncio.get_running_loop().time() >= self._ends
 
     async def next(self, worker: str = "") -> None:
-        """Waits for a slice: workers one after the other, a worker's feeds in the order of asking.
+        """Waits for a slice: workers take turns, and a worker's feeds queue in order.
 
-        worker: whose feed it is; "" for work on none.
+        worker: the feed's worker; "" for work on none.
         """
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(worker, deque()).append(turn)
@@ -128,17 +129,17 @@ class Turns:
             turn = turns.popleft()
             if turns:
                 self._waiting[worker] = turns
-            if not turn.done():  # its feed was not cancelled
+            if not turn.done():  # unless its feed was cancelled
                 turn.set_result(None)
         if self._waiting:
             self._schedule()
 
 
 class Allowance:
-    """What the feeds of one worker may take of the loop: a bucket of seconds that fills evenly.
+    """The time that the feeds of one worker may take of the loop: a token bucket of seconds.
 
-    A worker that sends events without end is read later, and so are its ranks; its messages wait in
-    its socket, then in the publisher. now: seconds, of the loop.
+    A worker that sends too many events is read later, with all its ranks; its messages wait in its
+    socket, then in the publisher. now: the loop's time, in seconds.
     """
 
     def __init__(self, now: float) -> None:
@@ -147,7 +148,7 @@ class Allowance:
         self._restless_since = math.inf
 
     def spend(self, seconds: float, now: float) -> None:
-        """Takes so much out of it."""
+        """Takes this many seconds out of it."""
         self._left_seconds -= seconds
         if self._left_seconds > 0:
             return  # as mostly: it is filled when that matters
@@ -157,7 +158,7 @@ class Allowance:
             self._restless_since = min(self._restless_since, now)
 
     def wait_seconds(self, now: float) -> float:
-        """How long to wait before the next event; 0, as mostly, if something is left."""
+        """How long to wait before the next event; 0 if time is left, as is usual."""
         if self._left_seconds > 0:
             return 0.0
         self._fill(now)
@@ -165,7 +166,7 @@ class Allowance:
         return missing / SHARE_OF_LOOP if self._left_seconds <= 0 else 0.0
 
     def is_behind(self, now: float) -> bool:
-        """Whether it was used up for so long that what is held is old."""
+        """Whether it was used up for so long that the state held is outdated."""
         if self._restless_since == math.inf:
             return False
         self._fill(now)
@@ -180,12 +181,13 @@ class Allowance:
 
 
 class FeedNews:
-    """What is told of one feed, each thing once.
+    """The news of one feed, each reported once.
 
-    counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: more
-    comes than is applied, so that nothing is certain. listener: is shown every batch after it was
-    applied; None, as mostly, costs nothing. emptied: is called when the rank lost all that it held,
-    by a restart of the publisher or by clearing its cache. cut: when its connection is lost.
+    counts: by name. replay_fault: why the last replay failed, "" if it did not. is_behind: events
+    arrive faster than they are applied, so that nothing is certain. listener: is called with every
+    batch after it was applied; None, the usual case, costs nothing. emptied: is called when the
+    rank loses all blocks, because the publisher restarts or clears its cache. cut: is called when
+    its connection is lost.
     """
 
     def __init__(self, place: Place, feed: Feed, emptied: Call, cut: Call) -> None:
@@ -203,23 +205,23 @@ class FeedNews:
 
     @property
     def reason(self) -> str:
-        """Why the feed is in its state; of one in which all is well, what it would lack."""
+        """Why the feed is in its state; for a healthy feed, what it lacks (a replay)."""
         reason = self._feed.reason or self.replay_fault
         if not self.is_behind:
             return reason
         return f"{BEHIND}; {reason}" if reason else BEHIND
 
     def note_behind(self, is_behind: bool) -> None:  # noqa: FBT001 - a fact, not a mode
-        """Notes whether more comes than is applied, and counts how often it began."""
+        """Notes whether events arrive faster than they are applied, and counts each start."""
         if is_behind and not self.is_behind:
             self.counts["behind"] += 1
         self.is_behind = is_behind
 
     def tell_change(self) -> None:
-        """Tells of another state, or of another reason for it, if it is one.
+        """Logs a change of the state or of its reason.
 
-        A connection that is lost, or cannot be made, is a warning, once: why it cannot be made may
-        change with every try. A feed that is behind is one, too.
+        A connection that is lost, or cannot be made, is logged as a warning, once: the reason may
+        change with every try. So is a feed that is behind.
         """
         state, reason, before = self._feed.state, self.reason, self._told[0]
         if (state, reason) == self._told:
@@ -237,20 +239,20 @@ class FeedNews:
         log.log(level, "feed of %s rank %d: %s%s", *self.place, state, shown)
 
     def tell_restart(self) -> None:
-        """Tells of a restart of the publisher, if there was one."""
+        """Reports a restart of the publisher, if there was one."""
         if self._feed.restarts > self._restarts_told:
             self._restarts_told = self._feed.restarts
             self._emptied()
 
     def tell_undecodable(self, error: WireError) -> None:
-        """Counts it; tells of the 1st, 2nd, 4th ..., or a broken publisher would fill the log."""
+        """Counts it; logs the 1st, 2nd, 4th ..., lest a broken publisher fill the log."""
         self.counts["undecodable_batch"] += 1
         count = self.counts["undecodable_batch"]
         if count & (count - 1) == 0:
             log.warning("%s rank %d: %s (%d so far)", *self.place, error, count)
 
     def tell_taken(self, body: Body, taken: Taken) -> None:
-        """Counts what was skipped of a batch, and shows it to whoever listens."""
+        """Counts the skipped events of a batch, and passes it to the listener."""
         if taken.faults:
             self.counts.update(taken.faults)
         if taken.clears:
@@ -259,7 +261,7 @@ class FeedNews:
             self._show(self.listener, body)
 
     def _show(self, listener: Listener, body: Body) -> None:
-        """A listener that fails is not called again; the feed goes on."""
+        """Calls the listener; one that fails is not called again, and the feed continues."""
         try:
             listener(body)
         except Exception as error:  # noqa: BLE001 - whatever it is, the feed must go on
@@ -279,9 +281,9 @@ _LOWERING = frozenset({Demote, Forget})
 
 
 class Effects:
-    """What one feed asked for and is not done yet.
+    """The effects of one feed that are not carried out yet.
 
-    start_replay: from this number on. allowance: of the worker; None if it may take all.
+    start_replay: starts a replay from a number on. allowance: of the worker; None if unlimited.
     """
 
     def __init__(
@@ -307,7 +309,7 @@ class Effects:
         return len(self._pending)
 
     def drop(self) -> None:
-        """What was not done yet is not to be done any more."""
+        """Drops the effects that are not carried out yet."""
         if self._work is not None:
             self._work.close()
             self._work = None
@@ -315,12 +317,12 @@ class Effects:
         self._healed = False
 
     def put_off(self, effects: Sequence[Effect]) -> None:
-        """Has them carried out with the next ones, before these; nothing is believed until then."""
+        """Postpones effects until before the next ones; nothing is certain until then."""
         self._pending.extend(effects)
         self._sink.trust(False)  # noqa: FBT003
 
     async def rest(self) -> None:
-        """Waits while the worker has used up what it may take of the loop."""
+        """Waits while the worker has used up its allowance."""
         now = asyncio.get_running_loop().time
         if self._allowance is None:
             return
@@ -328,12 +330,13 @@ class Effects:
             await asyncio.sleep(seconds)
 
     async def carry_out(self, effects: Sequence[Effect], began_at: float | None = None) -> None:
-        """Carries them out, then lets the sink know what counts.
+        """Carries out effects, then updates the sink's trust.
 
-        began_at: since when the loop is busy with what they come of; None for now.
+        began_at: when the loop began to work on their cause; None for now.
 
-        Live stream and replay both come here; their effects are carried out in the order in which
-        the feed gave them, whoever does it. What lowers the credit does so before its turn comes.
+        Live stream and replay both call this; effects are carried out in the order in which the
+        feed returned them, whoever carries them out. Demote and Forget withdraw trust at once,
+        ahead of queued batches.
         """
         if began_at is None:
             began_at = asyncio.get_running_loop().time()
@@ -355,7 +358,7 @@ class Effects:
         self._news.tell_change()
 
     def _spend(self, began_at: float) -> bool:
-        """Counts what was done since then; returns whether the worker is behind."""
+        """Charges the time since then to the worker; returns whether it is behind."""
         if self._allowance is None:
             return False
         now = asyncio.get_running_loop().time()
@@ -363,7 +366,7 @@ class Effects:
         return self._allowance.is_behind(now)
 
     def _step(self) -> None:
-        """Does a little of what comes next, if nobody else did it meanwhile."""
+        """Does one step of the next effect, unless another task did it meanwhile."""
         if self._work is None:
             if not self._pending:
                 return
@@ -388,7 +391,7 @@ class Effects:
                     self._note(body, taken)
             case Forget():
                 yield from self._sink.forgetting()
-                self._healed = False  # what the feed misses now, it misses since
+                self._healed = False  # a hole is noted from here on
                 self._news.tell_restart()
             case Demote():
                 yield from self._sink.demoting()
@@ -414,10 +417,10 @@ class Effects:
 
 
 class Shared(NamedTuple):
-    """What all subscribers of a process share, and those of a worker.
+    """Objects shared by all subscribers of a process, and by those of a worker.
 
-    allowance: of the worker; None if it may take all. clock: seconds, for lag;
-    comparable with the publishers' time stamps (time.time). chance: 0 to 1, for jitter.
+    allowance: of the worker; None if unlimited. clock: seconds, for lag; comparable with the
+    publishers' time stamps (time.time). chance: 0 to 1, for jitter.
     """
 
     turns: Turns
@@ -430,7 +433,7 @@ class Shared(NamedTuple):
 class Subscriber:
     """Runs one rank's feed until it is cancelled.
 
-    feed: made for the transport's recovery. emptied, cut: as of `FeedNews`.
+    feed: created with the transport's recovery. emptied, cut: see `FeedNews`.
     """
 
     def __init__(
@@ -475,7 +478,7 @@ class Subscriber:
     async def run(self) -> None:
         """Follows the publisher until it is cancelled.
 
-        After an error that nobody foresaw nothing is believed; after a while it goes on.
+        After an unexpected error nothing is certain; the subscriber continues after a while.
         """
         try:
             while True:
@@ -489,8 +492,8 @@ class Subscriber:
             self._sink.trust(False)  # noqa: FBT003
 
     async def close(self) -> None:
-        """Gives up the connection, after `run` was cancelled or even before it began."""
-        self._effects.drop()  # a replay that was replaced may wait for its turn yet
+        """Closes the connection, after `run` was cancelled or even before it began."""
+        self._effects.drop()  # a replaced replay may still wait for its turn
         await self._replays.close()
         await self._transport.close()
 
@@ -515,7 +518,7 @@ class Subscriber:
             await self._effects.carry_out(self._take(self._signals.popleft()), began_at)
 
     async def _go_on(self) -> None:
-        """Some time after a failure: as if the connection was a new one."""
+        """Continues some time after a failure, as with a new connection."""
         if asyncio.get_running_loop().time() >= self._again_at:
             self._again_at = math.inf
             if self._is_connected:
@@ -553,7 +556,7 @@ class Subscriber:
         return []
 
     def _stamped(self, batch: Batch) -> Batch:
-        """A batch as the feed wants it; without a body if that is no event batch at all."""
+        """Completes a batch for the feed; leaves out the body if it is not an event batch."""
         body = batch.body
         self.counts["batches"] += 1
         if isinstance(body, bytes):
@@ -566,12 +569,12 @@ class Subscriber:
                 return Batch(batch.sequence, b"", fault=str(error))
         else:
             batch.stamp = body.timestamp
-        if self.feed.state is not State.REPLAYING:  # what is repeated is as old as it is
+        if self.feed.state is not State.REPLAYING:  # a replayed batch has no meaningful lag
             self.lag_seconds = max(0.0, self._shared.clock() - batch.stamp)
         return batch
 
     def _distrust(self) -> None:
-        """What is held may be wrong: uncertain, until all of it was asked for again."""
+        """Makes everything uncertain until a complete replay, because it may be wrong."""
         wait_seconds = self._failures.next_seconds()
         self._again_at = asyncio.get_running_loop().time() + wait_seconds
         self._replays.stop()

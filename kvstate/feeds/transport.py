@@ -1,4 +1,4 @@
-"""What a subscriber needs of a transport, and the transport that lives in memory."""
+"""The interface between subscriber and transport, and an in-memory transport."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,12 +12,13 @@ from kvstate.feeds.feed_sources import Recovery
 # Events are decoded and applied in slices of this length, so that a pick never waits behind a feed.
 SLICE_SECONDS = 0.001
 
-# A publisher that was never reached is told after so long: it may start together with the router.
+# A publisher that was never reached is reported after this time: it may start together with the
+# router.
 UNREACHED_SECONDS = 3.0
 
 
 class Place(NamedTuple):
-    """Whose feed it is, for messages."""
+    """The worker and rank of a feed, for messages."""
 
     worker: str
     rank: int
@@ -25,12 +26,12 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The subscription is in place; what is published from now on arrives."""
+    """The subscription is in place; events published from now on arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is lost, or cannot be made at first; the transport goes on trying.
+    """The connection is lost, or could not be made yet; the transport keeps trying.
 
     reason: may hold words of the peer, which are made printable.
     """
@@ -43,7 +44,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The publisher says that it has no events to give; the transport asks again, seldom.
+    """The publisher reports that it has no events; the transport asks again, seldom.
 
     reason: may hold words of the peer, which are made printable.
     """
@@ -56,9 +57,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The batches numbered `first` to `last`, which follow, hold everything that the rank has.
+    """Batches `first` to `last`, which follow, are a snapshot of everything that the rank holds.
 
-    unknown_before: batches that the sender of the snapshot never saw; 0 if it saw all.
+    unknown_before: batches that the sender of the snapshot missed; 0 if none.
     """
 
     first: int
@@ -68,12 +69,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Something came whose number could not even be read."""
+    """A message arrived whose number cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The engine said how much it has to do."""
+    """The engine reported its load."""
 
     load: EngineLoad
 
@@ -82,23 +83,23 @@ Signal = Connected | Disconnected | Refused | Batch | Snapshot | Malformed | Loa
 
 
 class Transport(Protocol):
-    """A connection to one publisher that mends itself.
+    """A connection to one publisher that reconnects by itself.
 
-    Signals come in the order in which things happened: never a batch of a new connection before
-    its Connected, nor one of an old connection after its Disconnected.
+    Signals are in order: no batch of a new connection comes before its Connected, and none of an
+    old connection after its Disconnected.
     """
 
     @property
     def recovery(self) -> Recovery:
-        """How what was missed can be had."""
+        """How missed batches can be recovered."""
 
     async def receive(self) -> list[Signal]:
-        """The signals that wait, at least one; waits for it. A cancellation loses none."""
+        """Waits for signals, and returns at least one. A cancellation loses none."""
 
     def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
-        """The publisher's batches from number `start` on, as many as it still has.
+        """Yields the publisher's batches from number `start` on, as many as it still has.
 
-        Only where the recovery is a replay.
+        Only if the recovery is a replay.
 
         Raises:
             ReplayError: no answer in time, or an incomplete one.
@@ -110,9 +111,9 @@ class Transport(Protocol):
 
 @dataclass
 class MemoryTransport:
-    """A publisher in this process, for tests and trials: put signals in, they come out.
+    """An in-process publisher for tests: `receive` returns the signals that were put in.
 
-    history: what a replay answers with, by number; None if there is no replay endpoint.
+    history: the batches that a replay returns, by number; None without a replay endpoint.
     """
 
     history: dict[int, Body] | None = field(default_factory=dict)
@@ -126,11 +127,11 @@ class MemoryTransport:
             self.recovery = Recovery.NONE
 
     def put(self, signal: Signal) -> None:
-        """Makes a signal happen."""
+        """Adds a signal."""
         self._signals.put_nowait(signal)
 
     async def receive(self) -> list[Signal]:
-        """The signals that were put in."""
+        """Returns the signals that were put in."""
         signals = [await self._signals.get()]
         while not self._signals.empty():
             signals.append(self._signals.get_nowait())
@@ -146,4 +147,4 @@ class MemoryTransport:
                 yield Batch(number, body)
 
     async def close(self) -> None:
-        """Nothing to give up."""
+        """Does nothing."""

@@ -1,13 +1,13 @@
-"""TensorRT-LLM feeds by `POST /kv_cache_events`: the server hands out what it has queued, once.
+"""TensorRT-LLM feeds by `POST /kv_cache_events`: the server returns each queued event once.
 
 trtllm-serve keeps the events since its start, up to `event_buffer_max_size`, and gives each to one
-caller only. So one poller serves all ranks of a worker, nobody else may drain it, and an answer
-that is lost on its way is a gap in the numbers.
+caller only. So one poller serves all ranks of a worker, nobody else may drain it, and a lost answer
+is a gap in the numbers.
 
 TensorRT-LLM's events from its own process: from an iterator such as get_kv_cache_events_async.
 
 For a server that embeds `tensorrt_llm.LLM` and runs the bridge beside it; the drain by HTTP is in
-`kvstate.feeds.trtllm_transport`. Either way an event is given to one consumer only, once.
+`kvstate.feeds.trtllm_transport`. Either way, each event is delivered to one consumer only, once.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from kvstate.feeds.shared_connection import RankTransport, SharedConnection
 from kvstate.feeds.transport import SLICE_SECONDS, Connected, Disconnected, Malformed, Refused
 from kvstate.wire.trtllm_wire import RankDecoder, error_of, parse_drain, parse_event
 
-# Between drains: the first while events come, longer and longer while none do.
+# Waits between drains: the shortest while events arrive, longer and longer while none do.
 DRAIN_SECONDS = (0.01, 0.5)
 RETRY_SECONDS = (0.1, 5.0)
 REFUSED_SECONDS = 60.0
 
-# The events of one drain differ from those of the next in their stamps, however coarse the clock.
+# Stamps differ from one drain to the next by at least this, however coarse the clock is.
 _CLOCK_STEP_SECONDS = 1e-6
 
 Drain = Callable[[], AsyncIterator[object]]
@@ -43,12 +43,12 @@ def trtllm_events(
     clock: Callable[[], float],
     chance: Callable[[], float],
 ) -> list[RankTransport]:
-    """The transports of an engine's ranks, in the order of ranks.
+    """Returns the transports of an engine's ranks, in order.
 
-    drain: called again and again; gives the events that wait, each as a mapping or as JSON, one by
-    one or in lists, and ends. It must not block the event loop. NotImplementedError says that the
-    engine has no events (event_buffer_max_size is 0). clock: seconds since the epoch, for the
-    stamps that the events lack. chance: 0 to 1, for jitter.
+    drain: called repeatedly; yields the waiting events, each as a mapping or as JSON, one by one or
+    in lists, and ends. It must not block the event loop. NotImplementedError means that the engine
+    has no events (event_buffer_max_size is 0). clock: seconds since the epoch, because the events
+    have no stamps. chance: 0 to 1, for jitter.
     """
     return _Drained(drain, ranks, clock, chance).shared.transports
 
@@ -74,7 +74,7 @@ class _Drained:
             await asyncio.sleep(seconds)
 
     async def _drain_once(self) -> float:
-        """Takes what waits; returns the seconds until the next time."""
+        """Drains the waiting events; returns the seconds until the next drain."""
         self._stamp = max(self._clock(), self._stamp + _CLOCK_STEP_SECONDS)
         try:
             async for item in self._drain():
@@ -87,7 +87,7 @@ class _Drained:
             return REFUSED_SECONDS
         except Exception as error:  # noqa: BLE001 - whatever the engine raises, it may mend itself
             self._is_connected = False
-            self.shared.tell(Disconnected(f"its events cannot be had: {type(error).__name__}"))
+            self.shared.tell(Disconnected(f"its events could not be read: {type(error).__name__}"))
             return self._retries.next_seconds()
         self._tell_connected()
         self._retries.reset()
@@ -102,7 +102,7 @@ class _Drained:
         for raw in _events(item):
             await self._hand(raw)
             now = asyncio.get_running_loop().time()
-            if now >= self._slice_ends:  # an iterator whose events are all there never waits
+            if now >= self._slice_ends:  # an iterator with all its events ready never waits
                 await asyncio.sleep(0)
                 self._slice_ends = now + SLICE_SECONDS
 
@@ -134,30 +134,30 @@ def _events(item: object) -> Iterator[bytes]:
             yield b""
 
 
-# Between polls: the first while events come, longer and longer while none do.
+# Waits between polls: the shortest while events arrive, longer and longer while none do.
 POLL_SECONDS = (0.05, 0.5)
 
 CONNECT_SECONDS = 2.0
-# Releases up to 1.2 answer only after two seconds without an event, and what was drained is lost if
-# nobody waits for it.
+# Releases up to 1.2 answer only after two seconds without an event, and drained events are lost if
+# the caller no longer waits.
 ANSWER_SECONDS = 30.0
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 65_536
 
-# No such route, not with this method, not in this build.
+# The route, the method or the feature does not exist in this build.
 _REFUSALS = (404, 405, 501)
 _OK = 200
 _MAX_WORDS = 200
 
-# Drains differ in their stamps, however coarse the clock.
+# Stamps differ between drains by at least this, however coarse the clock is.
 
 
 class _Refusal(Exception):  # noqa: N818 - control flow inside this module, not an error
-    """The server has no events to give."""
+    """The server publishes no events."""
 
 
 class _Unusable(Exception):  # noqa: N818 - control flow inside this module, not an error
-    """The server gave no answer that can be read."""
+    """The server's answer cannot be read."""
 
 
 class _Drain:
@@ -178,7 +178,7 @@ class _Drain:
 
     @property
     def transports(self) -> list[RankTransport]:
-        """One a rank, in the order of ranks."""
+        """One for each rank, in order."""
         return self._shared.transports
 
     async def _follow(self) -> None:
@@ -231,7 +231,7 @@ class _Drain:
         return bytes(body)
 
     async def _hand(self, events: list[Raw]) -> None:
-        """Hands each rank its events, a few at a time."""
+        """Passes each rank its events, a few at a time."""
         self._drained_at = max(self._clock(), self._drained_at + _CLOCK_STEP_SECONDS)
         loop = asyncio.get_running_loop()
         slice_ends = loop.time() + SLICE_SECONDS
@@ -258,14 +258,14 @@ def drain_transports(
     chance: Callable[[], float],
     clock: Callable[[], float] = time.time,
 ) -> list[RankTransport]:
-    """The transports of one worker's ranks, in the order of ranks, over one poller.
+    """Returns the transports of one worker's ranks, in order, over one poller.
 
-    chance: 0 to 1, for the jitter of tries and polls. clock: seconds since the epoch, for the
-    stamps that the events lack.
+    chance: 0 to 1, for the jitter of tries and polls. clock: seconds since the epoch, because the
+    events have no stamps.
     """
     return _Drain(source, chance, clock).transports
 
 
 def _words(error: Exception) -> str:
-    """What went wrong; time-outs say nothing of themselves."""
+    """Describes an error; time-outs have no text of their own."""
     return str(error)[:_MAX_WORDS] or type(error).__name__

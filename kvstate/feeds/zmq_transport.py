@@ -1,15 +1,14 @@
-"""ZMQ feeds: a subscription that mends itself; replays are asked for apart from it.
+"""ZMQ feeds: a subscription that reconnects by itself, and separate connections for replays.
 
 vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket, which each replay
 asks as a DEALER over connections of its own. The request is [empty, first number (8 bytes
 big-endian)], the answer is every batch from there on and an end marker; `kvstate.wire.zmq_wire`
-parses both. There is no flow control: of what exceeds the 1,000 messages that libzmq queues for a
-connection, the ROUTER drops batches and the end marker alike, and a whole buffer has 10,000
-batches.
+parses both. There is no flow control: beyond the 1,000 messages that libzmq queues for a
+connection, the ROUTER drops batches and the end marker alike, and a full buffer has 10,000 batches.
 
-So an answer is read as fast as it comes, apart from whoever applies it, and what it lacks is asked
-for again, each time over a new connection, whose queue is empty. Of an answer's first messages
-(`NEVER_DROPPED`) none can have been dropped, so they prove what later ones do not:
+So an answer is read as fast as it arrives, independently of the code that applies it, and missing
+batches are requested again, each time over a new connection, whose queue is empty. None of an
+answer's first messages (`NEVER_DROPPED`) can have been dropped, so conclusions differ:
 
     early, a batch does not follow    the missing ones are no longer in the publisher's buffer
     later, a batch does not follow    they may have been dropped: ask again
@@ -18,7 +17,7 @@ for again, each time over a new connection, whose queue is empty. Of an answer's
     silence after something new       the end marker may have been dropped: ask again
     silence after nothing new         the publisher does not answer
 
-It is asked again from the last batch that came, by which it proves that it is still the same one.
+The next request begins with the last batch received, which proves that the publisher is the same.
 """
 
 import asyncio
@@ -43,35 +42,36 @@ from kvstate.feeds.transport import (
 from kvstate.feeds.zmtp_connection import Connection, Place, place_of
 from kvstate.wire.zmq_wire import ends_replay, load_of, parse_frames
 
-# How long a publisher may take for an answer to begin.
+# The most time until an answer begins.
 REPLAY_TIMEOUT_SECONDS = 5.0
 REPLAY_CONNECT_SECONDS = 0.05
 
-# Silence, after something new came, that tells that the end of an answer was dropped. It grows with
-# each answer that ends so: a publisher that is merely slow is left in peace.
+# Silence, after a new batch, that shows that the end of an answer was dropped. It grows with each
+# answer that ends like this, to spare a publisher that is merely slow.
 SILENCE_SECONDS = 0.1
 MAX_SILENCE_SECONDS = 1.6
 
-# Messages of an answer that its queue has room for however slowly they are sent: half of libzmq's
-# 1,000, in case a publisher allows itself less.
+# Messages of an answer that fit in its queue however slowly they are sent: half of libzmq's 1,000,
+# in case a publisher sets a lower limit.
 NEVER_DROPPED = 500
 
-# Batches that were read and not applied yet. Beyond it the publisher waits, then drops.
+# The most batches read but not applied yet. Beyond it the publisher waits, then drops.
 MAX_READ_BYTES = 40 * 1024 * 1024
-_BATCH_BYTES = 192  # of a batch in memory, beside its payload
+_BATCH_BYTES = 192  # of memory for a batch, besides its payload
 
-# Messages read before others have their turn, with seven more replays under way: about 0.1 ms.
+# Messages read before other tasks have their turn; seven more replays may be under way: about 0.1
+# ms.
 MAX_MESSAGES = 16
 
 
 async def replay_from(endpoint: str | None, start: int) -> AsyncGenerator[Batch | Malformed]:
-    """Asks an endpoint, None if there is none, for the batches from `start` on.
+    """Requests the batches from `start` on from an endpoint, None if there is none.
 
-    They come in order, and any that is missing is no longer in the publisher's buffer. One that
-    comes twice, with other contents, is of another publisher.
+    They come in order; a missing one is no longer in the publisher's buffer. One that comes twice
+    with different content is from another publisher.
 
     Raises:
-        ReplayError: no answer in time, or none that is a replay.
+        ReplayError: no answer in time, or the answer is not a replay.
     """
     if endpoint is None:
         raise ReplayError("no replay endpoint")
@@ -100,7 +100,7 @@ class _Reading:
     def __init__(self, endpoint: str, start: int) -> None:
         self._endpoint = endpoint
         self._start = start
-        self._last: Batch | None = None  # the last batch that came, in whichever answer
+        self._last: Batch | None = None  # the last batch received, in any answer
         self._came = 0  # batches of the present answer
         self._has_new = False  # whether one of them is new
         self._silence_seconds = SILENCE_SECONDS
@@ -125,7 +125,7 @@ class _Reading:
             self._wake.set()
 
     async def take(self, reader: asyncio.Task[None]) -> list[Batch]:
-        """The next batches; none at the end. Raises what `read_all` raised."""
+        """Returns the next batches, none at the end. Raises the error that `read_all` raised."""
         while not self._read and not reader.done():
             self._wake.clear()
             await self._wake.wait()
@@ -154,8 +154,8 @@ class _Reading:
             connection.give_up("done")
 
     async def _messages(self, connection: Connection, wake: asyncio.Event) -> list[list[bytes]]:
-        """Messages of an answer; none after a silence that may be its end."""
-        await asyncio.sleep(0)  # however many wait, others have their turn
+        """Returns messages of an answer; none after a silence that may be its end."""
+        await asyncio.sleep(0)  # other tasks have their turn, however many wait
         while self._read_bytes > MAX_READ_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -174,7 +174,7 @@ class _Reading:
         return messages
 
     def _judge(self, batch: Batch) -> _End | None:
-        """Keeps a batch that is new; says how the answer ended, if it did."""
+        """Keeps a new batch; returns how the answer ended, if it did."""
         last, is_first, is_early = self._last, self._came == 0, self._came < NEVER_DROPPED
         if is_first and last is not None:
             self._compare(batch, last)
@@ -189,9 +189,9 @@ class _Reading:
         return None
 
     def _compare(self, batch: Batch, last: Batch) -> None:
-        """Takes the first message of an answer that was asked for from the last batch on."""
+        """Checks the first message of an answer that was requested from the last batch on."""
         if ends_replay(batch) or batch.sequence != last.sequence:
-            raise ReplayError(f"batch {last.sequence} is gone: no proof of the same publisher")
+            raise ReplayError(f"batch {last.sequence} is gone: maybe another publisher")
         self._came += 1
         if batch.body != last.body:
             self._keep(batch)
@@ -206,7 +206,7 @@ class _Reading:
 
 
 async def _connect(connection: Connection, endpoint: str) -> None:
-    """Connects for a replay; a publisher that starts may open its sockets one by one."""
+    """Connects for a replay; a starting publisher may open its sockets one by one."""
     place = place_of(endpoint)
     if place is None:
         raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
@@ -230,10 +230,10 @@ def _size_bytes(batch: Batch) -> int:
 CONNECT_SECONDS = 15.0
 RECONNECT_SECONDS = (0.05, 2.0)
 BIND_RETRY_SECONDS = (0.5, 10.0)
-# On an endpoint that we bind: peers, strangers, and those whose handshake is under way.
+# On an endpoint that KVSteer binds: peers, other clients, and handshakes under way.
 MAX_ACCEPTED = 16
 
-# Signals handed on at once.
+# Signals returned at once.
 MAX_SIGNALS = 64
 
 _HANGS_UP = "it ends the connection during the handshake"
@@ -242,8 +242,8 @@ _HANGS_UP = "it ends the connection during the handshake"
 class ZmqTransport:
     """A subscription to one rank.
 
-    Messages do not name their sender: where we bind, an endpoint with two publishers is not
-    believed, and with the second gone the first counts as a new connection.
+    Messages do not name their sender: an endpoint that KVSteer binds is not trusted while it has
+    two publishers; when the second is gone, the first counts as a new connection.
 
     chance: 0 to 1, for the jitter of tries to open it.
     """
@@ -255,21 +255,21 @@ class ZmqTransport:
         self._accepted: set[Connection] = set()
         self._peers: list[Connection] = []
         self._changes: list[Signal] = []
-        self._load: Connection | None = None  # on which its load is published
+        self._load: Connection | None = None  # for load reports
         self._wake = asyncio.Event()
         self._keeper = self._start()
 
     @property
     def recovery(self) -> Recovery:
-        """A replay, if the source names an endpoint for it."""
+        """By replay, if the source has an endpoint for it."""
         return Recovery.NONE if self._source.replay is None else Recovery.REPLAY
 
     async def receive(self) -> list[Signal]:
-        """All signals that wait, at least one, up to `MAX_SIGNALS` of messages.
+        """Waits for signals, and returns up to `MAX_SIGNALS` of messages.
 
-        Nothing waits after something was taken, or a cancellation would lose signals.
+        It does not wait after a signal was taken, so that a cancellation loses none.
         """
-        await asyncio.sleep(0)  # a publisher that always has something does not keep the loop
+        await asyncio.sleep(0)  # a publisher that always has messages must not block the loop
         while not (signals := self._waiting()):
             self._wake.clear()
             if self._keeper.done():
@@ -279,7 +279,7 @@ class ZmqTransport:
         return signals
 
     def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
-        """Asks for the batches from `start` on; each replay has a connection of its own."""
+        """Requests the batches from `start` on; each replay has its own connection."""
         return replay_from(self._source.replay, start)
 
     async def close(self) -> None:
@@ -288,13 +288,13 @@ class ZmqTransport:
         await asyncio.wait([self._keeper])
 
     def _waiting(self) -> list[Signal]:
-        """What happened and was not told yet, in the order in which it happened."""
+        """Returns the events not signalled yet, in their order."""
         signals, self._changes = self._changes, []
         if len(self._peers) == 1:
             messages = self._peers[0].take(MAX_SIGNALS)
             signals += [_signal(each) for each in messages if each[0].startswith(self._topic)]
         if self._load is not None and (messages := self._load.take(MAX_SIGNALS)):
-            signals.append(_load_signal(messages[-1]))  # the newest says all
+            signals.append(_load_signal(messages[-1]))  # only the newest report matters
         return signals
 
     def _start(self) -> asyncio.Task[None]:
@@ -334,7 +334,7 @@ class ZmqTransport:
             group.create_task(self._keep_load(place))
 
     async def _keep_load(self, place: Place) -> None:
-        """Keeps the subscription to the load open; of a load that nobody tells nothing is said."""
+        """Keeps the subscription to load reports open; a failure is not reported."""
         retries = Backoff(*RECONNECT_SECONDS, self._chance)
         while True:
             connection = self._load = Connection(b"SUB", lambda _: self._wake.set())

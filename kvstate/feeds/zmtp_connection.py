@@ -1,8 +1,8 @@
-"""A connection to one ZMQ peer: bounded, and noticed when it dies.
+"""A connection to one ZMQ peer, with bounded memory and heartbeats.
 
-libzmq is not used for it: with a full receive queue it aborts the process when the publisher dies
+It does not use libzmq: with a full receive queue, libzmq aborts the process when the publisher dies
 or stalls while either side has heartbeats (zeromq/libzmq#3937 and `!_io_error`, both in 4.3.5), and
-without a limit to that queue it takes memory as long as the loop is busy.
+without a limit to that queue it takes ever more memory while the loop is busy.
 """
 
 import asyncio
@@ -13,32 +13,33 @@ from typing import NamedTuple
 from kvstate.errors import WireError
 from kvstate.wire.zmtp import Session, message
 
-# What waits here while the loop is busy, beside a message that is not complete. Beyond it messages
-# wait in the publisher, which drops beyond a limit of its own (hwm).
+# The most bytes that wait here while the loop is busy, besides an incomplete message. Further
+# messages wait in the publisher, which drops those beyond its own limit (hwm).
 QUEUE_BYTES = 1024 * 1024
-# Twice what is taken of one (kvstate.wire.zmq_wire), so that a batch that is too large is told by
-# its number; beyond it the connection is given up.
+# Twice the largest message that is decoded (kvstate.wire.zmq_wire), so that a batch that is too
+# large is reported by its number; beyond this the connection is closed.
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 # Answers to heartbeats that the peer does not read.
 MAX_ANSWER_BYTES = 64 * 1024
 
 HANDSHAKE_SECONDS = 10.0
 
-# Heartbeats come now and then; who sends as many commands in so many seconds floods us.
+# Heartbeats come now and then; a peer that sends this many commands in this time is flooding.
 MAX_COMMANDS = 256
 COMMANDS_SECONDS = 2.0
 
-# A peer that says nothing for so many intervals, our heartbeats unanswered, is dead or hangs. They
-# are counted and not timed: while our own loop is held up, nobody else is to blame.
+# A peer that sends nothing for this many intervals, and answers no heartbeats, is dead or hangs.
+# Intervals are counted, not timed: a delay of this process's own loop must not count against it.
 HEARTBEAT_SECONDS = 2.0
 MAX_SILENT_HEARTBEATS = 2
 
-# A peer of ZMTP 3.0 answers no heartbeats; its system does, when asked after ten silent seconds.
+# A peer of ZMTP 3.0 answers no heartbeats; its system answers TCP keep-alives after ten silent
+# seconds.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Place(NamedTuple):
-    """Where a ZMQ endpoint is: host and port, or the path of a Unix socket."""
+    """The address of a ZMQ endpoint: host and port, or the path of a Unix socket."""
 
     host: str
     port: int
@@ -46,7 +47,7 @@ class Place(NamedTuple):
 
 
 def place_of(endpoint: str) -> Place | None:
-    """Of tcp://host:port and ipc://path; None if it is neither."""
+    """Parses tcp://host:port and ipc://path; returns None for anything else."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and rest:
         return Place("", 0, "\0" + rest[1:] if rest[0] == "@" else rest)
@@ -57,17 +58,17 @@ def place_of(endpoint: str) -> Place | None:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, whoever opened it.
+    """One connection, opened by either side.
 
-    changed: is called when it is ready, when something can be taken, and when it is lost.
+    changed: is called when it is ready, when messages can be taken, and when it is lost.
     """
 
     def __init__(
         self, kind: bytes, changed: Callable[["Connection"], None], topic: bytes = b""
     ) -> None:
         self.is_lost = False
-        self.fault = ""  # why it was given up, if it was
-        self.settled = asyncio.Event()  # the handshake is over, one way or the other
+        self.fault = ""  # why it was closed, if it was
+        self.settled = asyncio.Event()  # the handshake has succeeded or failed
         self.lost = asyncio.Event()
         self._session = Session(kind, MAX_MESSAGE_BYTES, topic)
         self._changed = changed
@@ -84,11 +85,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def was_ready(self) -> bool:
-        """Whether the handshake was done, be it lost now."""
+        """Whether the handshake succeeded, even if the connection is lost now."""
         return self._session.is_ready
 
     async def open(self, place: Place) -> None:
-        """Connects and waits for the handshake, whose end may be that it is lost.
+        """Connects and waits for the handshake to succeed or fail.
 
         Raises:
             OSError: nobody answers there.
@@ -101,7 +102,7 @@ class Connection(asyncio.Protocol):
         await self.settled.wait()
 
     def take(self, limit: int) -> list[list[bytes]]:
-        """Messages that wait, in the order in which they came."""
+        """Returns the waiting messages, in order."""
         taken: list[list[bytes]] = []
         before = self._session.commands
         try:
@@ -121,7 +122,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(message(frames))
 
     def give_up(self, fault: str) -> None:
-        """Ends the connection; it is lost soon after."""
+        """Closes the connection; `connection_lost` follows soon."""
         self.fault = self.fault or fault
         if self._transport:
             self._transport.abort()
@@ -129,7 +130,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Part of asyncio.Protocol."""
         self._transport = transport
-        if self.fault:  # given up before it began
+        if self.fault:  # closed before it began
             transport.abort()
             return
         _keep_alive(transport.get_extra_info("socket"))
@@ -138,7 +139,7 @@ class Connection(asyncio.Protocol):
         self._answer()
 
     def data_received(self, data: bytes) -> None:
-        """Part of asyncio.Protocol; what comes is taken apart when it is wanted."""
+        """Part of asyncio.Protocol; messages are parsed when they are taken."""
         session = self._session
         session.received(data)
         self._silent_heartbeats = 0
@@ -158,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._changed(self)
 
     def _count_commands(self) -> None:
-        """Gives up a peer that sends too many; what is behind those that were taken comes soon."""
+        """Closes the connection if the peer sends too many commands; else goes on with the rest."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._commands_at + COMMANDS_SECONDS:
             self._commands, self._commands_at = self._session.commands, loop.time()
@@ -167,7 +168,7 @@ class Connection(asyncio.Protocol):
         loop.call_soon(self._changed, self)
 
     def _go_on(self, *, has_more: bool) -> None:
-        """Reads again once there is room, or if what is missing of a message has to come."""
+        """Resumes reading once there is room, or if a message is incomplete."""
         if not self._is_paused or self._transport is None or self._transport.is_closing():
             return
         if not has_more or self._session.size_bytes < QUEUE_BYTES // 2:
@@ -211,11 +212,11 @@ class Connection(asyncio.Protocol):
             return
         self._transport.write(answers)
         if self._transport.get_write_buffer_size() > MAX_ANSWER_BYTES:
-            self.give_up("it does not read what it asks for")
+            self.give_up("it does not read the data that it requested")
 
 
 def _keep_alive(connected: socket.socket) -> None:
-    """Has the system notice a machine that is gone without a word."""
+    """Turns on TCP keep-alive, to detect a machine that vanished."""
     if connected.family != socket.AF_UNIX:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE:

@@ -1,4 +1,4 @@
-/* The invariants of index.h, verified from nothing but the tables; for tests, and slow. */
+/* Verifies the invariants of index.h from the tables alone; for tests, and slow. */
 #include "index.h"
 
 static const char *check_pool(Index *index, uint32_t number, Pool *pool, uint32_t segment,

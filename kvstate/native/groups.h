@@ -1,4 +1,4 @@
-/* What is known of an owner's attention groups; kvstate/wire/groups.py says why, and has the same. */
+/* An owner's attention groups; kvstate/wire/extras.py explains them, and does the same. */
 #ifndef KVSTEER_GROUPS_H
 #define KVSTEER_GROUPS_H
 
@@ -34,7 +34,7 @@ static inline Group *groups_find(const Groups *groups, int64_t number) {
     return NULL;
 }
 
-/* What becomes of blocks of a group, by what was stored so far. */
+/* How blocks of a group are treated, by the stores so far. */
 static inline Admission groups_admission(const Groups *groups, int64_t number) {
     const Group *group = number == NO_GROUP ? NULL : groups_find(groups, number);
     if (!group || group->state == STATE_PREFIX) return GROUP_INDEXED;
@@ -48,7 +48,7 @@ static inline GroupState groups_next(const Group *group, GroupKind kind) {
     return !group || group->state == STATE_OTHER ? STATE_OTHER : STATE_CONTRADICTED;
 }
 
-/* Notes a store. Where memory is short for a new group, its blocks are not indexed. */
+/* Notes a store. If there is no memory for a new group, its blocks are not indexed. */
 static inline Admission groups_stored(Groups *groups, int64_t number, GroupKind kind) {
     if (number == NO_GROUP) return kind == KIND_OTHER ? GROUP_OTHER : GROUP_INDEXED;
     Group *group = groups_find(groups, number);

@@ -88,7 +88,7 @@ static bool is_doubted(const Owner *owner, uint32_t medium) {
     return has_medium(owner->aging & ~owner->removing, medium);
 }
 
-/* From now on removals from this medium are known to come. */
+/* Notes that removals from this medium are announced. */
 static void note_removals(Owner *owner, uint32_t medium) {
     if (has_medium(owner->removing, medium)) return;
     owner->removing |= 1u << medium;
@@ -132,7 +132,7 @@ static bool pool_is_before(const Pool *pool, const PoolName *name) {
     return pool->block_size < name->block_size;
 }
 
-/* Where in the order a new pool belongs; moves the others up. */
+/* Finds the place of a new pool in the order; moves the others up. */
 static uint32_t make_place(Owner *owner, const PoolName *name) {
     uint32_t at = owner->pool_count++;
     for (; at && !pool_is_before(owner->pools[at - 1], name); at--)
@@ -204,7 +204,7 @@ static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, ui
     return true;
 }
 
-/* Where a block is held under this hash, NULL if it is not; certain ones first. */
+/* Finds a block under this hash, a certain one first; NULL if it is not held. */
 static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t *segment,
                             uint64_t *key) {
     for (int uncertain = 0; uncertain < SEGMENTS; uncertain++) {
@@ -224,7 +224,7 @@ static const Pool *find_key(Index *index, Owner *owner, uint64_t hash, uint32_t 
 static IndexResult store_block(Index *index, uint32_t number, Pool *pool, uint32_t segment,
                                uint64_t hash, uint64_t key) {
     Owner *owner = &index->owners[number];
-    if (segment == owner->certain) { /* it was stored again since the hole */
+    if (segment == owner->certain) { /* it was stored again after the hole */
         Slot old = table_find(&pool->blocks[segment ^ 1], hash);
         if (old.shard) forget(index, number, pool, segment ^ 1, old);
     }
@@ -347,7 +347,7 @@ static IndexResult empty_segment(Index *index, uint32_t number, Pool *pool, uint
             index->work += 4;
             forget(index, number, pool, from, (Slot){shard, at});
             if (index_is_over(index)) return INDEX_MORE;
-            at++; /* something may have moved up here after all */
+            at++; /* another entry may have moved up here */
         }
     }
     table_clear(&pool->blocks[from]);
@@ -382,7 +382,7 @@ static bool segment_is_empty(const Owner *owner, uint32_t segment) {
     return true;
 }
 
-/* Moves certain blocks to the uncertain ones; copies that both had count once. */
+/* Moves certain blocks to the uncertain ones; copies in both count once. */
 IndexResult index_demote_some(Index *index, uint32_t number) {
     Owner *owner = &index->owners[number];
     uint32_t from = owner->certain;
@@ -393,7 +393,7 @@ IndexResult index_demote_some(Index *index, uint32_t number) {
     for (uint32_t n = 0; n < owner->pool_count; n++) {
         IndexResult result = empty_segment(index, number, owner->pools[n], from, from ^ 1);
         if (result == INDEX_NO_MEMORY)
-            index_clear(index, number); /* it knows nothing rather than something wrong */
+            index_clear(index, number); /* better to know nothing than something wrong */
         if (result != INDEX_OK) return result;
     }
     return INDEX_OK;

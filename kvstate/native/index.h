@@ -42,7 +42,7 @@ typedef enum {
 } IndexResult;
 
 typedef struct {
-    uint32_t medium; /* a small number for each name, see wire.c */
+    uint32_t medium; /* a small number per name, see wire.c */
     int64_t group;   /* or NO_GROUP */
     uint32_t block_size;
     uint32_t tier;
@@ -67,14 +67,14 @@ typedef struct {
     uint32_t worker; /* ranks of one worker share it */
     uint32_t rank;
     uint32_t model;
-    uint32_t certain; /* which physical segment is the certain one now */
+    uint32_t certain; /* the physical segment that is certain now */
     uint32_t block_size; /* of the last store */
     Pool **pools; /* in one order for both cores: by medium, group and block size */
     uint32_t pool_count;
-    size_t blocks, limit_blocks; /* how many it holds, and may hold */
+    size_t blocks, limit_blocks; /* how many it holds, and its limit */
     Groups groups;
     int8_t names_salts, names_loras; /* what layouts could say: -1 unknown, 0 no, 1 yes */
-    uint32_t removing; /* media of which removals are known to come, a bit each */
+    uint32_t removing; /* media whose removals are announced, one bit each */
     uint32_t aging;    /* media that were doubted when their first block came */
     uint32_t doubted;  /* tiers on which a doubted medium lies, a bit each */
     uint32_t age;      /* from 1 on */
@@ -127,27 +127,27 @@ typedef struct {
 bool index_init(Index *index, uint64_t secret, size_t limit_blocks);
 void index_free(Index *index);
 size_t index_bytes(const Index *index);
-/* The number of a new model or owner; UINT32_MAX where memory is short. */
+/* Returns the number of a new model or owner; UINT32_MAX if out of memory. */
 uint32_t index_add_model(Index *index, uint64_t seed);
 uint32_t index_add_owner(Index *index, uint32_t worker, uint32_t model, uint32_t rank);
 void index_remove_owner(Index *index, uint32_t owner);
 void index_clear(Index *index, uint32_t owner);
-/* Goes on with it until the limit of work; INDEX_MORE where something is left. */
+/* Continues until the limit of work; returns INDEX_MORE if something is left. */
 IndexResult index_clear_some(Index *index, uint32_t owner);
 IndexResult index_demote_some(Index *index, uint32_t owner);
 IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
-/* One more copy in the pool of this medium and group of each block that is held under its hash. */
+/* Adds a copy, in the pool of this medium and group, of each block held under its hash. */
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
                        uint32_t count);
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
 /* Looks at up to so many more slots of doubted media and forgets what was stored before this age;
  * true once all were looked at: the next age has begun. */
 bool index_expire(Index *index, uint32_t owner, size_t slots);
-/* Forgets what is known of an owner's media: it may be another engine. */
+/* Forgets what was learned of an owner's media: it may be another engine. */
 void index_forget_media(Index *index, uint32_t owner);
 size_t index_count_tier(const Index *index, uint32_t owner, uint32_t tier, bool uncertain);
 uint64_t index_hash_bytes(Index *index, const unsigned char *bytes, size_t length);
-/* What is wrong with the invariants, NULL if nothing is; slow. */
+/* Returns the violated invariant, or NULL; slow. */
 const char *index_check(Index *index);
 
 /* lookup.c */
@@ -155,7 +155,7 @@ const char *index_check(Index *index);
 /* Memory that lookups use again and again; all zero at first. */
 typedef struct {
     uint32_t *holders; /* owners that hold the first block */
-    uint32_t *active;  /* those of them that hold every block so far */
+    uint32_t *active;  /* those that hold every block so far */
     uint64_t *seen;    /* by owner: the last run that it holds */
     uint8_t *bits;     /* by owner: what it holds of that run; bit t certain on tier t, 4 + t not */
     Overlap *overlaps; /* by owner */
@@ -168,7 +168,7 @@ typedef struct {
 typedef struct {
     uint32_t model;
     uint64_t lora;  /* hash of the adapter, 0 for none */
-    uint64_t first; /* hash of what the first block carries besides tokens, 0 for nothing */
+    uint64_t first; /* hash of the first block's extra keys, 0 for none */
     const uint32_t *tokens;
     size_t count;
 } Prompt;

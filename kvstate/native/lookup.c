@@ -55,7 +55,7 @@ void lookup_free(LookupSpace *space) {
     free(space->answer);
 }
 
-/* Notes what each owner holds of the run. */
+/* Notes which owners hold the run. */
 static void note_holders(Walk *walk) {
     LookupSpace *space = walk->space;
     const Set *set = &walk->index->sets.sets[walk->set];
@@ -102,7 +102,7 @@ static void count_run(Walk *walk) {
     walk->active = kept;
 }
 
-/* Takes the next block's set; false where nobody holds it after all before. */
+/* Takes the next block's set; false if no owner holds it and all before. */
 static bool step(Walk *walk, SetId set) {
     if (set == walk->set && set) {
         walk->length++;
@@ -123,7 +123,7 @@ static void walk_prompt(Walk *walk, const Prompt *prompt, size_t blocks) {
     Index *index = walk->index;
     uint64_t key = index_root(index, prompt->model, prompt->lora, walk->block_size);
     uint64_t keys[CHUNK];
-    /* the first block alone: most misses end there */
+    /* the first block alone: most unsuccessful lookups end there */
     for (size_t start = 0, chunk = 1; start < blocks; start += chunk, chunk = CHUNK) {
         if (chunk > blocks - start) chunk = blocks - start;
         for (size_t n = 0; n < chunk; n++) {

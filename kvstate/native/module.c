@@ -12,7 +12,7 @@
 /* Longer ones are refused before they come here. */
 #define MAX_FAST_PAYLOAD (8u << 20)
 
-/* Of a store that is taken at once, where it has more than one block. */
+/* The most of a store that is applied at once, if it has more than one block. */
 #define PIECE_TOKENS 16384u
 #define PIECE_BLOCKS 1024u
 
@@ -86,7 +86,7 @@ static bool lora_of(Core *self, PyObject *object, uint64_t *lora) {
     return true;
 }
 
-/* What a block carries besides tokens: None, or bytes. */
+/* A block's extra keys: None, or bytes. */
 static bool extra_of(Core *self, PyObject *object, uint64_t *extra) {
     *extra = 0;
     if (object == Py_None) return true;
@@ -150,7 +150,7 @@ static void message_end(Message *message) {
     Py_CLEAR(message->faults);
 }
 
-/* Forgets the message that an owner has in part. */
+/* Drops the partly applied message of an owner. */
 static void abandon(Owner *owner) {
     Message *message = owner->pending;
     if (!message) return;
@@ -211,7 +211,7 @@ static PyObject *core_remove_owner(Core *self, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-/* Clears or demotes until the limit of work; whether all is done. */
+/* Clears or demotes until the limit of work; returns whether all is done. */
 static PyObject *go_on(Core *self, PyObject *number, uint64_t work,
                        IndexResult (*some)(Index *, uint32_t)) {
     Owner *owner = owner_of(self, number);
@@ -448,7 +448,7 @@ static Step apply_copied(Core *self, uint32_t number, Message *message, const Wi
     return STEP_DONE;
 }
 
-/* What becomes of a stored event, whatever it stores. */
+/* Handles the result of a stored event of any kind. */
 static Admission admit(Owner *owner, const WireEvent *event) {
     if (event->kind == EVENT_COPIED) return groups_admission(&owner->groups, event->pool.group);
     return groups_stored(&owner->groups, event->pool.group, event->group_kind);
@@ -701,7 +701,7 @@ static PyType_Slot core_slots[] = {
 static PyType_Spec core_spec = {"kvstate._core.CompiledCore", sizeof(Core), 0, Py_TPFLAGS_DEFAULT,
                                 core_slots};
 
-/* Below this, letting other threads work meanwhile costs more than the pass. */
+/* Below this, releasing the interpreter lock costs more than the scan. */
 #define BRIEF_BYTES 65536
 
 static PyObject *marks_in(PyObject *body, bool is_outside, size_t max_quotes) {

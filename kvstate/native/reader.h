@@ -120,7 +120,7 @@ static inline uint64_t take_count(Reader *reader, uint64_t limit) {
     return negative || value > limit ? fail(reader) : value;
 }
 
-/* Steps over a value that holds no others. */
+/* Skips a value that contains no others. */
 static inline void skip_scalar(Reader *reader) {
     unsigned tag = peek(reader);
     if ((tag & 0xe0) == 0xa0 || tag == 0xd9 || tag == 0xda) {

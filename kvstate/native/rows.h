@@ -8,7 +8,7 @@ static inline uint64_t sharer_key(const Index *index, Holder holder, uint64_t ke
     return mix64(key ^ mix64(holder + index->secret));
 }
 
-/* One more hash stands for this key with this holder. */
+/* Adds a hash of this holder for this key. */
 static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
     Slot row = table_find(&index->rows, key);
     SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
@@ -46,7 +46,7 @@ static inline void row_drop(Index *index, Slot row) {
     sets_drop_unused(&index->sets, set);
 }
 
-/* One hash less stands for this key with this holder. */
+/* Removes a hash of this holder for this key. */
 static inline void row_release(Index *index, Holder holder, uint64_t key) {
     if (index->sharers.used) {
         Slot slot = table_find(&index->sharers, sharer_key(index, holder, key));

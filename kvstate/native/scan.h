@@ -1,4 +1,4 @@
-/* Passes over bytes of a request: marks of JSON, and runs of tokens. Nothing is kept between calls. */
+/* Scans the bytes of a request: JSON marks, and runs of tokens. No state is kept between calls. */
 #ifndef KVSTEER_SCAN_H
 #define KVSTEER_SCAN_H
 
@@ -12,7 +12,7 @@ typedef struct {
     size_t brackets, quotes, commas;
 } Marks;
 
-/* All marks, those within texts among them. */
+/* All marks, including those within texts. */
 Marks scan_marks(const uint8_t *body, size_t length);
 
 /* The marks that the decoder will see: no escaped quotes, and nothing that stands in a text.

@@ -121,7 +121,7 @@ static inline SetId sets_new_id(Sets *sets) {
     return id;
 }
 
-/* The id of a set with these members, made if there is none; NO_SET where memory is short. */
+/* Returns the id of the set with these members, creating it if needed; NO_SET if out of memory. */
 static inline SetId sets_intern(Sets *sets, const Holder *members, uint32_t length) {
     if (!length) return EMPTY_SET;
     uint64_t hash = sets_hash(members, length);
@@ -205,7 +205,7 @@ static inline SetId sets_without(Sets *sets, SetId from, Holder holder) {
     return sets_intern(sets, sets->scratch, set->length - 1);
 }
 
-/* The set with one holder more (who is not in it) or less (who is); NO_SET where memory is short. */
+/* Returns the set with a holder added (not in it) or removed (in it); NO_SET if out of memory. */
 static inline SetId sets_step(Sets *sets, SetId from, Holder holder, bool adds) {
     Transition *known = sets_transition(sets, from, holder, adds);
     uint32_t generation = from ? sets->sets[from].generation : 0;

@@ -142,7 +142,7 @@ static inline bool table_grow(Table *table, Shard *old) {
     return true;
 }
 
-/* Adds a key that is not there; no slot where memory is short, and nothing has changed then. */
+/* Adds a new key; if out of memory, returns no slot, and nothing has changed. */
 static inline Slot table_add(Table *table, uint64_t key, uint32_t tag) {
     uint64_t hash = mix64(key ^ table->secret);
     Shard *shard = table_shard(table, hash);
@@ -155,7 +155,7 @@ static inline Slot table_add(Table *table, uint64_t key, uint32_t tag) {
     return (Slot){shard, at};
 }
 
-/* Empties a slot and moves up what had to step past it, so that no tombstones are needed. */
+/* Empties a slot and moves displaced entries up, so that no tombstones are needed. */
 static inline void table_remove(Table *table, Slot slot) {
     Shard *shard = slot.shard;
     uint32_t hole = slot.at, at = slot.at;

@@ -11,7 +11,7 @@ static uint64_t take_hash(Index *index, Reader *reader) {
     return reader->failed ? 0 : wire_fold_hash(index, bytes.at, bytes.length);
 }
 
-/* Makes room for `more` items behind `count`; both are bounded by the length of the payload. */
+/* Makes room for `more` items after `count`; both are bounded by the length of the payload. */
 static bool make_room(void **array, size_t *room, size_t count, size_t more, size_t size) {
     if (count + more <= *room) return true;
     size_t wanted = 2 * (count + more) + 64;
@@ -131,7 +131,7 @@ static bool read_is_foreign(Reader *reader) {
     return true;
 }
 
-/* Reads what an event has seldom. */
+/* Reads the rare fields of an event. */
 static void read_rare_field(Reader *reader, Text name, Fields *fields) {
     if (text_is(name, "kv_cache_spec_kind")) {
         fields->event.group_kind = read_kind(reader);
@@ -179,7 +179,7 @@ static bool read_field(Index *index, Reader *reader, Text name, WireBatch *batch
     return true;
 }
 
-/* Whether extra_keys say no more than the adapter's name: nil, or for each block nil or [name]. */
+/* Whether extra_keys hold only the adapter's name: nil, or for each block nil or [name]. */
 static bool extras_are_plain(Reader reader, const Fields *fields) {
     if (!fields->extras) return true;
     reader.at = fields->extras;
@@ -197,7 +197,7 @@ static bool extras_are_plain(Reader reader, const Fields *fields) {
     return !reader.failed;
 }
 
-/* Whether mm_keys say nothing: nil, or for each block nil or []. */
+/* Whether mm_keys are empty: nil, or for each block nil or []. */
 static bool images_are_none(Reader reader, const Fields *fields) {
     if (!fields->images) return true;
     reader.at = fields->images;
@@ -258,7 +258,7 @@ static bool kind_of(Text tag, EventKind *kind) {
 
 static Text word(const char *text) { return (Text){(const unsigned char *)text, strlen(text)}; }
 
-/* How many fields of an event have a name by their position. */
+/* How many fields of an event are named by their position. */
 static size_t named_positions(EventKind kind) {
     if (kind == EVENT_STORED) return sizeof stored_names / sizeof *stored_names;
     return kind == EVENT_REMOVED ? sizeof removed_names / sizeof *removed_names : 0;

@@ -1,7 +1,7 @@
 /* Event batches as vLLM and its kin publish them, parsed without building Python objects.
  *
  * [timestamp, [event...], rank?] in msgpack; an event is a tagged array (vLLM before 0.24) or a
- * tagged map (since). Positions and names: vllm.distributed.kv_events, as kvstate/wire/zmq_events.py has
+ * tagged map (since). Positions and names: vllm.distributed.kv_events, as kvstate/wire/zmq_wire.py has
  * them. Anything that is not exactly what is expected makes wire_parse() say WIRE_SURPRISE, before
  * anything was applied: the typed decoder in Python then names the fault.
  */
@@ -25,7 +25,7 @@ typedef enum {
     EVENT_COPIED,            /* stored, known by hash only */
     EVENT_OTHER_GROUP,       /* stored, but not the whole prefix */
     EVENT_OTHER_LOCALITY,    /* on another server */
-    EVENT_FOREIGN_OWNERSHIP, /* managed by somebody else than the engine */
+    EVENT_FOREIGN_OWNERSHIP, /* not managed by the engine */
 } EventKind;
 
 /* One event; hashes and tokens are ranges of the batch's arrays. */

@@ -1,1 +1,1 @@
-"""What publishers send, and how it becomes events."""
+"""The wire formats of publishers, and their decoding to events."""

@@ -1,17 +1,17 @@
-"""What blocks carry besides tokens, as engines write it.
+"""Extra keys of blocks (salts, image hashes) in the engines' formats, and attention groups.
 
 vLLM (0.17 and later) sends `extra_keys`, a list or nil for each block: the adapter's name, then
 [image hash, offset] pairs, then, in a prompt's first block, the cache salt. SGLang (0.5.18 and
 later) sends the salt of a whole chain as `cache_salt`. TensorRT-LLM sends `mm_keys`, for each block
 a list of {"hash", "start_offset"}.
 
-What is known of one publisher's attention groups, and so which of their blocks to believe.
+`Groups` tracks one publisher's attention groups, and decides which of their blocks to index.
 
 A model with several kinds of attention stores every prompt once for each group of its layers. Only
 groups that hold the whole prefix are indexed. Stores name their group's kind since vLLM 0.22;
-what does not name it (removals, copies) follows what its group was last said to be. vLLM 0.20 has
-groups without kinds: one such group is the only one there is, but of two nobody can tell which
-holds the prefix, and nothing that was stored for either can be believed.
+events that do not name it (removals, copies) follow the last kind named for their group. vLLM 0.20
+has groups without kinds: a single such group is the only one, but of two it is not known which one
+holds the prefix, so the blocks of neither count.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,35 +19,35 @@ from enum import Enum, IntEnum
 
 from kvstate.overlap import DEFAULT_MEDIUM, Extra, tier_of
 
-# More groups than any model has; what comes beyond is not indexed.
+# More groups than any model has; further ones are not indexed.
 MAX_GROUPS = 64
 
 
 class Admission(IntEnum):
-    """What becomes of blocks of a group."""
+    """How blocks of a group are treated."""
 
     INDEXED = 0
     OTHER_GROUP = 1
     DOUBTFUL = 2
 
 
-# The names under which what groups keep out is counted.
+# The names under which blocks rejected because of their group are counted.
 DOUBTFUL_GROUP = "group_without_kind"
 ADMISSION_FAULTS: dict[int, str] = {
     Admission.OTHER_GROUP: "other_attention_group",
     Admission.DOUBTFUL: DOUBTFUL_GROUP,
 }
-# What is left out because it would take too much memory.
+# Names of events skipped because they would take too much memory.
 _HUGE = frozenset({"huge_hash", "huge_extra_keys"})
 
 
 def missed_of(faults: Collection[str], *, removal_lost: bool) -> str:
-    """Returns why not all that a batch said is known, by what was skipped of it; "" if it is.
+    """Returns why a part of a batch is not known, from the skipped events; "" if all is known.
 
-    removal_lost: something that was skipped may have been a removal.
+    removal_lost: a skipped event may have been a removal.
     """
     if DOUBTFUL_GROUP in faults:
-        return "its attention groups cannot be told apart"
+        return "its attention groups cannot be distinguished"
     if not _HUGE.isdisjoint(faults):
         return "it stored blocks with longer hashes or extra keys than engines have"
     return "an event that may have been a removal could not be read" if removal_lost else ""
@@ -57,7 +57,7 @@ class _State(Enum):
     UNNAMED = 0
     PREFIX = 1
     OTHER = 2
-    CONTRADICTED = 3  # believed to hold the prefix, then named as a kind that does not
+    CONTRADICTED = 3  # first assumed to hold the prefix, then named as a kind that does not
 
 
 class Groups:
@@ -67,7 +67,7 @@ class Groups:
         self._states: dict[int, _State] = {}
 
     def stored(self, group: int | None, *, holds_prefix: bool | None) -> Admission:
-        """Notes a store; holds_prefix is None where its kind is not named."""
+        """Notes a store; holds_prefix is None if its kind is not named."""
         if group is None:
             return Admission.OTHER_GROUP if holds_prefix is False else Admission.INDEXED
         state = self._states.get(group)
@@ -77,7 +77,7 @@ class Groups:
         return self.admission(group)
 
     def admission(self, group: int | None) -> Admission:
-        """What becomes of blocks of a group, by what was stored so far."""
+        """Returns how blocks of a group are treated, from the stores so far."""
         state = None if group is None else self._states.get(group)
         if state is _State.OTHER:
             return Admission.OTHER_GROUP
@@ -87,7 +87,7 @@ class Groups:
         return Admission.INDEXED
 
     def forget(self) -> None:
-        """Nothing is known any more: the publisher may be another one."""
+        """Forgets everything: the publisher may be another one."""
         self._states.clear()
 
 
@@ -99,25 +99,25 @@ def _next(state: _State | None, *, holds_prefix: bool | None) -> _State:
     return _State.OTHER if state in {None, _State.OTHER} else _State.CONTRADICTED
 
 
-# Kinds of attention groups (vLLM's kv_cache_spec_kind) whose blocks hold the whole prefix; the
-# others keep a window or a state of it.
+# Kinds of attention groups (vLLM's kv_cache_spec_kind) whose blocks hold the whole prefix; other
+# kinds hold only a window or a state.
 PREFIX_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
-# Skipped events that cannot have removed anything that we hold: their blocks are never stored.
+# Skipped events that cannot have removed an indexed block: their blocks are never stored.
 HARMLESS = frozenset({"unknown_event", "unknown_medium", "other_locality", "foreign_ownership"})
 
-# Blocks under this ownership (vLLM 0.30) are managed by a residency agent beside the engine, who
-# stores and removes them on its own account.
+# Blocks under this ownership (vLLM 0.30) are managed by a residency agent beside the engine, which
+# stores and removes them itself.
 _RESIDENCY_AGENT = "kvcr"
 
-# The largest number of an attention group, and what an integer may be elsewhere: more is held
-# neither by msgpack nor by the core.
+# The largest number of an attention group, and of other integers, that msgpack and the core can
+# hold.
 MAX_GROUP = 0xFFFF_FFFF
 INTEGERS = range(-(2**63), 2**64)
 
 
 class Skipped(Exception):  # noqa: N818 - control flow of the decoders, not an error
-    """An event that is left out, under the name it is counted by."""
+    """A skipped event, with the name under which it is counted."""
 
 
 def holds_prefix(kind: object) -> bool:
@@ -126,10 +126,10 @@ def holds_prefix(kind: object) -> bool:
 
 
 def reject_foreign(locality: object, ownership: object) -> None:
-    """Leaves out what is not this worker's to credit.
+    """Rejects blocks that this worker must not be credited with.
 
-    locality: LOCAL or REMOTE to the publisher (vLLM 0.26); None where it is not said.
-    ownership: who manages the blocks (vLLM 0.30); None for the engine.
+    locality: LOCAL or REMOTE to the publisher (vLLM 0.26); None if not given. ownership: who
+    manages the blocks (vLLM 0.30); None for the engine.
 
     Raises:
         Skipped: other_locality or foreign_ownership.
@@ -141,7 +141,7 @@ def reject_foreign(locality: object, ownership: object) -> None:
 
 
 def checked_medium(medium: object) -> str:
-    """A medium as the index wants it: one of known tier, in capitals.
+    """Returns a medium in the form of the index: of a known tier, in capitals.
 
     Raises:
         Skipped: bad_medium or unknown_medium.
@@ -156,7 +156,7 @@ def checked_medium(medium: object) -> str:
 
 
 def checked_group(group: object) -> int | None:
-    """The number of an attention group; None where there is only one.
+    """Returns the number of an attention group; None if there is only one.
 
     Raises:
         Skipped: bad_group.
@@ -168,7 +168,7 @@ def checked_group(group: object) -> int | None:
     return group
 
 
-# What the extras of one block may take; engines have names, hashes and salts of some 100 bytes.
+# The most bytes of one block's extras; engines have names, hashes and salts of some 100 bytes.
 MAX_EXTRA_BYTES = 4_096
 
 _SCALARS = str | bytes | int | float | None
@@ -177,9 +177,9 @@ _SCALARS = str | bytes | int | float | None
 def extras_of(
     extra_keys: object, mm_keys: object, lora: str | int | None, blocks: int
 ) -> list[Extra] | None:
-    """The extras of each block; None where only tokens count.
+    """Returns the extras of each block; None if only tokens count.
 
-    The adapter's name is left out: the root key holds it already.
+    The adapter's name is left out: the root key contains it already.
 
     Raises:
         Skipped: bad_extra_keys, bad_mm_keys or huge_extra_keys.
@@ -195,7 +195,7 @@ def extras_of(
 
 
 def is_huge(extra: Extra) -> bool:
-    """Whether a block carries more besides tokens than any engine has."""
+    """Whether a block's extra keys are larger than those of any engine."""
     left = MAX_EXTRA_BYTES
     for item in extra:
         for scalar in item if isinstance(item, list) else (item,):
@@ -208,9 +208,9 @@ def is_huge(extra: Extra) -> bool:
 def with_root(
     extras: list[Extra] | None, first_token: int | None, salt: object, blocks: int
 ) -> list[Extra] | None:
-    """The same, where the chain begins a prompt.
+    """Adds the extras of a chain that begins a prompt.
 
-    first_token: of bigrams, whose pages hold the second ones only. salt: SGLang's.
+    first_token: of bigrams, whose pages hold only the second tokens. salt: SGLang's.
 
     Raises:
         Skipped: bad_cache_salt.
@@ -253,7 +253,7 @@ def _is_plain(item: object) -> bool:
 
 
 def _images(raw: object) -> Extra:
-    """TensorRT-LLM's keys of one block, as vLLM writes its own."""
+    """Converts TensorRT-LLM's keys of one block to vLLM's form."""
     if raw is None:
         return ()
     if not isinstance(raw, list):

@@ -1,8 +1,8 @@
-"""Typed events as the messages of SMG's feed, both generations of it in one.
+"""Encodes typed events as messages of SMG's feed, for both of its generations at once.
 
-Messages are put together from pieces: serialized protobuf messages of one type, one behind the
-other, are read as one message. So a block is encoded once, for the stream and for all newcomers, an
-event is a batch that holds nothing else (an entry), and a batch is a head with entries behind it.
+Messages are composed of pieces: serialized protobuf messages of one type, concatenated, are read as
+one message. So a block is encoded once, for the stream and for all new subscribers; an event is a
+batch that holds nothing else (an entry), and a batch is a head followed by entries.
 
 Field numbers and meanings: proto/kvsteer_kv_events.proto. Consumers of smg-grpc-proto 0.4.14 read
 `cache_level` where those of 0.4.28 read `tier` and `medium`; both are written.
@@ -46,14 +46,14 @@ _HASH_BYTES = 8
 
 
 def signed_hash(block_hash: BlockHash) -> int:
-    """A block hash as the proto's int64: the same bits, or the last eight bytes of a digest."""
+    """Converts a hash to the proto's int64: the same bits, or a digest's last eight bytes."""
     if isinstance(block_hash, bytes):
         block_hash = int.from_bytes(block_hash[-_HASH_BYTES:], "big")
     return ((block_hash + _SIGN_BIT) & (2 * _SIGN_BIT - 1)) - _SIGN_BIT
 
 
 def is_text(item: str) -> bool:
-    """Whether it can be a protobuf string: JSON lets halves of surrogate pairs pass."""
+    """Whether a text can be a protobuf string: JSON allows halves of surrogate pairs."""
     try:
         item.encode()
     except UnicodeEncodeError:
@@ -62,7 +62,7 @@ def is_text(item: str) -> bool:
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the lowest first."""
+    """Encodes a number as protobuf does: seven bits a byte, lowest first."""
     written = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - what seven bits hold
         written.append(number & 0x7F | 0x80)
@@ -72,7 +72,7 @@ def varint(number: int) -> bytes:
 
 
 def extra_key(item: object) -> KvBlockExtraKey:
-    """What the proto has no form for is spelled out, so that it stays apart from all others."""
+    """Encodes an extra key; one without a proto form is spelled out, so that it equals no other."""
     match item:
         case str() if is_text(item):
             return KvBlockExtraKey(text=item)
@@ -88,32 +88,32 @@ def extra_key(item: object) -> KvBlockExtraKey:
 
 
 def proto_tier(medium: str) -> KvCacheTier:
-    """The tier of a medium; unspecified where it has none."""
+    """The proto's tier of a medium; unspecified if it has none."""
     tier = tier_of(medium)
     return KV_CACHE_TIER_UNSPECIFIED if tier is None else _TIERS[tier]
 
 
 def cache_level_of(medium: str) -> int | None:
-    """As the first generation has it: nothing for the device."""
+    """The cache level of the first generation: none for the device."""
     tier = tier_of(medium)
     return None if tier is None or tier is Tier.DEVICE else int(tier)
 
 
 def uint32_or_none(number: int | None) -> int | None:
-    """A number where a uint32 field can hold it."""
+    """Returns the number if a uint32 field can hold it."""
     return number if number is not None and 0 <= number < 1 << 32 else None
 
 
-# Consumers refuse messages above 4 MiB unless they are told otherwise, so an event is cut up long
-# before: a store of many blocks is several of fewer blocks, each the child of the one before.
+# Consumers reject messages above 4 MiB by default, so events are split long before: a store of many
+# blocks becomes several of fewer blocks, each the child of the one before.
 MAX_EVENT_TOKENS = 65_536
 MAX_EVENT_BLOCKS = 4_096
 MAX_EVENT_HASHES = 16_384
-# No honest event is longer then; where extra keys make one so, it cannot be carried.
+# No correct event is longer after that; one that is, because of its extra keys, cannot be sent.
 MAX_ENTRY_BYTES = 1024 * 1024
 
-# Field number and wire type, as they stand before a field: KvEventBatch.events,
-# KvCacheEvent.event_id and .stored, KvBlocksStored.parent_block_hash.
+# Tags (field number and wire type): KvEventBatch.events, KvCacheEvent.event_id and .stored,
+# KvBlocksStored.parent_block_hash.
 _EVENT_TAG = b"\x1a"
 _EVENT_ID_TAG = b"\x08"
 _STORED_TAG = b"\x12"
@@ -122,14 +122,14 @@ _UINT64_MAX = (1 << 64) - 1
 
 
 class Namespace(NamedTuple):
-    """What else than tokens a store was computed under, and its children too."""
+    """The namespace under which a store and its children were computed."""
 
     lora: str | int | None = None
     salt: str | None = None
 
 
 class Head(NamedTuple):
-    """What a batch says besides its events."""
+    """The fields of a batch besides its events."""
 
     sequence: int
     timestamp: float
@@ -137,7 +137,7 @@ class Head(NamedTuple):
 
 
 def encode_head(head: Head, chunk: KvSnapshotChunk | None = None) -> bytes:
-    """The first piece of a batch; entries follow."""
+    """Encodes the first piece of a batch; entries follow."""
     batch = KvEventBatch(
         sequence_number=head.sequence, timestamp=head.timestamp, dp_rank=head.rank, snapshot=chunk
     )
@@ -145,12 +145,12 @@ def encode_head(head: Head, chunk: KvSnapshotChunk | None = None) -> bytes:
 
 
 def encode_cleared(event_id: int) -> bytes:
-    """The entry that empties the rank."""
+    """Encodes the entry that empties the rank."""
     return _entry(KvCacheEvent(event_id=event_id, cleared=KvCacheCleared()))
 
 
 def encode_removed(removed: BlocksRemoved, event_id: int) -> Iterator[bytes]:
-    """The entries of a removal."""
+    """Encodes the entries of a removal."""
     level = cache_level_of(removed.medium)
     for start in range(0, len(removed.hashes), MAX_EVENT_HASHES):
         hashes = removed.hashes[start : start + MAX_EVENT_HASHES]
@@ -166,9 +166,9 @@ def encode_removed(removed: BlocksRemoved, event_id: int) -> Iterator[bytes]:
 
 
 class EncodedStore(NamedTuple):
-    """A store, in the pieces of which its entries are made.
+    """An encoded store, in pieces from which its entries are made.
 
-    origin: all but the parent and the blocks; blocks: one piece each.
+    origin: everything except the parent and the blocks; blocks: one piece each.
     """
 
     namespace: Namespace
@@ -177,7 +177,7 @@ class EncodedStore(NamedTuple):
 
 
 def encode_store(stored: BlocksStored, namespace: Namespace) -> EncodedStore:
-    """The pieces of a store."""
+    """Encodes the pieces of a store."""
     lora = namespace.lora
     origin = _origin(stored.medium, stored.group)
     if stored.kind is not None:
@@ -206,7 +206,7 @@ def encode_store(stored: BlocksStored, namespace: Namespace) -> EncodedStore:
 
 
 def encode_stored(stored: BlocksStored, encoded: EncodedStore, event_id: int) -> Iterator[bytes]:
-    """The entries of a store."""
+    """Encodes the entries of a store."""
     step = max(1, min(MAX_EVENT_BLOCKS, MAX_EVENT_TOKENS // stored.block_size))
     cuts = [*range(0, len(stored.hashes), step), len(stored.hashes)]
     for start, end in pairwise(cuts):
@@ -218,7 +218,7 @@ def encode_stored(stored: BlocksStored, encoded: EncodedStore, event_id: int) ->
 def stored_entry(
     origin: bytes, parent: int | None, blocks: Sequence[bytes], event_id: int = 0
 ) -> bytes:
-    """The entry of consecutive blocks, the first one the child of `parent`."""
+    """Encodes the entry of consecutive blocks, the first of which is the child of `parent`."""
     parts = [origin, *blocks]
     if parent is not None:
         parts.append(_PARENT_TAG + varint(parent & _UINT64_MAX))
@@ -229,7 +229,7 @@ def stored_entry(
 
 
 def copied_origin(origin: bytes, medium: str, group: int | None) -> bytes:
-    """The origin of a store, for copies of its blocks on another medium."""
+    """Encodes the origin of a store for copies of its blocks on another medium."""
     known = KvBlocksStored.FromString(origin)
     copied = _origin(medium, group)
     if known.HasField("lora_name"):
@@ -240,7 +240,7 @@ def copied_origin(origin: bytes, medium: str, group: int | None) -> bytes:
 
 
 def copied_block(block: bytes, medium: str) -> bytes:
-    """A block, as one that lies on this medium."""
+    """Encodes a block as a copy on this medium."""
     stored = KvBlocksStored.FromString(block)
     level = cache_level_of(medium)
     stored.blocks[0].ClearField("cache_level")

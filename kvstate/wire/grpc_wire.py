@@ -1,4 +1,4 @@
-"""Decoding of `SubscribeKvEvents` streams: protobuf messages to batches, snapshots and load.
+"""Decodes `SubscribeKvEvents` streams: protobuf messages to batches, snapshots and load.
 
 The messages are those of proto/kvsteer_kv_events.proto, in both generations: smg-grpc-proto 0.4.14,
 which has only hashes, tokens, a size, the adapter's number and a cache level, and 0.4.28, which
@@ -46,7 +46,7 @@ _MEDIUM_OF_LEVEL = {0: "GPU", 1: "CPU", 2: "DISK", 3: "EXTERNAL"}
 _OWN_LOCALITIES = (0, 1)
 
 
-# What is done in one go: so many blocks or hashes, and of a message so many bytes.
+# The most work in one step: blocks or hashes, and bytes of a message.
 _BLOCKS_AT_ONCE = 64
 _HASHES_AT_ONCE = 4_096
 _BYTES_AT_ONCE = 32 * 1024
@@ -55,18 +55,18 @@ _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def decode_event(raw: KvCacheEvent, full_block_size: int) -> list[Event]:
-    """As `event_steps`, in one go."""
+    """Runs `event_steps` without pauses."""
     return finished(event_steps(raw, full_block_size))
 
 
 def event_steps(raw: KvCacheEvent, full_block_size: int) -> Generator[None, None, list[Event]]:
-    """The typed events that it is: one, or none if only a partial block was stored.
+    """Decodes a message's event to typed ones: one, or none if only a partial block was stored.
 
-    One event may hold all blocks of a very long prompt, so it is decoded in steps.
+    One event may have all blocks of a very long prompt, so it is decoded in steps.
     full_block_size: blocks of fewer tokens are partial ones.
 
     Raises:
-        Skipped: it cannot be indexed, under the name it is counted by.
+        Skipped: it cannot be indexed; the name under which it is counted.
     """
     kind = raw.WhichOneof("data")
     if kind == "stored":
@@ -80,12 +80,12 @@ def event_steps(raw: KvCacheEvent, full_block_size: int) -> Generator[None, None
 
 
 class _Columns:
-    """What the blocks of a store say, each thing in a list."""
+    """The fields of a store's blocks, each in a list."""
 
     def __init__(self) -> None:
         self.hashes: list[BlockHash] = []
         self.tokens = array("I")
-        self.sizes: list[int] = []  # of the blocks, as they say
+        self.sizes: list[int] = []  # as the blocks give them
         self.counts: list[int] = []  # of their tokens
         self.loras: list[int | None] = []
         self.levels: set[int] = set()
@@ -106,7 +106,7 @@ class _Columns:
         self.levels.add(block.cache_level)
 
     def drop_partial(self, full_block_size: int) -> None:
-        """Leaves out a partial block at the end of the chain."""
+        """Removes a partial block at the end of the chain."""
         if not 0 < self.sizes[-1] < max(self.sizes[0], full_block_size):
             return
         for column in (self.hashes, self.sizes, self.loras):
@@ -115,7 +115,7 @@ class _Columns:
         self.keys.pop(len(self.hashes), None)
 
     def check(self) -> None:
-        """Raises Skipped where the blocks are no chain of blocks of one size."""
+        """Raises Skipped if the blocks are not a chain of blocks of one size."""
         sizes = set(self.sizes)
         if not 0 < min(sizes) <= max(sizes) <= MAX_BLOCK_SIZE:
             raise Skipped("bad_block_size")
@@ -146,7 +146,7 @@ def _stored(raw: KvBlocksStored, full_block_size: int) -> Generator[None, None, 
         return []
     columns.check()
     lora = raw.lora_name or _adapter_number(columns.loras)
-    says_namespace = None if raw.HasField("tier") else False  # what the first generation cannot say
+    says_namespace = None if raw.HasField("tier") else False  # the first generation lacks these
     stored = BlocksStored(
         hashes=columns.hashes,
         parent=_hash(raw.parent_block_hash) if raw.HasField("parent_block_hash") else None,
@@ -183,9 +183,9 @@ def _group(raw: KvBlocksStored | KvBlocksRemoved) -> int | None:
 def _medium(
     raw: KvBlocksStored | KvBlocksRemoved, levels: set[int], first: KvBlock | KvBlocksRemoved
 ) -> str:
-    """The medium's own name if we know it, or else a name for its tier.
+    """The medium's own name if it is known, else a name for its tier.
 
-    levels: the cache levels that are told, which must be one and the same; first: what tells one.
+    levels: the cache levels given, which must all be the same; first: a block that gives one.
     """
     if tier_of(raw.medium) is not None:
         return raw.medium.upper()
@@ -213,10 +213,10 @@ def _adapter_number(loras: list[int | None]) -> int | None:
 def _extras(
     raw: KvBlocksStored, columns: _Columns, lora: str | int | None
 ) -> Generator[None, None, list[Extra] | None]:
-    """What each block carries besides its tokens, less the adapter's name.
+    """The extra keys of each block, without the adapter's name.
 
-    Relays repeat the salt on a child's store; it belongs to the root's first block alone, where the
-    extra keys of vLLM have it too.
+    Relays repeat the salt on a child's store; it belongs only to the root block, where vLLM's extra
+    keys have it too.
     """
     extras: list[Extra] | None = None
     if columns.keys:
@@ -248,23 +248,23 @@ def _item(key: KvBlockExtraKey) -> str | bytes | int | list[str | int]:
     raise Skipped("bad_extra_keys")
 
 
-# Servers pack at most 1,024 events; one store of a long prompt has thousands of blocks.
+# Servers pack at most 1,024 events, but one store of a long prompt has thousands of blocks.
 MAX_EVENTS = 65_536
 MAX_BLOCKS = 262_144
 MAX_SNAPSHOT_CHUNKS = 1_048_576
 
-# Fields of a message that are parsed in one go.
+# The most fields of a message that are parsed at once.
 _FIELDS_AT_ONCE = 4_096
 
 # How protobuf encodes fields: their kinds, and numbers in groups of seven bits, the lowest first.
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}
 _MORE, _VARINT_BITS = 0x80, 70
-_SHORT = 0x80 | 7  # of a tag of one byte: nothing more of it, and its kind
+_SHORT = 0x80 | 7  # of a one-byte tag: the continuation bit, and the wire type
 
 
 class SnapshotSpan(NamedTuple):
-    """Numbers of a snapshot's first and last chunk, and the batches that its server never saw."""
+    """Numbers of a snapshot's first and last chunk, and the batches that its server missed."""
 
     first: int
     last: int
@@ -272,7 +272,7 @@ class SnapshotSpan(NamedTuple):
 
 
 def parse_message(raw: bytes) -> KvEventBatch:
-    """As `parsing`, in one go."""
+    """Runs `parsing` without pauses."""
     return finished(parsing(raw))
 
 
@@ -280,8 +280,8 @@ def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
     """Parses one message of the stream, a piece at a time.
 
     Raises:
-        WireError: it is no KvEventBatch, or one without a time stamp or with an absurd snapshot, or
-            one of more fields than a message can have.
+        WireError: it is not a KvEventBatch, or it has no time stamp, an absurd snapshot, or more
+            fields than a message can have.
     """
     message = KvEventBatch()
     try:
@@ -296,10 +296,10 @@ def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
 
 
 def _merging(message: Message, raw: bytes, start: int, end: int) -> Generator[None, None, None]:
-    """Parses what lies there into a message: fields that are long by themselves, others together.
+    """Parses these bytes into a message: long fields one by one, the others together.
 
-    An empty event takes two bytes and thirty times the time of a token, so pieces are cut by the
-    number of their fields too.
+    An empty event has two bytes and takes thirty times as long as a token, so pieces are also
+    limited by their number of fields.
     """
     begun = at = start
     fields = 0
@@ -324,7 +324,7 @@ def _merging(message: Message, raw: bytes, start: int, end: int) -> Generator[No
 def _merging_one(
     message: Message, number: int, raw: bytes, place: tuple[int, int, int]
 ) -> Generator[None, None, None]:
-    """Parses one long field: a message by its fields, packed numbers in pieces, a text as it is."""
+    """Parses one long field: a message by fields, packed numbers in pieces, a text at once."""
     at, content, behind = place
     field = message.DESCRIPTOR.fields_by_number.get(number)
     if field is not None and field.message_type is not None:
@@ -348,7 +348,7 @@ def _merging_one(
 
 def _field(raw: bytes, at: int, end: int) -> tuple[int, int, int]:
     """A field's number, where its content begins, and where it ends."""
-    if at + 2 <= end and raw[at] & _SHORT == _LENGTH and raw[at + 1] < _MORE:  # as most are
+    if at + 2 <= end and raw[at] & _SHORT == _LENGTH and raw[at + 1] < _MORE:  # the usual case
         behind = at + 2 + raw[at + 1]
         if behind <= end:
             return raw[at] >> 3, at + 2, behind
@@ -363,7 +363,7 @@ def _field(raw: bytes, at: int, end: int) -> tuple[int, int, int]:
     elif kind in _FIXED:
         behind = at + _FIXED[kind]
     else:
-        raise DecodeError("a group, or nothing that there is")
+        raise DecodeError("a group, or an unknown wire type")
     if behind > end:
         raise DecodeError("cut off")
     return tag >> 3, content, behind
@@ -391,12 +391,12 @@ def _varint(value: int) -> bytes:
 
 
 def rank_of(message: KvEventBatch) -> int:
-    """The rank that a message is of; servers of one rank leave it out."""
+    """The rank of a message; servers with one rank leave it out."""
     return message.dp_rank if message.HasField("dp_rank") else 0
 
 
 def snapshot_of(message: KvEventBatch) -> SnapshotSpan | None:
-    """The snapshot that this message begins, None if it begins none."""
+    """The snapshot that this message begins, or None."""
     if not _begins_snapshot(message):
         return None
     first = message.sequence_number
@@ -405,7 +405,7 @@ def snapshot_of(message: KvEventBatch) -> SnapshotSpan | None:
 
 
 def load_of(message: KvEventBatch) -> EngineLoad | None:
-    """What the message says of the engine's load, None if nothing."""
+    """The engine's load in the message, or None."""
     if not message.HasField("load"):
         return None
     load = message.load
@@ -430,15 +430,15 @@ def load_of(message: KvEventBatch) -> EngineLoad | None:
 
 
 def batch_of(message: KvEventBatch, full_block_size: int = 0) -> EventBatch:
-    """The events of a message, decoded in one go; see `decoding`."""
+    """Runs `decoding` without pauses."""
     return finished(decoding(message, full_block_size))
 
 
 def decoding(message: KvEventBatch, full_block_size: int = 0) -> Generator[None, None, EventBatch]:
-    """Decodes a message in short steps; a bad event is skipped and named, the rest kept.
+    """Decodes a message in short steps; a bad event is skipped and named, the others are kept.
 
     The cleared event that begins a snapshot is left out: the snapshot itself replaces everything.
-    full_block_size: blocks of fewer tokens are partial ones, which TensorRT-LLM publishes too.
+    full_block_size: blocks with fewer tokens are partial; TensorRT-LLM publishes those too.
     """
     rank = rank_of(message)
     lost = _lost_as_a_whole(message)
@@ -461,9 +461,9 @@ def decoding(message: KvEventBatch, full_block_size: int = 0) -> Generator[None,
 
 
 def _lost_as_a_whole(message: KvEventBatch) -> str:
-    """Why nothing that the message said can be known, "" if it can.
+    """Why the contents of the message are lost, "" if they are not.
 
-    SMG's relays pass on a payload that they cannot decode as an empty batch without a time stamp.
+    SMG's relays forward a payload that they cannot decode as an empty batch without a time stamp.
     """
     if len(message.events) > MAX_EVENTS:
         return "oversized_batch"

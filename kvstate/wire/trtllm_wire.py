@@ -1,13 +1,13 @@
-"""Decoding of TensorRT-LLM's events: what `POST /kv_cache_events` answers, rank by rank.
+"""Decodes TensorRT-LLM's events, the answers of `POST /kv_cache_events`, for each rank.
 
-The answer is a JSON list. Every event has a number of its own, `event_id`, counted by each rank
-from 0 in each life of the server, and becomes a batch of its own. Names are those of
-`KVCacheEventSerializer` (tensorrt_llm/_utils.py): created, stored, removed and updated, of the pool
-with some `window_size` (the attention window in tokens).
+The answer is a JSON list. Every event has a number, `event_id`, counted by each rank from 0 since
+the server's start, and becomes a batch of its own. Names are those of `KVCacheEventSerializer`
+(tensorrt_llm/_utils.py): created, stored, removed and updated, of the pool with some `window_size`
+(the attention window in tokens).
 
 A block of JSON is {"block_hash", "tokens": [{"token_id", "token_extra_id"}], "cache_level",
-"mm_keys"?, "cache_salt"?, "lora_id"?}; the last three came later, the adapter's number with the
-release that will first send it. The last block of a prompt may be partial.
+"mm_keys"?, "cache_salt"?, "lora_id"?}; the last three came later; no release sends the adapter's
+number yet. The last block of a prompt may be partial.
 """
 
 from array import array
@@ -25,22 +25,22 @@ from kvstate.wire.zmq_wire import MAX_BLOCK_SIZE
 
 MAX_SEQUENCE = 0xFFFF_FFFF_FFFF_FFFF
 
-# Events of one answer. The queue of the engine (`event_buffer_max_size`) is mostly 1,024 long.
+# The most events of one answer. The engine's queue (`event_buffer_max_size`) usually has 1,024.
 MAX_EVENTS = 65_536
 
-# A list with something in it that is no event is only taken apart up to here: 16 MiB of zeros would
-# be 8 million of them, and hold the event loop for seconds.
+# A list is parsed only up to the first item that is not an event: 16 MiB of zeros would be 8
+# million items, and block the event loop for seconds.
 MAX_SPOILT_BYTES = 64 * 1024
 
-# What msgspec raises on bytes that are not what they should be.
+# The errors that msgspec raises for invalid bytes.
 BAD_JSON = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 class DrainedEvent(NamedTuple):
-    """One event, taken apart as far as it concerns everybody.
+    """One event, decoded up to the fields that all kinds share.
 
-    sequence: its event_id. window_tokens: of its pool, None where the server has only one.
-    data: the rest, JSON.
+    sequence: its event_id. window_tokens: of its pool, None if the server has only one. data: the
+    rest, as JSON.
     """
 
     rank: int
@@ -71,23 +71,23 @@ _error_decoder = msgspec.json.Decoder(_Error)
 
 
 def parse_drain(body: bytes) -> list[msgspec.Raw]:
-    """The events of an answer, undecoded.
+    """Returns the events of an answer, undecoded.
 
     Raises:
-        WireError: it is no JSON list, or one that would take long to take apart.
+        WireError: it is not a JSON list, or would take too long to parse.
     """
     if body.count(b'"event_id"') > MAX_EVENTS:
         raise WireError(f"answer of more than {MAX_EVENTS} events")
     try:
         if len(body) > MAX_SPOILT_BYTES:
-            _numbered_decoder.decode(body)  # ends at the first that is no event
+            _numbered_decoder.decode(body)  # ends at the first item that is not an event
         return _list_decoder.decode(body)
     except BAD_JSON:
         raise WireError("answer is no JSON list of events") from None
 
 
 def error_of(body: bytes) -> str | None:
-    """What the server says instead, if it answers {"error": ...}; None if it does not."""
+    """Returns the server's error text if it answers {"error": ...}, else None."""
     try:
         error = _error_decoder.decode(body).error
     except BAD_JSON:
@@ -96,7 +96,7 @@ def error_of(body: bytes) -> str | None:
 
 
 def parse_event(raw: msgspec.Raw) -> DrainedEvent:
-    """One event of it.
+    """Parses one event of an answer.
 
     Raises:
         WireError: it has no number.
@@ -115,7 +115,7 @@ _MEDIA = ("GPU", "CPU")
 
 
 class Token(msgspec.Struct):
-    """One token; token_extra_id is not 0 where images or drafts make it differ from plain text."""
+    """One token; token_extra_id is not 0 if images or drafts distinguish it from plain text."""
 
     token_id: int | str
     token_extra_id: int = 0
@@ -133,7 +133,7 @@ class Block(msgspec.Struct):
 
 
 class StoredData(msgspec.Struct):
-    """The event: each block is the child of the one before, the first one of `parent_hash`."""
+    """A store: each block is the child of the one before, the first of `parent_hash`."""
 
     blocks: list[Block]
     parent_hash: int | None = None
@@ -145,13 +145,13 @@ def fold(number: int) -> BlockHash:
 
 
 def medium_of(cache_level: int | None) -> str | None:
-    """The medium of a cache level, None where it is unknown."""
+    """The medium of a cache level, None if unknown."""
     level = cache_level or 0
     return _MEDIA[level] if 0 <= level < len(_MEDIA) else None
 
 
 def largest(blocks: Sequence[Block]) -> int:
-    """Tokens of the largest block, which is full if any is.
+    """Tokens of the largest block, which is full if any block is.
 
     Raises:
         Skipped: bad_block_size.
@@ -163,7 +163,7 @@ def largest(blocks: Sequence[Block]) -> int:
 
 
 def full(blocks: Sequence[Block], block_size: int) -> Sequence[Block]:
-    """The blocks before the first partial one, which nothing can follow."""
+    """The blocks before the first partial one, which cannot have children."""
     for position, block in enumerate(blocks):
         if len(block.tokens) != block_size:
             return blocks[:position]
@@ -171,7 +171,7 @@ def full(blocks: Sequence[Block], block_size: int) -> Sequence[Block]:
 
 
 def chains(blocks: Sequence[Block], parent: int | None, group: int | None) -> list[BlocksStored]:
-    """Full blocks, each the child of the one before, as one event for each run on one medium.
+    """Converts a chain of full blocks to one event for each run on the same medium.
 
     Raises:
         Skipped: a name for what cannot be indexed.
@@ -223,7 +223,7 @@ def _tokens(blocks: Sequence[Block]) -> Tokens:
 
 
 def _with_token_extras(extras: list[Extra] | None, blocks: Sequence[Block]) -> list[Extra] | None:
-    """Adds what single tokens carry, with their positions: such a block equals no plain one."""
+    """Adds the extra ids of tokens, with positions: such a block equals no plain one."""
     carried: list[Extra] = [
         tuple(
             [position, token.token_extra_id]
@@ -240,10 +240,10 @@ def _with_token_extras(extras: list[Extra] | None, blocks: Sequence[Block]) -> l
     return [(*first, *second) for first, second in zip(known, carried, strict=True)]
 
 
-# Blocks of one rank that lie elsewhere than on the device.
+# The most blocks of one rank that are remembered outside the device.
 MAX_ELSEWHERE = 1_048_576
 
-# A smaller window's blocks are never stored here.
+# Blocks of smaller windows are never stored here.
 _HARMLESS = HARMLESS | {"other_attention_group"}
 _KINDS = ("stored", "removed", "updated")
 
@@ -275,11 +275,11 @@ _updated_decoder = msgspec.json.Decoder(_UpdatedData)
 
 
 class RankDecoder:
-    """Decodes the events of one rank, in their order.
+    """Decodes the events of one rank, in order.
 
-    Only the pool of the largest window is indexed: it holds whole prefixes, others do not. Which
-    one that is, and how many tokens a full block has, is learned from the events. A removal does
-    not say where the block lay, so the blocks that left the device are remembered.
+    Only the pool of the largest window is indexed: only it holds whole prefixes. Which pool that
+    is, and how many tokens a full block has, is learned from the events. A removal does not name
+    the block's medium, so blocks that left the device are remembered.
     """
 
     def __init__(self) -> None:
@@ -287,9 +287,9 @@ class RankDecoder:
         self._forget()
 
     def decode(self, event: DrainedEvent, timestamp: float) -> EventBatch:
-        """The event as a batch; if it is bad, an empty one that names the fault.
+        """Decodes an event to a batch; a bad one to an empty batch that names the fault.
 
-        timestamp: of the drain that it came with, in seconds.
+        timestamp: of its drain, in seconds.
         """
         if event.sequence <= self._last_sequence:
             self._forget()  # the server counts from 0 again
@@ -316,7 +316,7 @@ class RankDecoder:
         self._elsewhere: dict[tuple[int | None, BlockHash], str] = {}
 
     def _see_window(self, window_tokens: int | None) -> bool:
-        """Whether what was indexed so far turns out to be of too small a window."""
+        """Whether the blocks indexed so far turn out to have too small a window."""
         if (window_tokens or 0) <= self._largest_tokens:
             return False
         self._largest_tokens = window_tokens or 0
@@ -365,14 +365,14 @@ class RankDecoder:
             return []
         gone = BlocksRemoved([block], old, window)
         if new is None or not self._place(window, block, new):
-            return [gone]  # wherever it is now, it is not credited there
+            return [gone]  # not credited on its present medium
         return [BlocksCopied([block], new, window), gone]
 
     def _place_all(self, window: int | None, blocks: list[BlockHash], medium: str) -> bool:
         return all(self._place(window, block, medium) for block in blocks)
 
     def _place(self, window: int | None, block: BlockHash, medium: str) -> bool:
-        """Remembers where a block lies; False if there is no room to."""
+        """Remembers the medium of a block; returns False if there is no room."""
         self._elsewhere.pop((window, block), None)
         if medium == DEFAULT_MEDIUM:
             return True

@@ -1,13 +1,13 @@
-"""Decoding of the ZMQ feeds of vLLM (0.9 to 0.32), SGLang (0.4.10 to 0.5.23) and TensorRT-LLM.
+"""Decodes the ZMQ feeds of vLLM (0.9 to 0.32), SGLang (0.4.10 to 0.5.23) and TensorRT-LLM.
 
 A message is [topic, sequence number, payload]; the number is 8 bytes big-endian, and
 `vllm.distributed.kv_events.ZmqEventPublisher` has the layout. A payload is msgpack, a batch
 [timestamp, events, rank] of `vllm.distributed.kv_events`; builds of vLLM between releases send it
 as a map.
 
-Events are tagged arrays (vLLM before 0.24, SGLang before 0.5.20) or tagged maps (since, and
-TensorRT-LLM). Positions and names are those of `vllm.distributed.kv_events`; SGLang and
-TensorRT-LLM use the same ones, and a few of their own that are named here where they are read.
+Events are tagged arrays (vLLM before 0.24, SGLang before 0.5.20) or tagged maps (newer versions,
+and TensorRT-LLM). Positions and names are those of `vllm.distributed.kv_events`; SGLang and
+TensorRT-LLM use the same, and a few of their own that are named below.
 """
 
 import math
@@ -51,12 +51,12 @@ END_OF_REPLAY = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def ends_replay(batch: Batch) -> bool:
-    """Whether this is the marker after the last batch of a replay."""
+    """Whether this is the marker at the end of a replay."""
     return batch.sequence == END_OF_REPLAY and not batch.body
 
 
 def parse_frames(frames: Sequence[bytes]) -> Batch:
-    """Takes a message apart, live or replayed.
+    """Splits a message, live or replayed, into its parts.
 
     Counted from the end: replays put an empty frame in front, and since vLLM 0.26, SGLang 0.5.22
     and in TensorRT-LLM the topic too.
@@ -69,7 +69,7 @@ def parse_frames(frames: Sequence[bytes]) -> Batch:
     return Batch(int.from_bytes(frames[-2], "big"), frames[-1])
 
 
-# Longer messages tell no load; SGLang's have some 40 bytes.
+# Longer messages are not load reports; SGLang's have some 40 bytes.
 MAX_LOAD_BYTES = 4096
 
 _Requests = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -77,10 +77,10 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
 class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat", frozen=True, gc=False):
-    """What SGLang publishes of its load with --load-publish-endpoint, since 0.5.19.
+    """SGLang's load report with --load-publish-endpoint, since 0.5.19.
 
     Positions as in `sglang.srt.managers.scheduler_components.load_publisher`. used, capacity: of
-    its KV cache, in tokens; a capacity of 0 is unknown. Fields after these tell nothing of use.
+    its KV cache, in tokens; a capacity of 0 is unknown. Later fields are not used.
     """
 
     running: _Requests
@@ -95,20 +95,20 @@ _load_decoder = msgspec.msgpack.Decoder(_LoadStat)
 
 
 def load_of(frames: Sequence[bytes]) -> EngineLoad:
-    """The load in a message, which has the frames of a batch of events.
+    """Decodes the load in a message, which has the same frames as a batch of events.
 
     Raises:
-        WireError: it tells none.
+        WireError: it is not a load report.
     """
     if len(frames) < 2 or len(frames[-1]) > MAX_LOAD_BYTES:  # noqa: PLR2004 - as for events
-        raise WireError(f"message of {len(frames)} frames tells no load")
+        raise WireError(f"message of {len(frames)} frames has no load")
     stat: _LoadStat = _decoded(_load_decoder, frames[-1])
     share = min(1.0, stat.used / stat.capacity) if stat.capacity else None
     return EngineLoad(stat.running, stat.waiting, stat.waiting_uncached, cache_usage=share)
 
 
 MAX_BLOCK_SIZE = 65_536
-# The longest that engines have are of 32.
+# Engines' longest hashes have 32 bytes.
 MAX_HASH_BYTES = 64
 
 _STORED_FIELDS = (
@@ -129,14 +129,14 @@ Fields = Mapping[str, Any]
 
 
 def tag_of(raw: object) -> object:
-    """What kind of event this says it is; None if it says nothing."""
+    """The event's kind as it names it, None if it names none."""
     if isinstance(raw, list):
         return raw[0] if raw else None
     return raw.get("type") if isinstance(raw, Mapping) else None
 
 
 def decode_event(raw: object) -> Event:
-    """The typed event.
+    """Decodes to a typed event.
 
     Raises:
         Skipped: it cannot be indexed, under the name it is counted by.
@@ -154,7 +154,7 @@ def decode_event(raw: object) -> Event:
 
 
 def _named(raw: object, names: tuple[str, ...]) -> Fields:
-    """An event by field names; a value of an array has the name of its position."""
+    """Maps an event's values to field names; values of an array get the name of their position."""
     if isinstance(raw, list):
         return dict(zip(names, raw[1:], strict=False))
     return raw if isinstance(raw, Mapping) else {}
@@ -168,7 +168,7 @@ def _stored(raw: object) -> Event:
         return OtherGroupStored(checked_group(fields.get("group_idx")))
     hashes = _hashes(fields.get("block_hashes"))
     if fields.get("block_size") == 0 or fields.get("token_ids") == []:
-        # vLLM's offloading connector, which knows no more of its blocks
+        # vLLM's offloading connector, which knows only the hashes of its blocks
         return BlocksCopied(hashes, *_place(fields))
     return _chain(fields, hashes, is_array=isinstance(raw, list))
 
@@ -182,11 +182,11 @@ def _chain(fields: Fields, hashes: list[BlockHash], *, is_array: bool) -> Blocks
         raise Skipped("misaligned_tokens")
     name, salt, salt_follows = fields.get("lora_name"), fields.get("cache_salt"), False
     if is_array and isinstance(name, Mapping):
-        # SGLang 0.5.18 and 0.5.19: one more element, a map, where there is a salt
+        # SGLang 0.5.18 and 0.5.19: one more element, a map, if there is a salt
         salt, name, salt_follows = name.get("cache_salt"), None, True
     lora = _lora(name, fields.get("lora_id"))
     extras = extras_of(fields.get("extra_keys"), fields.get("mm_keys"), lora, len(hashes))
-    if parent is None:  # what a chain begins with is in its parent's key otherwise
+    if parent is None:  # otherwise the parent's key contains the chain's extras
         extras = with_root(extras, first_token, salt, len(hashes))
     medium, group = _place(fields)
     return BlocksStored(
@@ -206,7 +206,7 @@ def _chain(fields: Fields, hashes: list[BlockHash], *, is_array: bool) -> Blocks
 
 
 def _names_loras(fields: Fields, *, salt_follows: bool, is_array: bool) -> bool | None:
-    """SGLang's maps have names since 0.5.22 only, and leave them out where there is none."""
+    """Only since 0.5.22 do SGLang's maps have names, and they leave them out without an adapter."""
     if "lora_name" in fields:
         return not salt_follows
     return False if is_array else None
@@ -238,7 +238,7 @@ def _hashes(raw: object) -> list[BlockHash]:
 
 
 def _tokens(raw: object) -> tuple[Tokens, int | None]:
-    """The tokens of all blocks; of bigrams the second ones, and the first of all apart."""
+    """The tokens of all blocks; for bigrams the second ones, and the very first separately."""
     if not isinstance(raw, list):
         raise Skipped("bad_tokens")
     if raw and isinstance(raw[0], list):
@@ -268,21 +268,21 @@ def _lora(name: object, number: object) -> str | int | None:
     raise Skipped("bad_lora")
 
 
-# msgpack: arrays of two and three, a float of 64 bits, and where that ends.
+# msgpack: arrays of two and three, a 64-bit float, and the position after it.
 _BATCH_TAGS = (0x92, 0x93)
 _FLOAT_TAG = 0xCB
 _stamp = struct.Struct(">d")
 STAMP_END = 2 + _stamp.size
 
-# A batch beyond any of these is not taken at all: one publisher must not hold up everybody. An
-# event that the core does not read by itself is decoded in one go, so its bytes are bounded too.
+# A batch beyond any of these limits is rejected: one publisher must not hold up all others. An
+# event that the core cannot read itself is decoded at once, so its bytes are bounded too.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_EVENTS = 65_536
 MAX_BLOCKS = 262_144
 MAX_EVENT_BYTES = 1024 * 1024
 
-# Arrays and maps of one event that is longer than these bytes; any of the bytes may be the head of
-# one, so of an honest event some 15 % are, where its hashes are random.
+# The most arrays and maps of an event longer than this. Any byte may look like the head of one:
+# about 15 % of the bytes of a correct event with random hashes do.
 _MANY_BYTES = 1_024
 _MAX_PARTS = 262_144
 _SCALARS = bytes({*range(256)} - {*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF})
@@ -306,10 +306,10 @@ class _Head(NamedTuple):
 
 
 def stamp_of(payload: bytes) -> float:
-    """The time stamp of a batch, read without decoding it where it lies where engines put it.
+    """Reads the time stamp of a batch, without decoding the batch if it is at the usual position.
 
     Raises:
-        WireError: the payload is no event batch at all, or one of too many bytes.
+        WireError: the payload is not an event batch, or has too many bytes.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError(f"payload of more than {MAX_PAYLOAD_BYTES} bytes")
@@ -321,17 +321,17 @@ def stamp_of(payload: bytes) -> float:
 
 
 def decode_batch(payload: bytes, first: int = 0) -> EventBatch:
-    """As `decoding`, in one go."""
+    """Runs `decoding` without pauses."""
     return finished(decoding(payload, first))
 
 
 def decoding(payload: bytes, first: int = 0) -> Generator[None, None, EventBatch]:
-    """Decodes one payload, event by event; a bad one is skipped and named, the rest kept.
+    """Decodes one payload, event by event; a bad one is skipped and named, the others are kept.
 
-    first: how many events to leave out at the beginning, because they are known already.
+    first: how many events to leave out at the beginning, because they are already applied.
 
     Raises:
-        WireError: the payload is no event batch at all, or beyond the limits.
+        WireError: the payload is not an event batch, or exceeds the limits.
     """
     head = _head(payload)
     events: list[Event] = []
@@ -355,7 +355,7 @@ def decoding(payload: bytes, first: int = 0) -> Generator[None, None, EventBatch
 
 
 def _head(payload: bytes) -> _Head:
-    """Takes a batch apart; its own fields are so few that their number fits in the first byte."""
+    """Splits a batch into its fields, whose number fits in the first byte."""
     kind = payload[0] if payload else 0
     if not _FIX_MAP <= kind < _FIX_TEXT:
         _decoded(_decoder, payload[:_MAX_SCALAR_BYTES])
@@ -374,14 +374,14 @@ def _head(payload: bytes) -> _Head:
 
 
 def _scalar(raw: msgspec.Raw | None) -> Any:  # noqa: ANN401 - whatever it is
-    """A field that is no text and no list; None for others."""
+    """Returns a field that is neither text nor list; None for others."""
     if raw is None or len(memoryview(raw)) > _MAX_SCALAR_BYTES:
         return None
     return _decoded(_decoder, raw)
 
 
 def _count_of(raw: msgspec.Raw) -> int | None:
-    """How many items an array has, None if it is none."""
+    """The number of items in an array, None if it is not an array."""
     start = bytes(memoryview(raw)[:5])
     if _FIX_ARRAY <= start[0] < _FIX_TEXT:
         return start[0] - _FIX_ARRAY
@@ -398,7 +398,7 @@ def _list_of(raw: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def _event(raw: msgspec.Raw) -> object:
-    """The values of one event, unless they are too many."""
+    """Decodes the values of one event, unless they are too many."""
     size_bytes = len(memoryview(raw))
     if size_bytes > MAX_EVENT_BYTES:
         raise WireError(f"event of more than {MAX_EVENT_BYTES} bytes")
@@ -417,5 +417,5 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes | msgspec.Raw) ->
 
 
 def _without_content(error: Exception) -> str:
-    """What is wrong, without the bytes it is about: they may be somebody's prompt."""
+    """The error without its bytes, which may be part of a prompt."""
     return error.reason if isinstance(error, UnicodeDecodeError) else str(error)

@@ -1,4 +1,4 @@
-"""One connection of ZMTP 3 as a SUB or a DEALER has it, without I/O.
+"""The protocol of one ZMTP 3 connection, as SUB or DEALER, without I/O.
 
 Source: ZMTP 3.1 (https://rfc.zeromq.org/spec/37) with the mechanism NULL. Both sides send a
 greeting of 64 octets, then the command READY with their Socket-Type. A frame is flags, size (one
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from kvstate.errors import WireError
 
 GREETING_BYTES = 64
-# Of a message: an empty frame, topic, number and payload.
+# The frames of a message: an empty one, topic, number and payload.
 MAX_FRAMES = 8
 MAX_COMMAND_BYTES = 4096
-# Commands that are taken at once; there is nothing to command but a heartbeat now and then.
+# The most commands read at once; peers need none but a heartbeat now and then.
 MAX_COMMANDS = 64
 
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -29,28 +29,28 @@ _long_size = struct.Struct(">Q")
 _TTL_BYTES, _MAX_CONTEXT_BYTES = 2, 16
 _MAX_WORDS = 100
 
-# Which kinds of socket may answer which.
+# Which kinds of socket may talk to which.
 _PEERS = {b"SUB": (b"PUB", b"XPUB"), b"DEALER": (b"ROUTER", b"DEALER", b"REP")}
 
 
 def message(frames: Sequence[bytes]) -> bytes:
-    """A message as it goes over the wire."""
+    """Encodes a message for the wire."""
     last = len(frames) - 1
     return b"".join(_frame(_MORE * (at < last), body) for at, body in enumerate(frames))
 
 
 class Session:
-    """What was received and not taken yet, and what is to be answered.
+    """The state of a connection: received bytes not taken yet, and answers to send.
 
     kind: SUB or DEALER. topic: what a SUB subscribes to. max_message_bytes: of all its frames.
-    All reading methods raise WireError where the peer breaks the protocol; nothing more can be
-    read then.
+    All reading methods raise WireError if the peer breaks the protocol; nothing more can be read
+    then.
     """
 
     def __init__(self, kind: bytes, max_message_bytes: int, topic: bytes = b"") -> None:
         self.is_ready = False
-        self.has_heartbeats = False  # whether the peer answers them
-        # what the peer tells of itself, as far as it got: kept where the handshake then fails
+        self.has_heartbeats = False  # whether the peer answers heartbeats
+        # what the peer has sent about itself so far; kept if the handshake then fails
         self.peer_mechanism = ""
         self.peer_kind = ""
         self.commands = 0  # taken since the handshake
@@ -67,26 +67,26 @@ class Session:
 
     @property
     def size_bytes(self) -> int:
-        """What was received and is not taken yet."""
+        """The bytes received and not taken yet."""
         return len(self._buffer) - self._at + len(self._pending)
 
     def received(self, data: bytes) -> None:
-        """Takes what came."""
+        """Adds received bytes."""
         self._pending += data
 
     def answers(self) -> bytes:
-        """What is to be sent now; to be asked for after each reading, and at the beginning."""
+        """Returns the bytes to send now; to be called at the beginning and after each read."""
         answers = bytes(self._answers)
         self._answers.clear()
         return answers
 
     def ping(self) -> None:
-        """Asks the peer for a sign of life, where it knows how to give one."""
+        """Sends a heartbeat, if the peer's version knows heartbeats."""
         if self.is_ready and self.has_heartbeats:
             self._answers += _frame(_COMMAND, b"\x04PING" + bytes(_TTL_BYTES))
 
     def shake(self) -> bool:
-        """Goes on with the handshake; whether it is done."""
+        """Continues the handshake; returns whether it is complete."""
         if not self._is_greeted and self._has(GREETING_BYTES):
             self._greeted(self._taken(GREETING_BYTES))
         while self._is_greeted and not self.is_ready:
@@ -97,7 +97,7 @@ class Session:
         return self.is_ready
 
     def take(self) -> list[bytes] | None:
-        """The next message; None if it is not complete yet, or behind many commands."""
+        """Returns the next message; None if it is incomplete, or follows too many commands."""
         until = self.commands + MAX_COMMANDS
         while self.commands < until:
             read = self._read(self._max_message_bytes - self._message_bytes)
@@ -124,7 +124,7 @@ class Session:
             raise WireError(f"ZMTP {greeting[10]}, which is too old")
         self.peer_mechanism = _shown(greeting[12:32].rstrip(b"\0"))
         if greeting[12:32] != _MECHANISM:
-            raise WireError("it wants a security mechanism")
+            raise WireError("it requires a security mechanism")
         self._is_greeted = True
         self.has_heartbeats = greeting[10:12] >= b"\x03\x01"
         socket_type = b"\x0bSocket-Type" + struct.pack(">I", len(self._kind)) + self._kind
@@ -161,7 +161,7 @@ class Session:
             raise WireError(_refusal(data))
 
     def _read(self, max_bytes: int) -> tuple[int, bytes] | None:
-        """Flags and body of the next frame."""
+        """Reads flags and body of the next frame."""
         if not self._has(_SHORT_HEAD):
             return None
         flags, head_bytes, size = self._buffer[self._at], _SHORT_HEAD, self._buffer[self._at + 1]
@@ -180,7 +180,7 @@ class Session:
         return flags, self._taken(size)
 
     def _has(self, size: int) -> bool:
-        """Whether so many octets wait; in one piece then."""
+        """Whether this many octets wait; if so, joins them in one piece."""
         if len(self._buffer) - self._at >= size:
             return True
         if self.size_bytes < size:
@@ -209,7 +209,7 @@ def _named(command: bytes) -> tuple[bytes, bytes]:
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:
-    """The metadata of a READY; names do not depend on case."""
+    """Parses the metadata of a READY; names are case-insensitive."""
     found: dict[bytes, bytes] = {}
     while data:
         value_at = 1 + data[0] + 4
@@ -226,5 +226,5 @@ def _refusal(data: bytes) -> str:
 
 
 def _shown(words: bytes) -> str:
-    """The beginning of what a peer says, as text."""
+    """The beginning of the peer's data, as text."""
     return words[:_MAX_WORDS].decode("ascii", "replace")

@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 
 def built(overlay: str) -> list[Manifest]:
-    """What `kubectl apply -k` would send for an overlay; skips where there is no kubectl."""
+    """The objects that `kubectl apply -k` would send for an overlay; skips without kubectl."""
     return kustomized(KUBERNETES / "overlays" / overlay)
 
 
@@ -48,13 +48,13 @@ def pod_templates(overlay: str) -> list[Manifest]:
 
 
 def containers(template: Manifest) -> list[Manifest]:
-    """A pod's containers, and those that run beside them."""
+    """A pod's containers, including sidecars."""
     spec = template["spec"]
     found: list[Manifest] = spec.get("initContainers", []) + spec["containers"]
     return found
 
 
 def selects(labels: dict[str, str], template: Manifest) -> bool:
-    """Whether a selector of labels takes a pod."""
+    """Whether a label selector selects a pod."""
     given: dict[str, str] = template["metadata"]["labels"]
     return labels.items() <= given.items()

@@ -1,4 +1,4 @@
-"""A real Prometheus for the length of a test, on loopback."""
+"""A real Prometheus on loopback, for the duration of a test."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class Prometheus:
-    """One that runs, and its HTTP API."""
+    """A running Prometheus, and its HTTP API."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url = url

@@ -60,3 +60,22 @@ def test_the_service_reloads_by_sighup_and_does_not_repeat_a_refused_configurati
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert unit["Type"] == "exec"  # the router sends no sd_notify
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("always", "2")
+
+
+def test_envoy_may_open_a_socket_that_the_service_makes() -> None:
+    """A dynamic user's directories are hidden, except this one while it is not preserved."""
+    unit = service()
+    assert (unit["DynamicUser"], unit["RuntimeDirectory"]) == ("yes", "kvsteer")
+    assert unit.get("RuntimeDirectoryPreserve", "no") == "no"
+    assert unit.get("RuntimeDirectoryMode", "0755") == "0755"
+
+
+def test_systemd_accepts_the_documented_user_that_stays(tmp_path: Path) -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    (addition,) = re.findall(r"^```ini\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert "DynamicUser=no\nUser=" in addition
+    folder = tmp_path / f"{UNIT.name}.d"
+    folder.mkdir()
+    (folder / "override.conf").write_text(addition)
+    done = analyzed(tmp_path, "verify")
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")

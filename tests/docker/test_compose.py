@@ -188,6 +188,13 @@ def test_a_restarted_router_steers_again(stack: Stack) -> None:
     stack.until(lambda: is_steered(stack, new_prompt()), "prompts are steered again")
 
 
+def test_a_router_that_is_stopped_ends_with_0(stack: Stack) -> None:
+    stack.run("stop", "kvsteer")
+    container = stack.run("ps", "--all", "--quiet", "kvsteer").strip()
+    assert docker("inspect", "--format={{.State.ExitCode}}", container) == "0"
+    stack.run(*START_ROUTER)
+
+
 def test_every_published_port_is_on_loopback(stack: Stack) -> None:
     published = [
         publisher

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def volumes_of(service: dict[str, Any]) -> list[str]:
 
 
 def image_of(service: dict[str, Any]) -> str:
-    """Without the variable that may name another one."""
-    return str(service["image"]).partition(":-")[2].rstrip("}")
+    """The one that its variable names, or else the compose file."""
+    name, _, usual = str(service["image"]).removeprefix("${").rstrip("}").partition(":-")
+    return os.environ.get(name, usual)
 
 
 @pytest.mark.parametrize("folder", ["compose", "compose/scale"])

@@ -1,11 +1,11 @@
-"""A real Envoy for the length of a test, on loopback."""
+"""A real Envoy on loopback, for the duration of a test."""
 
 import asyncio
 import contextlib
 import os
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class EnvoyDiedError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class RunningEnvoy:
-    """An Envoy that was ready when it was handed out."""
+    """An Envoy that has become ready."""
 
     process: Process
     admin_url: str
@@ -66,7 +66,7 @@ async def running_envoy(yaml_text: str, admin_port: int) -> AsyncIterator[Runnin
                 error.add_note(f"Envoy has ended too; its log ends\n{envoy.log_tail()}")
             raise
         finally:
-            await _stop(envoy.process)
+            await stop(envoy.process, STOP_SECONDS, envoy.process.kill)
 
 
 async def _start(directory: Path, yaml_text: str, admin_port: int) -> RunningEnvoy:
@@ -77,7 +77,8 @@ async def _start(directory: Path, yaml_text: str, admin_port: int) -> RunningEnv
         *("-c", str(config), "--log-path", str(log), "--concurrency", "1"),
         # Below warning, a list of every extension fills the tail.
         *("--log-level", "warning"),
-        # Shared memory would outlive a killed Envoy and be met by the next with its base id.
+        # Shared memory would outlive a killed Envoy, and collide with the next one with its base
+        # id.
         "--disable-hot-restart",
         stdin=DEVNULL,
         stdout=DEVNULL,
@@ -105,13 +106,16 @@ async def _is_ready(session: aiohttp.ClientSession, admin_url: str) -> bool:
         return False
 
 
-async def _stop(process: Process) -> None:
-    """Asks first, so that Envoy closes its connections; returns once the process is gone."""
+async def stop(process: Process, seconds: float, kill: Callable[[], None]) -> None:
+    """Stops it gracefully, so that a proxy closes its connections; waits for its end.
+
+    kill: kills it, if it still runs after this many seconds.
+    """
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        await asyncio.wait_for(process.wait(), seconds)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            kill()
         await process.wait()

@@ -1,4 +1,4 @@
-"""An Envoy as somebody runs it, and what docs/start.md says to do with it."""
+"""A user's existing Envoy, and the steps of docs/start.md for it."""
 
 import contextlib
 import re
@@ -10,11 +10,10 @@ from typing import Any
 import aiohttp
 import yaml
 
-from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
 from tests.e2e.envoy_process import running_envoy
-from tests.e2e.system import System
+from tests.e2e.system import System, started
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +22,7 @@ Tree = dict[str, Any]
 
 
 def plain_envoy(port: int, admin_port: int, engines: list[str]) -> Tree:
-    """An envoy.yaml that knows nothing of a router: one route, one cluster, round robin.
+    """An envoy.yaml without a router: one route, one cluster, round robin.
 
     engines: host:port of each.
     """
@@ -82,13 +81,13 @@ def connection_manager(envoy: Tree) -> Tree:
 
 
 def fragments() -> list[Tree]:
-    """What envoy/add-to-your-envoy.yaml has: manager, engines, router, host, another route."""
+    """The parts of envoy/add-to-your-envoy.yaml: manager, engines, router, host, another route."""
     text = (ROOT / "envoy/add-to-your-envoy.yaml").read_text()
     return [one for one in yaml.safe_load_all(text) if one is not None]
 
 
 def add(tree: Tree, fragment: Tree) -> None:
-    """Adds a fragment as it asks for: to lists, filters before the router; the rest is set."""
+    """Adds a fragment as it says: appends to lists, filters before the router; sets the rest."""
     for key, value in fragment.items():
         if not isinstance(value, list):
             tree[key] = value
@@ -99,7 +98,7 @@ def add(tree: Tree, fragment: Tree) -> None:
 
 
 def documented_configuration() -> str:
-    """The kvsteer.yaml that docs/start.md tells people with an Envoy to write."""
+    """The kvsteer.yaml that docs/start.md gives for an existing Envoy."""
     page = (ROOT / "docs" / "start.md").read_text()
     section = page.partition("## Use your own workers and Envoy")[2]
     found = re.search(r"Write `kvsteer\.yaml`.*?\n *```\w*\n(.*?)\n *```", section, re.DOTALL)
@@ -136,19 +135,13 @@ async def behind(
     """
     async with contextlib.AsyncExitStack() as stack:
         both = [Settings(model="my-model", **settings) for _ in range(2)]
-        each = [await stack.enter_async_context(contextlib.AsyncExitStack()) for _ in both]
-        workers = [
-            await one.enter_async_context(running_worker(setting))
-            for one, setting in zip(each, both, strict=True)
-        ]
+        workers, stops = await started(stack, both)
         port, admin_port = free_port(), free_port()
         tree = configuration(workers, port, admin_port)
         config_file = directory / "kvsteer.yaml"
         config_file.write_text(yaml.safe_dump(tree))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        system = System(session, config_file, workers)
-        for worker, one in zip(workers, each, strict=True):
-            system.add_stop(worker.endpoint, one.aclose)
+        system = System(session, config_file, workers, stops)
         plain = plain_envoy(port, admin_port, [worker.endpoint for worker in workers])
         router_port = int(tree["extproc"]["listen"].rpartition(":")[2])
         changed = change(plain, router_port)

@@ -1,4 +1,4 @@
-"""A real Envoy in either dialect, a router in this process, and workers of the test's own."""
+"""A real Envoy in either dialect, a router in this process, and the test's own workers."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ from tests.ports import free_port
 BUFFERED = "BUFFERED"
 DUPLEX = "FULL_DUPLEX_STREAMED"
 
-# Names the only endpoints that a request may go to; Envoy makes the subset hint of it.
+# Names the only endpoints that a request may go to; Envoy turns it into the subset hint.
 SUBSET = "x-test-subset"
 
 Tree = dict[str, Any]
@@ -65,7 +65,7 @@ class Gateway:
 
 
 def worker_app(name: str) -> web.Application:
-    """A worker that says who it is and gives back what it was sent."""
+    """A worker that returns its name and the request that it received."""
 
     async def echo(request: web.Request) -> web.Response:
         status = int(request.headers.get("x-test-status", "200"))
@@ -97,7 +97,7 @@ async def served(app: web.Application, port: int, host: str = "127.0.0.1") -> As
 
 @contextlib.asynccontextmanager
 async def pool(size: int) -> AsyncIterator[list[str]]:
-    """Workers on one IP, a port each, as data-parallel ranks of one pod have them."""
+    """Workers on one IP, each on its own port, like data-parallel ranks of one pod."""
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [f"127.0.0.1:{free_port()}" for _ in range(size)]
         for endpoint in endpoints:
@@ -186,7 +186,7 @@ async def gateway(
 
 
 def envoy_tree(text: str, dialect: str) -> Tree:
-    """What `kvsteer envoy` prints, in a dialect, with subset hints from a header of the test's."""
+    """The output of `kvsteer envoy` in a dialect, with subset hints from the test's header."""
     tree: Tree = yaml.safe_load(text)
     manager = _manager(tree)
     manager["http_filters"].insert(0, _subset_filter())
@@ -219,7 +219,7 @@ def _speak_duplex(tree: Tree, ext_proc: Tree) -> None:
 
 
 def with_h2_workers(tree: Tree) -> None:
-    """Workers are spoken to in HTTP/2, without TLS."""
+    """Makes Envoy use HTTP/2 without TLS to workers."""
     name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     options = {
         "@type": f"type.googleapis.com/{name}",
@@ -229,7 +229,7 @@ def with_h2_workers(tree: Tree) -> None:
 
 
 def without_retries(tree: Tree) -> None:
-    """Envoy tries a request once."""
+    """Makes Envoy try a request only once."""
     del _virtual_host(tree)["retry_policy"]
 
 
@@ -247,18 +247,18 @@ def with_original_destination(tree: Tree) -> None:
 
 
 def knowing_one_worker(tree: Tree) -> None:
-    """The cluster of the workers has the first of them only."""
+    """Leaves only the first worker in Envoy's cluster."""
     (members,) = tree["static_resources"]["clusters"][0]["load_assignment"]["endpoints"]
     del members["lb_endpoints"][1:]
 
 
 def without_override(tree: Tree) -> None:
-    """The cluster of the workers looks at no pick."""
+    """Makes the workers' cluster ignore picks."""
     del tree["static_resources"]["clusters"][0]["load_balancing_policy"]
 
 
 def with_second_pool(endpoints: Sequence[str], percent: int, listen: str) -> Edit:
-    """So many requests of a hundred go to a second cluster, which has a picker of its own.
+    """Sends this percentage of requests to a second cluster with its own picker.
 
     The header x-test-pool names one of them, 0 or 1. listen: the second picker's.
     """

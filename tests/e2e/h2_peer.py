@@ -16,7 +16,7 @@ READ_BYTES = 65_536
 
 @dataclass
 class Message:
-    """A request or a response that came whole."""
+    """A complete request or response."""
 
     headers: Headers = field(default_factory=list)
     body: bytes = b""
@@ -28,7 +28,7 @@ class Message:
 
 
 class _Peer:
-    """One side of a connection; messages that came whole are in `done`."""
+    """One side of a connection; complete messages are in `done`."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, client: bool
@@ -90,7 +90,7 @@ class _Peer:
 
 @contextlib.asynccontextmanager
 async def h2_worker(port: int) -> AsyncIterator[list[Message]]:
-    """Serves HTTP/2 with prior knowledge; gives the requests that came.
+    """Serves HTTP/2 with prior knowledge; yields the requests received.
 
     Each is answered with its worker's port, two cookies, and a trailer.
     """
@@ -129,7 +129,7 @@ async def _answer(peer: _Peer, port: int, requests: list[Message]) -> None:
 async def h2_request(
     port: int, path: str, body: bytes, headers: Sequence[tuple[str, str]], trailers: Headers
 ) -> Message:
-    """One POST with HTTP/2 with prior knowledge; its response."""
+    """Sends one POST by HTTP/2 with prior knowledge; returns the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     peer = _Peer(reader, writer, client=True)
     reading = asyncio.create_task(peer.read())

@@ -28,7 +28,7 @@ def router_cluster(name: str, port: int) -> Tree:
 
 
 def istio(envoy: Tree, router_port: int) -> Tree:
-    """Applies the patches as Istio does to what it generates for the Gateway and its services."""
+    """Applies the patches as Istio does, to the configuration that it generates."""
     (policy,) = of_kind("istio-envoyfilter", "EnvoyFilter")
     (engines,) = envoy["static_resources"]["clusters"]
     manager = connection_manager(envoy)
@@ -68,7 +68,7 @@ def merge(tree: Tree, other: Tree) -> None:
 
 
 def envoy_gateway(envoy: Tree, router_port: int) -> Tree:
-    """What Envoy Gateway's translator makes of the three policies."""
+    """The three policies as Envoy Gateway's translator applies them."""
     (clients,) = of_kind("envoy-gateway", "ClientTrafficPolicy")
     (backends,) = of_kind("envoy-gateway", "BackendTrafficPolicy")
     (extension,) = of_kind("envoy-gateway", "EnvoyExtensionPolicy")
@@ -97,7 +97,7 @@ def _early_removal(names: list[str]) -> Tree:
 
 
 def _ext_proc(extproc: Tree) -> Tree:
-    """Without `response` in the policy's processing mode, nothing of the response is sent."""
+    """Without `response` in the policy's processing mode, no part of the response is sent."""
     mode = extproc["processingMode"]
     assert mode["request"] == {"body": "Buffered"}
     assert "response" not in mode

@@ -1,17 +1,15 @@
 """A second router beside a running system: the same configuration at other ports."""
 
-import asyncio
 import contextlib
 import re
 import signal
-import sys
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import yaml
 
+from tests import copies
 from tests.e2e.system import CHAT, System, chat
 from tests.ports import free_port
 
@@ -27,16 +25,15 @@ class OtherRouter:
         config |= changes
         self.file = system.config_file.with_name(f"router-{listen.rpartition(':')[2]}.yaml")
         self.file.write_text(yaml.safe_dump(config))
-        self.process: Process | None = None
+        self.process: copies.Copy | None = None
         self._session = system.session
         self._admin = f"http://{config['admin']['listen']}"
         self._metrics = f"http://{config['metrics']['listen']}"
 
     async def start(self) -> None:
-        """Starts it; nothing is waited for."""
-        command = [sys.executable, "-m", "extproc", "serve", "--config", str(self.file)]
+        """Starts it, without waiting."""
         with self.file.with_suffix(".log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=log)
+            self.process = await copies.started(["serve", "--config", str(self.file)], log)
 
     async def stop(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Ends it, and returns its status."""
@@ -46,7 +43,7 @@ class OtherRouter:
         return await self.process.wait()
 
     async def routers(self) -> list[dict[str, Any]]:
-        """Those that it shares with, as GET /routers has them."""
+        """The routers that it shares with, from GET /routers."""
         try:
             async with self._session.get(f"{self._admin}/routers") as response:
                 told = await response.json()
@@ -58,7 +55,7 @@ class OtherRouter:
         return bool(await self.routers())
 
     async def readiness(self) -> tuple[int, str]:
-        """What GET /readyz says; 0 where nobody answers."""
+        """The answer of GET /readyz; 0 if nothing answers."""
         try:
             async with self._session.get(f"{self._metrics}/readyz") as response:
                 return response.status, await response.text()
@@ -74,7 +71,7 @@ class OtherRouter:
             return {feed["state"] for worker in await response.json() for feed in worker["feeds"]}
 
     async def decisions(self) -> int:
-        """How many requests it has decided."""
+        """The number of requests that it has decided."""
         return await decisions(self._session, self._metrics)
 
     async def explain(self, text: str) -> dict[str, Any]:
@@ -102,7 +99,7 @@ async def decisions(session: aiohttp.ClientSession, metrics: str) -> int:
 async def other_router(
     system: System, listen: str = "", **changes: Any
 ) -> AsyncIterator[OtherRouter]:
-    """One that was started; changes: sections of the configuration to replace."""
+    """Starts another router; changes: sections of the configuration to replace."""
     router = OtherRouter(system, listen or f"127.0.0.1:{free_port()}", changes)
     await router.start()
     try:

@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import re
 import signal
-import sys
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -21,17 +20,21 @@ from extproc.envoy_config import render
 from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
+from tests import copies
 from tests.e2e.envoy_process import running_envoy
 from tests.ports import free_port
 
 CHAT = "/v1/chat/completions"
 WAIT_SECONDS = 60.0
 
+# On a busy machine a decision may take long; it is made all the same, and Envoy waits for it.
+PATIENCE = {"extproc": {"deadline_ms": 10_000}, "envoy": {"message_timeout_ms": 20_000}}
+
 Answer = tuple[int, str, dict[str, Any]]
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Awaits a condition in another process; the failure says what did not come true."""
+    """Awaits a condition in another process; the failure names the condition."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not await condition():
         assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s: {what}"
@@ -41,7 +44,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 async def all_answer(
     send: Callable[[], Awaitable[tuple[int, str, Any]]], workers: Collection[str]
 ) -> None:
-    """Sends until each of these workers has answered, and nobody else.
+    """Sends until each of these workers has answered, and no other.
 
     Where Envoy chooses by chance, one of three workers gets none of so many requests less than once
     in 10^17 runs.
@@ -57,11 +60,38 @@ async def all_answer(
     raise AssertionError(f"none but these answered: {', '.join(answered)}")
 
 
+Stop = Callable[[], Awaitable[None]]
+
+
+async def started(
+    stack: contextlib.AsyncExitStack, settings: Sequence[Settings]
+) -> tuple[list[Worker], dict[str, Stop]]:
+    """Starts workers that end with the stack; returns them, and functions to stop each earlier.
+
+    The latter by endpoint.
+    """
+    workers: list[Worker] = []
+    stops: dict[str, Stop] = {}
+    for one in settings:
+        own = await stack.enter_async_context(contextlib.AsyncExitStack())
+        worker = await own.enter_async_context(running_worker(one))
+        workers.append(worker)
+        stops[worker.endpoint] = own.aclose
+    return workers, stops
+
+
 class System:
-    """A running system."""
+    """A running system.
+
+    stops: functions that stop a worker early, by endpoint.
+    """
 
     def __init__(
-        self, session: aiohttp.ClientSession, config_file: Path, workers: Sequence[Worker]
+        self,
+        session: aiohttp.ClientSession,
+        config_file: Path,
+        workers: Sequence[Worker],
+        stops: Mapping[str, Stop] = MappingProxyType({}),
     ) -> None:
         config = load(str(config_file))
         self.session = session
@@ -71,18 +101,15 @@ class System:
         self.envoy_admin = f"http://{config.envoy.admin}"
         self.admin = f"http://{config.admin.listen}"
         self.metrics = f"http://{config.metrics.listen}"
-        self.router: Process | None = None
-        self._stops: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.router: copies.Copy | None = None
+        self._stops = dict(stops)
         self._again = contextlib.AsyncExitStack()
         self.log = config_file.with_name("router.log")
 
     async def start_router(self) -> None:
         """Starts the router and waits until it is ready and follows every feed."""
-        command = [sys.executable, "-m", "extproc", "serve", "--config", str(self.config_file)]
         with self.log.open("ab") as log:
-            self.router = await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, stdout=DEVNULL, stderr=log
-            )
+            self.router = await copies.started(["serve", "--config", str(self.config_file)], log)
         await until(self._feeds_live, "feeds live")
 
     async def stop_router(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -91,28 +118,24 @@ class System:
             self.router.send_signal(number)
             await self.router.wait()
 
-    def add_stop(self, endpoint: str, stop: Callable[[], Awaitable[None]]) -> None:
-        """Remembers how a worker is stopped before its time."""
-        self._stops[endpoint] = stop
-
     async def stop_worker(self, endpoint: str) -> None:
-        """Takes a worker away: its port refuses connections from now on."""
+        """Stops a worker: its port refuses connections from now on."""
         await self._stops[endpoint]()
 
     async def kill_worker(self, endpoint: str) -> None:
-        """Kills a worker: all its connections end at once, those of its events, too."""
+        """Kills a worker: all its connections end at once, including those of events."""
         at = [one.endpoint for one in self.workers].index(endpoint)
         for rank in self.workers[at].ranks:
             rank.close()
         await self.stop_worker(endpoint)
 
     async def start_worker(self, endpoint: str) -> None:
-        """Brings back a worker of one rank that was taken away: same ports, nothing cached."""
+        """Restarts a stopped worker of one rank: same ports, empty cache."""
         at = [one.endpoint for one in self.workers].index(endpoint)
         again = await self._again.enter_async_context(contextlib.AsyncExitStack())
         running_again = running_worker(self.workers[at].settings)
         self.workers[at] = await again.enter_async_context(running_again)
-        self.add_stop(endpoint, again.aclose)
+        self._stops[endpoint] = again.aclose
 
     async def end(self) -> None:
         """Ends the router, and the workers that were brought back."""
@@ -123,10 +146,12 @@ class System:
         assert self.router is not None
         assert self.router.returncode is None, self.log.read_text()
         try:
+            async with self.session.get(f"{self.metrics}/readyz") as response:
+                is_listening = not (await response.text()).startswith("starting")
             states = [feed["state"] for worker in await self.status() for feed in worker["feeds"]]
         except aiohttp.ClientError:
             return False
-        return set(states) <= {"live"}
+        return is_listening and set(states) <= {"live"}
 
     async def status(self) -> list[dict[str, Any]]:
         """GET /workers."""
@@ -135,7 +160,7 @@ class System:
             return workers
 
     async def in_flight(self, count: int) -> bool:
-        """Whether so many requests are under way, over all workers."""
+        """Whether this many requests are in flight, over all workers."""
         return sum(int(worker["in_flight"]) for worker in await self.status()) == count
 
     async def explain(self, body: dict[str, Any], path: str = CHAT) -> dict[str, Any]:
@@ -154,12 +179,12 @@ class System:
             return response.status, response.headers.get("x-worker", ""), answer
 
     async def serve(self, worker: Worker, text: str) -> None:
-        """Has this worker compute, and so publish, something: past Envoy."""
+        """Sends a request to this worker directly, so that it computes and publishes blocks."""
         async with self.session.post(f"{worker.url}{CHAT}", json=chat(text)) as response:
             assert response.status == 200, await response.text()
 
     async def learned(self, body: dict[str, Any], worker: str) -> None:
-        """Waits until the router knows that a worker holds this prompt as far as it can be held."""
+        """Waits until the router knows that a worker holds all reusable blocks of this prompt."""
 
         async def known() -> bool:
             decision = await self.explain(body)
@@ -169,7 +194,7 @@ class System:
         await until(known, f"{worker} is known to hold the prompt")
 
     async def metric(self, line: str) -> float:
-        """The value of one metric, named with its labels; 0 where it is absent."""
+        """The value of one metric, named with its labels; 0 if absent."""
         async with self.session.get(f"{self.metrics}/metrics") as response:
             found = re.search(rf"^{re.escape(line)} (\S+)$", await response.text(), re.MULTILINE)
             return float(found[1]) if found else 0.0
@@ -186,14 +211,8 @@ def chat(text: str, model: str = "tiny", **rest: Any) -> dict[str, Any]:
 
 
 def long_text(seed: str) -> str:
-    """About two hundred tokens that no other seed begins with."""
+    """About two hundred tokens, with a different beginning for each seed."""
     return f"{seed}: " + " ".join(f"{seed} argument {number} of the parser" for number in range(30))
-
-
-def patient() -> dict[str, Any]:
-    """Has Envoy wait for the router however long that takes on a busy machine."""
-    listen, admin = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    return {"envoy": {"listen": listen, "admin": admin, "message_timeout_ms": 20_000}}
 
 
 @contextlib.asynccontextmanager
@@ -216,29 +235,26 @@ async def running(
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
-        fleet: list[Worker] = []
-        stops: list[Callable[[], Awaitable[None]]] = []
+        wanted: list[Settings] = []
         for position in range(len(roles) or len(each) or workers):
-            one = await stack.enter_async_context(contextlib.AsyncExitStack())
             own: dict[str, Any] = {} if "ranks" in settings else {**_ports()}
             if roles:
                 own |= {"role": roles[position], "transfer_listen": f"127.0.0.1:{free_port()}"}
             own |= settings | (each[position] if each else {})
-            worker = Settings(model=models[position % len(models)], **own)
-            fleet.append(await one.enter_async_context(running_worker(worker)))
-            stops.append(one.aclose)
+            wanted.append(Settings(model=models[position % len(models)], **own))
+        fleet, stops = await started(stack, wanted)
         config_file = directory / "kvsteer.yaml"
         written = _configuration(fleet, models) | (changes or {})
+        for section, patience in PATIENCE.items():
+            written[section] = patience | written[section]
         if proxied is not None:
-            for listed, started in zip(written["workers"], fleet, strict=True):
-                listed["endpoint"] = proxied(started)
+            for listed, worker in zip(written["workers"], fleet, strict=True):
+                listed["endpoint"] = proxied(worker)
         config_file.write_text(yaml.safe_dump(written))
         timeout = aiohttp.ClientTimeout(total=30)
         connector = aiohttp.TCPConnector(limit=0)
         session = aiohttp.ClientSession(timeout=timeout, connector=connector)
-        system = System(await stack.enter_async_context(session), config_file, fleet)
-        for one_worker, stop in zip(fleet, stops, strict=True):
-            system.add_stop(one_worker.endpoint, stop)
+        system = System(await stack.enter_async_context(session), config_file, fleet, stops)
         stack.push_async_callback(system.end)
         config = load(str(config_file))
         admin_port = int(config.envoy.admin.rpartition(":")[2])
@@ -248,7 +264,7 @@ async def running(
 
 
 def _ports() -> dict[str, str]:
-    """Ports of a worker of one rank that nobody takes while it is away."""
+    """Reserves the ports of a worker of one rank while it is stopped."""
     listen, events, replay = (free_port() for _ in range(3))
     return {
         "listen": f"127.0.0.1:{listen}",

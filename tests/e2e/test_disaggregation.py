@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import ClientSession, web
 
 from simulator.worker import Worker
-from tests.e2e.system import CHAT, System, chat, long_text, patient, running, until
+from tests.e2e.system import CHAT, System, chat, long_text, running, until
 from tests.ports import free_port
 
 SGLANG = {"mode": "mirror", "connector": "sglang"}
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @contextlib.asynccontextmanager
 async def two_and_two() -> AsyncIterator[System]:
     roles = ("prefill", "prefill", "decode", "decode")
-    changes = patient() | {"disaggregation": SGLANG}
+    changes = {"disaggregation": SGLANG}
     async with running(
         roles=roles,
         changes=changes,
@@ -136,7 +136,7 @@ async def test_without_a_router_only_workers_that_answer_alone_are_asked() -> No
 
 
 async def test_vllms_workers_get_their_own_halves_of_a_body() -> None:
-    changes = patient() | {"disaggregation": VLLM}
+    changes = {"disaggregation": VLLM}
     async with running(
         roles=("prefill", "decode"), changes=changes, decode_tokens_per_second=20.0
     ) as system:
@@ -165,7 +165,7 @@ async def test_vllms_workers_get_their_own_halves_of_a_body() -> None:
 
 
 async def test_a_long_body_comes_whole_to_both_workers() -> None:
-    changes = patient() | {"disaggregation": SGLANG}
+    changes = {"disaggregation": SGLANG}
     async with running(
         roles=("prefill", "decode"),
         changes=changes,
@@ -235,7 +235,7 @@ async def test_a_sidecar_has_the_named_worker_compute_the_prompt(sidecar: Sideca
 
     async with running(
         roles=("prefill", "decode"),
-        changes=patient() | {"disaggregation": rules},
+        changes={"disaggregation": rules},
         proxied=proxied,
         decode_tokens_per_second=20.0,
     ) as system:
@@ -258,7 +258,7 @@ async def test_a_sidecar_has_the_named_worker_compute_the_prompt(sidecar: Sideca
 @pytest.mark.slow
 async def test_halves_that_die_under_load_cost_what_they_were_doing_and_no_more() -> None:
     roles = ("prefill", "prefill", "decode", "decode", "both")
-    changes = patient() | {"disaggregation": SGLANG}
+    changes = {"disaggregation": SGLANG}
     failed: list[float] = []
     killed: list[float] = []
     began_at: list[float] = []

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from simulator import server
-from tests.e2e.system import System, chat, long_text, patient, running
+from tests.e2e.system import System, chat, long_text, running
 from tests.e2e.test_disaggregation import SGLANG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -43,7 +43,7 @@ async def lost_of(roles: tuple[str, ...], changes: dict[str, Any]) -> Lost:
     chance = random.Random(1)
     async with running(
         roles=roles,
-        changes=patient() | changes,
+        changes=changes,
         dialect="sglang-0.5.22",
         transfer_timeout_seconds=3.0,
         decode_tokens_per_second=50.0,

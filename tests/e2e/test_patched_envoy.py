@@ -170,7 +170,7 @@ async def test_patching_twice_changes_nothing_and_envoy_takes_the_result(
     once.write_text(patched.patch(patched.directory / "envoy.yaml").stdout)
     again = patched.patch(once)
     twice.write_text(again.stdout)
-    assert "KVSteer is in it already" in again.stderr
+    assert "KVSteer is already in it" in again.stderr
     assert twice.read_bytes() == once.read_bytes()
     assert patched.patch(once, "--diff").stdout == ""
     validate(once)

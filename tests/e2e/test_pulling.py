@@ -1,7 +1,7 @@
 """A worker that pulls a part of a prompt from another one that holds more, behind a real Envoy."""
 
 from simulator.worker import Worker
-from tests.e2e.system import System, chat, long_text, patient, running
+from tests.e2e.system import System, chat, long_text, running
 from tests.e2e.test_disaggregation import queried
 
 PULLING = {"connector": "offloading", "min_pulled_tokens": 64}
@@ -13,7 +13,7 @@ def by_endpoint(system: System, endpoint: str) -> Worker:
 
 
 async def test_what_another_worker_holds_is_pulled_from_there_whatever_a_client_names() -> None:
-    changes = patient() | {"disaggregation": PULLING, "policy": {"name": "round_robin"}}
+    changes = {"disaggregation": PULLING, "policy": {"name": "round_robin"}}
     async with running(roles=("both", "both"), changes=changes) as system:
         body = chat(long_text("alpha"), kv_transfer_params={"remote_kv_source": THEIRS})
         status, first, _ = await system.send(body)

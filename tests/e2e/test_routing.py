@@ -18,7 +18,6 @@ from tests.e2e.system import (
     all_answer,
     chat,
     long_text,
-    patient,
     running,
     until,
 )
@@ -37,7 +36,7 @@ async def system() -> AsyncIterator[System]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[System]:
     """For tests that leave it as it was; each has prompts of its own."""
-    async with running(changes=patient()) as one:
+    async with running() as one:
         yield one
 
 
@@ -146,7 +145,7 @@ async def test_without_a_router_each_model_is_answered_by_its_own_workers(positi
 
 
 async def test_a_body_that_is_not_read_goes_to_a_worker_of_its_model() -> None:
-    changes = patient() | {"extproc": of_short_bodies()}
+    changes = {"extproc": of_short_bodies()}
     async with running(2, ("tiny", "other"), changes) as system:
         body = chat("word " * 1_000, "other")
 
@@ -195,7 +194,7 @@ async def test_a_get_reaches_a_worker(shared: System) -> None:
 
 
 async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
-    changes = patient() | {"extproc": of_short_bodies()}
+    changes = {"extproc": of_short_bodies()}
     async with running(changes=changes, max_model_len_tokens=100_000, blocks=8192) as system:
         status, worker, _ = await system.send(chat("word " * 3000))
         assert (status, bool(worker)) == (200, True)
@@ -204,7 +203,7 @@ async def test_a_body_over_the_limit_is_placed_on_its_headers() -> None:
 
 
 async def test_a_request_is_in_flight_until_its_response_ends_or_the_client_leaves() -> None:
-    async with running(workers=1, changes=patient(), decode_tokens_per_second=20.0) as system:
+    async with running(workers=1, decode_tokens_per_second=20.0) as system:
         body = chat(long_text("alpha"), stream=True) | {"max_tokens": 200}
         url = f"{system.envoy}{CHAT}"
         async with system.session.post(url, json=body) as response:

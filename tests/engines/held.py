@@ -1,4 +1,4 @@
-"""What an engine holds by its own events, kept apart from the router's code."""
+"""An engine's cache, computed from its events independently of the router's code."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ Hash = int | bytes
 
 
 class Held:
-    """One engine's cache, as its events tell; blocks are counted, since copies are told each."""
+    """One engine's cache, from its events; blocks are counted, since each copy is announced."""
 
     def __init__(self, port: int) -> None:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
@@ -26,13 +26,13 @@ class Held:
         self._forget()
 
     async def close(self) -> None:
-        """Listens no more."""
+        """Stops listening."""
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         self._socket.close(linger=0)
 
     def tokens(self, prompt: Sequence[int], block: int) -> int:
-        """How many leading tokens of a prompt it holds, as far as they could be reused."""
+        """Returns how many leading tokens of a prompt it holds that could be reused."""
         parent: Hash | None = None
         for at in range((len(prompt) - 1) // block):
             child = self._children.get((parent, tuple(prompt[at * block : (at + 1) * block])))

@@ -18,7 +18,7 @@ import aiohttp
 from simulator.settings import TINY_MODEL
 from tests.ports import free_port
 
-# An interpreter that has vLLM; this one where it is not set.
+# An interpreter with vLLM; by default this one.
 PYTHON = os.environ.get("KVSTEER_VLLM_PYTHON", sys.executable)
 
 BLOCK_TOKENS = 32
@@ -39,7 +39,7 @@ def missing() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where one engine listens."""
+    """The ports of one engine."""
 
     http: int
     events: int
@@ -54,7 +54,7 @@ class Ports:
 class Engine:
     """One engine, which can be killed and started again at the same ports.
 
-    blocks: of its cache. buffer_batches: that a replay reaches back.
+    blocks: of its cache. buffer_batches: how far a replay reaches back.
     """
 
     def __init__(self, directory: Path, blocks: int, buffer_batches: int) -> None:
@@ -78,7 +78,7 @@ class Engine:
         await self._until_healthy()
 
     async def kill(self) -> None:
-        """Ends all its processes at once, without a word to anybody."""
+        """Kills all its processes at once."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ def _environment() -> dict[str, str]:
 async def running(
     directory: Path, *blocks: int, buffer_batches: int
 ) -> AsyncIterator[list[Engine]]:
-    """Engines with so many blocks each, started one beside the other."""
+    """Starts engines with this many blocks each, at the same time."""
     engines = [Engine(directory, count, buffer_batches) for count in blocks]
     try:
         await asyncio.gather(*(one.start() for one in engines))

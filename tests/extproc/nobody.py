@@ -1,4 +1,4 @@
-"""A fleet of nobody, for metrics that are about something else."""
+"""A fleet without workers, for tests of other metrics."""
 
 from collections.abc import Iterator, Mapping
 
@@ -28,9 +28,9 @@ class Nobody:
         return 7
 
     def tokens_per_second(self, _: str) -> float:
-        """The speed of none."""
+        """No speeds."""
         return 0.0
 
     def circumstances(self, _: Outcome) -> Circumstances:
-        """What is known of none."""
+        """No circumstances."""
         return Circumstances(block_size=16)

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import shutil
+import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
+import pytest
 import yaml
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
@@ -17,6 +20,27 @@ from tests.e2e.system import until
 from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT
 from tests.ports import free_port
+
+# Runs a command as process 1 of a namespace of its own, as containers do; ends when it ends.
+AS_FIRST_PROCESS = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+def _has_namespaces() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    tried = subprocess.run([*AS_FIRST_PROCESS, "true"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(
+    not _has_namespaces(),
+    reason="needs unshare (util-linux) and a kernel that lets this user make namespaces",
+)
+
+
+def first_process(unshare: int) -> int:
+    """The process id, as seen from here, of what `unshare` runs."""
+    return int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text())
 
 
 class Router:
@@ -71,11 +95,13 @@ async def router(
     listen: str,
     sections: dict[str, Any] | None = None,
     status: int = 200,
+    before: Sequence[str] = (),
     **options: Any,
 ) -> AsyncIterator[Router]:
     """A router from the time on at which GET /readyz has this status.
 
-    sections: of the configuration, to replace. options: of `extproc`.
+    sections: of the configuration, to replace. before: what runs the command. options: of
+    `extproc`.
     """
     metrics = f"127.0.0.1:{free_port()}"
     whole = {
@@ -88,7 +114,7 @@ async def router(
     }
     file = folder / "kvsteer.yaml"
     file.write_text(yaml.safe_dump(whole))
-    command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
+    command = [*before, sys.executable, "-m", "extproc", "serve", "--config", str(file)]
     log = folder / "router.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=errors)

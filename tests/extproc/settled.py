@@ -1,4 +1,4 @@
-"""What is there without waiting."""
+"""Results that need no waiting."""
 
 from collections.abc import Coroutine
 from typing import Any, TypeVar

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import RequestError
@@ -78,7 +78,6 @@ def as_engine_shapes(name: str, messages: list[dict[str, Any]]) -> list[dict[str
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@settings(max_examples=60, deadline=None)
 @given(conversations, variables)
 def test_a_conversation_is_rendered_as_transformers_does(
     name: str, messages: list[dict[str, Any]], given: dict[str, Any]
@@ -88,7 +87,6 @@ def test_a_conversation_is_rendered_as_transformers_does(
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "deepseek", "gemma", "generation"])
-@settings(max_examples=60, deadline=None)
 @given(texts, texts)
 def test_a_continued_message_ends_as_in_transformers_or_is_not_claimed(
     name: str, asked: str, begun: str

@@ -1,7 +1,10 @@
+import gc
 import io
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +19,7 @@ from extproc.request_path import CHOICE
 from kvstate import index
 from kvstate.index import default_core_name
 from simulator.settings import TINY_MODEL
+from tests.extproc.router_process import AS_FIRST_PROCESS, first_process, needs_namespaces
 from tests.ports import free_port
 
 KVSTEER = [sys.executable, "-m", "extproc"]
@@ -46,14 +50,14 @@ def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
     file = config(tmp_path)
     assert main(["check", "--config", file]) == 0
     note, ok = capsys.readouterr().out.splitlines()
-    assert note.startswith(f"{file}: note: there was no C compiler when kvsteer was installed")
+    assert note.startswith(f"{file}: note: the plain-Python index core runs")
     assert "--no-cache-dir" in note
     assert ok == f"{file}: ok"
     with pytest.raises(SystemExit):
         main(["--version"])
     version, warning = capsys.readouterr().out.splitlines()
     assert "(plain index core, " in version
-    assert warning.startswith("warning: there was no C compiler when kvsteer was installed")
+    assert warning.startswith("warning: the plain-Python index core runs")
 
 
 def test_a_router_without_the_compiled_core_warns_as_it_starts(tmp_path: Path) -> None:
@@ -67,9 +71,53 @@ def test_a_router_without_the_compiled_core_warns_as_it_starts(tmp_path: Path) -
             said.append(line)
             if "serving ext_proc" in line:
                 router.terminate()
-    (warning,) = [line for line in said if "no C compiler" in line]
+    (warning,) = [line for line in said if "C compiler" in line]
     assert "WARNING" in warning.upper()
     assert any("index core: plain" in line for line in said)
+
+
+def test_what_a_command_loads_is_kept_from_the_garbage_collector() -> None:
+    """At the beginning of a process of its own only."""
+    shows = """
+import gc, sys
+from extproc.__main__ import main
+try:
+    main(["worker", "--help"])
+finally:
+    print(gc.get_freeze_count(), gc.isenabled(), file=sys.stderr)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", shows], capture_output=True, text=True, check=True
+    ).stderr.split()
+    assert int(told[0]) > 10_000
+    assert told[1] == "True"
+    before = gc.get_freeze_count()
+    with pytest.raises(SystemExit):
+        main(["worker", "--help"])
+    assert 0 < gc.get_freeze_count() <= before
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("check", "note: policy.block_tokens"), ("serve", "policy.block_tokens")]
+)
+def test_a_former_key_is_noted_where_it_is_read(command: str, words: str, tmp_path: Path) -> None:
+    names = "'policy.block_tokens', 'policy.block_size', '0.2.0', '0.3.0'"
+    start = (
+        "from extproc.config import reader; from extproc.__main__ import main;"
+        f" reader.FORMER_KEYS = (reader.FormerKey({names}),); main()"
+    )
+    file = config(tmp_path, policy={"block_tokens": 8})
+    arguments = [sys.executable, "-c", start, command, "--config", file]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "serving ext_proc" in line:
+                process.terminate()
+    assert [line for line in said if f"{words}: is called block_size since 0.2.0" in line]
 
 
 def test_a_good_configuration_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +130,7 @@ def test_what_may_be_a_slip_is_noted(tmp_path: Path, capsys: pytest.CaptureFixtu
     workers = [{"endpoint": "127.0.0.1:9", "lora": ["x"]}]
     file = config(tmp_path, workers=workers)
     assert main(["check", "--config", file]) == 0
-    note = f"{file}: note: workers[0].lora: 'x' is under no model's lora"
+    note = f"{file}: note: workers[0].lora: 'x' is not in any model's lora"
     assert capsys.readouterr().out == f"{note}\n{file}: ok\n"
 
 
@@ -153,6 +201,34 @@ def test_a_router_serves_and_explains_until_it_is_told_to_stop(
     router.stderr.close()
 
 
+@needs_namespaces
+def test_the_first_process_of_a_container_ends_by_a_signal_while_it_starts(tmp_path: Path) -> None:
+    config = tmp_path / "kvsteer.yaml"
+    os.mkfifo(config)
+    command = [*AS_FIRST_PROCESS, *KVSTEER, "serve", "--config", str(config)]
+    with subprocess.Popen(command) as router, config.open("w"):  # opens when the router reads it
+        os.kill(first_process(router.pid), signal.SIGTERM)
+        assert router.wait(20) == 128 + signal.SIGTERM
+
+
+@needs_namespaces
+@pytest.mark.parametrize("refused", ["kvsteer.yaml", "model", "model/tokenizer.json"])
+def test_a_file_that_this_user_may_not_read_is_named_with_the_user(
+    refused: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(TINY_MODEL, model)
+    file = config(tmp_path, models=[{"name": "tiny", "tokenizer": str(model)}])
+    (tmp_path / refused).chmod(0)
+    without_rights = ("unshare", "--user")  # root may read everything
+    command = [*without_rights, *KVSTEER, "check", "--config", file]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (tmp_path / refused).chmod(0o700)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"cannot be read: Permission denied; this process runs as user \d+$", line)
+
+
 def test_the_help_groups_every_command_by_what_a_user_wants(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -204,6 +280,14 @@ def test_explaining_what_is_no_json_says_so(text: str) -> None:
         check=False,
     )
     assert (nonsense.returncode, b"not JSON" in nonsense.stderr) == (2, True)
+
+
+def test_explaining_nothing_says_what_containers_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert main(["explain"]) == 2
+    assert "it is empty; `docker exec` and `docker run` need -i" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("admin", ["no url", "http://127.0.0.1:abc"])

@@ -92,14 +92,14 @@ def test_zsh_is_told_what_an_option_takes() -> None:
         assert part in text
 
 
-@pytest.mark.skipif(FISH is None, reason="fish is not installed")
+@pytest.mark.skipif(FISH is None, reason="needs fish (on Debian: the package fish)")
 def test_fish_completes() -> None:
     asked = f"{script('fish', commands_of(small()))}\ncomplete -C 'kvsteer play --po'"
     done = subprocess.run([str(FISH)], input=asked, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("--policy\t")
 
 
-@pytest.mark.skipif(ZSH is None, reason="zsh is not installed")
+@pytest.mark.skipif(ZSH is None, reason="needs zsh (on Debian: the package zsh)")
 def test_zsh_takes_the_script() -> None:
     source = script("zsh", commands_of(small()))
     asked = f"autoload -U compinit; compinit -D\n{source}\nprint ${{_comps[kvsteer]}}"

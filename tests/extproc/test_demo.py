@@ -142,7 +142,7 @@ async def test_what_is_not_ready_in_time_is_told_with_what_the_parts_said(
     async with started(router):
         while not router.said():  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.02)
-        with pytest.raises(StartError, match="router said last:\n  no feed is live"):
+        with pytest.raises(StartError, match="last output of router:\n  no feed is live"):
             await ready([f"http://127.0.0.1:{free_port()}/readyz"], [router])
 
 
@@ -198,7 +198,10 @@ def test_a_port_that_another_demo_has_is_refused() -> None:
         assert other.stdout is not None
         other.stdout.readline()
         with Ports() as ports:
-            with pytest.raises(StartError, match=f"127.0.0.1:{port}: another demo has it; --port"):
+            with pytest.raises(
+                StartError,
+                match=f"127.0.0.1:{port}: another demo has it; choose another with --port",
+            ):
                 ports.take(port)
             other.communicate()
             ports.take(port)
@@ -217,8 +220,8 @@ async def test_a_worker_that_ends_is_told_and_started_again(
         keeping.cancel()
         await asyncio.wait([keeping])
     told = capsys.readouterr().out
-    assert "worker a ended with 1\n  killed\n  it is started again in 0.01 s\n" in told
-    assert "worker a is started again" in told
+    assert "worker a ended with 1\n  killed\n  it restarts in 0.01 s\n" in told
+    assert "worker a has restarted" in told
 
 
 @pytest.mark.slow
@@ -230,7 +233,7 @@ async def test_the_demo_goes_on_when_the_router_is_killed_as_it_says(tmp_path: P
     )
     try:
         assert demo.stdout is not None
-        said = (await demo.stdout.readuntil(b"is started again after")).decode()
+        said = (await demo.stdout.readuntil(b"both restart after")).decode()
         killing = re.findall(r"kill -9 (\d+)", said)[-1]
         processes = dict(re.findall(r"^ +(\d+)  (\S+)", said, re.MULTILINE))
         assert list(processes.values()) == ["worker", "router", "envoy"]

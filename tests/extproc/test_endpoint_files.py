@@ -119,7 +119,7 @@ async def test_a_directory_that_is_not_there_is_a_fault_that_heals(
     monkeypatch.setattr(eds, "TRY_AGAIN_SECONDS", 0.01)
     directory = tmp_path / "later"
     async with written(directory, Fleet(ONE)) as files:
-        assert files.fault.endswith("workers.json: cannot be written: No such file or directory")
+        assert files.fault.endswith("workers.json: No such file or directory")
         directory.mkdir()
         await until(lambda: files.fault == "")
         assert read(directory) == [ONE]

@@ -1,4 +1,4 @@
-from extproc.errors import CallError, ConfigError, Http2Error, RequestError
+from extproc.errors import CallError, ConfigError, ExtraError, Http2Error, RequestError
 from kvstate.errors import KVSteerError
 
 
@@ -18,3 +18,8 @@ def test_everything_raised_on_purpose_has_one_root() -> None:
 def test_what_a_peer_is_told_has_its_code() -> None:
     assert (Http2Error(11, "too much").code, CallError(3, "what").status) == (11, 3)
     assert str(CallError(3, "what")) == "what"
+
+
+def test_a_missing_extra_is_named_with_what_installs_it() -> None:
+    error = ExtraError("workers[0].events.grpc", "grpc")
+    assert str(error) == "workers[0].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import signal
 import stat
 from pathlib import Path
@@ -14,7 +15,12 @@ from extproc.pb.kvsteer_ext_proc_pb2 import HttpHeaders, ProcessingRequest
 from simulator.server import running as simulated
 from simulator.settings import TINY_MODEL, Settings
 from tests.e2e.system import until
-from tests.extproc.router_process import router
+from tests.extproc.router_process import (
+    AS_FIRST_PROCESS,
+    first_process,
+    needs_namespaces,
+    router,
+)
 from tests.extproc.serving.identities import Identities
 from tests.extproc.serving.running import listen_at
 from tests.ports import free_port
@@ -92,6 +98,19 @@ async def test_a_second_signal_ends_it_at_once(kind: str, tmp_path: Path) -> Non
         assert await asyncio.wait_for(one.process.wait(), 30) == -signal.SIGTERM
 
 
+@needs_namespaces
+@pytest.mark.slow
+async def test_a_second_signal_ends_the_first_process_of_a_container(tmp_path: Path) -> None:
+    listen = listen_at("tcp", tmp_path)
+    async with router(tmp_path, listen, before=AS_FIRST_PROCESS, drain_ms=100_000) as one:
+        await one.placed()
+        inside = first_process(one.process.pid)
+        os.kill(inside, signal.SIGTERM)
+        await until(lambda: one.answers(503), "it is stopping")
+        os.kill(inside, signal.SIGTERM)
+        assert await asyncio.wait_for(one.process.wait(), 30) == 128 + signal.SIGTERM
+
+
 @both
 @pytest.mark.parametrize("mode", ["0600", "0666"])
 @pytest.mark.slow
@@ -140,7 +159,7 @@ async def test_a_hangup_says_which_keys_take_a_restart(tmp_path: Path) -> None:
         await says("configuration read again: nothing changed")
         changed = "\nevents: {enabled: false}\nlog: {level: error}\npolicy: {name: random}\n"
         await says("these need a restart: log.level, policy.name\n", changed)
-        assert "events disabled: requests are routed by load and by what" in one.log.read_text()
+        assert "events disabled: requests are routed by load and by earlier" in one.log.read_text()
         await says("not reloaded: ", "\nlog: {level: loud}\n")
 
 
@@ -155,7 +174,9 @@ async def test_a_worker_that_is_away_is_waited_for_so_long(
     listen = listen_at("tcp", tmp_path)
     async with router(tmp_path, listen, sections=changes, status=expected) as one:
         assert await one.ready() == expected
-        assert await one.readiness_words() == ("replays under way\n" if deadline_ms else "ready\n")
+        assert await one.readiness_words() == (
+            "replays are still running\n" if deadline_ms else "ready\n"
+        )
 
 
 async def test_a_router_serves_and_says_that_a_models_tokens_are_found_to_differ(
@@ -185,4 +206,4 @@ async def test_a_router_serves_and_says_that_a_models_tokens_are_found_to_differ
                     metrics = await answer.text()
             assert (shown["result"], shown["request"]) == ("differs", "a conversation")
             assert 'kvsteer_model_verified{model="tiny",result="differs"} 1.0' in metrics
-            assert one.log.read_text().count("our tokens are not those of worker") == 1
+            assert one.log.read_text().count("its tokens differ from those of worker") == 1

@@ -269,7 +269,7 @@ def test_each_process_records_to_a_file_of_its_own_and_has_its_part_of_the_room(
         ),
         (
             {"extproc": {"processes": 3, "listen": f"unix:/{'a' * 105}"}},
-            ["extproc.listen: the socket's path has 108 bytes; 107 are the most"],
+            ["extproc.listen: the socket's path has 108 bytes; the limit is 107"],
         ),
         (
             {

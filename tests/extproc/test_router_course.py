@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from extproc.config.reader import parse
-from extproc.observing.course import Course, Trace
+from extproc.observing.decisions import Course, Trace
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision
 from extproc.requests.costly_json import INLINE_BYTES

@@ -64,8 +64,8 @@ def test_an_explanation_is_a_sentence_and_a_table() -> None:
         ),
         "",
         (
-            "HOLDS and the other columns count tokens; COST is COMPUTE + QUEUED + RUNNING,"
-            " and the least wins."
+            "HOLDS and the other columns count tokens; COST is COMPUTE + QUEUED + RUNNING;"
+            " the lowest wins."
         ),
     ]
 
@@ -88,7 +88,7 @@ def test_a_worker_that_cannot_take_it_comes_last_with_its_reason() -> None:
     busy, unseen = candidate("b", 1.0, excluded="serves n"), candidate("c", None)
     lines = explained(answer(candidate("a"), busy, unseen, policy="random"))
     assert [line.split()[0] for line in lines[3:6]] == ["a:8000", "c:8000", "b:8000"]
-    assert lines[4].endswith("-  not looked at: chance left it out")
+    assert lines[4].endswith("-  not compared: not in the random sample")
     assert lines[5].endswith("-  not possible: serves n")
     assert lines[-1].endswith("This was decided by the policy random.")
     assert "next best" not in lines[0]

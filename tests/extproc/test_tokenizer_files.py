@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,15 @@ def test_what_is_nowhere_says_where_was_looked(
 def test_a_directory_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in"):
         TokenizerFiles.find(str(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["", "tokenizer.json"])
+def test_a_tokenizer_that_this_user_may_not_read_is_refused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, _: path != file)  # root may read everything
+    with pytest.raises(PermissionError, match="Permission denied") as caught:
+        TokenizerFiles.find(str(tmp_path / source))
+    assert caught.value.filename == str(file)

@@ -85,7 +85,7 @@ def test_a_router_that_goes_away_is_told_in_as_many_lines_as_it_takes(
         monkeypatch.setattr("extproc.top.ask", gone)
         assert run(admin, once=False, out=terminal) == 0
     shown = terminal.getvalue().replace("\x1b[K\n", " ")
-    assert "/gone/decisions: there is no such path trying again" in shown
+    assert "/gone/decisions: unknown path trying again" in shown
 
 
 WIDE = (200, 0)
@@ -319,6 +319,6 @@ def test_what_is_not_steered_and_who_answered_is_shown() -> None:
         served.it.observed.served(kept[-1].decision, "127.0.0.1:1")
         assert run(served.it.url, once=True, out=shown) == 0
     lines = shown.getvalue().splitlines()
-    assert lines[1] == "STEERS 0 % of the requests, the proxy chooses for the others"
+    assert lines[1] == "STEERS 0 % of the requests; the proxy chooses for the others"
     (newest,) = [line for line in lines if "0/40" in line]
     assert "127.0.0.1:1 (not steered), answered" in newest

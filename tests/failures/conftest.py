@@ -1,4 +1,4 @@
-"""One stage for all tests with one server, and a table of what each failure cost."""
+"""One stage for all tests with one server, and a table of the cost of each failure."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -47,7 +47,7 @@ SERVERS = [
 ]
 
 
-@pytest.fixture(scope="session", params=SERVERS)
+@pytest.fixture(scope="package", params=SERVERS)
 def one_stage(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:

@@ -1,4 +1,4 @@
-"""A connection between two ports that can be made slow, or cut without anybody being told.
+"""A connection between two ports that can be slowed down, or cut silently.
 
 It is a process of its own: the tests' own event loop is as busy as their load.
 """
@@ -57,13 +57,13 @@ async def carry(from_port: int, to_port: int) -> None:
 
 
 class Link:
-    """What runs through it passes at once, until it is told otherwise."""
+    """Passes everything at once, until changed."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def become(self, state: str) -> None:
-        """Is cut, or takes so many seconds for each piece."""
+        """Cuts the link, or delays each piece by this many seconds."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(f"{state}\n".encode())

@@ -1,4 +1,4 @@
-"""Requests under load, and what became of each."""
+"""Requests under load, and the outcome of each."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request.
+    """The outcome of one request.
 
     status: 0 where no response came. fault: Envoy's words, or the exception, where it was not
     answered in full. seconds: since the clock's start.
@@ -40,12 +40,12 @@ class Outcome:
 
     @property
     def is_answered(self) -> bool:
-        """In full, by a worker."""
+        """Whether a worker answered it in full."""
         return self.status == OK and not self.fault
 
     @property
     def was_begun(self) -> bool:
-        """A worker had taken it, and died of something else."""
+        """Whether a worker had begun it, and then failed."""
         return not self.is_answered and (
             self.status == OK or any(words in self.fault for words in _BEGUN)
         )
@@ -55,7 +55,7 @@ Send = Callable[[], Awaitable[Outcome]]
 
 
 def body() -> dict[str, Any]:
-    """A prompt that nobody has sent before."""
+    """A new prompt."""
     return chat(long_text(f"number {next(_numbers)}"))
 
 
@@ -81,26 +81,26 @@ async def post(session: aiohttp.ClientSession, url: str, prompt: dict[str, Any])
 
 @dataclass
 class Load:
-    """Requests that are sent until it is stopped; outcomes as they come."""
+    """Sends requests until it is stopped, and records outcomes."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     is_stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def goes_on(self, more: int) -> None:
-        """Waits for so many more outcomes."""
+        """Waits for this many more outcomes."""
         goal = len(self.outcomes) + more
         async with asyncio.timeout(TIMEOUT_SECONDS):
             while len(self.outcomes) < goal:  # noqa: ASYNC110 - counted by many tasks
                 await asyncio.sleep(0.01)
 
     async def send(self, send: Send) -> None:
-        """Sends one and keeps what became of it."""
+        """Sends one request and records its outcome."""
         self.outcomes.append(await send())
 
 
 @contextlib.asynccontextmanager
 async def closed_loop(send: Send, clients: int = CLIENTS) -> AsyncIterator[Load]:
-    """So many clients, each of which waits for its answer before it asks again."""
+    """This many clients, each of which waits for its answer before it sends again."""
     load = Load()
 
     async def one_client() -> None:
@@ -113,7 +113,7 @@ async def closed_loop(send: Send, clients: int = CLIENTS) -> AsyncIterator[Load]
 
 @contextlib.asynccontextmanager
 async def open_loop(send: Send, rate: float = REQUESTS_PER_SECOND) -> AsyncIterator[Load]:
-    """So many requests a second, however long the answers take."""
+    """This many requests per second, however long the answers take."""
     load = Load()
 
     async def arrivals() -> None:
@@ -143,6 +143,6 @@ async def _running(load: Load, tasks: Iterable[Any]) -> AsyncIterator[None]:
 
 
 def counted(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """How many were not answered: before a worker had begun, and after."""
+    """Counts unanswered requests: before a worker had begun, and after."""
     begun = sum(one.was_begun for one in outcomes)
     return sum(not one.is_answered for one in outcomes) - begun, begun

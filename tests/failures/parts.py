@@ -1,4 +1,4 @@
-"""Processes that can be killed, stopped, let go on and started again, one log each."""
+"""Processes that can be killed, stopped, continued and restarted, each with a log."""
 
 import signal
 import socket
@@ -18,7 +18,7 @@ TAIL_BYTES = 4_000
 
 
 class Part:
-    """One process; it is there when this can be reached: a URL that answers 200, or ip:port."""
+    """One process; it is up when this can be reached: a URL that answers 200, or ip:port."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, reached_at: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A worker that answers 503 to whatever comes.
+"""A worker that answers 503 to every request.
 
 python refusing_worker.py IP:PORT
 """

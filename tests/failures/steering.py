@@ -1,4 +1,4 @@
-"""When requests go again to the worker that holds their prefix."""
+"""Measures when requests go again to the worker that holds their prefix."""
 
 import asyncio
 import itertools

@@ -13,7 +13,7 @@ from tests.failures.load import body, client, counted, open_loop, post
 from tests.failures.parts import Part
 from tests.failures.stage import Stage
 
-pytestmark = pytest.mark.parametrize("one_stage", ["lean"], indirect=True, scope="session")
+pytestmark = pytest.mark.parametrize("one_stage", ["lean"], indirect=True, scope="package")
 
 REQUESTS = 100
 

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.parametrize("loop", ["closed", "open"]),
     # Which server carries the router's messages makes no difference to the workers.
-    pytest.mark.parametrize("one_stage", ["grpcio"], indirect=True, scope="session"),
+    pytest.mark.parametrize("one_stage", ["grpcio"], indirect=True, scope="package"),
 ]
 
 DURING = 150

@@ -1,4 +1,4 @@
-"""Prints what the faults of this run led to, as a table."""
+"""Prints the effects of this run's faults as a table."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A publisher whose cache is known exactly, and which loses, restarts and lies when told to.
+"""A publisher whose cache is known exactly, and that loses, restarts and lies on command.
 
 It speaks as vLLM 0.32 does, over real sockets bound to 127.0.0.1. Its blocks have `BLOCK_SIZE`
 tokens that all are the block's number, so that a prompt is a list of numbers.
@@ -33,7 +33,7 @@ def prompt(chain: Sequence[int]) -> Prompt:
 
 
 class Moment(NamedTuple):
-    """What the engine held after a batch."""
+    """The engine's cache after a batch."""
 
     life: int
     sequence: int
@@ -46,7 +46,7 @@ class Cache:
         self.copies: Counter[Chain] = Counter(copies or {})
 
     def copy(self) -> "Cache":
-        """The same, as it is now."""
+        """A copy of the present state."""
         return Cache(self.copies)
 
     def overlap(self, chain: Sequence[int]) -> int:
@@ -101,7 +101,7 @@ class Engine:
         return self._is_subscribed
 
     async def close(self) -> None:
-        """Closes the sockets as a process does that ends."""
+        """Closes the sockets like a process that ends."""
         self._pub.close(linger=0)
         if self._serving is not None:
             self._serving.cancel()
@@ -114,7 +114,7 @@ class Engine:
         self._context.term()
 
     async def restart(self, seed: int | None = None, batches: int = 0) -> None:
-        """Ends, and starts with an empty cache and batches that nobody hears."""
+        """Restarts with an empty cache, and publishes batches before anybody is subscribed."""
         await self.close()
         self.cache = Cache()
         self.life = next(_lives)

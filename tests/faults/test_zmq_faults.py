@@ -192,7 +192,7 @@ async def test_late_join_is_certain_of_what_it_saw(table: list[Row]) -> None:
         watch.happens(new_connection)
         await watch.settled(State.DEGRADED)
         assert watch.is_exact()
-        assert watch.reason == "batches before 1 are no longer to be had"
+        assert watch.reason == "batches before 1 are no longer available"
         table.append(await watch.row("replay of what there is"))
 
 

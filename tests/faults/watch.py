@@ -1,4 +1,4 @@
-"""Watches what is credited to a worker while something goes wrong with its feed."""
+"""Watches the credit of a worker while its feed has a fault."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class Watched:
-    """A transport that notes when the first evidence of a fault was handed on, and handled."""
+    """A transport that records when the first evidence of a fault was passed on, and handled."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -75,7 +75,7 @@ class Watched:
 
 @dataclass
 class Watch:
-    """One worker that is followed, and what is asked about it all the time.
+    """One followed worker, and the repeated lookups of its credit.
 
     probes: chains of blocks. wrong: looks at which something was credited as certain that the
     engine no longer had, although the evidence had been handled. renumbered: the feed has other
@@ -152,11 +152,11 @@ class Watch:
         return [self.engine.cache.overlap(probe) for probe in self.probes]
 
     def is_exact(self) -> bool:
-        """Whether what is credited as certain is what the engine has."""
+        """Whether the certain credit equals the engine's cache."""
         return self.certain() == self.held()
 
     def is_honest(self) -> bool:
-        """Whether nothing is credited as certain that the engine does not have."""
+        """Whether all certain credit is in the engine's cache."""
         pairs = zip(self.certain(), self.held(), strict=True)
         return all(certain <= held for certain, held in pairs)
 
@@ -205,7 +205,7 @@ class Watch:
         return [self.engine.truth.get(moment, Cache()) for moment in moments]
 
     def _is_settled(self) -> bool:
-        """Exact, or aware of what it does not know."""
+        """Whether it is exact, or knows that it is not."""
         if self.state is State.LIVE:
             return self._has_all() and self.is_exact()
         return self.state in (State.DEGRADED, State.STALE, State.UNSUPPORTED)

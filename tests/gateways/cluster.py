@@ -1,4 +1,4 @@
-"""What a control plane needs of a Kubernetes cluster, on loopback: objects to list, watch, write.
+"""A Kubernetes API on loopback for control planes: objects to list, watch and write.
 
 It admits everything, knows no schemas and starts no pods. A Service with a selector gets an
 EndpointSlice of the pods that are here, as the real cluster's controller would make it.

@@ -1,4 +1,4 @@
-"""What the tests of gateways share."""
+"""Shared fixtures of the gateway tests."""
 
 from collections.abc import Callable
 from pathlib import Path

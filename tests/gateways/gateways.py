@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import aiohttp
 import yaml
 
-from simulator.server import running as running_worker
 from simulator.settings import TINY_MODEL, Settings
 from simulator.worker import Worker
 from tests.deploy.manifests import of_kind
-from tests.e2e.system import System, until
+from tests.e2e.envoy_process import stop
+from tests.e2e.system import System, started, until
 from tests.extproc.serving.identities import Identities
 from tests.ports import free_port
 
@@ -95,18 +95,7 @@ async def running_program(
         error.add_note(f"{command[0]} said\n{program.log_tail()}")
         raise
     finally:
-        await _stop(process)
-
-
-async def _stop(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await stop(process, STOP_SECONDS, lambda: os.killpg(process.pid, signal.SIGKILL))
 
 
 async def answering(program: Program, url: str) -> None:
@@ -172,22 +161,16 @@ async def behind(
     configuration: the router's, as it is published. settings: of the workers.
     """
     async with contextlib.AsyncExitStack() as stack:
-        each = [await stack.enter_async_context(contextlib.AsyncExitStack()) for _ in range(3)]
         port, worker_port = free_port(), free_port()
         listening = [f"127.0.0.1{number}:{worker_port}" for number in range(1, 4)]
-        workers = [
-            await one.enter_async_context(
-                running_worker(Settings(model=MODEL, listen=listen, **settings))
-            )
-            for one, listen in zip(each, listening, strict=True)
-        ]
+        workers, stops = await started(
+            stack, [Settings(model=MODEL, listen=one, **settings) for one in listening]
+        )
         told = here(configuration, workers, port, directory)
         config_file = directory / "kvsteer.yaml"
         config_file.write_text(yaml.safe_dump(told))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        system = System(session, config_file, workers)
-        for worker, one in zip(workers, each, strict=True):
-            system.add_stop(worker.endpoint, one.aclose)
+        system = System(session, config_file, workers, stops)
         stack.push_async_callback(system.end)
         await system.start_router()
         router_port = int(told["extproc"]["listen"].rpartition(":")[2])

@@ -5,7 +5,6 @@ The sidecar's default: the picker is asked by TLS, whoever it is, and the header
 
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,7 +12,6 @@ import yaml
 from tests.deploy.manifests import KUBERNETES
 from tests.e2e.envoy_process import running_envoy
 from tests.e2e.existing_envoy import connection_manager, load_assignment, plain_envoy
-from tests.extproc.serving.identities import Identities
 from tests.gateways.gateways import Place
 from tests.ports import free_port
 
@@ -24,15 +22,10 @@ _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 _MANY = {"thresholds": [dict.fromkeys(("max_connections", "max_requests"), 40_000)]}
 
 
-def configuration(directory: Path) -> Tree:
-    """The router's, of the values that the chart is given, with a certificate of the test's."""
+def configuration() -> Tree:
+    """The router's, of the values that the chart is given."""
     values = yaml.safe_load((FOLDER / "values.yaml").read_text())
     told: Tree = yaml.safe_load(values["router"]["epp"]["pluginsCustomConfig"]["kvsteer.yaml"])
-    identities = Identities(directory)
-    told["extproc"]["tls"] = {
-        "certificate": str(identities.certificate_file),
-        "key": str(identities.key_file),
-    }
     return told
 
 

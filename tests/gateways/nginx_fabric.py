@@ -16,7 +16,6 @@ import yaml
 
 from tests.deploy.manifests import KUBERNETES
 from tests.e2e.system import until
-from tests.extproc.serving.identities import Identities
 from tests.gateways.gateways import Place, running_program
 
 Tree = dict[str, Any]
@@ -127,14 +126,9 @@ def directives() -> str:
     """
 
 
-def configuration(directory: Path) -> Tree:
-    """The router's, as it is published, with a certificate of the test's."""
+def configuration() -> Tree:
+    """The router's, as it is published."""
     told: Tree = yaml.safe_load((COMPONENTS / "router-tls/kvsteer.yaml").read_text())
-    identities = Identities(directory)
-    told["extproc"]["tls"] = {
-        "certificate": str(identities.certificate_file),
-        "key": str(identities.key_file),
-    }
     return told
 
 

@@ -23,7 +23,7 @@ behind_envoy = pytest.mark.slow
 
 @pytest.fixture
 async def system(tmp_path: Path) -> AsyncIterator[System]:
-    async with behind(tmp_path, running, configuration(tmp_path), **WORKERS) as one:
+    async with behind(tmp_path, running, configuration(), **WORKERS) as one:
         yield one
 
 

@@ -29,7 +29,7 @@ WORKERS = {"decode_tokens_per_second": 20.0, "max_model_len_tokens": 400_000, "b
 
 
 def fabric(tmp_path: Path, more: str) -> AbstractAsyncContextManager[System]:
-    return behind(tmp_path, partial(running, more), configuration(tmp_path), **WORKERS)
+    return behind(tmp_path, partial(running, more), configuration(), **WORKERS)
 
 
 @pytest.fixture

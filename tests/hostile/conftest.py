@@ -1,4 +1,4 @@
-"""One router for all tests of a kind of server: what one of them leaves behind hurts the next."""
+"""One router for all tests of a kind of server, so that damage by one test shows in the next."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What costs a client little and could cost a server much: bytes to send after the greeting."""
+"""Bytes to send after the greeting that are cheap for a client and costly for a server."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

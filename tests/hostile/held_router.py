@@ -1,18 +1,17 @@
 """The router, with a look at its event loop: for how long one holds it up.
 
-`python -m tests.hostile.held_router FILE ...` is `kvsteer ...`. The loop is looked at again and
-again; the CPU seconds that its thread took between two looks are written to the file, where they
-are more than a pause that nobody notices. A machine that is busy elsewhere does not lengthen them.
+The loop is looked at again and again; the CPU seconds that its thread took between two looks are
+written to the file, where they are more than a pause that nobody notices. A machine that is busy
+elsewhere does not lengthen them.
 """
 
 import asyncio
-import sys
+import resource
 import time
 from pathlib import Path
 from typing import IO
 
 from extproc import event_loop
-from extproc.__main__ import main
 
 LOOK_SECONDS = 0.002
 NOTICED_SECONDS = 0.01
@@ -46,6 +45,7 @@ def watching(path: str) -> None:
     event_loop._new_event_loop = made
 
 
-if __name__ == "__main__":
-    watching(sys.argv[1])
-    sys.exit(main(sys.argv[2:]))
+def watching_with_few_files(path: str, files: str) -> None:
+    """The same, in a process that may have no more files open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), int(files)))
+    watching(path)

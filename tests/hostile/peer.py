@@ -1,6 +1,6 @@
-"""A client that keeps to no rule: it writes any bytes, and understands what it is told.
+"""A client that follows no rules: it writes any bytes, and parses the answers.
 
-Frames are built and read by `hyperframe` and heads by `hpack`: nothing of ours checks itself here.
+Frames are built and read by `hyperframe` and header blocks by `hpack`, not by KVSteer's own code.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A publisher of events that keeps to no rule: it speaks ZMTP by itself, and sends any bytes."""
+"""A publisher of events that follows no rules: it implements ZMTP itself, and sends any bytes."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The rules of RFC 9113 that a client can break against a server, and what is to come of it."""
+"""The rules of RFC 9113 that a client can break, and the expected reaction to each."""
 
 from dataclasses import dataclass
 

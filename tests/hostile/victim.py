@@ -1,4 +1,4 @@
-"""A router in a process of its own, and what shows that it took no harm."""
+"""A router in its own process, and the checks that it took no harm."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,16 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import PIPE
 from typing import Any
 
 import aiohttp
 import grpc
 
 from extproc.pb.kvsteer_ext_proc_pb2 import ProcessingRequest, ProcessingResponse
+from tests import copies
 from tests.extproc.messages import body, head
+from tests.hostile import held_router
 from tests.hostile.peer import PROCESS, Peer
 from tests.ports import free_port
 
@@ -27,7 +29,7 @@ HEAD = head("/v1/completions").SerializeToString()
 BODY = body(PROMPT).SerializeToString()
 
 # What a fault of ours would leave in the log.
-_FAULTS = re.compile("Traceback|fault of ours|Fatal error|never retrieved|MemoryError")
+_FAULTS = re.compile("Traceback|internal error|Fatal error|never retrieved|MemoryError")
 
 _CONFIG = """
 extproc: {{listen: '127.0.0.1:{extproc}', server: {server}}}
@@ -47,7 +49,7 @@ TRIES = 3
 
 @dataclass
 class Harm:
-    """What others saw while something went on; filled in when it is over.
+    """The effects on other clients meanwhile; filled in at the end.
 
     latencies: of their decisions, in seconds. worked: how much of each the router worked, in CPU
     seconds, on whatever. held: CPU seconds of the event loop's thread between two looks at it,
@@ -62,7 +64,7 @@ class Harm:
 
     @property
     def worst_held(self) -> float:
-        """For how many CPU seconds nobody else had a turn, at the worst."""
+        """The longest time for which nothing else had a turn, in CPU seconds."""
         return max(self.held, default=0.0)
 
     def quantile(self, share: float) -> float:
@@ -99,10 +101,10 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 class Victim:
-    """A router; is to be left as it was found."""
+    """A router that a test must leave as it was."""
 
     def __init__(
-        self, server: str, process: Popen[bytes], ports: dict[str, int], log: Path, held: Path
+        self, server: str, process: copies.Copy, ports: dict[str, int], log: Path, held: Path
     ) -> None:
         self.server = server
         self._process = process
@@ -110,6 +112,7 @@ class Victim:
         self._admin = ports["admin"]
         self._log, self._held = log, held
         self._peers: list[Peer] = []
+        self._judged = 0  # characters of the log
 
     async def connect(self) -> Peer:
         """A raw connection."""
@@ -139,12 +142,12 @@ class Victim:
         return float(found[1]) if found else 0.0
 
     async def feeds(self) -> list[dict[str, Any]]:
-        """The feeds of its worker, as GET /workers has them."""
+        """The feeds of its worker, from GET /workers."""
         feeds: list[dict[str, Any]] = (await self.worker())["feeds"]
         return feeds
 
     async def worker(self) -> dict[str, Any]:
-        """Its worker, as GET /workers has it."""
+        """Its worker, from GET /workers."""
         url = f"http://127.0.0.1:{self._admin}/workers"
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             worker: dict[str, Any] = (await response.json())[0]
@@ -152,11 +155,11 @@ class Victim:
 
     @property
     def http_ports(self) -> list[int]:
-        """Where admin and metrics are served."""
+        """The ports of the admin and metrics servers."""
         return [self._admin, self._metrics]
 
     def log_text(self) -> str:
-        """What it has logged."""
+        """Its log."""
         return self._log.read_text(errors="replace")
 
     @contextlib.asynccontextmanager
@@ -193,16 +196,16 @@ class Victim:
         return await self.has_at_most(0)
 
     async def has_at_least(self, streams: int) -> bool:
-        """Whether so many streams are open."""
+        """Whether at least this many streams are open."""
         return await self.metric("kvsteer_open_streams") >= streams
 
     async def has_at_most(self, streams: int) -> bool:
-        """Whether no more streams are open."""
+        """Whether at most this many streams are open."""
         return await self.metric("kvsteer_open_streams") <= streams
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        """A connection of its own, as a proxy has one."""
+        """A separate connection, like a proxy's."""
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options) as channel:
             yield channel
@@ -224,7 +227,7 @@ class Victim:
             assert await call.code() == grpc.StatusCode.OK
 
     async def decisions(self, reason: str) -> float:
-        """How many were made for that reason."""
+        """The number of decisions with that reason."""
         return await self.metric(f'kvsteer_decisions_total{{model="m",reason="{reason}"}}')
 
     async def answers(self, channel: grpc.aio.Channel) -> None:
@@ -242,6 +245,12 @@ class Victim:
             assert mutation.set_headers[0].header.key == "x-gateway-destination-endpoint"
             await call.done_writing()
             assert await call.code() == grpc.StatusCode.OK
+
+    def _news(self) -> str:
+        """What it has logged since the last call: between two tests, too."""
+        news = self.log_text()[self._judged :]
+        self._judged += len(news)
+        return news
 
     @contextlib.asynccontextmanager
     async def unharmed(
@@ -263,15 +272,18 @@ class Victim:
             calls = asyncio.create_task(self._call(channel, is_done, may_cancel=may_cancel))
             try:
                 yield
+            except BaseException:
+                self._news()  # the next test must not fail of these, too
+                raise
             finally:
                 self.leave()
                 is_done.set()
                 await calls
             await self._answers(channel, may_cancel=may_cancel)
-        assert self._process.poll() is None
+        assert self._process.returncode is None
         await until(self.is_quiet, "no stream is open")
-        fault = _FAULTS.search(self._log.read_text(errors="replace"))
-        assert fault is None, self._log.read_text(errors="replace")[-4000:]
+        news = self._news()
+        assert _FAULTS.search(news) is None, news[-4000:]
         assert self.resident_bytes < before + may_grow_bytes
 
     async def _call(
@@ -295,7 +307,7 @@ class Victim:
 
     def is_ready(self) -> bool:
         """Whether it has started."""
-        assert self._process.poll() is None, self._log.read_text()
+        assert self._process.returncode is None, self._log.read_text()
         with contextlib.suppress(OSError):
             urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/readyz").close()
             return True
@@ -304,7 +316,6 @@ class Victim:
     def stop(self) -> None:
         """Ends the process."""
         self._process.kill()
-        self._process.wait()
 
 
 async def assert_undelayed(
@@ -338,7 +349,7 @@ def _is_quick(harm: Harm) -> bool:
 
 
 async def _read(stream: asyncio.StreamReader, harm: Harm, before: int) -> None:
-    """Notes what the prober says, until it ends."""
+    """Records the prober's output until it ends."""
     async for line in stream:
         latency, worked, resident = line.split()
         harm.latencies.append(float(latency))
@@ -350,7 +361,7 @@ async def _read(stream: asyncio.StreamReader, harm: Harm, before: int) -> None:
 def running_victim(
     server: str, folder: Path, worker_keys: str = "", model_keys: str = "", files: int | None = None
 ) -> Iterator[Victim]:
-    """A router with that gRPC server, and one worker that nobody asks.
+    """A router with that gRPC server, and one worker that gets no requests.
 
     worker_keys, model_keys: more of their configuration, in YAML's flow style. files: how many
     files it may have open, the system's limit where it is None.
@@ -360,12 +371,12 @@ def running_victim(
     keys = {"worker_keys": worker_keys, "model_keys": model_keys}
     file.write_text(_CONFIG.format(server=server, **keys, **ports))
     held.touch()
-    router = [sys.executable, "-m", "tests.hostile.held_router", str(held)]
-    command = [*router, "serve", "--config", str(file)]
+    watching = [held_router.__name__, held_router.watching.__name__, str(held)]
     if files is not None:
-        command = ["prlimit", f"--nofile={files}:{files}", *command]
+        name = held_router.watching_with_few_files.__name__
+        watching = [held_router.__name__, name, str(held), str(files)]
     with log.open("ab") as stream:
-        process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=stream)
+        process = copies.started_at_once(["serve", "--config", str(file)], stream, watching)
     victim = Victim(server, process, ports, log, held)
     try:
         deadline = time.monotonic() + WAIT_SECONDS

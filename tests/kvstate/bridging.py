@@ -1,4 +1,4 @@
-"""A bridge that is fed from memory, and subscribers that put together what it tells them."""
+"""A bridge that is fed from memory, and subscribers that reconstruct its state."""
 
 import asyncio
 from collections import Counter
@@ -9,8 +9,8 @@ from functools import partial
 
 import grpc
 
-from kvstate.bridge.bridge import Bridge, BridgeLimits, BridgeServer
-from kvstate.bridge.rank import BridgedRank
+from kvstate.bridge.bridge import Bridge, BridgeServer
+from kvstate.bridge.rank import BridgedRank, BridgeLimits
 from kvstate.events import Batch
 from kvstate.feeds.feed_sources import Recovery
 from kvstate.feeds.grpc_transport import SERVICES
@@ -32,7 +32,7 @@ Lying = tuple[int, str, int | None]
 
 @dataclass
 class Account:
-    """What a subscriber knows of one rank after some of its batches, which have no gaps."""
+    """A subscriber's state of one rank after some batches without gaps."""
 
     copies: Counter[Lying] = field(default_factory=Counter)
     parents: dict[int, int | None] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Engine:
             self.transports[rank].history = {}
 
     def lose(self, batches: int = 1, rank: int = 0) -> None:
-        """Numbers that nobody will ever see."""
+        """Skips batch numbers, as if batches were lost."""
         self._next[rank] += batches
 
     async def follows(self) -> None:

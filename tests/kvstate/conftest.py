@@ -1,4 +1,4 @@
-"""Tests that hold for both cores run on both."""
+"""Runs the tests of both cores on both."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Batches for a feed, what is to become of them, and a feed that took some."""
+"""Batches for a feed, their expected results, and a feed that has some."""
 
 from kvstate.events import Batch
 from kvstate.feeds.feed import Effect, Feed, State

@@ -33,7 +33,7 @@ def batch(number: int, *events: KvCacheEvent, life: int = 0, **fields: Any) -> K
 
 
 class GrpcPublisher:
-    """What it does is set by its fields, at any time.
+    """Its fields control its behaviour, at any time.
 
     history: what there is to send. kept_from: a start below it, but 0, is out of range.
     refusal: a status and words for every new stream. starts: what was asked for so far.

@@ -9,7 +9,7 @@ from kvstate.overlap import REMOVING_MEDIA, Extra, Overlap, Prompt, Tier, tier_o
 
 
 class Block(NamedTuple):
-    """One block of an engine: its hash, and all that it stands for from the prompt's start."""
+    """One block of an engine: its hash, and its whole path from the prompt's start."""
 
     block: BlockHash
     parent: BlockHash | None
@@ -37,7 +37,7 @@ class Copy:
 
 @dataclass
 class Rank:
-    """What one rank holds, and what it stored behind parents that it does not hold."""
+    """The blocks of one rank, and those stored after parents that it does not hold."""
 
     worker: str
     number: int = 0
@@ -60,7 +60,7 @@ class Rank:
             self._attach(block)
 
     def copy(self, place: Place, block: BlockHash) -> None:
-        """One more copy, as certain as what is held; of a block that is not, nothing is known."""
+        """Adds a copy, as certain as the block held; ignored if the block is not held."""
         held = self._held(block)
         if held and tier_of(place.medium) is Tier.HOST:
             self.removing.add(place.medium)
@@ -68,7 +68,7 @@ class Rank:
             self._hold(place, held[0].held, certain=held[0].certain)
 
     def remove(self, place: Place, block: BlockHash) -> None:
-        """One copy goes: a certain one if there is one, then an uncertain one, then an orphan."""
+        """Removes one copy: preferably a certain one, then an uncertain one, then an orphan."""
         self.removing.add(place.medium)
         mine = [copy for copy in self._held(block) if copy.place == place]
         waiting = [orphan for orphan in self.orphans if orphan[0] == place]
@@ -81,11 +81,11 @@ class Rank:
                 return
 
     def clear(self) -> None:
-        """Nothing is held any more."""
+        """Removes everything."""
         self.copies, self.orphans, self.aging = [], [], set()
 
     def expire(self) -> None:
-        """What was stored before this age goes from media of which no removal is known to come."""
+        """Removes blocks stored before this age from media whose removals may not be announced."""
         doubted = self.aging - self.removing
         self.copies = [
             copy for copy in self.copies if copy.place.medium not in doubted or copy.age >= self.age
@@ -93,7 +93,7 @@ class Rank:
         self.age += 1
 
     def demote(self) -> None:
-        """What is certain becomes uncertain, in the place of what was so already."""
+        """Makes certain blocks uncertain; they replace those that were uncertain before."""
         certain = [copy for copy in self.copies if copy.certain]
         renewed = {(copy.place, copy.held.block) for copy in certain}
         rest = [copy for copy in self.copies if (copy.place, copy.held.block) not in renewed]

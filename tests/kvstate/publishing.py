@@ -1,4 +1,4 @@
-"""Messages as a publisher sends them, and waiting for what they lead to."""
+"""Messages as a publisher sends them, and waiting for their effects."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def chain(length: int) -> Prompt:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Lets the loop run until something is so."""
+    """Lets the loop run until a condition holds."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 - conditions here have no event to wait for
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""The recorded feeds of tests/wire, and an obvious replay of what they say."""
+"""The recorded feeds of tests/wire, and a simple replay of their events."""
 
 import base64
 import json

@@ -85,7 +85,7 @@ async def test_hole_behind_the_bridge_is_one_in_the_router() -> None:
         running.lose()
         running.publish(block(2))
         await until(lambda: follower.feed.state is State.DEGRADED)
-        assert follower.feed.reason == "1 batches were never seen"
+        assert follower.feed.reason == "1 batches were never received"
         assert follower.certain_blocks() == 0
         running.publish(["AllBlocksCleared"], block(1))
         await follower.holds(1)

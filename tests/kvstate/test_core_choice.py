@@ -24,7 +24,7 @@ def test_plain_core_is_taken_where_it_was_not(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(index, "IS_COMPILED", False)
     assert isinstance(make_core(1, 10), PlainCore)
     assert default_core_name() == "plain"
-    assert "pip install --force-reinstall --no-cache-dir" in plain_core_warning()
+    assert "pip install --force-reinstall --no-deps --no-cache-dir" in plain_core_warning()
     with pytest.raises(RuntimeError, match="the compiled core was not built"):
         make_core(1, 10, compiled=True)
 

@@ -233,7 +233,7 @@ class CompiledIndexMachine(IndexMachine):
     compiled = True
 
 
-# About four thousand steps on the plain core, and every second of these examples on the other.
+# Forty steps an example on the plain core, and every second of these examples on the other.
 TestPlainIndexByOracle = pytest.mark.slow(IndexMachine.TestCase)
 TestPlainIndexByOracle.settings = settings(stateful_step_count=40)
 TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)

@@ -11,7 +11,7 @@ from kvstate.overlap import Overlap
 from kvstate.owner import Owner
 from tests.kvstate.small_index import an_index, prompt, tiers
 
-NOT_TOLD_APART = "its attention groups cannot be told apart"
+NOT_TOLD_APART = "its attention groups cannot be distinguished"
 
 pytestmark = pytest.mark.usefixtures("each_core")
 

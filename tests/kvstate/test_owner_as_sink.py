@@ -68,14 +68,14 @@ def test_what_a_batch_could_not_say_is_missed() -> None:
     assert lost.missed == "an event that may have been a removal could not be read"
     assert lost.faults == ("bad_hash",)
     full = finished(made.applying(payload(1, block(1), block(2, 1))))
-    assert full.missed == "it holds more than the index keeps of one rank"
+    assert full.missed == "it holds more blocks than the index keeps for one rank"
 
 
 def test_groups_that_cannot_be_told_apart_are_named() -> None:
     _, made = sink()
     two = [["BlockStored", [n], None, [n], 1, None, "GPU", None, None, n] for n in (1, 2)]
     taken = finished(made.applying(payload(0, *two)))
-    assert taken.missed == "its attention groups cannot be told apart"
+    assert taken.missed == "its attention groups cannot be distinguished"
 
 
 def test_learned_block_size_is_logged(caplog: pytest.LogCaptureFixture) -> None:

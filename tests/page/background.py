@@ -1,4 +1,4 @@
-"""A running system beside a test that blocks, as one that drives a browser does."""
+"""A running system beside a blocking test, such as one that drives a browser."""
 
 import asyncio
 import contextlib
@@ -14,14 +14,14 @@ START_SECONDS = 100
 
 
 class Background(Generic[T]):
-    """What runs in an event loop of its own thread."""
+    """An event loop in its own thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, it: T) -> None:
         self._loop = loop
         self.it = it
 
     def do(self, work: Coroutine[object, object, R]) -> R:
-        """Runs something beside it, and waits for it."""
+        """Runs a coroutine there, and waits for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_SECONDS)
 
 

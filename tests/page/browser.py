@@ -1,4 +1,4 @@
-"""A headless Chromium for the length of a test run, and what is asked of a page in it."""
+"""A headless Chromium for the duration of a test run, and queries of its page."""
 
 import base64
 import contextlib
@@ -63,7 +63,7 @@ class Browser:
             self.driver.get("about:blank")
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
-        """Awaits what the page is to show; the failure says what it was."""
+        """Awaits a state of the page; the failure names it."""
 
         def holds(_: object) -> bool:
             # drawn anew meanwhile, or not drawn yet

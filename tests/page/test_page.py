@@ -142,7 +142,7 @@ def test_the_figures_at_the_top_say_what_was_saved_against_round_robin(
 
     browser.until(is_saved, "tokens are saved")
     assert browser.texts("#gain-rate")[0].endswith(" %")
-    assert "workers taken in turn would have held" in browser.texts("#gain-words")[0]
+    assert "round robin would have found" in browser.texts("#gain-words")[0]
 
 
 def test_the_page_says_its_version_and_where_the_documentation_is(

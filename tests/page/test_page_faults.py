@@ -42,7 +42,9 @@ def test_the_other_routers_are_named_and_so_is_that_they_are_not_heard(browser: 
     routers = Routers()
     with in_background(serving(sharing=routers)) as served:
         browser.open(f"{served.it.url}/")
-        browser.until(lambda: "No other router" in browser.texts("#routers")[0], "none yet")
+        browser.until(
+            lambda: "No message from another router" in browser.texts("#routers")[0], "none yet"
+        )
         routers.told["routers"] = [{"name": EVIL, "age_ms": 12.4, "in_flight": 3}]
         said = f"Shared with 1 other router: {EVIL} (12 ms ago, 3 in flight)."
         browser.until(lambda: browser.texts("#routers") == [said], "one is heard")
@@ -59,7 +61,7 @@ def test_what_golden_requests_told_is_shown_in_words_and_as_text(browser: Browse
 
         browser.open(f"{served.it.url}/")
         served.do(judge(Verification(DIFFERENT, f"of a text, after {EVIL}", forms=TEXT)))
-        said = f"its tokens differ from ours: of a text, after {EVIL}"
+        said = f"its tokens differ from the router's: of a text, after {EVIL}"
         browser.until(lambda: said in browser.texts("#workers tr")[0], "they differ")
         served.do(judge(NOT_ASKED))
         said = "its tokens are not verified: it has not answered yet"
@@ -83,7 +85,7 @@ def test_a_dead_worker_and_a_router_that_is_away_are_shown_under_their_names(
         assert browser.texts("#announcer") == [f"{dead} is stale"]
         system.do(system.it.stop_router())
         browser.until(
-            lambda: "router away" in browser.texts("#connection")[0], "the router is away"
+            lambda: "router unreachable" in browser.texts("#connection")[0], "the router is away"
         )
         assert all("ERR_" in one for one in browser.complaints())  # of requests that failed
 
@@ -105,7 +107,7 @@ def test_a_worker_that_is_killed_is_down_and_gets_nothing(browser: Browser) -> N
         row = browser.texts("#workers tr")[0]
         assert row.startswith(dead)
         assert "the worker fails its health probe" in row
-        assert "Is its process alive" in row
+        assert "Check that its process runs" in row
         browser.until(lambda: browser.texts("#announcer") == [f"{dead} is down"], "it is told")
         assert "; 1 down" in browser.texts("#fleet-summary")[0]
         system.do(system.it.send(chat("to the other one")))
@@ -120,7 +122,7 @@ def test_a_feed_that_dies_alone_is_no_worker_that_is_down(browser: Browser) -> N
         browser.until(lambda: "stale" in browser.texts("#workers .pill"), "a feed is stale")
         row = browser.texts("#workers tr")[0]
         assert row.startswith(worker.endpoint)
-        assert "Its events do not arrive any more" in row
+        assert "Its events no longer arrive" in row
         system.do(hidden(worker, events=False))
         browser.until(lambda: browser.texts("#workers .pill") == ["live"] * 2, "it is back")
         assert "Its events" not in browser.texts("#workers")[0]
@@ -138,7 +140,7 @@ def test_a_replay_socket_that_dies_is_shown_on_a_feed_that_lives(browser: Browse
         assert row.startswith(worker.endpoint)
         assert "live" in row
         assert "replay failed" in row
-        assert "Is its replay port right" in row
+        assert "Check that its replay port is correct" in row
         system.do(lost(worker))
         for seed in ("two", "three"):
             system.do(system.it.serve(worker, long_text(seed)))
@@ -231,7 +233,7 @@ def test_a_worker_that_drains_and_a_source_that_is_away_are_shown(browser: Brows
         assert "draining: takes no new requests" in browser.texts("#workers tr")[0]
         assert browser.texts("#fleet-summary")[0].startswith("1 worker: 1 unsupported; 1 draining")
         browser.until(
-            lambda: browser.texts("#sources li") == ["pods: no answer; it has named none yet"],
+            lambda: browser.texts("#sources li") == ["pods: no answer; it has listed none yet"],
             "the source",
         )
         assert browser.one("#sources").is_displayed()

@@ -1,4 +1,4 @@
-"""Those who read a simulated worker: a client of its API, a subscriber, one who asks again."""
+"""Clients of a simulated worker: of its API, of its events and of its replays."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -82,7 +82,7 @@ async def joined(worker: Worker, client: Client, sub: zmq.asyncio.Socket) -> Non
 
 
 async def replay(worker: Worker, start: int, *, rank: int = 0) -> list[Message]:
-    """All that is kept from a sequence number on, without the end marker."""
+    """All batches kept from a sequence number on, without the end marker."""
     async with socket(zmq.DEALER, worker.replay_endpoints[rank]) as dealer, asyncio.timeout(5):
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
         received = [await dealer.recv_multipart()]

@@ -10,23 +10,23 @@ const WITHOUT_PROMPT = {
   no_body: "it has no body",
   body_too_large: "its body is too large to be read",
   body_not_buffered: "its body was not handed over whole",
-  reads_no_cache: "it asks for the whole prompt to be computed anew",
+  reads_no_cache: "it asks for the whole prompt to be computed again",
   unknown_model: "its model is not configured",
   bad_json: "its body is not JSON",
   bad_request: "an engine will refuse it",
   empty_prompt: "its prompt is empty",
   no_tokenizer: "its model has no tokenizer here",
   deadline: "its tokens were not ready in time",
-  internal_error: "there was a fault of the router, which its log tells",
+  internal_error: "the router had an internal error, which is in its log",
 };
 
 // In the list, after the worker's name.
 const SHORTLY = {
-  overlap: "holds its beginning",
-  uncertain_overlap: "probably holds its beginning",
-  speculative_overlap: "will hold its beginning",
-  approximate_overlap: "was sent its beginning before",
-  nothing_cached: "had least to do, nobody holds its beginning",
+  overlap: "holds its prefix",
+  uncertain_overlap: "probably holds its prefix",
+  speculative_overlap: "will hold its prefix",
+  approximate_overlap: "was sent its prefix before",
+  nothing_cached: "had the least load; no worker holds its prefix",
 };
 
 export const inWords = (reason) => SHORTLY[reason] ?? reason.replaceAll("_", " ");
@@ -44,20 +44,20 @@ const strong = (text) => make("strong", {}, text);
 
 function because(told, first) {
   const whole = plural(told.weighed_tokens ?? told.prompt_tokens, "prompt token");
-  const left = `${plural(Math.max(0, Math.round(first.cost_terms.uncached_tokens)), "token")} of work left`;
+  const left = `${plural(Math.max(0, Math.round(first.cost_terms.uncached_tokens)), "token")} left to compute`;
   switch (told.reason) {
     case "overlap":
       return `it holds ${count(first.overlap_tokens)} of the ${whole} in its cache: ${left}.`;
     case "uncertain_overlap":
       return `it probably holds ${count(first.uncertain_tokens)} of the ${whole}; its feed cannot prove it.`;
     case "speculative_overlap":
-      return `a request with the same beginning is under way there: ${count(first.speculative_tokens)} of the ${whole} are expected in its cache.`;
+      return `a request with the same prefix is under way there: ${count(first.speculative_tokens)} of the ${whole} are expected in its cache.`;
     case "approximate_overlap":
-      return `requests with the same beginning were sent there: ${count(first.approximate_tokens)} of the ${whole} are probably in its cache.`;
+      return `requests with the same prefix were sent there: ${count(first.approximate_tokens)} of the ${whole} are probably in its cache.`;
     case "nothing_cached":
-      return `no worker holds its beginning (${whole}), and there was least to do there.`;
+      return `no worker holds its prefix (${whole}), and this one had the least load.`;
     default:
-      if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, which looks at no cache.`;
+      if (told.reason.startsWith("policy_")) return `the policy ${told.reason.slice(7)} chose it, and it ignores caches.`;
       return `load alone decided: ${WITHOUT_PROMPT[told.reason] ?? `its tokens are not known (${told.reason})`}.`;
   }
 }
@@ -68,7 +68,7 @@ function others(told, first) {
   const tell = (one) => `cost ${count(one.cost)} against ${count(first.cost)}`;
   if (told.policy === "cost" && fuller.length) {
     const most = fuller.reduce((a, b) => (b.overlap_tokens > a.overlap_tokens ? b : a));
-    return ` ${most.name} holds more of it (${count(most.overlap_tokens)}), but has more to do: ${tell(most)}.`;
+    return ` ${most.name} holds more of it (${count(most.overlap_tokens)}), but has more load: ${tell(most)}.`;
   }
   const cheapest = () => able.reduce((a, b) => (b.cost < a.cost ? b : a), able[0]);
   const next = able.find((one) => one.endpoint === told.pick[1]) ?? cheapest();
@@ -122,7 +122,7 @@ function row(told, one, most) {
   name.append(...place(one.name, one.endpoint).slice(1));
   if (at > 0) name.append(make("small", {}, `if that fails: number ${at + 1}`));
   if (one.excluded) name.append(make("small", {}, `not possible: ${one.excluded}`));
-  else if (!one.sampled) name.append(make("small", {}, "not looked at: chance left it out"));
+  else if (!one.sampled) name.append(make("small", {}, "not compared: not in the random sample"));
   const able = !one.excluded && one.cost !== null;
   const terms = one.cost_terms ?? {};
   const parts = [["data-term", "compute", terms.uncached], ["data-term", "queued", terms.queued], ["data-term", "running", terms.running]];
@@ -152,7 +152,7 @@ export function candidates(told, shown = MAX_CANDIDATES) {
   const hidden = sorted.length - shown;
   return [
     make("table", { role: "table", class: "stacked candidates" },
-      make("caption", {}, "Cost of each candidate, in tokens of work: the least wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
+      make("caption", {}, "Cost of each candidate, in tokens of work: the lowest wins" + (told.policy === "cost" ? "" : ` with the policy cost; this was decided by ${told.policy}`)),
       make("thead", { role: "rowgroup" }, head), body),
     make("div", { class: "under" },
       make("ul", { class: "legend", "aria-hidden": "true" },

@@ -14,15 +14,15 @@ const sum = (numbers) => (numbers ?? []).reduce((all, one) => all + (one ?? 0), 
 
 // What a state means to whoever never heard of it, and where to look.
 const ADVICE = {
-  connecting: "Nothing is known of its cache: no connection was made yet. Is the address of its events right, and does it publish any?",
-  replaying: "It catches up with what was missed.",
-  degraded: "Something was missed and could not be had again, so some of what it holds is uncertain. That heals as blocks are stored anew. Where it has a replay port: does that answer?",
-  stale: "Its events do not arrive any more, so what it holds is uncertain. Is the worker alive, and the port of its events reachable?",
+  connecting: "Nothing is known about its cache: there was no connection yet. Check the address of its events, and that it publishes them.",
+  replaying: "The router is fetching the events that it missed.",
+  degraded: "Events were lost and could not be fetched again, so a part of its blocks is uncertain. It recovers as the worker stores new blocks. If it has a replay port, check that the port answers.",
+  stale: "Its events no longer arrive, so its blocks are uncertain. Check that the worker runs, and that the port of its events can be reached.",
 };
-const DOWN = "Nothing is sent there until it answers. Is its process alive, and what does its log say?";
-const LACKING = "Nothing is missing yet, but the next gap could not be filled. Is its replay port right, and does it answer?";
+const DOWN = "It gets no requests until it answers. Check that its process runs, and read its log.";
+const LACKING = "No events are missing yet, but the next gap could not be filled. Check that its replay port is correct and answers.";
 
-const BEHIND = "More events come than are applied for this worker, so what it holds counts as uncertain. Does it store and remove without end?";
+const BEHIND = "Events arrive faster than they can be applied, so its blocks count as uncertain. Check whether it stores and removes blocks endlessly.";
 
 const lacks = (worker) => worker.feeds.some((feed) => feed.reason);
 const isBehind = (worker) => worker.feeds.some((feed) => feed.reason.startsWith("behind"));
@@ -40,12 +40,12 @@ function reasons(worker) {
   const verified = worker.tokens?.verification ?? {};
   const said = worker.feeds.filter((feed) => feed.reason).map((feed) => (worker.feeds.length > 1 ? `rank ${feed.rank}: ${feed.reason}` : feed.reason));
   if (worker.reason) said.unshift(worker.reason);
-  if (worker.astray) said.unshift(`what is steered to it is answered elsewhere: ${worker.astray}`);
+  if (worker.astray) said.unshift(`requests steered to it are answered elsewhere: ${worker.astray}`);
   if (worker.down) said.unshift(`the worker ${worker.down}`);
   if (worker.excluded) said.unshift(`takes no requests: ${worker.excluded}`);
   else if (worker.draining) said.unshift("draining: takes no new requests");
   if (worker.source_fault) said.push(`${worker.source}: ${worker.source_fault}`);
-  if (worker.tokens?.differs) said.push(["its tokens differ from ours", verified.why].filter(Boolean).join(": "));
+  if (worker.tokens?.differs) said.push(["its tokens differ from the router's", verified.why].filter(Boolean).join(": "));
   if (verified.result === "not_verified") said.push(`its tokens are not verified: ${verified.why}`);
   if (!worker.feeds.length && !worker.reason) said.push("publishes no events");
   return said.join("; ");
@@ -164,14 +164,14 @@ function summarize(workers) {
   show(find("fleet-summary"), `${plural(workers.length, "worker")}: ${told} · ${plural(flying, "request")} in flight`);
 }
 
-// The figures at the top: what was found in a cache, and how much more than workers in turn would have found.
+// The figures at the top: what was found in a cache, and how much more than with round robin.
 function tellGain(fleet) {
   const [prompts, held, average] = [sum(fleet?.prompt_tokens), sum(fleet?.predicted_tokens), sum(fleet?.average_tokens)];
   const saved = held - average;
   show(find("gain-rate"), prompts ? percent(held, prompts) : "–");
   show(find("gain-saved"), prompts ? plural(Math.max(0, saved), "token") : "–");
   show(find("gain-words"), !prompts ? "Of the last 15 minutes. No prompts yet."
-    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. An estimate: workers taken in turn would have held ${percent(average, prompts)} of them, with the caches as they are. The report measures it.`);
+    : `Of the last 15 minutes, in ${plural(prompts, "prompt token")}. Estimate: with the caches as they are, round robin would have found ${percent(average, prompts)} of them cached. The report measures it.`);
 }
 
 function redraw(place, key, cells) {
@@ -222,7 +222,7 @@ export async function drawFleet() {
 
 function sourceFault({ source, workers, age_seconds: age, fault, note }) {
   if (!fault) return `${source}: ${note}`;
-  const last = workers === null ? "it has named none yet" : `its last view stays: ${plural(workers, "worker")}, ${plural(Math.round(age / 60), "minute")} old`;
+  const last = workers === null ? "it has listed none yet" : `its last list is still used: ${plural(workers, "worker")}, ${plural(Math.round(age / 60), "minute")} old`;
   return `${source}: ${fault}; ${last}`;
 }
 
@@ -236,8 +236,8 @@ export async function drawSources() {
 }
 
 function routersSaid({ alone, routers }) {
-  if (alone) return `Other routers are not heard, and this one decides alone: ${alone}`;
-  if (!routers.length) return "No other router is heard yet.";
+  if (alone) return `No other router can be reached, so this one decides alone: ${alone}`;
+  if (!routers.length) return "No message from another router yet.";
   const others = routers.map((one) => `${one.name} (${Math.round(one.age_ms)} ms ago, ${one.in_flight} in flight)`);
   return `Shared with ${plural(routers.length, "other router")}: ${others.join(", ")}.`;
 }
@@ -255,7 +255,7 @@ export async function drawRouters() {
 // What is not steered, and what of the rest does not arrive; nothing where all of it does.
 export async function drawSteering() {
   const { percent, fault } = await ask("/steering");
-  const share = percent < 100 ? `Of a hundred requests ${percent} are steered; for the others the proxy chooses, and the decisions below are only noted.` : "";
+  const share = percent < 100 ? `${percent} % of the requests are steered; for the others the proxy chooses, and their decisions below are only noted.` : "";
   const place = find("steering");
   place.hidden = !share && !fault;
   show(place, [share, fault && `Attention: ${fault}`].filter(Boolean).join(" "));

@@ -18,7 +18,7 @@ function tellConnected(isConnected) {
   if (place.dataset.state === state) return;
   if (!isConnected || place.dataset.state === "disconnected") show(find("announcer"), `router ${state}`);
   place.dataset.state = state;
-  show(place, isConnected ? "connected" : "router away: trying again");
+  show(place, isConnected ? "connected" : "router unreachable: trying again");
 }
 
 async function draw() {

@@ -132,10 +132,10 @@ async def test_loopback_names_are_served(
 @pytest.mark.parametrize(
     ("method", "path", "status", "reason"),
     [
-        ("GET", "nowhere", 404, "there is no such path"),
-        ("GET", "page/nothing.js", 404, "there is no such path"),
-        ("DELETE", "draining", 405, "DELETE is not for this path: GET, HEAD, POST"),
-        ("GET", "decisions/9", 404, "this decision is not kept any more"),
+        ("GET", "nowhere", 404, "unknown path"),
+        ("GET", "page/nothing.js", 404, "unknown path"),
+        ("DELETE", "draining", 405, "DELETE is not allowed here, only GET, HEAD, POST"),
+        ("GET", "decisions/9", 404, "this decision is no longer kept"),
     ],
 )
 async def test_every_error_is_json(

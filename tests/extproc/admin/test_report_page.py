@@ -34,7 +34,7 @@ def test_a_report_of_nothing_has_no_tables() -> None:
     nothing = found(Report(BEGIN), BEGIN)
     assert "cached share" not in as_text(nothing)
     assert "<table" not in as_html(nothing)
-    assert "No request was over in this time." in as_text(nothing)
+    assert "No request ended in this time." in as_text(nothing)
 
 
 def test_one_side_alone_leaves_the_other_empty() -> None:

@@ -282,7 +282,7 @@ async def test_the_history_of_no_worker_of_ours_is_not_found(
     async with client.get(f"{served.url}/history?worker=zzz") as response:
         assert (response.status, await response.json()) == (
             404,
-            {"error": "there is no such worker"},
+            {"error": "unknown worker"},
         )
     async with client.get(f"{served.url}/history?worker=127.0.0.1:1") as response:
         assert response.status == 200  # one that is there, and nothing noted of it yet

@@ -278,7 +278,7 @@ async def test_what_differs_counts_as_uncertain_and_heals(
         assert not one.status()["differs"]
         assert (await one.explain(*turns[0]))["overlap_tokens"] >= 64
         assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 0
-    assert caplog.messages[-1].endswith("its tokens match ours again")
+    assert caplog.messages[-1].endswith("its tokens match the router's again")
 
 
 async def test_the_right_template_matches(run: Run) -> None:

@@ -1,10 +1,15 @@
+import errno
+import os
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from extproc.config import reader
 from extproc.config.reader import (
     MAX_FILE_BYTES,
+    FormerKey,
     changed_keys,
     load,
     parse,
@@ -157,7 +162,7 @@ def test_null_stands_for_what_may_be_absent() -> None:
         ),
         (
             'workers: [{endpoint: "a:1", events: {publisher: zmq, endpoint: "tcp://*:1"}}]',
-            "workers[0].events.publisher: unknown key; that is for vLLM alone; leave it out here",
+            "workers[0].events.publisher: unknown key; only vLLM uses it; leave it out here",
         ),
         (
             'workers: [{endpoint: "a:1", events: {endpoint: "tcp://*:1"}}]',
@@ -246,6 +251,24 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        load(str(tmp_path / "absent"))
+
+
+def test_who_may_not_read_a_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = f"{{name: m, tokenizer: {TINY_MODEL}, chat_template: {TINY_MODEL}/chat_template.jinja}}"
+    text = f"models: [{model}]\nworkers: [{{endpoint: 'a:1'}}]"
+
+    def refused(path: Path, *_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(Path, "open", refused)
+    why = f"cannot be read: Permission denied; this process runs as user {os.geteuid()}"
+    assert faults(text) == [
+        f"c.yaml: models[0].tokenizer: {TINY_MODEL} {why}",
+        f"c.yaml: models[0].chat_template: {TINY_MODEL}/chat_template.jinja {why}",
+    ]
+    with pytest.raises(ConfigError, match=f"absent: {why}"):
         load(str(tmp_path / "absent"))
 
 
@@ -369,3 +392,56 @@ models: [{name: m}, {name: n}]
 workers: [{endpoint: '127.0.0.1:1', model: m}, {endpoint: '127.0.0.1:2', model: n}]
 """
     assert list(changed_keys(parse(RUNNING, "c"), parse(other, "c"))) == ["models", "workers"]
+
+
+FORMER = (
+    FormerKey("policy.block_tokens", "policy.block_size", "0.2.0", "0.3.0"),
+    FormerKey("workers[].events.replays", "workers[].events.replay", "0.2.0", "0.3.0"),
+    FormerKey("workers[].weight", "", "0.2.0", "0.3.0"),
+)
+WORKERS = "[{endpoint: 'a:1', weight: 2}, {endpoint: 'a:2', events: {zmq: 'tcp://a:3', replays: 'tcp://a:4'}}]"
+
+
+@pytest.fixture
+def _former_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "FORMER_KEYS", FORMER)
+
+
+@pytest.mark.usefixtures("_former_keys")
+def test_a_former_key_is_accepted_with_a_note() -> None:
+    notes: list[str] = []
+    text = f"models: [{{name: m}}]\npolicy: {{block_tokens: 8}}\nworkers: {WORKERS}"
+    config = parse(text, "c.yaml", notes=notes)
+    assert config.policy.block_size == 8
+    assert cast("WorkerEvents", config.workers[1].events).replay == "tcp://a:4"
+    when = "since 0.2.0, and is refused from 0.3.0 on"
+    assert notes == [
+        f"policy.block_tokens: is called block_size {when}",
+        f"workers[1].events.replays: is called replay {when}",
+        f"workers[0].weight: has no effect {when}",
+    ]
+
+
+@pytest.mark.usefixtures("_former_keys")
+def test_a_key_under_both_names_is_a_fault() -> None:
+    first, *_ = faults("models: [{name: m}]\npolicy: {block_tokens: 8, block_size: 8}")
+    what = "is the former name of block_size, which is given too: remove it"
+    assert first == f"c.yaml: policy.block_tokens: {what}"
+
+
+@pytest.mark.usefixtures("_former_keys")
+@pytest.mark.parametrize(
+    "text", ["policy: 5", "workers: 5", "workers: [5]", "workers: {a: 5}", "[]"]
+)
+def test_former_keys_are_looked_for_in_any_text(text: str) -> None:
+    assert [fault for fault in faults(text) if ": must be a" in fault]
+
+
+@pytest.mark.usefixtures("_former_keys")
+def test_a_file_of_workers_may_have_former_keys() -> None:
+    config = parse("models: [{name: m}]\nworkers: [{endpoint: 'b:1'}]", "c.yaml")
+    _, found = parse_workers(WORKERS, "w.yaml", config)
+    assert cast("WorkerEvents", found.events).replay == "tcp://a:4"
+    both = "[{endpoint: 'a:1', events: {zmq: 'tcp://a:3', replays: 'tcp://a:4', replay: null}}]"
+    with pytest.raises(ConfigError, match=r"^w.yaml: \[0\].events.replays: is the former name of"):
+        parse_workers(both, "w.yaml", config)

@@ -5,12 +5,7 @@ import pytest
 from extproc.config import rules
 from extproc.config.reader import parse
 from extproc.config.rules import (
-    event_ports_faults,
-    fleet_faults,
     listener_faults,
-    shared_endpoints,
-    shared_feeds,
-    worker_faults,
 )
 from extproc.config.schema import (
     Admin,
@@ -18,7 +13,6 @@ from extproc.config.schema import (
     Discovery,
     DnsName,
     Envoy,
-    EventPorts,
     ExtProc,
     FoundWorker,
     Kubernetes,
@@ -59,7 +53,7 @@ def with_events(rest: str) -> str:
             [MODEL, WORKER, "extproc: {max_body_bytes: 40000000}"],
             (
                 "extproc.max_body_bytes: must not be above envoy.request_body_buffer_limit_bytes"
-                " (33554432): Envoy answers 413 there"
+                " (33554432): Envoy answers 413 above it"
             ),
         ),
         (
@@ -68,7 +62,7 @@ def with_events(rest: str) -> str:
         ),
         (
             [MODEL, WORKER, "policy: {shed: true}"],
-            "policy.max_in_flight: missing: policy.shed needs it",
+            "policy.max_in_flight: missing, but policy.shed needs it",
         ),
         (
             [MODEL, WORKER, "policy: {shed: true, max_in_flight: 0}"],
@@ -152,144 +146,6 @@ def test_what_breaks_no_rule_is_taken() -> None:
 
 
 ONE = Config(models=(Model("m"),))
-TWO = Config(models=(Model("m"), Model("n")))
-
-
-def of_worker(config: Config = ONE, **worker: object) -> list[str]:
-    one = Worker(**{"endpoint": "10.0.0.1:1", **worker})  # type: ignore[arg-type]
-    return list(worker_faults("workers", [one], config))
-
-
-def found(discovery: Discovery, config: Config = ONE) -> list[str]:
-    return list(fleet_faults(Config(models=config.models, discovery=discovery)))
-
-
-def of_events(**keys: object) -> list[str]:
-    return [
-        fault.removeprefix("workers[0].events")
-        for fault in of_worker(events=WorkerEvents(**keys))  # type: ignore[arg-type]
-    ]
-
-
-def test_workers_are_listed_or_found() -> None:
-    assert found(Discovery()) == ["workers: at least one is needed"]
-    assert found(Discovery(file="x")) == []
-    assert list(fleet_faults(Config(models=ONE.models, workers=(Worker("a:1"),)))) == []
-
-
-def test_an_endpoint_is_an_address_given_once() -> None:
-    assert of_worker(endpoint="x") == ["workers[0].endpoint: must be host:port, is 'x'"]
-    twice = [Worker("a:1"), Worker("a:1")]
-    assert list(worker_faults("w", twice, ONE)) == ["w: the endpoint a:1 is given 2 times"]
-
-
-def test_a_worker_cannot_be_at_port_0() -> None:
-    for key, bad in (("zmq", "tcp://a:0"), ("grpc", "a:0"), ("drain", "http://a:0")):
-        assert of_events(**{key: bad}) == [f".{key}: must have a port above 0, is {bad!r}"]
-    assert of_worker(endpoint="a:0") == ["workers[0].endpoint: must have a port above 0, is 'a:0'"]
-
-
-@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])  # noqa: S104 - text
-def test_a_worker_is_at_an_address_that_can_be_connected_to(host: str) -> None:
-    told = f"is where a server listens; write the worker's own host instead of {host.strip('[]')}"
-    for key, bad in (
-        ("zmq", f"tcp://{host}:5557"),
-        ("grpc", f"{host}:1"),
-        ("drain", f"http://{host}:1"),
-    ):
-        assert of_events(**{key: bad}) == [f".{key}: {bad!r} {told}"]
-    both = {"zmq": "tcp://a:1", "replay": f"tcp://{host}:2"}
-    assert of_events(**both) == [f".replay: {both['replay']!r} {told}"]
-    assert of_worker(endpoint=f"{host}:1") == [f"workers[0].endpoint: '{host}:1' {told}"]
-    assert of_events(zmq=f"tcp://{host}:5557", bind=True) == []
-
-
-def test_two_workers_cannot_have_one_feed() -> None:
-    one = WorkerEvents("tcp://a:5557")
-    assert list(
-        worker_faults("w", [Worker("a:1", events=one), Worker("a:2", events=one)], ONE)
-    ) == ["w[1].events.zmq: a:5557 is already used by w[0]"]
-
-
-def test_a_worker_names_its_model_unless_it_is_the_only_one_or_is_learned() -> None:
-    assert of_worker(TWO) == ["workers[0].model: missing; there are 2 models: m, n"]
-    assert of_worker(TWO, learn=True) == []
-    assert of_worker(ONE) == []
-    assert of_worker(model="x") == ["workers[0].model: 'x' is not under models"]
-
-
-def test_a_feed_has_one_kind_of_source() -> None:
-    assert of_events() == [": needs exactly one of zmq, grpc and drain"]
-    assert of_events(zmq="tcp://a:1", grpc="a:1") == [": needs exactly one of zmq, grpc and drain"]
-    assert of_events(grpc="a") == [".grpc: must be host:port, is 'a'"]
-    assert of_events(drain="a:1") == [".drain: must be http://host:port, is 'a:1'"]
-    assert of_events(grpc="a:1", replay="tcp://a:1") == [".replay: needs zmq"]
-    assert of_events(grpc="a:1", bind=True) == [".bind: needs zmq"]
-
-
-def test_the_ports_of_ranks_are_ports_and_do_not_overlap() -> None:
-    assert of_events(zmq="a:1") == [".zmq: must be tcp://host:port, is 'a:1'"]
-    assert of_events(zmq="tcp://a:65535", ranks=2) == [".zmq: port 65535 + 2 ranks is above 65535"]
-    assert of_events(zmq="tcp://a:1", replay="tcp://a:2", ranks=2) == [
-        ": with 2 ranks the ports of zmq and replay overlap (rank r uses both ports + r)"
-    ]
-    assert of_events(zmq="tcp://a:1", replay="tcp://a:3", ranks=2) == []
-    assert of_events(zmq="tcp://a:1", replay="tcp://a:1") == [": zmq and replay have the same port"]
-    assert of_events(zmq="tcp://a:1", load="tcp://a:1") == [": zmq and load have the same port"]
-    assert of_events(zmq="tcp://a:1", replay="tcp://a:3", load="tcp://a:2", ranks=2) == [
-        ": with 2 ranks the ports of zmq and load overlap (rank r uses both ports + r)",
-        ": with 2 ranks the ports of replay and load overlap (rank r uses both ports + r)",
-    ]
-    assert of_events(grpc="a:1", load="tcp://a:2") == [".load: needs zmq"]
-    assert of_events(zmq="tcp://a:1", load="tcp://*:2") != []
-
-
-@pytest.mark.parametrize(
-    ("ports", "fault"),
-    [
-        (EventPorts(), "e: needs exactly one of zmq_port, grpc_port and drain"),
-        (EventPorts(1, drain=True), "e: needs exactly one of zmq_port, grpc_port and drain"),
-        (EventPorts(grpc_port=1, replay_port=2), "e.replay_port: needs zmq_port"),
-        (EventPorts(65535, ranks=2), "e.zmq_port: with its ranks it is above 65535"),
-        (EventPorts(grpc_port=70000), "e.grpc_port: with its ranks it is above 65535"),
-        (
-            EventPorts(5557, 5558, ranks=2),
-            "e: with 2 ranks the ports of zmq and replay overlap (rank r uses both ports + r)",
-        ),
-    ],
-)
-def test_the_ports_of_workers_that_are_found_make_sense(ports: EventPorts, fault: str) -> None:
-    assert list(event_ports_faults("e", ports)) == [fault]
-    assert found(Discovery(dns=(DnsName("a", worker=FoundWorker(events=ports)),))) == [
-        fault.replace("e", "discovery.dns[0].worker.events", 1)
-    ]
-
-
-def test_a_name_to_look_up_has_a_sound_server_and_port_and_comes_once() -> None:
-    bad = DnsName("a", nameserver="dns:53", worker=FoundWorker(port=70000))
-    assert found(Discovery(dns=(bad, DnsName("a")))) == [
-        "discovery.dns: the name a is given 2 times",
-        "discovery.dns[0].nameserver: must be ip:port, is 'dns:53'",
-        "discovery.dns[0].worker.port: is above 65535",
-    ]
-    assert found(Discovery(dns=(DnsName("a", nameserver="127.0.0.1:53"),))) == []
-
-
-def test_pods_are_selected_in_one_way() -> None:
-    needed = ["discovery.kubernetes: needs exactly one of selector and inference_pool"]
-    assert found(Discovery(kubernetes=Kubernetes())) == needed
-    assert found(Discovery(kubernetes=Kubernetes(selector="a", inference_pool="b"))) == needed
-    assert found(Discovery(kubernetes=Kubernetes(selector="a"))) == []
-
-
-def test_workers_that_are_found_may_learn_their_model() -> None:
-    learns, does_not = FoundWorker(), FoundWorker(learn=False)
-    assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=learns)), TWO) == []
-    assert found(Discovery(kubernetes=Kubernetes(selector="a", worker=does_not)), TWO) == [
-        "discovery.kubernetes.worker.model: missing; there are 2 models: m, n"
-    ]
-
-
 PLAIN = Config()
 MUTUAL = Tls(certificate="c", key="k", client_ca="a")
 
@@ -321,11 +177,11 @@ def test_what_nobody_wrote_is_sound() -> None:
         ),
         (
             ExtProc("unix:/x", tls=MUTUAL),
-            "extproc.tls: needs a listen of host:port; for a Unix socket set extproc.socket_mode",
+            "extproc.tls: listen must be host:port; for a Unix socket set extproc.socket_mode",
         ),
         (
             ExtProc("unix:/" + 107 * "x"),
-            "extproc.listen: the socket's path has 108 bytes; 107 are the most",
+            "extproc.listen: the socket's path has 108 bytes; the limit is 107",
         ),
     ],
 )
@@ -342,7 +198,7 @@ def test_the_routers_own_listener_is_sound(options: ExtProc, fault: str) -> None
         ),
         (
             "unix:/" + 106 * "x",
-            "extproc.listen: the socket's path has 109 bytes; 107 are the most",
+            "extproc.listen: the socket's path has 109 bytes; the limit is 107",
         ),
     ],
 )
@@ -377,13 +233,13 @@ def test_the_longest_path_of_a_socket_is_taken() -> None:
 
 
 def test_envoy_listens_on_an_ip_address() -> None:
-    said = "must be ip:port, since Envoy listens on no host name, is 'name:1'"
+    said = "must be ip:port, since Envoy cannot listen on a host name, is 'name:1'"
     assert of_listeners(envoy=Envoy(listen="name:1")) == [f"envoy.listen: {said}"]
     assert of_listeners(envoy=Envoy(listen="localhost:1", router="unix:x")) == []
 
 
 def test_a_client_certificate_that_is_asked_for_is_given() -> None:
-    said = "envoy.router_tls: needs certificate and key: extproc.tls.client_ca asks for them"
+    said = "envoy.router_tls: needs certificate and key: extproc.tls.client_ca requires them"
     asks = ExtProc(tls=MUTUAL)
     assert of_listeners(extproc=asks, envoy=Envoy(router_tls=RouterTls("ca"))) == [said]
     given = RouterTls("ca", certificate="c", key="k")
@@ -431,7 +287,7 @@ def test_envoys_addresses_are_held_against_the_routers_on_one_host() -> None:
         (Routers(("a:1", "a:1")), ["envoy.routers.addresses: a:1 is given twice"]),
         (
             Routers(("a:1",), "standby"),
-            ["envoy.routers.choice: standby needs two addresses or more, in their order"],
+            ["envoy.routers.choice: standby needs two or more addresses, in order"],
         ),
         (
             Routers(("a:1",), "conversation", ()),
@@ -450,7 +306,7 @@ def test_faults_of_several_routers_are_told(routers: Routers, said: list[str]) -
 def test_one_router_and_several_are_not_both_meant() -> None:
     envoy = Envoy(router="a:1", routers=Routers(("b:1",)))
     assert of_listeners(envoy=envoy) == [
-        "envoy.routers: stands instead of envoy.router: remove one of the two"
+        "envoy.routers: cannot be used together with envoy.router: remove one of the two"
     ]
 
 
@@ -473,71 +329,6 @@ def test_a_wrong_address_is_told_once() -> None:
     ]
 
 
-def clashes(*events: WorkerEvents) -> list[str]:
-    workers = [Worker(f"a:{port}", events=one) for port, one in enumerate(events, 1)]
-    return list(shared_feeds("w", workers))
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "said"),
-    [
-        ("a:1", "a:1", "w: the endpoint a:1 is given 2 times"),
-        ("x", "x", "w: the endpoint x is given 2 times"),
-        ("localhost:1", "127.0.0.1:1", "w: the endpoints localhost:1 and 127.0.0.1:1 are the same"),
-        ("a:1", "A:1", "w: the endpoints a:1 and A:1 are the same"),
-        ("[0::1]:1", "[::1]:1", "w: the endpoints [0::1]:1 and [::1]:1 are the same"),
-    ],
-)
-def test_an_endpoint_is_one_workers(one: str, other: str, said: str) -> None:
-    assert list(shared_endpoints("w", [Worker(one), Worker("b:1"), Worker(other)])) == [said]
-
-
-@pytest.mark.parametrize(
-    ("events", "said"),
-    [
-        (WorkerEvents("tcp://a:5557"), "zmq: a:5557"),
-        (WorkerEvents("tcp://a:5557", topic="t"), "zmq: a:5557"),
-        (WorkerEvents("tcp://a:5557", bind=True), "zmq: a:5557"),
-        (WorkerEvents(grpc="localhost:1"), "grpc: localhost:1"),
-        (WorkerEvents(drain="http://a:1/"), "drain: a:1"),
-    ],
-)
-def test_a_feed_is_one_workers(events: WorkerEvents, said: str) -> None:
-    assert clashes(events, events) == [f"w[1].events.{said} is already used by w[0]"]
-
-
-def test_ranks_that_overlap_are_told_once_a_worker_and_key() -> None:
-    first = WorkerEvents("tcp://a:5557", "tcp://a:5657", ranks=4)
-    second = WorkerEvents("tcp://a:5559", "tcp://a:5657", ranks=4)
-    assert clashes(first, second) == [
-        "w[1].events.zmq: a:5559 is already used by w[0]",
-        "w[1].events.replay: a:5657 is already used by w[0]",
-    ]
-
-
-def test_feeds_that_differ_are_sound() -> None:
-    assert clashes(WorkerEvents("tcp://a:1", ranks=2), WorkerEvents("tcp://a:3", ranks=2)) == []
-    assert clashes(WorkerEvents("tcp://a:1"), WorkerEvents("tcp://b:1")) == []
-    assert clashes(WorkerEvents("tcp://a:1", topic="x"), WorkerEvents("tcp://a:1", topic="y")) == []
-    assert clashes(WorkerEvents(grpc="a:1"), WorkerEvents(grpc="a:1", service="sglang")) == []
-
-
-def test_what_is_bound_is_one_workers_whatever_its_topic() -> None:
-    bound = [WorkerEvents("tcp://a:1", topic=topic, bind=True) for topic in "xy"]
-    assert clashes(*bound) == ["w[1].events.zmq: a:1 is already used by w[0]"]
-
-
-def test_what_is_no_feed_or_no_address_is_left_to_others() -> None:
-    wrong = WorkerEvents("a:1", ranks=2)
-    workers = [
-        Worker("a:1", events="auto"),
-        Worker("a:2", events=wrong),
-        Worker("a:3", events=wrong),
-    ]
-    assert list(shared_feeds("w", workers)) == []
-    assert clashes(WorkerEvents("tcp://a:65535", ranks=3)) == []
-
-
 def doubts(config: Config, *there: str) -> list[str]:
     return rules.doubts(config, lambda name: name in there)
 
@@ -557,7 +348,7 @@ def test_a_model_is_served_where_all_workers_are_listed_and_name_theirs() -> Non
 
 
 def test_adapters_of_a_worker_are_some_models() -> None:
-    unknown = "lora: 'x' is under no model's lora"
+    unknown = "lora: 'x' is not in any model's lora"
     workers = (Worker("a:1", "m", lora=("a", "x")), Worker("a:2", "n", lora=()))
     assert doubts(replace(WITH_ADAPTERS, workers=workers)) == [f"workers[0].{unknown}"]
     found = FoundWorker(lora=("b", "x"))
@@ -566,6 +357,21 @@ def test_adapters_of_a_worker_are_some_models() -> None:
         f"discovery.dns[0].worker.{unknown}",
         f"discovery.kubernetes.worker.{unknown}",
     ]
+
+
+@pytest.mark.parametrize(
+    "envoy", [Envoy(router="kvsteer:9002"), Envoy(routers=Routers(("unix:/x", "kvsteer:9002")))]
+)
+def test_a_router_on_loopback_is_not_asked_from_elsewhere(envoy: Envoy) -> None:
+    (doubt,) = doubts(replace(LISTED, envoy=envoy))
+    assert doubt.startswith("extproc.listen: 127.0.0.1:9002 can be reached only from this host")
+    assert "at kvsteer:9002" in doubt
+    assert doubts(replace(LISTED, envoy=envoy, extproc=ExtProc("0.0.0.0:9002"))) == []
+
+
+@pytest.mark.parametrize("router", ["localhost:9002", "unix:/run/kvsteer/extproc.sock"])
+def test_a_router_on_loopback_may_be_asked_on_its_own_host(router: str) -> None:
+    assert doubts(replace(LISTED, envoy=Envoy(router=router))) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "[::1]", "localhost"])
@@ -579,8 +385,8 @@ def test_servers_for_the_operator_that_others_reach_are_doubted(host: str) -> No
     admin, envoys = doubts(
         replace(LISTED, admin=Admin(f"{host}:9090"), envoy=Envoy(admin=f"{host}:9901"))
     )
-    assert admin.startswith(f"admin.listen: anybody who reaches {host}:9090 can drain workers")
-    assert envoys.startswith(f"envoy.admin: anybody who reaches {host}:9901 can stop Envoy")
+    assert admin.startswith(f"admin.listen: anyone who reaches {host}:9090 can drain workers")
+    assert envoys.startswith(f"envoy.admin: anyone who reaches {host}:9901 can stop Envoy")
 
 
 def test_files_that_are_not_there_yet_are_doubted() -> None:
@@ -595,7 +401,7 @@ def test_files_that_are_not_there_yet_are_doubted() -> None:
 def test_a_report_without_a_folder_is_doubted() -> None:
     config = replace(LISTED, report=Report("/away/report"))
     assert doubts(config) == [
-        "report.file: no folder for /away/report: until there is one, the report is not kept"
+        "report.file: the folder of /away/report is missing: the report is not kept"
     ]
     assert doubts(config, "/away") == []
     assert doubts(replace(LISTED, report=Report("report")), ".") == []
@@ -604,7 +410,7 @@ def test_a_report_without_a_folder_is_doubted() -> None:
 def test_a_recording_without_a_folder_is_doubted() -> None:
     config = replace(LISTED, recorder=Recorder("/away/trace"))
     (told,) = doubts(config)
-    assert told.startswith("recorder.file: no folder for /away/trace")
+    assert told.startswith("recorder.file: the folder of /away/trace is missing")
     assert doubts(config, "/away") == []
 
 
@@ -618,7 +424,9 @@ def of_roles(mode: str | None, connector: str, *roles: str) -> str:
 
 def test_roles_that_leave_requests_unanswered_are_doubted() -> None:
     assert of_roles(None, "nixl", "both", "prefill").startswith("disaggregation.mode: missing")
-    assert of_roles("header", "nixl", "decode").endswith("has the role prefill: nothing is split")
+    assert of_roles("header", "nixl", "decode").endswith(
+        "has the role prefill, so no request is split"
+    )
     assert of_roles("header", "nixl", "decode", "prefill") == ""
     assert "none takes whole requests" in of_roles("mirror", "sglang", "decode", "prefill")
     assert of_roles("mirror", "sglang", "decode", "prefill", "both") == ""
@@ -630,13 +438,16 @@ def test_roles_that_leave_requests_unanswered_are_doubted() -> None:
     ("sharing", "fault"),
     [
         ("url: here", "sharing.url: must be valkey://host:port, "),
-        (f"url: directory:/{'x' * 80}", "sharing.url: the path has 81 bytes; 75 are the most"),
-        (f"url: unix:///{'x' * 110}", "sharing.url: the path has 111 bytes; 107 are the most"),
+        (f"url: directory:/{'x' * 80}", "sharing.url: the path has 81 bytes; the limit is 75"),
+        (f"url: unix:///{'x' * 110}", "sharing.url: the path has 111 bytes; the limit is 107"),
         ("url: redis://a, name: a b", "sharing.name: must be 1 to 64 printable"),
         ('url: redis://a, channel: ""', "sharing.channel: must not be empty"),
         ("url: redis://a, ca: f", "sharing.ca: needs a url of valkeys:// or rediss://"),
         ("url: redis://a, username: u", "sharing.username: needs password_file"),
-        ("url: directory:/a, password_file: f", "sharing: username and password_file are for an"),
+        (
+            "url: directory:/a, password_file: f",
+            "sharing: username and password_file are for a server",
+        ),
         ("url: redis://a, tick_ms: 0", "sharing.tick_ms: must be at least 1"),
     ],
 )

@@ -159,8 +159,8 @@ async def test_a_fault_before_the_first_view_speaks_of_no_last_view(
         file.see(A)
         file.fail("gone")
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "discovery: file: missing; it has named no workers yet",
-        "discovery: file: gone; its last view stays",
+        "discovery: file: missing; it has listed no workers yet",
+        "discovery: file: gone; its last list is still used",
     ]
 
 
@@ -180,7 +180,7 @@ async def test_a_view_of_too_many_is_a_fault(monkeypatch: pytest.MonkeyPatch) ->
     file = Told()
     async with followed([file]) as (one, applied):
         file.see(A, B)
-        assert one.fault("file") == "names 2 workers; 1 are the most"
+        assert one.fault("file") == "lists 2 workers; the limit is 1"
         assert applied.fleets == []
 
 

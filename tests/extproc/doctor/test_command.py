@@ -16,9 +16,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 
 TEXT = """\
 model tiny
-  note   tokenizer: none is configured: the model is routed by load
+  note   tokenizer: none is configured: requests for the model are routed by load
 envoy ENVOY
-  note   envoy: not checked: its admin server does not answer: connection refused
+  note   envoy: not checked: its admin server does not answer: connection refused; \
+--envoy HOST:PORT names another address
 worker WORKER
   wrong  http: WORKER/health: connection refused [worker-unreachable]
          fix: start the engine, or correct `endpoint`; a firewall or network policy may block it

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,17 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc.config.schema import Discovery, Events, Model, RemoteTokenizer, Worker, WorkerEvents
+from extproc.config.schema import (
+    Config,
+    Discovery,
+    Events,
+    Kubernetes,
+    Model,
+    RemoteTokenizer,
+    Worker,
+    WorkerEvents,
+)
+from extproc.doctor.doctor import visit_sources
 from extproc.doctor.findings import Verdict, exit_status
 from simulator import publisher
 from simulator import worker as simulated
@@ -377,11 +388,19 @@ async def test_a_source_that_has_nothing_is_found(tmp_path: Path) -> None:
         assert await codes_of(worker, **options) == {"no-workers"}
 
 
+async def test_a_source_whose_extra_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)
+    pods = Kubernetes(selector="app=vllm")
+    fleet, (found,) = await visit_sources(Config(discovery=Discovery(kubernetes=pods)), 0.5)
+    told = "discovery.kubernetes: needs the extra: pip install 'kvsteer[kubernetes]'"
+    assert (fleet, found.code, found.says) == ([], "extra-missing", told)
+
+
 async def test_a_fleet_that_is_empty_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "workers.yaml"
     file.write_text("[]")
     found = await findings_of(discovery=Discovery(file=str(file)))
-    assert [one.says for one in found if one.verdict is Verdict.WRONG] == ["it names no worker"]
+    assert [one.says for one in found if one.verdict is Verdict.WRONG] == ["it lists no worker"]
 
 
 @pytest.mark.slow

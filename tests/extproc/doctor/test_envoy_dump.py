@@ -188,7 +188,8 @@ def router_codes(
     one = {"@type": CLUSTER, "name": "router", **HTTP2, **cluster}
     other = {"@type": CLUSTER, "name": "workers"}
     parts = [{"static_clusters": [{"cluster": one}, {"cluster": other}]}]
-    found = judge_router_cluster(About("envoy"), config, ext_proc, parts, {"router": hosts or ()})
+    reached = hosts if isinstance(hosts, dict) else dict.fromkeys(hosts or (), 0)
+    found = judge_router_cluster(About("envoy"), config, ext_proc, parts, {"router": reached})
     return [one.code for one in found]
 
 
@@ -272,6 +273,13 @@ def test_where_envoy_reaches_the_router_is_what_the_configuration_says() -> None
     assert router_codes(config, hosts={"10.0.0.1:9002"}) == ["envoy-router-place"]
 
 
+def test_a_router_is_unreachable_where_every_connection_failed_to_each_of_its_hosts() -> None:
+    config = Config(extproc=ExtProc(listen="0.0.0.0:9002"))
+    in_vain = {"10.0.0.1:9002": 2, "10.0.0.2:9002": 1}
+    assert router_codes(config, hosts=in_vain) == ["envoy-router-unreachable"]
+    assert router_codes(config, hosts=in_vain | {"10.0.0.2:9002": 0}) == []
+
+
 STEERED = {"@type": CLUSTER, "name": "workers", "load_balancing_policy": OVERRIDE}
 WORKERS = {"10.0.0.1:8000": "a:8000", "10.0.0.2:8000": "b:8000"}
 
@@ -321,7 +329,21 @@ def test_the_hosts_of_every_cluster_are_read() -> None:
             {"address": {"socket_address": {"address": "::1", "port_value": 2}}}]},
         {"name": "b", "host_statuses": [{"address": {"pipe": {"path": "/x"}}}]},
         {"name": "c"}]}"""
-    assert hosts_in(answer) == {"a": {"10.0.0.1:1", "[::1]:2"}, "b": {"unix:/x"}, "c": set()}
+    hosts = {"a": {"10.0.0.1:1": 0, "[::1]:2": 0}, "b": {"unix:/x": 0}, "c": {}}
+    assert hosts_in(answer) == hosts
+
+
+@pytest.mark.parametrize(
+    ("failed", "total", "in_vain"), [("2", "2", 2), ("2", "3", 0), (None, "1", 0), ("?", "?", 0)]
+)
+def test_connections_are_in_vain_if_all_failed(
+    failed: str | None, total: str, in_vain: int
+) -> None:
+    fails = {"name": "cx_connect_fail"} | ({"value": failed} if failed else {})
+    stats = [fails, {"name": "cx_total", "value": total}]
+    host = {"address": {"pipe": {"path": "/x"}}, "stats": stats}
+    answer = {"cluster_statuses": [{"name": "a", "host_statuses": [host]}]}
+    assert hosts_in(json.dumps(answer).encode()) == {"a": {"unix:/x": in_vain}}
 
 
 @pytest.mark.parametrize(

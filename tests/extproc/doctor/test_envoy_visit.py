@@ -1,5 +1,6 @@
 """A real Envoy, as `kvsteer envoy` has it, and with what is easily forgotten."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import ClientSession
 
 from extproc.config.schema import Accounting, Config, Envoy, ExtProc, Worker
 from extproc.config.sections import RouterTls
@@ -51,6 +53,28 @@ def spoil(tree: Any) -> None:
 async def test_the_envoy_that_we_print_is_right() -> None:
     config = configuration()
     assert await found_in(config, render(config)) == [(Verdict.RIGHT, "")]
+
+
+async def test_an_envoy_is_asked_where_the_command_says() -> None:
+    config = configuration()
+    at = config.envoy.admin
+    elsewhere = replace(config, envoy=replace(config.envoy, admin=f"127.0.0.1:{free_port()}"))
+    async with running_envoy(render(config), int(at.rpartition(":")[2])):
+        found = await examine(elsewhere, SECONDS, probes=False, envoy=f"localhost:{at[10:]}")
+    (one,) = (one for one in found if one.check == "envoy")
+    assert (one.subject, one.verdict) == (f"envoy localhost:{at[10:]}", Verdict.RIGHT)
+
+
+async def test_a_router_that_envoy_has_never_reached_is_told() -> None:
+    config = configuration()  # nobody listens there
+    async with running_envoy(render(config), int(config.envoy.admin.rpartition(":")[2])):
+        async with ClientSession() as session:
+            await session.post(f"http://{config.envoy.listen}/v1/completions", json={"prompt": "a"})
+        found = await examine(config, SECONDS, probes=False)
+    (one,) = (one for one in found if one.check == "envoy")
+    assert one.code == "envoy-router-unreachable"
+    says = rf"cluster kvsteer: all \d+ connections to {config.extproc.listen} failed"
+    assert re.fullmatch(says, one.says)
 
 
 def with_tls(config: Config, files: Identities, *, is_mutual: bool = False) -> Config:

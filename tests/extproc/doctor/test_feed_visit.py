@@ -67,7 +67,7 @@ def test_a_rank_that_is_missing_beside_another_is_miscounted() -> None:
 def test_another_port_that_the_worker_names_is_passed_on() -> None:
     elsewhere = Told((ZmqSource("tcp://h:7", None, ""),), "/kv_event_sources")
     (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, elsewhere)
-    assert one.says.endswith("the worker says that it publishes at tcp://h:7")
+    assert one.says.endswith("the worker reports that it publishes at tcp://h:7")
     same = Told((ZmqSource("tcp://other:1", None, ""),), "/kv_event_sources")
     (one,) = judge_places(ABOUT, ONE, {EVENTS: CLOSED}, same)
     assert one.says.endswith("refused")
@@ -97,7 +97,7 @@ def test_who_answers_at_the_port_of_the_load_is_judged() -> None:
 
 def test_who_says_nothing_may_hang() -> None:
     assert "hangs" in Greeted(is_silent=True).fault
-    assert "not as ZMQ" in Greeted().fault
+    assert "not speak ZMQ" in Greeted().fault
 
 
 def test_a_socket_that_does_not_say_its_kind_may_be_either() -> None:

@@ -16,7 +16,8 @@ from aiohttp import web
 from extproc.config.schema import Model, RemoteTokenizer, Worker, WorkerEvents
 from extproc.doctor import feed_visit
 from extproc.doctor.findings import Verdict
-from kvstate.bridge.bridge import Bridge, BridgeLimits, BridgeServer
+from kvstate.bridge.bridge import Bridge, BridgeServer
+from kvstate.bridge.rank import BridgeLimits
 from kvstate.feeds.feed_sources import ZmqSource
 from kvstate.feeds.zmq_transport import ZmqTransport
 from simulator import worker as simulated

@@ -1,7 +1,10 @@
 """What the doctor says of routers that share."""
 
 import asyncio
+import sys
 from pathlib import Path
+
+import pytest
 
 from extproc.config.schema import Config
 from extproc.config.sections import Sharing
@@ -27,7 +30,7 @@ async def test_each_router_is_named_with_the_age_of_its_last_word(tmp_path: Path
 async def test_a_router_is_heard_that_speaks_seldom(tmp_path: Path) -> None:
     sharing = Sharing(f"directory:{tmp_path}", tick_ms=700)
     async with part(url=sharing.url, name="one", tick_ms=700) as one:
-        while not one.sharing.told:  # noqa: ASYNC110 - the next word is seconds away
+        while not one.sharing.sent:  # noqa: ASYNC110 - the next word is seconds away
             await asyncio.sleep(0.02)
         (found,) = await visit_sharing(Config(sharing=sharing), 1.0)
     assert found.says.startswith("router one sent its last message ")
@@ -52,6 +55,13 @@ async def test_an_engine_that_is_not_there_is_found(tmp_path: Path) -> None:
     missing = Sharing(sharing.url, secret_file=str(tmp_path / "none"))
     (found,) = await visit_sharing(Config(sharing=missing), 0.5)
     assert "No such file" in found.says
+
+
+async def test_a_missing_client_library_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkey.asyncio", None)
+    (found,) = await visit_sharing(Config(sharing=Sharing("redis://127.0.0.1:1")), 0.5)
+    told = "sharing.url: needs the extra: pip install 'kvsteer[sharing]'"
+    assert (found.code, found.says) == ("extra-missing", told)
 
 
 async def test_who_only_listens_knows_who_shares_and_is_not_seen(tmp_path: Path) -> None:

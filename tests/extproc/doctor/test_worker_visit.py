@@ -83,8 +83,8 @@ def test_a_name_of_a_model_that_its_worker_does_not_list_is_noted(
 
 def test_a_clock_may_differ_by_some_seconds() -> None:
     assert judge_clock(ABOUT, -4.0, "the Date").code == ""
-    assert "60 s ahead of ours" in judge_clock(ABOUT, 60.0, "the Date").says
-    assert "60 s behind ours" in judge_clock(ABOUT, -60.0, "the Date").says
+    assert "60 s ahead of the local clock" in judge_clock(ABOUT, 60.0, "the Date").says
+    assert "60 s behind the local clock" in judge_clock(ABOUT, -60.0, "the Date").says
 
 
 def test_a_block_size_is_wrong_only_against_the_workers_own() -> None:

@@ -243,7 +243,7 @@ def test_empty_data_moves_nothing_and_is_counted() -> None:
     parts.data(1)
     parts.data(1)
     assert parts.events() == []
-    with pytest.raises(Http2Error, match="move nothing"):
+    with pytest.raises(Http2Error, match="without progress"):
         parts.data(1)
 
 

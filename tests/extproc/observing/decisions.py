@@ -1,4 +1,4 @@
-"""Decisions as the router makes them, for tests of what becomes of their requests."""
+"""Decisions as the router makes them, for tests of the outcomes of their requests."""
 
 from array import array
 from random import Random

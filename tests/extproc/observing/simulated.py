@@ -34,8 +34,8 @@ def _clipped(share: float) -> float:
 class Traffic(NamedTuple):
     """Conversations of several turns, over one window, half of them steered.
 
-    minutes: of the window. conversations: that begin in it, in the mean. shares: of a prompt
-    that are cached, in the mean of each side. pause_seconds: between two turns, in the mean.
+    minutes: of the window. conversations: mean number that begin in it. shares: mean share of a
+    prompt that is cached, of each side. pause_seconds: mean between two turns.
     """
 
     minutes: int

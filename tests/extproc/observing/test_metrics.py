@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.observing.course import Course, Trace
+from extproc.observing.decisions import Course, Trace
 from extproc.observing.metrics import AT_ONCE, Metrics
 from extproc.observing.outcomes import Usage
 from extproc.picking.decision import Candidate, Decision, Query, Snapshot, decide

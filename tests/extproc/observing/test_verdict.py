@@ -60,7 +60,7 @@ BRIEFLY = [over(500) for _ in range(200)]
 @pytest.mark.parametrize(
     ("outcomes", "sentence"),
     [
-        ([], "No request was over in this time."),
+        ([], "No request ended in this time."),
         (
             [*many(37, 500), *many(500, 500, is_steered=False)],
             f"{FEW} with known prompt tokens: 37 of 100 steered.",
@@ -83,7 +83,7 @@ BRIEFLY = [over(500) for _ in range(200)]
             many(7, 3, is_steered=False),
             f"{FEW}: 7 of 100 with known prompt tokens. {NOT_STEERED}",
         ),
-        (many(2, 0, 0), f"2 requests were over, and no prompt tokens are known. {ALONE}"),
+        (many(2, 0, 0), f"2 requests ended, but no prompt tokens are known. {ALONE}"),
     ],
 )
 def test_what_is_missing_is_said(outcomes: list[Outcome], sentence: str) -> None:
@@ -99,7 +99,7 @@ def test_sides_that_differ_otherwise_are_warned_of() -> None:
         "the sides differ in failures",
         "the sides differ in how cached tokens are known",
     ]
-    assert "4,000 tokens in the mean of steered requests, 1,000 of the others" in warnings[0]
+    assert "on average 4,000 tokens in steered requests, 1,000 in the others" in warnings[0]
     assert "25 % of steered requests had no response or status 5xx, 0 %" in warnings[1]
 
 

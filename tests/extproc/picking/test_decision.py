@@ -215,7 +215,7 @@ def test_a_request_whose_model_the_proxy_finds_is_left_to_it() -> None:
     query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
     made = decision(query, workers="ab", rules=Policy(refuse=True))
     assert (made.pick, made.verdict, made.reason) == ((), Verdict.NO_OVERRIDE, "body_too_large")
-    assert set(made.excluded) == {"the proxy finds out the model, which is not known here"}
+    assert set(made.excluded) == {"the model is not known here, so the proxy chooses"}
 
 
 def test_where_it_is_asked_for_a_request_over_all_limits_is_shed() -> None:

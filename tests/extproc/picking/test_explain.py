@@ -111,7 +111,7 @@ def test_who_was_left_out_by_chance_is_named_and_has_no_cost_that_nobody_knows()
     assert len(chosen) <= 4
     for one in shown:
         assert (one["cost"] is None) is (one["endpoint"] not in chosen)
-    assert why(made).endswith(f"; {len(chosen) - 1} of 9 workers were looked at")
+    assert why(made).endswith(f"; {len(chosen) - 1} of 9 workers were compared")
 
 
 def test_an_explanation_asks_for_the_load_of_those_that_were_left_out() -> None:
@@ -154,15 +154,15 @@ def test_other_policies_have_no_cost() -> None:
 
 def test_the_words_say_that_the_proxy_chooses() -> None:
     query = Query(None, reason="body_too_large", left_to_proxy=FINDS_MODEL)
-    words = "the proxy finds out the model, which is not known here: body_too_large"
+    words = "the model is not known here, so the proxy chooses: body_too_large"
     assert why(decision(query)) == words
     query = Query(None, reason="not_inference", left_to_proxy=CALLS_NO_MODEL)
-    assert why(decision(query)) == "it calls no model, so it is none of ours: not_inference"
+    assert why(decision(query)) == "it calls no model, so the proxy chooses: not_inference"
 
 
 def test_the_words_say_where_a_request_would_go_that_is_not_steered() -> None:
     left = structs.replace(decision(), is_steered=False)
-    assert why(left) == f"not steered, so that the proxy chooses; it would be {why(decision())}"
+    assert why(left) == f"not steered, so the proxy chooses; otherwise {why(decision())}"
     refused = decision(Query("m", left_to_proxy=CALLS_NO_MODEL, reason="not_inference"))
     assert why(structs.replace(refused, is_steered=False)) == why(refused)
 
@@ -210,4 +210,4 @@ def test_a_session_whose_worker_has_too_much_to_do_is_told() -> None:
     busy = {owner: Load(0, 50_000.0)}
     made = decision(query, held={}, load_of=lambda endpoint, _: busy.get(endpoint, Load()))
     assert made.pick[0] != owner
-    assert f"its session belongs to {owner}, which has too much to do" in why(made)
+    assert f"its session belongs to {owner}, which is too busy" in why(made)

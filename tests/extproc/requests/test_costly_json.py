@@ -91,7 +91,7 @@ def test_marks_in_a_text_are_not_counted(piece: str) -> None:
 TEXTS = st.lists(st.sampled_from(['"', "\\", "{", "[", ",", "a", "\n", "é", "x" * 70_000]))
 
 
-@settings(max_examples=25)  # of a megabyte each
+@settings(max_examples=settings().max_examples // 4)  # of a megabyte each
 @given(TEXTS, st.booleans(), st.booleans())
 def test_texts_before_the_parts_hide_none_of_them(
     texts: list[str],

@@ -1,4 +1,4 @@
-"""A router before workers that nobody listens for: decisions are real, requests go nowhere."""
+"""A router with workers that do not exist: decisions are real, requests go nowhere."""
 
 from collections.abc import Sequence
 from random import Random
@@ -18,7 +18,7 @@ FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
 
 
 class Seen:
-    """What a router shows."""
+    """The events that a router shows."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -34,7 +34,7 @@ class Seen:
 
 
 class Books(Router):
-    """A router that counts what is released, and keeps what it shows."""
+    """A router that counts released bookings, and records the events that it shows."""
 
     released = 0
 

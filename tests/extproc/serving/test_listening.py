@@ -65,7 +65,7 @@ async def test_a_socket_left_behind_is_replaced_but_nothing_else(tmp_path: Path,
     file = tmp_path / "file"
     file.write_text("precious")
     third = Running(f"unix:{file}", kind)
-    with pytest.raises(StartError, match="is no socket"):
+    with pytest.raises(StartError, match="is not a socket"):
         await third.server.start()
     await third.stop()
     assert file.read_text() == "precious"

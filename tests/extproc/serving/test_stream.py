@@ -423,7 +423,9 @@ def test_a_body_comes_after_its_headers() -> None:
 def test_nothing_of_the_request_comes_between_a_question_and_its_answer() -> None:
     one = stream()
     one.receive(head("/metrics"))
-    with pytest.raises(ProtocolError, match="request body before the last message was answered"):
+    with pytest.raises(
+        ProtocolError, match="request body before the previous message was answered"
+    ):
         one.receive(body(b"{}"))
 
 

@@ -14,7 +14,7 @@ FORGET_SECONDS = 0.2
 
 
 class Router:
-    """One router's loads and claims, what it tells, and what it was told."""
+    """One router's loads and claims, and the messages that it sends and receives."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Router:
 
 
 def tell_all(routers: Sequence[Router], now: float) -> None:
-    """Each hears what all others have to say now."""
+    """Sends each router the present messages of all others."""
     for router in routers:
         messages = router.due(now)
         for other in routers:

@@ -147,7 +147,7 @@ def test_a_router_that_starts_anew_begins_without_load() -> None:
     other.hear(again.due(0.1), 0.1)
     assert other.load(A, 0.1).others == 0
     other.hear(one.due(1.5), 1.5)
-    assert other.picture.counts["old"] == 1
+    assert other.picture.counts["out_of_order"] == 1
     assert other.load(A, 1.5).others == 0
 
 
@@ -156,7 +156,7 @@ def test_a_message_counts_once() -> None:
     one.loads.begin(A, 500, 0.0)
     message = one.due(0.0)
     other.hear([*message, *message], 0.0)
-    assert other.picture.counts == {"taken": 1, "old": 1}
+    assert other.picture.counts == {"accepted": 1, "out_of_order": 1}
 
 
 def test_a_newcomer_learns_the_whole_from_the_first_message_after_its_hello() -> None:
@@ -243,7 +243,7 @@ def test_routers_beyond_the_bound_are_refused() -> None:
     other = Router("other")
     for number in range(MAX_ROUTERS + 1):
         other.hear([encoded(News(f"r{number}", 1, 1, 0), KEYS)], 0.0)
-    assert (len(other.picture.others), other.picture.counts["routers"]) == (MAX_ROUTERS, 1)
+    assert (len(other.picture.others), other.picture.counts["too_many_routers"]) == (MAX_ROUTERS, 1)
 
 
 def test_claims_beyond_the_bound_are_left_to_their_lifetime(

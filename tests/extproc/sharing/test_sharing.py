@@ -217,12 +217,12 @@ async def test_without_the_engine_each_is_alone_and_with_it_they_share_again(
 async def test_while_the_engine_is_stopped_nothing_queues_up(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine, two(url=engine.url) as (one, other):
         engine.process.send_signal(signal.SIGSTOP)
-        before = one.sharing.told
+        before = one.sharing.sent
         await until(one.is_alone, "alone")
-        told, untold = one.sharing.told, one.sharing.untold
+        told, untold = one.sharing.sent, one.sharing.not_sent
         one.send()
-        await until(lambda: one.sharing.untold > untold + 10, "ticks go by")
-        assert one.sharing.told - told <= 2
+        await until(lambda: one.sharing.not_sent > untold + 10, "ticks go by")
+        assert one.sharing.sent - told <= 2
         assert told - before < 100
         engine.process.send_signal(signal.SIGCONT)
         await until(lambda: other.others() == 1, "shared again")
@@ -271,7 +271,7 @@ async def test_routers_with_another_secret_or_channel_share_nothing(tmp_path: Pa
         part(url=engine.url, secret_file=str(tmp_path / "second")) as other,
         part(url=engine.url, channel="elsewhere") as third,
     ):
-        await until(lambda: other.sharing.picture.counts["fleet"] > 3, "told apart")
+        await until(lambda: other.sharing.picture.counts["other_secret"] > 3, "told apart")
         assert not any(each.hears() for each in (one, other, third))
 
 
@@ -281,8 +281,8 @@ async def test_rubbish_on_the_channel_is_counted_and_changes_nothing(tmp_path: P
         for _ in range(3):
             await engine.ask("PUBLISH", "kvsteer", "x" * 100)
         await engine.ask("PUBLISH", "kvsteer", "")
-        await until(lambda: one.sharing.picture.counts["version"] == 3, "counted")
-        await until(lambda: one.sharing.picture.counts["size"] == 1, "counted")
+        await until(lambda: one.sharing.picture.counts["other_version"] == 3, "counted")
+        await until(lambda: one.sharing.picture.counts["wrong_size"] == 1, "counted")
         other.send()
         await until(lambda: one.others() == 1, "shared")
 
@@ -293,7 +293,7 @@ async def test_a_flood_takes_no_more_than_a_part_of_the_time(tmp_path: Path) -> 
         sender = Sender(engine.port)
         for _ in range(400):
             await sender.publish(60_000)
-        await until(lambda: one.sharing.picture.counts["version"] >= 50, "heard")
+        await until(lambda: one.sharing.picture.counts["other_version"] >= 50, "heard")
         await sender.close()
         assert one.sharing._worked < 0.1
 
@@ -304,7 +304,7 @@ async def test_a_message_without_end_is_not_kept_and_they_share_again(tmp_path: 
         sender = Sender(engine.port)
         await sender.publish(MAX_UNREAD_BYTES + 100_000)
         for each in (one, other):
-            await until(lambda each=each: each.sharing.untold > 0, "alone")  # type: ignore[misc]
+            await until(lambda each=each: each.sharing.not_sent > 0, "alone")  # type: ignore[misc]
         await sender.close()
         other.send()
         await until(lambda: one.others() == 1, "shared again")
@@ -318,7 +318,7 @@ async def test_who_was_flooded_hears_the_rest_afterwards(tmp_path: Path) -> None
         sender = Sender(engine.port)
         for _ in range(20):
             await sender.publish(1_000)
-        await until(lambda: one.sharing.picture.counts["version"] == 20, "heard")
+        await until(lambda: one.sharing.picture.counts["other_version"] == 20, "heard")
         await sender.close()
 
 
@@ -391,7 +391,7 @@ async def test_workers_that_come_are_known_from_then_on(tmp_path: Path) -> None:
 
 async def test_what_is_told_is_counted(tmp_path: Path) -> None:
     async with two(url=f"directory:{tmp_path}") as (one, other):
-        await until(lambda: one.sharing.picture.counts["taken"] > 3, "heard")
+        await until(lambda: one.sharing.picture.counts["accepted"] > 3, "heard")
         shown = {
             (sample.name, *sample.labels.values()): sample.value
             for family in SharingCollector(one.sharing).collect()
@@ -399,10 +399,10 @@ async def test_what_is_told_is_counted(tmp_path: Path) -> None:
         }
         assert shown["kvsteer_sharing_alone",] == 0
         assert shown["kvsteer_sharing_routers",] == 1
-        assert shown["kvsteer_sharing_messages_total", "taken"] > 3
-        assert shown["kvsteer_sharing_bytes_total", "told"] > 100
+        assert shown["kvsteer_sharing_messages_total", "accepted"] > 3
+        assert shown["kvsteer_sharing_bytes_total", "sent"] > 100
         assert 0 <= shown["kvsteer_sharing_age_seconds", "other"] < 10
-        assert other.sharing.told_bytes > 100
+        assert other.sharing.sent_bytes > 100
 
 
 def test_a_secret_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
@@ -444,10 +444,10 @@ async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
         await until(lambda: other.others() == 1, "shared")
         for part in (one, other):  # as on a machine that is busy with something else
             part.clock.ahead_seconds += 3_600.0
-        heard = [part.sharing.picture.counts["taken"] for part in (one, other)]
+        heard = [part.sharing.picture.counts["accepted"] for part in (one, other)]
         await until(
             lambda: all(
-                part.sharing.picture.counts["taken"] > before
+                part.sharing.picture.counts["accepted"] > before
                 for part, before in zip((one, other), heard, strict=True)
             ),
             "they hear each other again",

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
@@ -53,7 +53,6 @@ def ids_of(choice: Choice, text: str) -> Tokens:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
 @example(text="The<a><b><c>fox")
-@settings(deadline=None, max_examples=50)
 def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
     tokenizer = tokenizer_of(kind)
     encode = in_parts(
@@ -65,7 +64,6 @@ def test_parts_have_the_ids_of_the_whole(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(turns=st.lists(st.tuples(st.integers(0, 400), TEXTS), max_size=6))
-@settings(deadline=None, max_examples=50)
 @pytest.mark.slow
 def test_conversations_that_go_on_or_are_changed_have_exact_ids(
     kind: str, turns: list[tuple[int, str]]
@@ -79,7 +77,6 @@ def test_conversations_that_go_on_or_are_changed_have_exact_ids(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
-@settings(deadline=None, max_examples=50)
 def test_added_special_tokens_are_the_librarys(kind: str, text: str) -> None:
     choice = choice_of(kind)
     assert choice.frame is not None

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.core import Metric as Family
 
-from extproc.observing.course import Course, Trace
+from extproc.observing.decisions import Course, Trace
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate
 from extproc.picking.load import Load

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from prometheus_client import Gauge
 
 from extproc.errors import StartError
-from extproc.observing.course import Course
+from extproc.observing.decisions import Course
 from extproc.observing.metrics import Metrics
 from extproc.picking.decision import Decision, Query, Snapshot, decide
 from extproc.picking.eligibility import Candidate
@@ -30,6 +30,7 @@ from extproc.tracing.telemetry import Wanted, telemetry, wanted
 from kvstate.overlap import Prompt
 from tests.extproc.nobody import Nobody
 from tests.extproc.tracing.otlp_sink import running_sink
+from tests.ports import free_port
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"
@@ -143,10 +144,10 @@ async def test_spans_arrive_over_grpc(
 
 @pytest.mark.slow
 async def test_a_collector_that_is_away_does_not_hold_up_the_end(
-    sdk_environment: Callable[[str], dict[str, str]], free_tcp_port: int
+    sdk_environment: Callable[[str], dict[str, str]],
 ) -> None:
     async with asyncio.timeout(60):
-        url = f"http://127.0.0.1:{free_tcp_port}"
+        url = f"http://127.0.0.1:{free_port()}"
         async with telemetry(sdk_environment(url), Metrics(Nobody())) as traces:
             assert traces is not None
             assert traces.record(decision(), course(PARENT)).is_sampled

@@ -4,7 +4,13 @@ from typing import Any
 import pytest
 
 from extproc.config.schema import WorkerEvents
-from extproc.workers.feeds import PATHS, configured, discovered, places, strange_host
+from extproc.workers.feeds import (
+    PATHS,
+    configured,
+    discovered,
+    places,
+    strange_host,
+)
 from kvstate.feeds.feed_sources import DrainSource, GrpcSource, ZmqSource
 
 VLLM, SGLANG, _ = PATHS

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extproc.config.reader import parse
+from extproc.errors import ExtraError
 from extproc.workers import feeds as feed_discovery
 from extproc.workers import polling
 from extproc.workers.workers import Workers
@@ -105,6 +106,25 @@ async def test_worker_that_moves_its_feed_is_followed_there(
 
 def cannot_open(source: FeedSource) -> list[MemoryTransport]:
     raise OSError(f"cannot open {source}")
+
+
+def lacks_grpcio(_source: FeedSource) -> list[MemoryTransport]:
+    raise ExtraError("a feed over gRPC", "grpc")
+
+
+async def test_worker_found_with_a_feed_that_needs_an_extra_tells_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = 'models: [{name: a}]\nworkers: [{endpoint: "127.0.0.1:1", events: {grpc: "127.0.0.1:2"}}]'
+    made = Workers(parse(one, "c"), Fleet(1, lambda: 0.0), lacks_grpcio)
+    await made.start()
+    told = "a feed over gRPC: needs the extra: pip install 'kvsteer[grpc]'"
+    assert reason(made, "127.0.0.1:1") == told
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
+        f"worker 127.0.0.1:1: {told}"
+    ]
+    assert caplog.records[-1].exc_info is None
+    await made.close()
 
 
 async def test_worker_whose_feed_cannot_be_opened_is_asked_again(

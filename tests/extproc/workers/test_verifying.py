@@ -136,7 +136,7 @@ async def test_the_right_template_is_verified_at_the_start(
         assert before.metric("verified") == 1
         assert before.metric("differs") == 0
         assert before.workers.verifying.note() == ""
-    assert caplog.text.count("our tokens match those of worker") == 1
+    assert caplog.text.count("its tokens match those of worker") == 1
 
 
 WRONG = {
@@ -166,8 +166,8 @@ async def test_a_planted_wrong_template_is_named_and_trusted_again_once_it_is_me
         async with simulated(Settings(listen=listen)):
             await before.until("verified")
             assert before.differs() == [False]
-    assert caplog.text.count("our tokens are not those of worker") == 1
-    assert caplog.text.count("our tokens match those of worker") == 1
+    assert caplog.text.count("its tokens differ from those of worker") == 1
+    assert caplog.text.count("its tokens match those of worker") == 1
 
 
 async def test_only_requests_of_the_form_that_differs_are_routed_approximately(

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from kvstate.bridge import bridge
-from kvstate.bridge.bridge import BridgeLimits
+from kvstate.bridge.rank import BridgeLimits
 from kvstate.events import Batch
 from kvstate.feeds.feed import State
 from kvstate.feeds.feed_sources import Recovery
@@ -201,7 +201,7 @@ async def test_engine_without_events_is_unimplemented_until_it_has_some() -> Non
         await until(lambda: running.bridge.ranks[0].feed.state is State.UNSUPPORTED)
         status, reason = await running.subscribe().end()
         assert status == "UNIMPLEMENTED"
-        assert reason == "the engine has no events: event_buffer_max_size is 0"
+        assert reason == "it publishes no events: event_buffer_max_size is 0"
         transport.put(Connected())
         await until(lambda: running.bridge.fault is None)
         await running.subscribe().read()
@@ -255,7 +255,7 @@ async def test_stopping_ends_streams_with_unavailable() -> None:
         gateway = running.subscribe()
         await gateway.read()
         await running.server.stop()
-        assert await gateway.end() == ("UNAVAILABLE", "the bridge stops")
+        assert await gateway.end() == ("UNAVAILABLE", "the bridge is stopping")
 
 
 async def test_more_streams_than_are_served_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_groups_that_cannot_be_told_apart_are_a_hole_each() -> None:
     assert not ringing.apply(store(1, group=0)).missed
     for group, holes in ((1, 1), (0, 2), (1, 2)):
         taken = ringing.apply(store(1, group=group))
-        assert taken.missed == "its attention groups cannot be told apart"
+        assert taken.missed == "its attention groups cannot be distinguished"
         assert taken.faults == ("group_without_kind",)
         assert ringing.rank.history.holes == holes
     assert (ringing.events(), ringing.rank.mirror.copies) == ([], 0)
@@ -175,7 +175,7 @@ def test_lost_removal_is_a_hole() -> None:
 
 def test_more_than_is_kept_is_told_to_those_who_listen_and_missed() -> None:
     ringing = Ringing(mirror_bytes=0)
-    assert ringing.apply(store(1)).missed == "it holds more than the bridge keeps of one rank"
+    assert ringing.apply(store(1)).missed == "it holds more blocks than the bridge keeps"
     assert ringing.events() == ["stored 1"]
 
 

@@ -45,4 +45,4 @@ def test_engine_without_events_is_unimplemented() -> None:
     standing.note(State.UNSUPPORTED, "event_buffer_max_size is 0")
     assert standing.fault is not None
     assert standing.fault.status is Status.UNIMPLEMENTED
-    assert standing.fault.reason == "the engine has no events: event_buffer_max_size is 0"
+    assert standing.fault.reason == "it publishes no events: event_buffer_max_size is 0"

@@ -110,7 +110,7 @@ def test_start_outside_the_history_is_out_of_range() -> None:
     one = rank(batches=5, max_batches=3)
     assert ended(subscribe([one], 101)) == (
         Status.OUT_OF_RANGE,
-        "batch 101 of rank 0 cannot be had, 102 to 105 can be",
+        "batch 101 of rank 0 is not available; 102 to 105 are",
     )
     assert ended(subscribe([one], 106))[0] is Status.OUT_OF_RANGE
 

@@ -63,7 +63,7 @@ def test_replayed_batch_n_without_proof_of_the_same_publisher_is_behind_a_hole()
     assert feed.replayed(batch(3, "new")) == [Demote(), *applied(3, life="new")]
     assert feed.replay_ended() == []
     assert feed.state is State.DEGRADED
-    assert feed.reason == "batch 2 is gone: no proof of the same publisher"
+    assert feed.reason == "batch 2 is gone: maybe another publisher"
 
 
 def test_replayed_batch_beyond_n_is_behind_a_hole() -> None:
@@ -81,7 +81,7 @@ def test_replayed_batch_before_n_with_another_stamp_is_a_restart() -> None:
     feed.disconnected()
     feed.connected()
     assert feed.replayed(batch(2, "new")) == [Forget(), Replay(0)]
-    assert feed.reason == "publisher restarted: batch 2 was replayed with other contents"
+    assert feed.reason == "publisher restarted: batch 2 was replayed with different content"
 
 
 def test_replay_that_ends_before_the_last_batch_is_a_restart() -> None:
@@ -214,7 +214,7 @@ def test_late_join_says_since_when_it_knows() -> None:
     assert feed.replayed(batch(7)) == applied(7)
     assert feed.replay_ended() == []
     assert (feed.state, feed.certain) == (State.DEGRADED, True)
-    assert feed.reason == "batches before 7 are no longer to be had"
+    assert feed.reason == "batches before 7 are no longer available"
 
 
 def test_live_batch_behind_an_empty_replay_does_not_pass_for_the_first() -> None:

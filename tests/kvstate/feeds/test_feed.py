@@ -95,7 +95,7 @@ def test_snapshot_of_a_part_says_so() -> None:
     feed = live(4, Recovery.RESUME)
     feed.snapshot(7, 7, unknown_before=3)
     feed.received(batch(7))
-    assert (feed.state, feed.reason) == (State.DEGRADED, "3 batches were never seen")
+    assert (feed.state, feed.reason) == (State.DEGRADED, "3 batches were never received")
 
 
 def test_publisher_that_refuses_is_forgotten_until_it_is_connected() -> None:

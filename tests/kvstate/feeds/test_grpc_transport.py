@@ -165,7 +165,7 @@ async def test_publisher_that_is_another_one_is_asked_for_everything(
         publisher.history = [batch(number, life=1) for number in range(4)]
         publisher.end()
         signals = await received(transport, 8)
-    assert reasons(signals)[1:] == ["batch 2 came again with other contents"]
+    assert reasons(signals)[1:] == ["batch 2 came again with different content"]
     assert signals[-4:] == handed(*(batch(number, life=1) for number in range(4)))
     assert publisher.starts == [0, 2, 0]
 

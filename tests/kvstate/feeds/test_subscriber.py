@@ -253,10 +253,12 @@ async def test_silence_is_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert followed.transport.history is not None
         followed.transport.history[1] = payload(1, block(2, 1))  # it was lost on its way
         await until(lambda: followed.overlap() == Overlap(1, (2, 0, 0, 0)))
+        probed = list(followed.transport.replays)  # on a busy machine before the first batch, too
+        assert probed[:2] == [0, 0]
         silences = Mock(wraps=followed.feed.quiet)
         monkeypatch.setattr(followed.feed, "quiet", silences)
         await until(lambda: silences.call_count > 3)
-        assert followed.transport.replays == [0, 0]
+        assert followed.transport.replays == probed
 
 
 class Unending(MemoryTransport):
@@ -299,7 +301,7 @@ async def test_rank_that_holds_more_than_its_bound_is_degraded() -> None:
         await connected(followed)
         followed.publish(0, block(1), block(2, 1), block(3, 2))
         await followed.state(State.DEGRADED)
-        assert followed.feed.reason == "it holds more than the index keeps of one rank"
+        assert followed.feed.reason == "it holds more blocks than the index keeps for one rank"
         assert followed.overlap() == Overlap(1, (2, 0, 0, 0))
         followed.publish(1, CLEAR)
         await followed.state(State.LIVE)

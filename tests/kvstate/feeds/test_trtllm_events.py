@@ -119,7 +119,7 @@ async def test_engine_that_raises_is_asked_again() -> None:
     llm = Llm(OSError("secret"), [created(0)])
     signals = await llm.signals(3)
     await llm.close()
-    assert signals[:2] == [Disconnected("its events cannot be had: OSError"), Connected()]
+    assert signals[:2] == [Disconnected("its events could not be read: OSError"), Connected()]
 
 
 async def test_engine_without_events_says_so() -> None:

@@ -114,7 +114,7 @@ async def test_publisher_that_asks_without_reading_is_given_up(
                     peer.send(PING * 8192)
                 connection.take(64)
                 await asyncio.sleep(0)
-        assert connection.fault == "it does not read what it asks for"
+        assert connection.fault == "it does not read the data that it requested"
 
 
 async def test_publisher_that_sends_commands_without_end_is_given_up() -> None:

@@ -2,16 +2,26 @@ from array import array
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from extproc.observing.buckets import Seen
-from extproc.observing.course import Course
-from extproc.observing.decision_counts import BATCH, DecisionCollector, DecisionCounts
+from extproc.observing.decisions import (
+    BATCH,
+    NO_TRACE,
+    Course,
+    DecisionCollector,
+    DecisionCounts,
+    Parent,
+    parse,
+)
 from extproc.picking.decision import Candidate, Decision, Query, Snapshot, Split, decide
 from extproc.picking.load import Load
 from kvstate.overlap import Overlap, Prompt
 
 SPLIT = "kvsteer_disaggregation"
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def decision(held: int = 0, reason: str = "") -> Decision:
@@ -136,3 +146,58 @@ def test_a_bucket_points_at_a_trace() -> None:
     counts, seen = counted(decision()), Seen("4bf9", 0.001, 12.0)
     counts.show(seen)
     assert [one for _, _, one in counts.seconds.cumulative() if one] == [seen]
+
+
+def test_phases_follow_one_another() -> None:
+    times = iter((1, 2, 4, 5, 8))
+    noted = Course(lambda: next(times), "parent")
+    noted.parsed()
+    noted.tokenized()
+    assert (noted.looked(), noted.picked()) == (5, 8)
+    assert list(noted.phases()) == [
+        ("parse", 1, 2),
+        ("tokens", 2, 4),
+        ("lookup", 4, 5),
+        ("pick", 5, 8),
+    ]
+    assert (noted.traceparent, noted.trace) == ("parent", NO_TRACE)
+
+
+def test_a_request_without_a_prompt_is_only_picked_for() -> None:
+    noted = course(1, 2, 3)
+    assert noted.now() == 2
+    noted.picked()
+    assert list(noted.phases()) == [("pick", 1, 3)]
+
+
+@pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False), ("ff", True)])
+def test_a_header_names_a_span_and_whether_it_is_recorded(flags: str, is_sampled: bool) -> None:  # noqa: FBT001
+    assert parse(f"00-{TRACE}-{SPAN}-{flags}") == Parent(int(TRACE, 16), int(SPAN, 16), is_sampled)
+
+
+def test_a_later_version_may_go_on() -> None:
+    assert parse(f"01-{TRACE}-{SPAN}-01-and-more") is not None
+    assert parse(f"01-{TRACE}-{SPAN}-01.and-more") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-01\n",
+        f" 00-{TRACE}-{SPAN}-01",
+    ],
+)
+def test_what_is_no_header_joins_no_trace(text: str) -> None:
+    assert parse(text) is None
+
+
+@given(st.text())
+def test_any_text_is_a_parent_or_none(text: str) -> None:
+    assert parse(text) is None

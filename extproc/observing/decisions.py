@@ -1,45 +1,160 @@
-"""What is counted of decisions, in plain numbers: a request must not pay for being counted."""
+"""Observes decisions: the end of each phase, the trace, and the counts of all decisions.
 
+The counts are plain numbers, so that counting costs a request almost nothing.
+"""
+
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import sub
+from typing import NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from extproc.observing.buckets import Buckets, Seen, histogram_family
-from extproc.observing.course import PHASES, Course
 from extproc.picking.decision import Decision
 
-# Seconds, of a whole decision.
+# In chronological order.
+PHASES = ("parse", "tokens", "lookup", "pick")
+
+
+class Trace(NamedTuple):
+    """The trace that a request belongs to, "" if none. is_sampled: whether it is recorded."""
+
+    trace_id: str = ""
+    is_sampled: bool = False
+
+
+NO_TRACE = Trace()
+
+
+class Course:
+    """When each phase of a request's decision ended, in seconds of a monotonic clock.
+
+    traceparent: the trace that the request belongs to, as the proxy or the client wrote it, "" if
+    none. A phase that did not happen has 0.0: a request without a prompt is not parsed, and nothing
+    is looked up for it. trace: the request's trace, if it is traced.
+    """
+
+    __slots__ = (
+        "_clock",
+        "looked_at",
+        "parsed_at",
+        "picked_at",
+        "started_at",
+        "tokenized_at",
+        "trace",
+        "traceparent",
+    )
+
+    def __init__(self, clock: Callable[[], float], traceparent: str = "") -> None:
+        self._clock = clock
+        self.traceparent = traceparent
+        self.trace = NO_TRACE
+        self.parsed_at = self.tokenized_at = self.looked_at = self.picked_at = 0.0
+        self.started_at = clock()
+
+    def now(self) -> float:
+        """Returns the time."""
+        return self._clock()
+
+    def parsed(self) -> None:
+        """Notes that the body was parsed."""
+        self.parsed_at = self._clock()
+
+    def tokenized(self) -> None:
+        """Notes that tokenizing has ended, with or without tokens."""
+        self.tokenized_at = self._clock()
+
+    def looked(self) -> float:
+        """Notes that the index lookup has ended; returns the time."""
+        self.looked_at = now = self._clock()
+        return now
+
+    def picked(self) -> float:
+        """Notes that the decision is made; returns the time."""
+        self.picked_at = now = self._clock()
+        return now
+
+    def phases(self) -> Iterator[tuple[str, float, float]]:
+        """Yields each phase that happened: its name, its start, its end."""
+        ends = (self.parsed_at, self.tokenized_at, self.looked_at, self.picked_at)
+        last = self.started_at
+        for phase, end in zip(PHASES, ends, strict=True):
+            if end:
+                yield phase, last, end
+                last = end
+
+
+class Traces(Protocol):
+    """Records decisions as spans."""
+
+    def record(self, decision: Decision, course: Course) -> Trace:
+        """Records a decision if its trace is sampled; returns the trace that it belongs to.
+
+        It never fails: an error in a span must not affect the request.
+        """
+
+
+# Trace Context, section 3.2.2: lower-case hexadecimal digits; later versions may append fields,
+# which are ignored.
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+class Parent(NamedTuple):
+    """The span that a request comes from.
+
+    is_sampled: whether the sender may have recorded it.
+    """
+
+    trace_id: int
+    span_id: int
+    is_sampled: bool
+
+
+def parse(text: str) -> Parent | None:
+    """Returns the span that a header names; None if the header is missing or invalid (4.3)."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        return None
+    version, trace, span, flags, rest = found.groups()
+    trace_id, span_id = int(trace, 16), int(span, 16)
+    is_known_form = version != "ff" and (version != "00" or rest is None)
+    if not (is_known_form and trace_id and span_id):
+        return None
+    return Parent(trace_id, span_id, bool(int(flags, 16) & 1))
+
+
+# Bounds in seconds, for a whole decision.
 DECISION_BOUNDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 )  # fmt: skip
 
-# Seconds, of one phase: a lookup takes microseconds, a first sight of a long prompt tens of
+# Bounds in seconds, for one phase: a lookup takes microseconds, a new long prompt tens of
 # milliseconds.
 PHASE_BOUNDS = (
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25,
 )  # fmt: skip
 
-# Percent of a prompt that its worker holds. A follow-up in a chat is mostly above 90.
+# Bounds in percent of a prompt that its worker holds; a chat's follow-up is usually above 90.
 MATCH_BOUNDS = (0, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
-# Decisions that are counted at once: a few hundred microseconds of work.
+# Decisions that are counted together: a few hundred microseconds of work.
 BATCH = 512
 
 
 class DecisionCounts:
     """The decisions of one router, counted by the event loop that makes them.
 
-    A request only has its figures noted; they are counted many at a time, and have to be settled
-    before they are looked at.
+    A request's figures are only noted at first; `settle` counts many at a time, and must be called
+    before the counts are read.
 
-    by_reason: by model and reason. by_split: by model and who computes the prompt, where workers
-    take parts of requests. prompt_tokens, predicted_tokens, match_percent: by model, of the
-    requests that could be keyed. seconds: of whole decisions; phases: of each phase.
+    by_reason: by model and reason. by_split: by model and who computes the prompt, if workers take
+    parts of requests. prompt_tokens, predicted_tokens, match_percent: by model, for the requests
+    that could be keyed. seconds: times of whole decisions; phases: times of each phase.
     """
 
     def __init__(self) -> None:
@@ -50,17 +165,17 @@ class DecisionCounts:
         self.match_percent: defaultdict[str, Buckets] = defaultdict(lambda: Buckets(MATCH_BOUNDS))
         self.seconds = Buckets(DECISION_BOUNDS)
         self.phases = {phase: Buckets(PHASE_BOUNDS) for phase in PHASES}
-        # plain tuples: named ones, or the decisions themselves, cost a request more than its count
+        # plain tuples, since named tuples, or keeping the decisions, would cost more than counting
         self._noted: list[tuple[str | None, str, int, int, float, float, float, float, float]] = []
 
     def expect(self, model: str) -> None:
-        """Begins a model's figures at nothing: a rate needs to see a counter before it rises."""
+        """Starts a model's counters at zero: a rate needs a counter before its first increase."""
         self.prompt_tokens[model] += 0
         self.predicted_tokens[model] += 0
         _ = self.match_percent[model]
 
     def note(self, decision: Decision, course: Course) -> None:
-        """Has a decision counted, with the time of each of its phases."""
+        """Notes a decision to be counted, with the time of each of its phases."""
         noted = self._noted
         if decision.split is not None:
             self.by_split[decision.model or "", decision.split.outcome] += 1
@@ -81,7 +196,7 @@ class DecisionCounts:
             self.settle()
 
     def settle(self) -> None:
-        """Counts all that was noted."""
+        """Counts all noted decisions."""
         if not self._noted:
             return
         noted, self._noted = self._noted, []
@@ -99,14 +214,14 @@ class DecisionCounts:
         self._count_times(*times)
 
     def _count_tokens(self, model: str, keyed: Sequence[tuple[int, int]]) -> None:
-        """Of one model: tokens of each prompt, and how many of them its worker holds."""
+        """Counts one model's prompts: tokens, and how many of them the worker holds."""
         self.prompt_tokens[model] += sum([prompt_tokens for prompt_tokens, _ in keyed])
         self.predicted_tokens[model] += sum([held for _, held in keyed])
         percents = [100.0 * held / prompt_tokens for prompt_tokens, held in keyed]
         self.match_percent[model].observe_all(percents)
 
     def _count_times(self, started: Sequence[float], *ends: Sequence[float]) -> None:
-        """The end of each phase, as `Course.phases` has them; 0 of what did not come to pass."""
+        """Counts the times of phases, from their ends as in `Course`; 0 if one did not happen."""
         self.seconds.observe_all(_spans(started, ends[-1]))
         last = started
         for phase, end in zip(self.phases.values(), ends, strict=True):
@@ -119,7 +234,7 @@ class DecisionCounts:
                 last = [to or at for at, to in zip(last, end, strict=True)]
 
     def show(self, seen: Seen) -> None:
-        """Has the bucket of a decision's time point at its trace."""
+        """Makes a decision's trace the exemplar of its time's bucket."""
         self.seconds.show(seen)
 
 
@@ -134,7 +249,7 @@ class DecisionCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        """All families of decisions."""
+        """Yields the metric families of decisions."""
         counts = self._counts
         counts.settle()
         yield _counter(

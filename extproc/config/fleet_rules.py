@@ -1,0 +1,282 @@
+"""Rules about workers: their addresses, feeds and ports, and how they are found.
+
+Workers must not share an endpoint or a feed, a likely mistake in copied lines: a feed's messages do
+not name the worker, so its blocks would be credited to both.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from extproc import address
+from extproc.address import Address
+from extproc.config.schema import Config, EventPorts, FoundWorker, Worker, WorkerEvents
+
+AT_LEAST_ONE = "at least one is needed"
+
+_LOOPBACK = "127.0.0.1"
+
+
+def fleet_faults(config: Config) -> Iterator[str]:
+    """Yields the faults of the workers and of their discovery."""
+    found = config.discovery
+    if not (config.workers or found.file or found.dns or found.kubernetes):
+        yield f"workers: {AT_LEAST_ONE}"
+    yield from worker_faults("workers", config.workers, config)
+    names = Counter(name.name for name in found.dns)
+    yield from (
+        f"discovery.dns: the name {name} is given {count} times"
+        for name, count in names.items()
+        if count > 1
+    )
+    for position, name in enumerate(found.dns):
+        key = f"discovery.dns[{position}]"
+        if name.nameserver is not None:
+            yield from address_fault(f"{key}.nameserver", name.nameserver, _parse_nameserver)
+        yield from _found(f"{key}.worker", name.worker, config)
+    if found.kubernetes is not None:
+        pods = found.kubernetes
+        if (pods.selector is None) is (pods.inference_pool is None):
+            yield "discovery.kubernetes: needs exactly one of selector and inference_pool"
+        yield from _found("discovery.kubernetes.worker", pods.worker, config)
+
+
+def worker_faults(key: str, workers: Sequence[Worker], config: Config) -> Iterator[str]:
+    """Yields the faults of a list of workers.
+
+    key: the key of the list.
+    """
+    yield from shared_endpoints(key, workers)
+    yield from shared_feeds(key, workers)
+    for position, worker in enumerate(workers):
+        yield from _worker(f"{key}[{position}]", worker, config)
+
+
+def _worker(key: str, worker: Worker, config: Config) -> Iterator[str]:
+    yield from address_fault(f"{key}.endpoint", worker.endpoint, _parse_port(address.parse))
+    yield from _model(key, worker.model, learn=worker.learn, config=config)
+    if isinstance(worker.events, WorkerEvents):
+        yield from _events(f"{key}.events", worker.events)
+
+
+def _model(key: str, model: str | None, *, learn: bool, config: Config) -> Iterator[str]:
+    names = [one.name for one in config.models]
+    if model is None and len(names) > 1 and not learn:
+        yield f"{key}.model: missing; there are {len(names)} models: {', '.join(names)}"
+    if model is not None and model not in names:
+        yield f"{key}.model: {model!r} is not under models"
+
+
+def _found(key: str, worker: FoundWorker, config: Config) -> Iterator[str]:
+    if worker.port > address.MAX_PORT:
+        yield f"{key}.port: is above 65535"
+    yield from _model(key, worker.model, learn=worker.learn, config=config)
+    if isinstance(worker.events, EventPorts):
+        yield from event_ports_faults(f"{key}.events", worker.events)
+
+
+def event_ports_faults(key: str, events: EventPorts) -> Iterator[str]:
+    """Yields the faults of a feed's ports."""
+    if (events.zmq_port, events.grpc_port, events.drain or None).count(None) != 2:  # noqa: PLR2004
+        yield f"{key}: needs exactly one of zmq_port, grpc_port and drain"
+    of_ranks = {"zmq": events.zmq_port, "replay": events.replay_port, "load": events.load_port}
+    if events.zmq_port is None:
+        for name in ("replay", "load"):
+            if of_ranks[name] is not None:
+                yield f"{key}.{name}_port: needs zmq_port"
+    for name, port in (*of_ranks.items(), ("grpc", events.grpc_port)):
+        last = (port or 0) + (0 if name == "grpc" else events.ranks - 1)
+        if last > address.MAX_PORT:
+            yield f"{key}.{name}_port: with its ranks it is above 65535"
+    for (one, first), (other, second) in combinations(of_ranks.items(), 2):
+        if first is not None and second is not None and abs(first - second) < events.ranks:
+            yield f"{key}: {_overlap(one, other, events.ranks)}"
+
+
+def _overlap(one: str, other: str, ranks: int) -> str:
+    if ranks == 1:
+        return f"{one} and {other} have the same port"
+    return f"with {ranks} ranks the ports of {one} and {other} overlap (rank r uses both ports + r)"
+
+
+def _events(key: str, events: WorkerEvents) -> Iterator[str]:
+    if [events.zmq, events.grpc, events.drain].count(None) != len(("zmq", "grpc")):
+        yield f"{key}: needs exactly one of zmq, grpc and drain"
+    if events.grpc is not None:
+        yield from address_fault(f"{key}.grpc", events.grpc, _parse_port(address.parse))
+    if events.drain is not None:
+        yield from address_fault(f"{key}.drain", events.drain, _parse_port(address.parse_http))
+    if events.zmq is None:
+        yield from (
+            f"{key}.{name}: needs zmq"
+            for name in ("replay", "load", "bind")
+            if getattr(events, name)
+        )
+    yield from _ports(key, events)
+
+
+def _ports(key: str, events: WorkerEvents) -> Iterator[str]:
+    taken: dict[tuple[str, int], str] = {}
+    for name, text in (("zmq", events.zmq), ("replay", events.replay), ("load", events.load)):
+        if text is None:
+            continue
+        try:
+            place = address.parse_tcp(text)
+            if not (name == "zmq" and events.bind):
+                _raise_unless_reachable(place, text)
+            if not place.port:
+                raise ValueError(f"must have a port above 0, is {text!r}")
+        except ValueError as error:
+            yield f"{key}.{name}: {error}"
+            continue
+        if place.port + events.ranks - 1 > address.MAX_PORT:
+            yield f"{key}.{name}: port {place.port} + {events.ranks} ranks is above 65535"
+        ports = {(place.host, place.port + rank): name for rank in range(events.ranks)}
+        for other in dict.fromkeys(taken[one] for one in ports if one in taken):
+            yield f"{key}: {_overlap(other, name, events.ranks)}"
+        taken |= ports
+
+
+def _parse_nameserver(text: str) -> None:
+    if not address.parse(text).is_ip:
+        raise ValueError(f"must be ip:port, is {text!r}")
+
+
+def _parse_port(parse: Callable[[str], address.Address]) -> Callable[[str], None]:
+    """Returns a parser that accepts only addresses that a client can connect to."""
+
+    def parsed(text: str) -> None:
+        place = parse(text)
+        _raise_unless_reachable(place, text)
+        if not place.port:
+            raise ValueError(f"must have a port above 0, is {text!r}")
+
+    return parsed
+
+
+def _raise_unless_reachable(place: address.Address, text: str) -> None:
+    if place.host in address.WILDCARDS:
+        raise ValueError(
+            f"{text!r} is where a server listens; write the worker's own host instead of"
+            f" {place.host}"
+        )
+
+
+def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterator[str]:
+    """Yields the fault of an address, if there is one."""
+    try:
+        parse(text)
+    except ValueError as error:
+        yield f"{key}: {error}"
+
+
+class Extra(NamedTuple):
+    """An extra that a key needs, and a module that comes with it."""
+
+    key: str
+    name: str
+    module: str
+
+
+def missing_extras(config: Config, find: Callable[[str], object]) -> list[Extra]:
+    """Returns the extras that a configuration needs and that are not installed.
+
+    find: returns None for a module that is not installed.
+    """
+    needed = [Extra(key, "grpc", "grpc") for key in _grpc_keys(config)]
+    if config.discovery.kubernetes is not None:
+        needed.append(Extra("discovery.kubernetes", "kubernetes", "kubernetes_asyncio"))
+    url = "" if config.sharing is None else config.sharing.url
+    if url and not url.startswith(address.DIRECTORY_PREFIX):
+        needed.append(Extra("sharing.url", "sharing", "valkey"))
+    return [one for one in needed if find(one.module) is None]
+
+
+def _grpc_keys(config: Config) -> Iterator[str]:
+    """Yields the keys that need grpcio."""
+    if config.extproc.server == "grpcio":
+        yield "extproc.server"
+    for position, worker in enumerate(config.workers):
+        if isinstance(worker.events, WorkerEvents) and worker.events.grpc is not None:
+            yield f"workers[{position}].events.grpc"
+    found = {f"dns[{at}]": one.worker for at, one in enumerate(config.discovery.dns)}
+    if config.discovery.kubernetes is not None:
+        found["kubernetes"] = config.discovery.kubernetes.worker
+    for source, one in found.items():
+        if isinstance(one.events, EventPorts) and one.events.grpc_port is not None:
+            yield f"discovery.{source}.worker.events.grpc_port"
+
+
+def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+    """Yields a fault for each endpoint that several workers have.
+
+    key: the key of the list of workers.
+    """
+    spelled: dict[Address | str, list[str]] = defaultdict(list)
+    for worker in workers:
+        try:
+            spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
+        except ValueError:  # reported as that fault
+            spelled[worker.endpoint].append(worker.endpoint)
+    for texts in spelled.values():
+        several = list(dict.fromkeys(texts))
+        if len(several) > 1:
+            yield f"{key}: the endpoints {' and '.join(several)} are the same"
+        elif len(texts) > 1:
+            yield f"{key}: the endpoint {texts[0]} is given {len(texts)} times"
+
+
+def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
+    """Yields the feeds, or ranks, that several workers have; one fault for each worker and key.
+
+    key: the key of the list of workers.
+    """
+    owners: dict[tuple[object, ...], int] = {}
+    for position, worker in enumerate(workers):
+        if not isinstance(worker.events, WorkerEvents):
+            continue
+        told: set[str] = set()
+        for name, place, source in _sources(worker.events):
+            owner = owners.setdefault(source, position)
+            if owner != position and name not in told:
+                told.add(name)
+                yield f"{key}[{position}].events.{name}: {place} is already used by {key}[{owner}]"
+
+
+def _sources(events: WorkerEvents) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
+    """Yields a feed's addresses: key, address, and the tuple that must be unique among workers.
+
+    Publishers behind one proxy share an address, but have different topics.
+    """
+    tcp, topic = address.parse_tcp, None if events.bind else events.topic
+    yield from _places("zmq", events.zmq, tcp, events.ranks, topic)
+    yield from _places("replay", events.replay, tcp, events.ranks)
+    yield from _places("load", events.load, tcp, events.ranks)
+    yield from _places("grpc", events.grpc, address.parse, 1, events.service)
+    yield from _places("drain", events.drain, address.parse_http)
+
+
+def _places(
+    name: str,
+    text: str | None,
+    parse: Callable[[str], Address],
+    ranks: int = 1,
+    beside: str | None = None,
+) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
+    """Yields each rank's address; none if the text is not an address, which is another fault."""
+    if text is None:
+        return
+    try:
+        host, port = parse(text)
+    except ValueError:
+        return
+    for one in range(port, min(port + ranks, address.MAX_PORT + 1)):
+        place = Address(host, one)
+        yield name, place, (name, same_place(place), beside)
+
+
+def same_place(place: Address) -> Address:
+    """Returns an address in the spelling used to compare addresses."""
+    host = place.host.lower()
+    return Address(_LOOPBACK if host == "localhost" else host, place.port)

@@ -1,0 +1,30 @@
+"""The choice of each tokenizer's encoder, made once for all tests of a process.
+
+To load fastokens and prove that its ids are the library's takes a tenth of a second of CPU time,
+and every router in a test loads the same model. What an encoder remembers is each router's own.
+Tests of the choice itself call `choose` where it is defined.
+"""
+
+from unittest.mock import patch
+
+from tokenizers import Tokenizer
+
+from extproc.tokenizing import encoder_choice, tokens
+from extproc.tokenizing.encoder_choice import Choice
+from extproc.tokenizing.text_encoder import TextEncoder
+
+_MADE: dict[str, Choice] = {}
+
+
+def _chosen(tokenizer: Tokenizer, model: str, max_known_bytes: int) -> Choice:
+    source = tokenizer.to_str()
+    if source not in _MADE:
+        _MADE[source] = encoder_choice.choose(tokenizer, model, max_known_bytes)
+    made = _MADE[source]
+    texts = TextEncoder(made.texts._encoder, made.texts._cutter, max_known_bytes)
+    return made._replace(texts=texts)
+
+
+def choose_once() -> None:
+    """Has routers in this process take what was chosen before."""
+    patch.object(tokens, "choose", _chosen).start()
