@@ -1,20 +1,20 @@
-# Lets Envoy finish what it has begun, before Kubernetes ends it: the preStop of its container.
+# Lets Envoy finish its open requests before Kubernetes stops it: the preStop hook of its container.
 #
 #   bash drain.sh [LIMIT [NOTICE [PORT]]]
 #
-# NOTICE: seconds in which new connections are still taken, until every node knows that this pod is
-# going (5). LIMIT: seconds for what is under way after that (600). PORT: of Envoy's admin server, on
-# loopback (9901). Ends with 0 when nothing is under way, or Envoy is gone; with 1 when time was up:
-# Kubernetes then tells it in the pod's events.
+# NOTICE: seconds in which new connections are still accepted, until every node knows that this pod
+# is stopping (5). LIMIT: seconds for open requests after that (600). PORT: of Envoy's admin server,
+# on loopback (9901). Exits with 0 when no request is open, or Envoy has stopped; with 1 when time
+# is up, which Kubernetes shows in the pod's events.
 #
-# Needs bash and sleep, no more: Envoy's image has no HTTP client. A distroless image has no shell;
-# there `preStop: {sleep: {seconds: N}}` is what is left, as long as your longest generation.
+# Needs only bash and sleep: Envoy's image has no HTTP client. In a distroless image, which has no
+# shell, use `preStop: {sleep: {seconds: N}}` with the time of your longest generation.
 limit=${1:-600}
 notice=${2:-5}
 port=${3:-9901}
-set -f # no file names in what Envoy answers
+set -f # no globbing in Envoy's answer
 
-# Sends a request to the admin server and sets $answer; fails where nobody listens.
+# Sends a request to the admin server and sets $answer; fails if nothing listens.
 ask() {
   local line
   answer=
@@ -24,7 +24,8 @@ ask() {
   } 3<>"/dev/tcp/127.0.0.1/$port" 2>/dev/null
 }
 
-# Sets $under_way to the number of requests of all listeners, or to nothing where Envoy does not say.
+# Sets $under_way to the number of open requests of all listeners, or to nothing if Envoy does not
+# report it.
 count() {
   local name= word
   under_way=
@@ -38,7 +39,7 @@ count() {
   done
 }
 
-# Answers close their connections from now on, so that clients go elsewhere with the next request.
+# From now on answers close their connections, so that clients send their next request elsewhere.
 ask POST /healthcheck/fail || exit 0
 sleep "$notice"
 ask POST /drain_listeners || exit 0
