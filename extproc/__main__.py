@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from extproc.completion import SHELLS
-from extproc.errors import ConfigError, ExtraError, StartError
+from extproc.errors import ConfigError, ExtraError, StartError, importing_extra
 
 if TYPE_CHECKING:
     from extproc.config.schema import Config
@@ -360,13 +360,8 @@ def _envoy(arguments: argparse.Namespace) -> int:
         message = "--diff, --cluster, --listener and --access-log belong to --patch"
         print(f"kvsteer: envoy: {message}", file=sys.stderr)
         return 2
-    try:
-        with _loading():
-            from extproc.envoy_config import render  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("betterproto2", "envoy_data_plane"):
-            raise
-        raise ExtraError("envoy", "envoy") from None
+    with importing_extra("envoy", "envoy"), _loading():
+        from extproc.envoy_config import render  # noqa: PLC0415
     config = load(arguments.config, arguments.processes)
     if arguments.patch is not None:
         return _patch(arguments, config)
@@ -463,10 +458,8 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    try:
+    with importing_extra("health", "grpc"):
         from extproc.health import ClientTls, fault_of  # noqa: PLC0415
-    except ImportError:
-        raise ExtraError("health", "grpc") from None
     given = (arguments.name, arguments.certificate, arguments.key)
     if (arguments.certificate is None) != (arguments.key is None):
         print("kvsteer: health: --certificate and --key belong together", file=sys.stderr)

@@ -31,7 +31,7 @@ from extproc.config.schema import RemoteTokenizer as RemoteTokenizerOptions
 from extproc.discovery.configured import sources_of
 from extproc.discovery.discovery import Discovery, DiscoveryCollector
 from extproc.discovery.view import listed
-from extproc.errors import ConfigError, ExtraError
+from extproc.errors import ConfigError, ExtraError, importing_extra
 from extproc.event_loop import Sweeper
 from extproc.observing.fleet_families import ServerCollector
 from extproc.observing.metrics import Metrics
@@ -121,10 +121,8 @@ def server_for(
     """
     if service.config.extproc.server == "lean":
         return LeanServer(service, is_ready, certificates=certificates)
-    try:
+    with importing_extra("extproc.server: grpcio", "grpc"):
         from extproc.serving.grpc_server import GrpcServer  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ExtraError("extproc.server: grpcio", "grpc") from None
     return GrpcServer(service, is_ready, certificates)
 
 
@@ -132,10 +130,11 @@ def _require_extras(config: Config) -> None:
     """Refuses to start without an extra that is needed: without feeds, a fleet seems only slow.
 
     Raises:
-        ExtraError: a key needs an extra that is not installed.
+        ExtraError: keys need extras that are not installed; it names one key for each.
     """
-    for missing in missing_extras(config, find_spec):
-        raise ExtraError(missing.key, missing.name)
+    missing = {one.name: one.key for one in missing_extras(config, find_spec)}
+    if missing:
+        raise ExtraError(", ".join(missing.values()), *missing)
 
 
 def load_tokenizers(config: Config) -> dict[str, Tokenizer]:
@@ -375,10 +374,9 @@ def _open(source: FeedSource) -> Sequence[Transport]:
     """
     match source:
         case GrpcSource():
-            try:
+            with importing_extra("a feed over gRPC", "grpc"):
                 from kvstate.feeds.grpc_transport import grpc_transports  # noqa: PLC0415 - an extra
-            except ImportError:
-                raise ExtraError("a feed over gRPC", "grpc") from None
+
             return grpc_transports(source, random.random)
         case DrainSource():
             from kvstate.feeds.trtllm_transport import drain_transports  # noqa: PLC0415

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from extproc import address, logs
 from extproc.config.schema import WorkerEvents
-from extproc.errors import ConfigError, ExtraError, StartError
+from extproc.errors import ConfigError, StartError, importing_extra
 from extproc.workers.feeds import configured
 from kvstate.bridge.rank import BridgeLimits
 from kvstate.feeds.feed_sources import DrainSource
@@ -72,10 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
-    try:
+    with importing_extra("bridge", "grpc"):
         from kvstate.bridge.bridge import Bridge, BridgeServer  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ExtraError("bridge", "grpc") from None
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,17 @@
 """The request side of the exception tree; kvstate.errors shows the whole."""
 
+import contextlib
+from collections.abc import Iterator
+
 from kvstate.errors import KVSteerError, PeerError
+
+# The extras whose packages are imported only where they are used, and these packages.
+EXTRAS = {
+    "envoy": ("envoy_data_plane", "betterproto2"),
+    "grpc": ("grpc",),
+    "kubernetes": ("kubernetes_asyncio",),
+    "sharing": ("valkey", "libvalkey"),
+}
 
 
 class ConfigError(KVSteerError):
@@ -32,11 +43,33 @@ class StartError(KVSteerError):
 class ExtraError(StartError):
     """A feature is used whose extra is not installed.
 
-    what: the feature, as its user names it: a command or a key.
+    what: the feature, as its user names it: a command or a key. extras: their names.
     """
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what}: needs the extra: pip install 'kvsteer[{extra}]'")
+    def __init__(self, what: str, *extras: str) -> None:
+        needs = "needs the extra" if len(extras) == 1 else "need extras"
+        super().__init__(f"{what}: {needs}: pip install 'kvsteer[{','.join(extras)}]'")
+
+
+@contextlib.contextmanager
+def importing_extra(what: str, extra: str) -> Iterator[None]:
+    """Imports packages of an extra.
+
+    what: the feature that needs them, as its user names it.
+
+    Raises:
+        ExtraError: one of the packages is not installed.
+        StartError: one of them is installed, but does not load, such as one for another platform.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS[extra]:
+            raise
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise ExtraError(what, extra) from None
+        raise StartError(f"{what}: {package} is installed, but does not load: {error}") from error
 
 
 class DiscoveryError(PeerError):

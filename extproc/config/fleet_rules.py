@@ -12,6 +12,7 @@ from typing import NamedTuple
 from extproc import address
 from extproc.address import Address
 from extproc.config.schema import Config, EventPorts, FoundWorker, Worker, WorkerEvents
+from extproc.errors import EXTRAS
 
 AT_LEAST_ONE = "at least one is needed"
 
@@ -172,11 +173,10 @@ def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterat
 
 
 class Extra(NamedTuple):
-    """An extra that a key needs, and a module that comes with it."""
+    """An extra, by its name, and a key that needs it."""
 
     key: str
     name: str
-    module: str
 
 
 def missing_extras(config: Config, find: Callable[[str], object]) -> list[Extra]:
@@ -184,13 +184,13 @@ def missing_extras(config: Config, find: Callable[[str], object]) -> list[Extra]
 
     find: returns None for a module that is not installed.
     """
-    needed = [Extra(key, "grpc", "grpc") for key in _grpc_keys(config)]
+    needed = [Extra(key, "grpc") for key in _grpc_keys(config)]
     if config.discovery.kubernetes is not None:
-        needed.append(Extra("discovery.kubernetes", "kubernetes", "kubernetes_asyncio"))
+        needed.append(Extra("discovery.kubernetes", "kubernetes"))
     url = "" if config.sharing is None else config.sharing.url
     if url and not url.startswith(address.DIRECTORY_PREFIX):
-        needed.append(Extra("sharing.url", "sharing", "valkey"))
-    return [one for one in needed if find(one.module) is None]
+        needed.append(Extra("sharing.url", "sharing"))
+    return [one for one in needed if find(EXTRAS[one.name][0]) is None]
 
 
 def _grpc_keys(config: Config) -> Iterator[str]:

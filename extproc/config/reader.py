@@ -158,11 +158,13 @@ def _missing_files(config: Config) -> Iterator[str]:
             yield f"{key}.chat_template: {error.filename} cannot be read: {_why(error)}"
 
 
-def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker, ...]:
+def parse_workers(
+    text: str | bytes, name: str, config: Config, notes: list[str] | None = None
+) -> tuple[Worker, ...]:
     """Checks the text of a file of workers: a list in the form of the configuration's `workers`.
 
-    name: the file's name, for the messages. config: says which models exist. An empty list is
-    valid, an empty file is not.
+    name: the file's name, for the messages. config: says which models exist. notes:
+    gets one for each former key. An empty list is valid, an empty file is not.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
@@ -170,7 +172,9 @@ def parse_workers(text: str | bytes, name: str, config: Config) -> tuple[Worker,
     raw, faults = _values(text, name)
     if not isinstance(raw, list):
         raise ConfigError([f"{name}: must be a list of workers, is {_shown(raw)}"])
-    _, clashes = _under_present_names({"workers": raw})
+    former, clashes = _under_present_names({"workers": raw})
+    if notes is not None:
+        notes += (note.removeprefix("workers") for note in former)
     faults += (clash.removeprefix("workers") for clash in clashes)
     items = [_section(Worker, one, f"[{position}]", faults) for position, one in enumerate(raw)]
     if not faults:

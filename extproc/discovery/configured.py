@@ -5,12 +5,15 @@ the router would load.
 """
 
 import asyncio
+import logging
 from pathlib import Path
 
 from extproc.config.reader import MAX_FILE_BYTES, parse_workers
 from extproc.config.schema import Config
 from extproc.discovery.view import Found, Report, Source, listed
 from extproc.errors import ConfigError
+
+log = logging.getLogger("kvsteer.discovery")
 
 
 def sources_of(config: Config) -> list[Source]:
@@ -82,7 +85,11 @@ class WorkerFile:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise ConfigError([f"{self._path}: larger than {MAX_FILE_BYTES} bytes"])
-        return listed(parse_workers(text, self._path, self._config))
+        notes: list[str] = []
+        workers = parse_workers(text, self._path, self._config, notes)
+        for note in notes:
+            log.warning("%s: %s", self._path, note)
+        return listed(workers)
 
 
 def _stamp(path: str) -> _Stamp:

@@ -50,7 +50,7 @@ from extproc.discovery.pods import (
     read_version,
 )
 from extproc.discovery.view import PartReports, Report
-from extproc.errors import DiscoveryError, ExtraError
+from extproc.errors import DiscoveryError, importing_extra
 from kvstate.feeds.backoff import Backoff
 
 # The client's own log of failures is off: this source reports them as faults.
@@ -86,10 +86,8 @@ class KubernetesPods:
     name = "kubernetes"
 
     def __init__(self, options: Kubernetes, config: Config) -> None:
-        try:
+        with importing_extra("discovery.kubernetes", "kubernetes"):
             import kubernetes_asyncio  # noqa: F401, PLC0415 - an extra
-        except ImportError:
-            raise ExtraError("discovery.kubernetes", "kubernetes") from None
         self._options = options
         self._config = config
         self._access = ApiAccess(options.kubeconfig)

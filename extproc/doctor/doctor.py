@@ -14,9 +14,11 @@ import socket
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import NamedTuple, TypeVar
 
 from extproc import address
+from extproc.config.fleet_rules import missing_extras
 from extproc.config.reader import load
 from extproc.config.rules import doubts
 from extproc.config.schema import Config, Tls, Worker
@@ -146,7 +148,12 @@ async def examine(
             *(_in_turn(means, one, turns, tellings) for one in fleet),
         )
     about = About("configuration")
-    doubted = (about.note("configuration", doubt) for doubt in doubts(config, os.path.exists))
+    doubted = [about.note("configuration", doubt) for doubt in doubts(config, os.path.exists)]
+    doubted += [
+        about.wrong("extra-missing", str(ExtraError(one.key, one.name)))
+        for one in missing_extras(config, find_spec)
+        if one.key == "extproc.server"  # the others are found where they are used
+    ]
     looked_at = (finding for part in found for finding in part)
     return [*doubted, *findings, *discovered, *looked_at, *judge_swapped(tellings)]
 
@@ -190,8 +197,8 @@ async def _bounded(
             return await work
     except TimeoutError:
         return [about.wrong("not-checked", f"not finished within {limit:g} s")]
-    except ExtraError as error:
-        return [about.wrong("extra-missing", str(error))]
+    except StartError as error:
+        return [about.wrong(_code(error, "not-checked"), str(error))]
     except Exception as error:  # noqa: BLE001 - one part must not hide the others' findings
         return [_failed(about, error)]
 

@@ -12,7 +12,7 @@ from extproc.config.schema import Worker
 from extproc.doctor.findings import About, Finding
 from extproc.doctor.token_visit import engine_tokens
 from extproc.doctor.worker_visit import Means, Visited, judge_block_size, judge_clock
-from extproc.errors import ExtraError, RequestError
+from extproc.errors import RequestError, importing_extra
 from extproc.requests.prompt import Text
 from kvstate.errors import ReplayError, WireError
 from kvstate.events import Batch, BlocksStored, EventBatch
@@ -201,10 +201,9 @@ def connected(source: GrpcSource | DrainSource) -> list[Listener]:
 def _opened(source: GrpcSource | DrainSource) -> Sequence[Transport]:
     if isinstance(source, DrainSource):
         return drain_transports(source, random.random)
-    try:
+    with importing_extra("a feed over gRPC", "grpc"):
         from kvstate.feeds.grpc_transport import grpc_transports  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ExtraError("a feed over gRPC", "grpc") from None
+
     return grpc_transports(source, random.random)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from extproc import address
 from extproc.address import Meeting
 from extproc.config.sections import Sharing as Options
-from extproc.errors import ExtraError, StartError
+from extproc.errors import StartError, importing_extra
 from extproc.sharing.messages import MAX_BYTES
 from kvstate.feeds.backoff import Backoff
 
@@ -88,11 +88,9 @@ class Engine:
         opened: Callable[[], None],
         answer_seconds: float,
     ) -> None:
-        try:
+        with importing_extra("sharing.url", "sharing"):
             import libvalkey  # noqa: PLC0415 - an extra
             import valkey.asyncio  # noqa: PLC0415
-        except ImportError:
-            raise ExtraError("sharing.url", "sharing") from None
         self._timeouts = (TimeoutError, valkey.TimeoutError)
         self._packed = libvalkey.pack_command
         self._access = access

@@ -22,7 +22,7 @@ from extproc import address
 from extproc.address import Address
 from extproc.config.fleet_rules import same_place
 from extproc.config.schema import AUTO, Config, WorkerEvents
-from extproc.errors import ExtraError
+from extproc.errors import StartError
 from extproc.workers.polling import MAX_QUESTIONS, Client, Polling, Question, told
 from extproc.workers.record import Following, Place, Table, Wanted, Worker
 from kvstate.errors import printable
@@ -358,7 +358,7 @@ class Feeds:
             worker.following.wanted = target
             try:
                 self._begin(worker, target)
-            except ExtraError as error:  # found while the router runs: it is told, and goes on
+            except StartError as error:  # found while the router runs: it is told, and goes on
                 log.error("worker %s: %s", worker.name, error)
                 worker.following.reason = str(error)
             except Exception as error:  # one feed that cannot be opened must not keep others away

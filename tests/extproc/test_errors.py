@@ -1,4 +1,17 @@
-from extproc.errors import CallError, ConfigError, ExtraError, Http2Error, RequestError
+import sys
+from pathlib import Path
+
+import pytest
+
+from extproc.errors import (
+    CallError,
+    ConfigError,
+    ExtraError,
+    Http2Error,
+    RequestError,
+    StartError,
+    importing_extra,
+)
 from kvstate.errors import KVSteerError
 
 
@@ -23,3 +36,21 @@ def test_what_a_peer_is_told_has_its_code() -> None:
 def test_a_missing_extra_is_named_with_what_installs_it() -> None:
     error = ExtraError("workers[0].events.grpc", "grpc")
     assert str(error) == "workers[0].events.grpc: needs the extra: pip install 'kvsteer[grpc]'"
+
+
+def test_a_package_that_does_not_load_is_not_taken_for_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "valkey.py").write_text(
+        "raise ImportError('libvalkey.so: not found', name='valkey._core')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "valkey", raising=False)
+    told = "^sharing.url: valkey is installed, but does not load: libvalkey.so: not found$"
+    with pytest.raises(StartError, match=told), importing_extra("sharing.url", "sharing"):
+        import valkey  # noqa: F401, PLC0415
+
+
+def test_a_missing_module_that_no_extra_brings_is_an_error_of_its_own() -> None:
+    with pytest.raises(ModuleNotFoundError), importing_extra("sharing.url", "sharing"):
+        import kvstate.nothing_of_this_name  # type: ignore[import-not-found] # noqa: F401, PLC0415

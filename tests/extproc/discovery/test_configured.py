@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.config.reader import parse
+from extproc.config import reader
+from extproc.config.reader import FormerKey, parse
 from extproc.discovery import configured
 from extproc.discovery.configured import WorkerFile
 from tests.extproc.discovery.following import Seen, following, until
@@ -77,6 +78,17 @@ async def test_a_file_that_is_wrong_is_a_fault_and_the_last_view_stays(
     write(file, "[]")
     await until(lambda: seen.endpoints == [])
     assert (len(seen.faults), seen.fault) == (1, "")
+
+
+async def test_a_former_key_is_accepted_with_a_warning(
+    file: Path, seen: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    former = FormerKey("workers[].drained", "workers[].draining", "0.2.0", "0.3.0")
+    monkeypatch.setattr(reader, "FORMER_KEYS", (former,))
+    write(file, '- {endpoint: "10.0.0.2:8000", model: b, drained: true}')
+    await until(lambda: seen.endpoints == ["10.0.0.2:8000"])
+    assert seen.found("10.0.0.2:8000").worker.draining
+    assert f"{file}: [0].drained: is called draining since 0.2.0" in caplog.text
 
 
 async def test_a_file_that_vanishes_changes_nothing(file: Path, seen: Seen) -> None:

@@ -58,7 +58,7 @@ async def test_an_engine_that_is_not_there_is_found(tmp_path: Path) -> None:
 
 
 async def test_a_missing_client_library_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "valkey.asyncio", None)
+    monkeypatch.setitem(sys.modules, "libvalkey", None)
     (found,) = await visit_sharing(Config(sharing=Sharing("redis://127.0.0.1:1")), 0.5)
     told = "sharing.url: needs the extra: pip install 'kvsteer[sharing]'"
     assert (found.code, found.says) == ("extra-missing", told)

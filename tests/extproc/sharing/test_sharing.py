@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -429,7 +430,7 @@ def test_its_name_is_one_that_others_accept_whatever_its_host_is_called(
 async def test_without_the_client_library_the_start_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "valkey.asyncio", None)
+    monkeypatch.setitem(sys.modules, "libvalkey", None)
     with pytest.raises(StartError, match=r"pip install 'kvsteer\[sharing\]'"):
         async with part(url="redis://127.0.0.1:1"):
             pass
