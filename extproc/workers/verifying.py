@@ -250,7 +250,8 @@ class Verifying:
             )
         else:
             log.info(
-                "model %s: worker %s could not verify its tokens: %s; requests are still served",
+                "model %s: its tokens could not be compared with those of worker %s: %s;"
+                " requests are still served",
                 *(model, worker.name, told.why),
             )
 
