@@ -1,4 +1,4 @@
-"""What an object graph holds: the lengths of all containers, by who owns them."""
+"""What an object graph holds: the lengths of all containers, by owner."""
 
 import functools
 from collections import Counter, deque
@@ -12,7 +12,7 @@ _SEQUENCES = (list, tuple, set, frozenset, deque, WeakSet)
 
 
 def lengths(**roots: object) -> Counter[str]:
-    """By owner and attribute, how many things all such containers hold together."""
+    """Returns the total length of the containers of each owner and attribute."""
     found: Counter[str] = Counter()
     seen: set[int] = set()
     waiting = list(roots.items())
@@ -33,7 +33,7 @@ def lengths(**roots: object) -> Counter[str]:
 
 
 def _parts(one: object, label: str) -> Iterator[tuple[str, Any]]:
-    """The attributes of an object of ours; what is bound to a callable."""
+    """Yields an object's attributes if its class is ours, or what is bound to a callable."""
     if isinstance(one, MethodType):
         yield label, one.__self__
     elif isinstance(one, functools.partial):

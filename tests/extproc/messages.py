@@ -25,7 +25,7 @@ def head(
     headers: Mapping[str, str] | None = None,
     response_mode: int = 0,
 ) -> ProcessingRequest:
-    """The first message of a stream; mode None is an Envoy that does not tell."""
+    """The first message of a stream; mode None is an Envoy that does not report it."""
     pairs = {":method": method, ":authority": "a", ":path": path, **(headers or {})}
     message = ProcessingRequest(
         request_headers=HttpHeaders(

@@ -8,7 +8,7 @@ from extproc.picking.load import Load
 
 
 class Nobody:
-    """No workers; a test may have it show some all the same."""
+    """No workers, but a test may make it show some."""
 
     def __init__(self) -> None:
         self.records: Mapping[str, HasOutcomes] = {}
@@ -16,11 +16,11 @@ class Nobody:
         self.loads = Load()
 
     def statuses(self) -> Iterator[Shown]:
-        """As GET /workers has them."""
+        """The workers as GET /workers shows them."""
         yield from self.shown
 
     def load(self, _: str) -> Load:
-        """The load of each."""
+        """The load of every endpoint."""
         return self.loads
 
     def index_bytes(self) -> int:

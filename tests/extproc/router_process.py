@@ -1,4 +1,4 @@
-"""A router in a process of its own, with one worker that nobody reaches."""
+"""A router in its own process, with one unreachable worker."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from tests.extproc.messages import body, head
 from tests.extproc.serving.running import PROCESS, PROMPT
 from tests.ports import free_port
 
-# Runs a command as process 1 of a namespace of its own, as containers do; ends when it ends.
+# Runs a command as process 1 of its own namespace, as containers do; both end together.
 AS_FIRST_PROCESS = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
 
 
@@ -39,7 +39,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def first_process(unshare: int) -> int:
-    """The process id, as seen from here, of what `unshare` runs."""
+    """The process id, seen from outside the namespace, of the command that `unshare` runs."""
     return int(Path(f"/proc/{unshare}/task/{unshare}/children").read_text())
 
 
@@ -66,11 +66,11 @@ class Router:
         return call
 
     async def ready(self) -> int:
-        """The status of GET /readyz, 0 where nobody answers."""
+        """The status of GET /readyz; 0 if nobody answers."""
         return (await self._readyz())[0]
 
     async def readiness_words(self) -> str:
-        """What GET /readyz says, "" where nobody answers."""
+        """The text of GET /readyz; "" if nobody answers."""
         return (await self._readyz())[1]
 
     async def _readyz(self) -> tuple[int, str]:
@@ -84,7 +84,7 @@ class Router:
             return 0, ""
 
     async def answers(self, status: int) -> bool:
-        """Whether GET /readyz does so."""
+        """Whether GET /readyz answers with this status."""
         assert self.process.returncode is None, self.log.read_text()
         return await self.ready() == status
 
@@ -98,10 +98,10 @@ async def router(
     before: Sequence[str] = (),
     **options: Any,
 ) -> AsyncIterator[Router]:
-    """A router from the time on at which GET /readyz has this status.
+    """Runs a router; yields it once GET /readyz has this status.
 
-    sections: of the configuration, to replace. before: what runs the command. options: of
-    `extproc`.
+    sections: those to replace in the configuration. before: the command that runs the router.
+    options: more keys of `extproc`.
     """
     metrics = f"127.0.0.1:{free_port()}"
     whole = {

@@ -1,4 +1,4 @@
-"""Results that need no waiting."""
+"""Results of coroutines that wait for nothing."""
 
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
+    """Returns the result of a coroutine; fails if it waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:

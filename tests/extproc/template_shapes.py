@@ -1,7 +1,7 @@
 """Chat templates with the shapes of well-known models, written for these tests.
 
-Each builds the text that the model of that family expects: its markers, its place for tools, its
-rules about the order of turns. The formats are facts; the wording is ours.
+Each builds the text that models of its family expect: their markers, their place for tools, their
+rules for the order of turns. The formats are facts; the wording is ours.
 """
 # ruff: noqa: RUF001 - DeepSeek's markers are written with these letters
 
@@ -11,7 +11,7 @@ CHATML = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# headers around roles, the date in the system turn, tools printed with an indent, one call a turn
+# headers around roles, the date in the system turn, tools printed with an indent, one call per turn
 LLAMA3 = """
 {{- bos_token }}
 {%- set today = date_string if date_string is defined else strftime_now('%d %b %Y') %}
@@ -44,7 +44,7 @@ LLAMA3 = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ turn_header('assistant') }}{% endif %}"""
 
-# user and assistant take turns, or the template refuses; ids of calls have nine characters
+# user and assistant must alternate, or the template refuses; call ids have nine characters
 MISTRAL = """
 {%- if messages[0].role == 'system' %}
     {%- set opening, turns = messages[0].content, messages[1:] %}
@@ -83,7 +83,7 @@ MISTRAL = """
     {%- endif %}
 {%- endfor %}"""
 
-# tools in the system turn, results of tools in a user turn, neighbours under one header
+# tools in the system turn, tool results in a user turn, adjacent ones under one header
 QWEN_TOOLS = """
 {%- set opening = messages[0].content if messages[0].role == 'system' else 'Be helpful.' %}
 {{- '<|im_start|>system\\n' ~ opening }}
@@ -113,7 +113,7 @@ QWEN_TOOLS = """
     {%- if thinking_off is defined and thinking_off %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}"""
 
-# all system turns come first; a thought is cut from what the model said
+# all system turns come first; the thinking is cut from what the model said
 DEEPSEEK = """
 {%- set state = namespace(opening='', is_first=true) %}
 {%- for turn in messages if turn.role == 'system' %}
@@ -134,7 +134,7 @@ DEEPSEEK = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"""
 
-# contents in parts, the assistant is called model, the system turn goes into the first user's
+# contents in parts, the assistant is called model, the system turn goes into the first user turn
 GEMMA = """
 {{- bos_token }}
 {%- set state = namespace(opening='', start=0) %}
@@ -156,7 +156,7 @@ GEMMA = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 
-# what the model wrote is marked for training, loops are left early
+# what the model wrote is marked for training; break and continue in loops
 GENERATION = """
 {%- for turn in messages %}
     {%- if turn.role == 'note' %}{% continue %}{% endif %}

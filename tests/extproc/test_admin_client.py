@@ -12,7 +12,7 @@ from tests.ports import free_port
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
-    """Answers a path by its name; a POST is given back."""
+    """Answers a GET with the status and text in its path, and a POST with its own body."""
 
     def do_GET(self) -> None:
         status, _, text = self.path.removeprefix("/").partition("/")
@@ -26,11 +26,11 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(self.rfile.read(int(self.headers["Content-Length"])))
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 class _Cut(_Answers):
-    """Promises more than it sends."""
+    """Announces more bytes than it sends."""
 
     def do_GET(self) -> None:
         self.send_response(200)

@@ -1,4 +1,4 @@
-"""One conversation is one prompt, by whichever API it comes."""
+"""A conversation is the same prompt through whichever API it comes."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`kvsteer bridge` as a process, between real engines' endpoints and real gRPC."""
+"""`kvsteer bridge` as a process, between engines' real sockets and real gRPC."""
 
 import asyncio
 import json
@@ -27,14 +27,14 @@ SERVING = b"\x08\x01"
 
 
 class Bridge:
-    """A bridge that runs, and a channel to it."""
+    """A running bridge, and a channel to it."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
         self.process = process
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
 
     async def serves(self) -> None:
-        """It has reached its engine."""
+        """Waits until the bridge has reached its engine."""
         watch = self.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await watch.read() != SERVING:
@@ -113,7 +113,7 @@ async def test_engine_over_zmq_is_bridged_until_the_bridge_is_told_to_stop() -> 
 
 @asynccontextmanager
 async def tensorrt_llm(status: int, *drains: object) -> AsyncIterator[str]:
-    """A server whose events can be drained; its URL."""
+    """Runs a server whose events can be drained; yields its URL."""
     waiting = list(drains)
 
     async def drain(_: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ async def test_server_without_events_is_unimplemented() -> None:
     async with tensorrt_llm(404) as url, bridge("--trtllm", url) as running:
         status = "UNAVAILABLE"
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while status == "UNAVAILABLE":  # not asked yet
+            while status == "UNAVAILABLE":  # the engine was not asked yet
                 status = await end(running.subscribe())
         assert status == "UNIMPLEMENTED"
         assert await running.stop() == 0

@@ -39,7 +39,7 @@ COMPILED = {name: ChatTemplate(source, SPECIAL_TOKENS) for name, source in SHAPE
 
 @functools.cache
 def reference() -> Any:
-    """The library to compare with, whose import takes seconds."""
+    """Returns the library to compare with; its import takes seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(
@@ -49,7 +49,7 @@ def reference() -> Any:
 
 
 def theirs(source: str, messages: list[dict[str, Any]], given: dict[str, Any]) -> str | None:
-    """What transformers makes of a conversation, None where it or the template refuses."""
+    """Returns what transformers renders of a conversation; None if it or the template refuses."""
     library = reference()
     try:
         rendered, _ = library.render_jinja_template(

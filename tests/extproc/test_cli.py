@@ -61,7 +61,7 @@ def test_a_core_without_its_compiled_part_is_noted_with_the_cure(
 
 
 def lines_until_it_serves(*arguments: str) -> list[str]:
-    """What a Python process writes; it is ended when it serves, if it does."""
+    """Returns the lines that a Python process writes; terminates it if it starts serving."""
     with subprocess.Popen(
         [sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -84,7 +84,7 @@ def test_a_router_without_the_compiled_core_warns_as_it_starts(tmp_path: Path) -
 
 
 def test_what_a_command_loads_is_kept_from_the_garbage_collector() -> None:
-    """At the beginning of a process of its own only."""
+    """Only at the start of a process of its own; later calls keep nothing more."""
     shows = """
 import gc, sys
 from extproc.__main__ import main
@@ -204,7 +204,7 @@ def test_the_first_process_of_a_container_ends_by_a_signal_while_it_starts(tmp_p
     config = tmp_path / "kvsteer.yaml"
     os.mkfifo(config)
     command = [*AS_FIRST_PROCESS, *KVSTEER, "serve", "--config", str(config)]
-    with subprocess.Popen(command) as router, config.open("w"):  # opens when the router reads it
+    with subprocess.Popen(command) as router, config.open("w"):  # waits until the router opens it
         os.kill(first_process(router.pid), signal.SIGTERM)
         assert router.wait(20) == 128 + signal.SIGTERM
 
@@ -248,7 +248,7 @@ def test_completion_offers_every_command_with_its_options(
     cases = dict(line.strip().split(") ", 1) for line in told.splitlines() if ") options=" in line)
     assert {"serve", "doctor", "whatif", "bridge", "worker", "traffic", "top"} <= set(cases)
     assert " --probe" in cases["doctor"]
-    assert "--member" not in cases["serve"]  # an option for our own parent alone
+    assert "--member" not in cases["serve"]  # an option only for our own parent process
 
 
 def test_explaining_without_a_router_says_so() -> None:

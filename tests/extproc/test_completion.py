@@ -27,7 +27,7 @@ def small() -> argparse.ArgumentParser:
 
 
 def completed(line: str, directory: Path, source: str) -> list[str]:
-    """What bash offers for the last word of a line."""
+    """Returns what bash offers for the last word of a line."""
     words = line.split(" ")
     ask = (
         f"{source}\nCOMP_WORDS=({' '.join(repr(word) for word in words)})\n"

@@ -111,7 +111,7 @@ async def test_it_can_be_stopped_while_it_starts(options: Sequence[str], tmp_pat
 
 
 def _left_in(folder: Path) -> bool:
-    """Whether a demo that was told to use a folder has begun and not cleaned up."""
+    """Whether a demo in this folder has begun, and not cleaned up yet."""
     return bool(list(folder.glob("kvsteer-demo-*")))
 
 

@@ -14,7 +14,7 @@ ONE, TWO = Lane("10.0.0.1:8000", is_open=True), Lane("[fd00::2]:8000", is_open=F
 
 
 class Fleet:
-    """What is to be written."""
+    """The lanes to be written."""
 
     def __init__(self, *lanes: Lane) -> None:
         self.lanes = {"workers": list(lanes)}
@@ -22,11 +22,11 @@ class Fleet:
         self.changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Is set once any of this is other."""
+        """Returns an event that is set at the next change of the fleet."""
         return self.changed
 
     def note_change(self) -> None:
-        """All of this may be other now."""
+        """Notes that anything in the fleet may have changed."""
         self.changed.set()
         self.changed = asyncio.Event()
 

@@ -75,7 +75,10 @@ def socket_address(host: str, port: int) -> dict[str, Any]:
 
 
 def meaning(tree: Any) -> Any:
-    """JSON allows 0.5s and 0.500s, 5 and "5"; the order of keys means nothing either."""
+    """Returns the tree with numbers in one form: JSON allows 0.5s and 0.500s, 5 and "5".
+
+    The order of keys means nothing either.
+    """
     if isinstance(tree, dict):
         return {key: meaning(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -432,7 +435,7 @@ static_resources:
 
 
 def on_loopback(config: Config) -> tuple[Config, str, int]:
-    """The configuration on free ports, with no router; the clients' URL and the admin port."""
+    """The configuration on free ports, with no router, and the clients' URL and the admin port."""
     clients, admin = free_port(), free_port()
     envoy = Envoy(listen=f"127.0.0.1:{clients}", admin=f"127.0.0.1:{admin}")
     extproc = ExtProc(listen=f"127.0.0.1:{free_port()}")
@@ -458,7 +461,7 @@ async def test_while_the_router_is_away_a_client_is_served_and_steers_nothing(
     echo_port: int,
 ) -> None:
     config, url, admin_port = on_loopback(two_models(port=echo_port))
-    # Where the client asks for, model or worker, nobody listens.
+    # Nobody listens at the model or the worker that the client names.
     spoofed = {"x-gateway-destination-endpoint": "127.0.0.1:8002", "x-kvsteer-model": "org/big"}
     async with (
         running_envoy(render(config), admin_port),
@@ -496,7 +499,7 @@ disaggregation: {mode: %s, connector: %s}
 
 
 def members_of(one: dict[str, Any]) -> dict[str, str]:
-    """The members of a cluster, and their health as it is given."""
+    """The members of a cluster, with their configured health."""
     listed = one["load_assignment"]["endpoints"][0].get("lb_endpoints", [])
     return {
         each["endpoint"]["address"]["socket_address"]["address"]: each.get("health_status", "")

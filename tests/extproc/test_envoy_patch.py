@@ -47,7 +47,7 @@ def config(more: str = "") -> Config:
 
 
 def changed(*replacements: tuple[str, str]) -> str:
-    """The user's file with some of its texts replaced, each of which it has once."""
+    """The user's file with some texts replaced, each of which occurs once in it."""
     text = USER
     for old, new in replacements:
         assert text.count(old) == 1, old
@@ -91,7 +91,7 @@ def override(found: Tree) -> Tree:
 
 
 def plain(value: Any) -> Any:
-    """Without the zeros of a duration, nor the quotes around a number."""
+    """Removes the trailing zeros of durations, and the quotes around numbers."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -518,5 +518,5 @@ def test_a_broken_file_is_refused_or_patched_and_never_a_traceback(
         return
     lines = difference(text, found.text, "f").splitlines()[2:]
     gone = [line.rstrip() for line in lines if line.startswith("-")]
-    # a list or mapping in brackets is a line that is added to
+    # to add to a list or mapping in brackets, its line is replaced
     assert all(re.search(r"lb_policy|:$|null$|[]}]", line) for line in gone)

@@ -1,4 +1,4 @@
-"""The TLS that Envoy is told to speak to the router; tests/e2e/test_tls.py has it spoken."""
+"""The TLS that Envoy is configured to speak to the router; tests/e2e/test_tls.py runs it."""
 
 from typing import Any
 

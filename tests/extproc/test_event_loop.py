@@ -1,4 +1,4 @@
-"""When the oldest garbage is collected: in idle moments, or when it can be put off no longer."""
+"""When the oldest generation is collected: in idle moments, or when it can wait no longer."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ IDLE, BUSY = 0.0, 0.01
 
 
 class Trial:
-    """A sweeper with a clock and a collector that are moved by hand."""
+    """A sweeper with a clock and a collector that the test controls."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -114,14 +114,14 @@ async def test_old_cycles_are_collected_by_nobody_else(monkeypatch: pytest.Monke
     fresh = Knot()
     kept = weakref.ref(fresh)
     for generation in (0, 1):
-        gc.collect(generation)  # now it is old
+        gc.collect(generation)  # moves it to the oldest generation
     del knot, fresh
     gc.collect(1)
     assert kept() is not None
     async with asyncio.timeout(30):
         while kept() is not None:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-    assert gone() is not None  # frozen, with all that there was at the start
+    assert gone() is not None  # frozen, with everything that existed at the start
     sweeper.close()
     gc.collect()
     assert gone() is None

@@ -56,7 +56,7 @@ def test_a_prompt_that_another_engine_computed_waits_for_none_of_those_that_wait
     requests = [Request(0.0, range(n, n + 10), 1_280, 0, ()) for n in (0, 100, 200, 300)]
     requests[2].prefill = 0
     fleet.run(requests, lambda *_: 1, lambda *_: None)
-    # it arrives while the second one is computed, and the fourth one waits
+    # its KV arrives while the second one is computed and the fourth one waits
     assert 1.28 < 1.28 + HANDOVER_SECONDS + 1_280 / 10_000 < 2.56
     found = [one.first_token_at for one in requests]
     assert found == pytest.approx([1.28, 2.56, 2.56, 3.84], rel=0.01)
@@ -211,7 +211,7 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, fault: st
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many blocks two prompts begin with alike."""
+    """The number of blocks at the beginning that two prompts share."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return sum(1 for _ in pairs)
 

@@ -134,7 +134,7 @@ async def test_a_hangup_reads_the_tls_files_anew(tmp_path: Path) -> None:
     async with router(tmp_path, listen_at("tcp", tmp_path), tls=tls) as one:
 
         async def is_read() -> bool:
-            one.process.send_signal(signal.SIGHUP)  # one that comes before it serves is ignored
+            one.process.send_signal(signal.SIGHUP)  # a signal before it serves is ignored
             return "TLS files reloaded" in one.log.read_text()
 
         await until(is_read, "the files are read")

@@ -1,4 +1,4 @@
-"""What a stream costs that is open: one for each request under way."""
+"""The memory of open streams: there is one for each request under way."""
 
 import asyncio
 from pathlib import Path

@@ -43,7 +43,7 @@ def configuration(folder: Path, **sections: Any) -> Path:
 
 
 class Parent:
-    """A parent in a process of its own, and its processes."""
+    """A parent in its own process, and its child processes."""
 
     def __init__(self, process: Process, config: Path, log: Path) -> None:
         self.process = process
@@ -55,7 +55,7 @@ class Parent:
         return self._log.read_text()
 
     def pids(self, number: int) -> list[int]:
-        """Those that a process had, the last one last."""
+        """The ids that a process has had, the latest last."""
         return [int(pid) for pid in re.findall(rf"process {number} of 2 .* pid (\d+)", self.said())]
 
     async def is_ready(self, number: int) -> bool:

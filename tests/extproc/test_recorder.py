@@ -86,7 +86,7 @@ def test_equal_prefixes_have_equal_numbers_and_nothing_else_has() -> None:
     one = hash_ids(SECRET, prompt(*range(10)), 4)
     assert len(one) == 3
     assert hash_ids(SECRET, prompt(*range(9), 77), 4)[:2] == one[:2]
-    # the same block behind another one has another number
+    # the same block after a different one has a different number
     assert not set(hash_ids(SECRET, prompt(9, *range(1, 10)), 4)) & set(one)
     for other in (
         hash_ids(bytes(32), prompt(*range(10)), 4),
@@ -122,7 +122,7 @@ def test_what_cannot_be_recorded_is_counted_by_its_reason(
     recorder.decided(decision(2), [prompt(1), prompt(2)])
     recorder.decided(decision(2, Verdict.SHED), [prompt(1, 2)])
     record(recorder, 1, 2, told=outcome(status=500))
-    recorder.end(decision(1), None)  # one that was never taken
+    recorder.end(decision(1), None)  # the recorder never received this decision
     recorder.close()
     assert lines(tmp_path / "trace.jsonl") == []
     (recorded, missed) = RecorderCollector(recorder).collect()
@@ -135,7 +135,7 @@ def test_what_cannot_be_recorded_is_counted_by_its_reason(
 
 def test_a_thread_that_cannot_keep_up_costs_lines_and_no_memory(tmp_path: Path) -> None:
     path = str(tmp_path / "trace.jsonl")
-    recorder = Recorder(Settings(file=path), path, SECRET)  # its thread does not run
+    recorder = Recorder(Settings(file=path), path, SECRET)  # its thread is not started
     long = Prompt("tiny", array("I", bytes(4 * (MAX_QUEUED_TOKENS // 4))))
     for _ in range(6):
         recorder.decided(decision(1), [long])
@@ -200,7 +200,7 @@ def test_a_disk_that_is_full_is_told_once_and_recovers(
         for lost in (1, 2):
             record(recorder, 4, 5, 6)
             until(partial(has_lost, recorder, lost))
-        assert path.stat().st_size == before  # no half of a line
+        assert path.stat().st_size == before  # no partial line
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     record(recorder, 7, 8, 9)

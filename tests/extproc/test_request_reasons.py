@@ -9,7 +9,7 @@ from extproc.requests.request import _PARSERS
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-# Where a request is read and its template rendered; tokenizers have reasons of their own.
+# Modules that read requests and render templates; tokenizers have their own reasons.
 MODULES = re.compile(r"(\w*request\w*|chat_\w+|template_\w+|content_\w+|contin\w+|message_\w+)\.py")
 
 

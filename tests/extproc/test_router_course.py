@@ -1,4 +1,4 @@
-"""What a router measures of a request on its way, and hands to whoever records it."""
+"""What a router measures of a request on its way, and passes to the recorder."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
 class Recorder:
-    """Keeps what is to be recorded."""
+    """Keeps the courses that it is given."""
 
     def __init__(self) -> None:
         self.courses: list[Course] = []

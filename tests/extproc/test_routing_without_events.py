@@ -99,7 +99,7 @@ def away(_: FeedSource) -> Sequence[Transport]:
 
 
 def followed(*signals: Signal, **settings: Any) -> Callable[[FeedSource], Sequence[Transport]]:
-    """Publishers that say this."""
+    """Publishers that send these signals."""
 
     def open_transports(_: FeedSource) -> Sequence[Transport]:
         transport = MemoryTransport(**settings)
@@ -138,7 +138,7 @@ STATES = {
 
 @pytest.mark.parametrize("trust", STATES)
 async def test_no_state_of_trust_is_routed_worse_than_without_events(trust: str) -> None:
-    """A conversation goes on where it began, by what was sent there, whatever the feeds say."""
+    """Whatever the feeds say, a conversation stays where it began: what was sent there counts."""
     config = parse(WITH_EVENTS, "c")
     fleet = Fleet(12345678, lambda: 0.0)
     workers = Workers(config, fleet, STATES[trust])
@@ -176,7 +176,7 @@ LEARNED = payload(0, ["BlockStored", [1], None, list(range(2048)), 2048])
     ("policy", "worker", "learned", "expects"),
     [
         (16, None, False, True),
-        (2048, None, False, False),  # more than the prompt: no block of it is kept
+        (2048, None, False, False),  # longer than the prompt: none of its blocks is kept
         (2048, 16, False, True),
         (16, 2048, False, False),
         (16, 16, True, False),
@@ -194,7 +194,7 @@ policy: {{block_size: {policy}}}
 """,
         "c",
     )
-    batch = Batch(1, LEARNED) if learned else Batch(1, EMPTY)  # the first one is missing
+    batch = Batch(1, LEARNED) if learned else Batch(1, EMPTY)  # the first batch is missing
     publisher = followed(Connected(), batch, history=None)
     workers = Workers(config, Fleet(12345678, lambda: 0.0), publisher)
     tokenizer = Tokenizer.load(config.models[0])

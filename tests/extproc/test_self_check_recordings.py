@@ -1,4 +1,4 @@
-"""The self-check on what vLLM 0.32.0 really stored for recorded requests."""
+"""The self-check, with what vLLM 0.32.0 really stored for recorded requests."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from kvstate.wire.zmq_wire import decode_batch
 WIRE = Path(__file__).parent.parent / "wire"
 RECORDINGS = ["vllm_0.32.0_w1", "vllm_0.32.0_cached_tokens"]
 
-# Between requests, so that each may be watched.
+# The pause between requests, so that each may be watched.
 PAUSE_SECONDS = 10.0
 
 
@@ -28,7 +28,10 @@ def requests(name: str) -> Iterator[dict[str, Any]]:
 
 
 def checked(name: str, tokenized: Callable[[list[int]], list[int]]) -> Result:
-    """Every request of a recording, watched: these are the tokens that we take it for."""
+    """Watches every request of a recording; returns the result of the check.
+
+    tokenized: turns the engine's token ids of a prompt into ours.
+    """
     check = WorkerCheck()
     seen: list[Tokens] = []
     for number, entry in enumerate(requests(name)):

@@ -18,7 +18,7 @@ from tests.ports import free_port
 
 
 class Terminal(io.StringIO):
-    """One that is interrupted after it was drawn so many times."""
+    """A terminal that is interrupted after this many draws."""
 
     def __init__(self, draws: int) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def test_who_answered_instead_of_the_pick_is_told() -> None:
     assert "ANSWERED ELSEWHERE: Envoy does not know it" in lines[3]
     assert "a:1, b:1 answered" in lines[-1]
     assert "a:1, answered" in lines[-2]
-    assert "answered" not in lines[-3]  # a pick is no more than that until somebody tells
+    assert "answered" not in lines[-3]  # only picked: nobody has reported an answer yet
 
 
 def test_a_worker_that_drains_or_whose_source_is_away_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Our subset of the ext_proc messages against envoy-data-plane's complete ones, both ways."""
+"""Our subset of the ext_proc messages compared with envoy-data-plane's complete ones, both ways."""
 
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (

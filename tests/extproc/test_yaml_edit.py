@@ -1,4 +1,4 @@
-"""Edits in place: every form of YAML that an envoy.yaml is written in."""
+"""Edits in place, in every form of YAML in which an envoy.yaml is written."""
 
 import json
 

@@ -1,6 +1,6 @@
 """Small tokenizers of the kinds that models have, trained here, to compare with the real library.
 
-Added tokens of all flags are among them, and ones that overlap.
+They include added tokens with every flag, and added tokens that overlap.
 """
 
 import functools
@@ -28,7 +28,7 @@ CORPUS = (
 UNKNOWN = "<unk>"
 CHAT = ("<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]")
 
-# Spaces that tokens take, words that must not touch, tokens that share characters.
+# Tokens that absorb spaces, tokens that match whole words only, tokens that share characters.
 AWKWARD = (
     AddedToken("<left>", lstrip=True, normalized=False),
     AddedToken("<right>", rstrip=True, normalized=False),
@@ -206,7 +206,7 @@ KINDS = [*_MAKERS, *(f"{name}, awkward tokens" for name in _MAKERS)]
 
 @functools.cache
 def tokenizer_of(kind: str) -> Tokenizer:
-    """One of KINDS, made once a process."""
+    """Returns the tokenizer of one of KINDS, made once per process."""
     name, _, awkward = kind.partition(", awkward")
     tokenizer = _MAKERS[name]()
     if awkward:

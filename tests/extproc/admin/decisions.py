@@ -20,7 +20,7 @@ def decided(
     tokens: int = 32,
     names: Sequence[str] = NAMES,
 ) -> Decision:
-    """A decision over workers of these names, of which some hold something."""
+    """A decision among workers of these names; held: what they hold, by name."""
     workers = [Candidate(name, name, "") for name in names]
     snapshot = Snapshot(workers, [held or {}], lambda *_: Load(), "cost", 0)
     return decide(Query("m", [prompt(range(tokens))]), snapshot, 0.0, Random(0))

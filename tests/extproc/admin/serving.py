@@ -25,7 +25,7 @@ CONFIG = "models: [{name: m}]\nworkers: [{endpoint: '127.0.0.1:1'}]"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where it listens, and what is behind it."""
+    """The URL of the server, and the objects behind it."""
 
     url: str
     router: Router
@@ -33,7 +33,7 @@ class Served:
     observed: Observed
 
     async def route(self, tokens: int, model: str = "m") -> None:
-        """Routes one request of so many tokens."""
+        """Routes one request of this many tokens."""
         body = json.dumps({"model": model, "prompt": list(range(tokens))}).encode()
         await self.router.route(Ask(Head("POST", "/v1/completions", None), body))
 
@@ -47,7 +47,7 @@ async def serving(
     *,
     steers_all: bool = False,
 ) -> AsyncIterator[Served]:
-    """Runs it until the block ends."""
+    """Runs the server until the block ends."""
     parsed = parse(config, "c")
     discovery = Discovery(listed(parsed.workers), sources)
     fleet = Fleet(12345678, lambda: 0.0)

@@ -70,12 +70,12 @@ def test_each_step_counts_the_tokens_that_went_to_a_worker() -> None:
 
 def test_each_step_says_what_workers_in_turn_would_have_held() -> None:
     observed = Observed(Clock(), kept_at_once=1)
-    for _ in range(3):  # of which one is kept, and stands for all of them
+    for _ in range(3):  # one of them is kept, and represents them all
         observed.decided(decided(HELD), [])
     observed.sample(5.0, {"a:1": (0, 0)})
     series = observed.history.series("a:1")
     assert (series["predicted_tokens"], series["average_tokens"]) == ([48], [24])
-    observed.decided(decided(HELD), [])  # not kept, so that nothing is saved for all we know
+    observed.decided(decided(HELD), [])  # not kept, so nothing is known to be saved
     observed.sample(10.0, {"a:1": (0, 0)})
     assert observed.history.series("a:1")["average_tokens"] == [24, 16]
 
@@ -262,7 +262,7 @@ def test_prefixes_are_those_that_counting_finds(texts: list[list[int]]) -> None:
 
 
 def counted(asked: list[list[int]]) -> set[tuple[tuple[int, ...], int]]:
-    """Prefixes that end a prompt, or that are continued in different ways, with their prompts."""
+    """Prefixes that end a prompt or continue in different ways, with their numbers of prompts."""
     nodes = set()
     for length in range(LEAST_TOKENS, max(map(len, asked), default=0) + 1):
         for head in {tuple(one[:length]) for one in asked if len(one) >= length}:

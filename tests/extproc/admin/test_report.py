@@ -1,4 +1,4 @@
-"""GET /report, with the parts of other processes, `kvsteer report`, and the file of a report."""
+"""GET /report with the figures of other processes, `kvsteer report`, and the report file."""
 
 import contextlib
 import json
@@ -114,7 +114,7 @@ async def test_the_reports_of_all_processes_are_added_up() -> None:
 
 
 async def told_by(answer: bytes) -> dict[str, Any]:
-    """What is told where another process answers this."""
+    """The report if another process answers with this."""
 
     async def get(_: web.Request) -> web.Response:
         return web.Response(body=answer)
@@ -207,7 +207,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def stored(path: Path, report: Report) -> ReportFile:
-    """Starts with a report, and ends."""
+    """Starts the file of a report, and closes it."""
     file = ReportFile(str(path), report, now)
     await file.start()
     await file.close()

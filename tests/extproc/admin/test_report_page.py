@@ -51,7 +51,7 @@ def test_one_side_alone_leaves_the_other_empty() -> None:
 
 
 class Tags(HTMLParser):
-    """Fails where a tag is closed that is not open."""
+    """Fails if a tag is closed that is not the last one opened."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -237,7 +237,7 @@ async def test_a_reader_that_does_not_read_is_dropped(
     assert await reader.read(1) == b"H"
     async with asyncio.timeout(100):
         while await is_full(served, client):
-            for _ in range(50):  # of requests, not all are kept
+            for _ in range(50):  # added directly: not all requests are kept
                 served.observed.recent.add(decided(), 5.0)
     writer.close()
 
@@ -285,7 +285,7 @@ async def test_the_history_of_no_worker_of_ours_is_not_found(
             {"error": "unknown worker"},
         )
     async with client.get(f"{served.url}/history?worker=127.0.0.1:1") as response:
-        assert response.status == 200  # one that is there, and nothing noted of it yet
+        assert response.status == 200  # a known worker of which nothing is recorded yet
 
 
 @pytest.fixture

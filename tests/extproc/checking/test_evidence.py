@@ -34,7 +34,7 @@ def own(seed: int, count: int = 40) -> list[int]:
 def asked(
     tokens: list[int], held: int = 0, lora: str | None = None, salt: str | None = None
 ) -> Asked:
-    """A prompt behind another one that has the shared part, too."""
+    """A prompt after another one that begins with the shared part."""
     prompt = Prompt("m", Tokens("I", tokens), lora, salt)
     return Asked(prompt, held, [Tokens("I", SHARED + own(99))])
 

@@ -1,4 +1,4 @@
-"""What golden requests tell of an engine's tokens; a token here is a character's number."""
+"""What golden requests show of an engine's tokens; here a token is a character's number."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def text_of(tokens: Sequence[int]) -> str:
 
 
 def told(*differing: str, refused: Sequence[str] = (), unkeyed: Sequence[str] = ()) -> list[Told]:
-    """All golden requests, of which some differ, and some have no tokens there or here."""
+    """The results of all golden requests: some differ; for some, one side has no tokens."""
     return [
         Told(
             one,
@@ -181,7 +181,7 @@ def test_a_worker_is_distrusted_for_the_forms_that_differ_until_it_is_verified()
     check.result.is_distrusted = True
     assert check.distrusted_forms == ALL_FORMS
     check.verify(of())
-    assert check.distrusted_forms == 0  # what was seen before the engine was mended is over
+    assert check.distrusted_forms == 0  # what was seen before the engine was fixed no longer counts
 
 
 def test_what_live_traffic_shows_stays_where_golden_requests_saw_no_difference() -> None:

@@ -40,14 +40,14 @@ def asked(tokens: list[int]) -> Asked:
 
 
 def stored(tokens: list[int]) -> BlocksStored:
-    """A chain of its own."""
+    """The whole blocks of these tokens, without a parent."""
     blocks = len(tokens) // SIZE
     hashes = [hash((*tokens[: SIZE * (number + 1)],)) & 2**64 - 1 for number in range(blocks)]
     return BlocksStored(list(hashes), None, Tokens("I", tokens[: blocks * SIZE]), SIZE)
 
 
 class Rehearsal:
-    """One worker's check, a request a second."""
+    """One worker's check, whose clock advances just enough for each request to be watched."""
 
     def __init__(self) -> None:
         self.check = WorkerCheck()
@@ -137,7 +137,7 @@ def test_what_is_another_watched_requests_is_no_evidence() -> None:
     one = Rehearsal()
     ours, other = one.watch(1), one.watch(2)
     tokens = prompt(1)
-    other.asked = asked([9, *tokens])  # differs, and its own tokens are in the other's
+    other.asked = asked([9, *tokens])  # it differs, but its tokens are found in the other one's
     whole = stored(tokens)
     rest = BlocksStored(whole.hashes[5:], whole.hashes[4], whole.tokens[20:], SIZE)
     one.check.stored(0, [stored(tokens[:20]), rest])
@@ -266,7 +266,7 @@ def test_a_stored_block_costs_little_more_than_its_decoding_however_much_is_watc
         msgspec.msgpack.encode([1.0, [["BlockStored", [n], n and n - 1, [n] * 16, 16, None]]])
         for n in range(500)
     ]
-    check.stored(0, decode_batch(payloads[0]).events)  # what each prompt costs, once
+    check.stored(0, decode_batch(payloads[0]).events)  # pays the one-time cost of each prompt
     began = time.thread_time()
     batches = [decode_batch(payload) for payload in payloads]
     decoded = time.thread_time()
@@ -276,7 +276,7 @@ def test_a_stored_block_costs_little_more_than_its_decoding_however_much_is_watc
 
 
 def changed(seed: int) -> list[int]:
-    """The same prompt but for one token."""
+    """The same prompt except for one token."""
     return [*prompt(seed)[:5], 7, *prompt(seed)[6:]]
 
 

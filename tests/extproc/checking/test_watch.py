@@ -66,7 +66,7 @@ WITH_SYSTEM_LINE = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n
 WITH_NEWLINE = RIGHT.replace("+ message['content']", "+ '\n' + message['content']")
 WITHOUT_NEWLINE = RIGHT.replace("<|im_end|>' + '\n'", "<|im_end|>'")
 
-# None of them is in a log line.
+# None of these words is in a log line.
 WORDS = [
     *("river", "stone", "winter", "garden", "yellow", "pebble", "forest", "silver", "mountain"),
     *("paper", "window", "market", "summer", "bottle", "kitchen", "thunder", "letter", "morning"),
@@ -76,7 +76,7 @@ WORDS = [
 
 @dataclass
 class Checked:
-    """A router before one worker, and a clock of its own for the self-check."""
+    """A router in front of one worker, and a separate clock for the self-check."""
 
     worker: Worker
     fleet: Fleet
@@ -123,7 +123,7 @@ class Checked:
         return self.fleet._followed[self.worker.endpoint][0].subscriber.news.listener is not None
 
     def count_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Counts what was applied, to know when all is."""
+        """Counts the applied batches, to know when all of them are applied."""
         applying = Owner.applying
 
         def counting(owner: Owner, body: Body) -> Generator[None, None, Taken]:
@@ -134,12 +134,12 @@ class Checked:
         monkeypatch.setattr(Owner, "applying", counting)
 
     async def ask(self, body: dict[str, Any]) -> None:
-        """What a client says to the worker itself."""
+        """Sends a request to the worker directly, as a client."""
         async with self.client.post(f"{self.worker.url}{PATH}", json=body) as response:
             assert response.status == 200, await response.text()
 
     async def settle(self, *bookings: Booking) -> dict[str, Any]:
-        """Ends requests, waits for all events and for the grace; what /workers shows then."""
+        """Ends requests, waits for all events and the grace; returns what /workers then shows."""
         for booking in bookings:
             self.router.release(booking)
         await until(lambda: self.applied == self.worker.next_sequence())
@@ -160,7 +160,7 @@ Run = Callable[..., AbstractAsyncContextManager[Checked]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A worker with the tiny model's own template, behind a router with this one."""
+    """Runs a worker with the tiny model's own template, behind a router with the given one."""
     file = tmp_path / "template.jinja"
 
     @asynccontextmanager
@@ -201,7 +201,7 @@ def chat(*texts: str) -> dict[str, Any]:
 
 
 def tokens_of(body: dict[str, Any], template: Path | None = None) -> list[int]:
-    """A conversation with the worker's template, or another one."""
+    """The tokens of a conversation, rendered with the worker's template or another one."""
     override = str(template) if template else None
     tokenizer = Tokenizer.load(Model("t", tokenizer=str(TINY_MODEL), chat_template=override))
     assert tokenizer is not None
@@ -253,7 +253,7 @@ async def test_it_is_raised_behind_a_prefix_that_was_cached_before_anybody_liste
         for seed in range(8):
             status = await one.run(shared + " " + text(seed))
         assert status["differs"]
-        assert status["position"] == 0  # of the first block that is missing: the shift was not seen
+        assert status["position"] == 0  # start of the first missing block: the shift was not seen
         assert status["engine"] is None
 
 
@@ -274,7 +274,7 @@ async def test_what_differs_counts_as_uncertain_and_heals(
         assert (await one.explain_body("/v1/completions", ids))["overlap_tokens"] >= 64
         assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 1
         for seed in range(20, 28):
-            await one.run(text(seed, 12) + "." * 9)  # single turns are alike up to their last block
+            await one.run(text(seed, 12) + "." * 9)  # single turns agree up to their last block
         assert not one.status()["differs"]
         assert (await one.explain(*turns[0]))["overlap_tokens"] >= 64
         assert one.sample("kvsteer_tokens_differ", worker=one.worker.endpoint) == 0
@@ -322,7 +322,7 @@ async def similar_at_once(one: Checked, seed: int) -> Booking:
 
 
 async def similar_from_elsewhere(one: Checked, seed: int) -> Booking:
-    """A client that asks the worker itself, while ours never gets there: the worst case."""
+    """Another client asks the worker directly, and our request never arrives: the worst case."""
     body = text(99, 100)
     booking = await one.send(f"You serve Bob {seed}. {body} {text(seed, 20)}", deliver=False)
     await one.ask(chat(f"You serve Alice {seed}. {body} {text(500 + seed, 20)}"))
@@ -336,7 +336,7 @@ async def same_beginning_from_elsewhere(one: Checked, seed: int) -> Booking:
 
 
 async def continued_from_elsewhere(one: Checked, seed: int) -> Booking:
-    """Somebody types, each request is given up for a longer one."""
+    """Somebody types: each request is abandoned for a longer one."""
     booking = await one.send(text(seed) + " and", deliver=False)
     await one.ask(chat(text(seed) + " and " + text(7 * seed, 3)))
     return booking
@@ -395,7 +395,7 @@ async def test_token_ids_of_the_client_tell_nothing(run: Run) -> None:
 
 
 async def twins(one: Checked, seed: int, status: int) -> dict[str, Any]:
-    """A request that the worker never computes, and the same by its ids with one changed."""
+    """Sends a request that the worker never computes, and its ids with one of them changed."""
     texts = text(99, 100), text(seed), text(-seed)
     ids = tokens_of(chat(*texts))
     body = {"model": "tiny", "prompt": [*ids[:349], ids[349] ^ 1, *ids[350:]], "max_tokens": 2}
@@ -455,7 +455,7 @@ async def test_a_worker_that_is_well_is_checked_without_listening(run: Run) -> N
         assert not one.is_listened_to()
         assert (await one.settle(booking))["matched"] == LAST_CHECKED + 1
         one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
-        await one.settle(await one.send(text(101), deliver=False))  # and does not hold it
+        await one.settle(await one.send(text(101), deliver=False))  # the worker does not hold it
         await one.send(text(102), deliver=False)
         assert one.is_listened_to()
 
@@ -481,7 +481,7 @@ def stores(count: int) -> bytes:
 
 @dataclass
 class Busy:
-    """A worker that stores without end, and clocks that stand still: each look takes a while."""
+    """Clocks that stand still, except that each reading of the CPU time adds `look_seconds`."""
 
     look_seconds: float
     now: float = 0.0
@@ -511,7 +511,7 @@ async def test_to_listen_takes_no_more_than_its_share_of_the_cpu(body: Body) -> 
     busy = Busy(look_seconds=0.001)
     fleet, checks, news = await listening(busy)
     heard = 0
-    for seed in range(1_000):  # seconds, in each of which a thousand batches come
+    for seed in range(1_000):  # one second each, in which a thousand batches come
         busy.now += 1
         checks.watch("w", Prompt("m", Tokens("I", range(seed, seed + 100))), None)
         for _ in range(1_000):
@@ -520,7 +520,7 @@ async def test_to_listen_takes_no_more_than_its_share_of_the_cpu(body: Body) -> 
                 heard += 1
     assert heard > 100
     allowed = EFFORT_BURST_SECONDS + 1_000 * EFFORT_SHARE
-    assert busy.cpu <= 2 * allowed  # this clock goes on between two intervals that are measured
+    assert busy.cpu <= 2 * allowed  # the clock also advances between two measured intervals
     assert checks.status("w")["without_evidence"] > LAST_CHECKED
     await fleet.close()
 
@@ -555,7 +555,7 @@ async def test_what_is_only_asked_of_the_index_needs_a_feed_that_tells_all(
             assert (await one.settle(booking))["without_evidence"] == 1
         one.now += 1 / WATCHED_PER_SECOND_WHILE_WELL
         await one.send(text(101))
-        assert not one.is_listened_to()  # a hole is no reason to
+        assert not one.is_listened_to()  # a hole is no reason to listen
 
 
 async def test_workers_that_fell_silent_make_room_for_others(
@@ -583,7 +583,7 @@ async def test_workers_that_fell_silent_make_room_for_others(
 
 
 class Record:
-    """Of a worker, as far as the self-check reads it."""
+    """A worker's record, as far as the self-check reads it."""
 
     def __init__(self, worker: str) -> None:
         self.check = WorkerCheck(worker)

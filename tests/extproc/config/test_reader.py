@@ -335,7 +335,7 @@ def test_what_is_no_yaml_is_told_with_its_place(text: str | bytes, why: str) -> 
 
 
 def nested(line: str, count: int, depth: int) -> str:
-    """Each line holds the one before so many times; the braces in it take the aliases."""
+    """Each line repeats the one before `count` times; its {} is filled with the aliases."""
     lines = ["a0: &a0 {x: 1}"]
     for n in range(1, depth):
         aliases = ", ".join([f"*a{n - 1}"] * count)

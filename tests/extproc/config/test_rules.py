@@ -244,7 +244,7 @@ def test_a_client_certificate_that_is_asked_for_is_given() -> None:
     assert of_listeners(extproc=asks, envoy=Envoy(router_tls=RouterTls("ca"))) == [said]
     given = RouterTls("ca", certificate="c", key="k")
     assert of_listeners(extproc=asks, envoy=Envoy(router_tls=given)) == []
-    assert of_listeners(extproc=asks) == []  # of another configuration of Envoy's nothing is known
+    assert of_listeners(extproc=asks) == []  # another Envoy configuration is not known
     anybody = ExtProc(tls=replace(MUTUAL, client_ca=None))
     assert of_listeners(extproc=anybody, envoy=Envoy(router_tls=RouterTls("ca"))) == []
     half = Envoy(router_tls=RouterTls("ca", certificate="c"))
@@ -415,7 +415,7 @@ def test_a_recording_without_a_folder_is_doubted() -> None:
 
 
 def of_roles(mode: str | None, connector: str, *roles: str) -> str:
-    """What is doubted of workers with these roles."""
+    """The doubts about workers with these roles."""
     workers = tuple(Worker(f"a:{port}", role=role) for port, role in enumerate(roles, 1))
     return " ".join(
         doubts(replace(ONE, workers=workers, disaggregation=Disaggregation(mode, connector)))

@@ -1,7 +1,7 @@
 """A small Kubernetes API server: pods and InferencePools of one namespace, listed and watched.
 
-As the real one (1.36) does: a watch from a version that is gone is answered with 200, and then with
-an event of type ERROR and code 410; a watch with a time limit ends with a bookmark before it.
+As with the real one (1.36), a watch from a version that is gone is answered with 200, and then with
+an event of type ERROR and code 410; a watch that reaches its time limit ends with a bookmark.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ TOKEN = "a-token"  # noqa: S105 - of this server only
 
 
 class ApiServer:
-    """What it serves, and how it misbehaves.
+    """What the server serves, and how it misbehaves.
 
-    asked: the query of every request. refuses: a status that it answers instead; refuses_kind: and
-    only to questions for pods, or for pools. lets_in: the one token. unauthorized:
-    how many came with another. gone_below: versions below this one are gone; gone_as_status: and it
-    says so with the status, as proxies of it may.
+    asked: the query of every request. refuses: a status that it answers instead; refuses_kind: only
+    requests for pods, or for pools, are refused. lets_in: the only accepted token. unauthorized:
+    how many requests came with another. gone_below: versions below this one are gone;
+    gone_as_status: it says so with the status, as a proxy in front of it may.
     """
 
     def __init__(self) -> None:
@@ -60,18 +60,18 @@ class ApiServer:
         self.port = self.runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Goes away, and with it all watches."""
+        """Stops the server, and ends all watches."""
         self.end_watches()
         if self.runner is not None:
             await self.runner.cleanup()
             self.runner = None
 
     def hang(self) -> None:
-        """Takes connections and says nothing, nor to those that it has."""
+        """Accepts connections but sends nothing, on open ones either."""
         self._speaks.clear()
 
     def wake(self) -> None:
-        """Goes on where it hung."""
+        """Continues where it hung."""
         self._speaks.set()
 
     def put(self, kind: str, thing: Body, event: str | None = None) -> None:
@@ -85,42 +85,42 @@ class ApiServer:
         self.emit(kind, event, thing)
 
     def delete(self, kind: str, name: str) -> None:
-        """Takes an object away."""
+        """Removes an object."""
         thing = self._things(kind).pop(name)
         self.version += 1
         thing["metadata"]["resourceVersion"] = str(self.version)
         self.emit(kind, "DELETED", thing)
 
     def emit(self, kind: str, event: str, thing: Body) -> None:
-        """Sends an event to all who watch, and to those who come later with an older version."""
+        """Sends an event to all watchers, and to later ones that begin at an older version."""
         data = json.dumps({"type": event, "object": thing}).encode() + b"\n"
         if event != "ERROR":
             self._history.append((kind, self.version, data))
         self.send(kind, data)
 
     def bookmark(self, kind: str) -> None:
-        """Tells the version that all have seen."""
+        """Sends the version that all watchers have seen."""
         self.version += 10
         self.emit(kind, "BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
 
     def send(self, kind: str, data: bytes) -> None:
-        """Sends bytes to all who watch."""
+        """Sends bytes to all watchers."""
         for watched, queue in self._watchers:
             if watched == kind:
                 queue.put_nowait(data)
 
     def end_watches(self) -> None:
-        """Ends the watches as a time limit does."""
+        """Ends the watches as a time limit does, but without a bookmark."""
         for _, queue in self._watchers:
             queue.put_nowait(None)
 
     @property
     def watches(self) -> int:
-        """How many watch now."""
+        """The current number of watches."""
         return len(self._watchers)
 
     def lists(self) -> int:
-        """How many lists were asked for."""
+        """The number of requests for lists."""
         return sum("watch" not in query for query in self.asked)
 
     def _things(self, kind: str) -> dict[str, Body]:
@@ -198,7 +198,7 @@ class ApiServer:
 async def api_server(
     directory: Path, user: Body | None = None
 ) -> AsyncIterator[tuple[ApiServer, str]]:
-    """A server that runs, and the kubeconfig by which it is reached; user: as it stands there."""
+    """Runs a server; yields it and the path of its kubeconfig. user: the entry in that file."""
     server = ApiServer()
     await server.start()
     kubeconfig = directory / "kubeconfig"

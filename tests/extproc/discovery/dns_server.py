@@ -15,7 +15,7 @@ import dns.rrset
 class DnsServer(asyncio.DatagramProtocol):
     """Answers from `records`: texts by name and type; other names do not exist.
 
-    rcode: what it answers instead. is_silent: it does not answer. ttl: seconds.
+    rcode: the code that it answers instead. is_silent: it does not answer. ttl: in seconds.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class DnsServer(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # asyncio's own is no DatagramTransport before Python 3.12
+        # asyncio's own transport is no DatagramTransport before Python 3.12
         self._transport = typing.cast("asyncio.DatagramTransport", transport)
         host, port = transport.get_extra_info("sockname")
         self.address = f"{host}:{port}"

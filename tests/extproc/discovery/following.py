@@ -1,4 +1,4 @@
-"""What a source under test reported, and waiting for it."""
+"""Follows a source under test: what it reported, and waiting for that."""
 
 import asyncio
 import contextlib

@@ -13,7 +13,7 @@ from tests.extproc.discovery.api_server import ApiServer, api_server, pod
 from tests.extproc.discovery.following import following, until
 from tests.extproc.discovery.test_kubernetes import pods, pool
 
-# Prints the n-th token the n-th time, and of the first when it expires.
+# Prints the n-th token on the n-th run; of the first token also when it expires.
 SCRIPT = """
 import json, pathlib, sys
 count = pathlib.Path(sys.argv[1])
@@ -26,7 +26,7 @@ print(json.dumps({{
 """
 
 
-# Ends when it is replaced.
+# Ends when its file is replaced.
 HANGING = """
 import pathlib, sys, time
 count, script = pathlib.Path(sys.argv[1]), pathlib.Path(__file__)
@@ -39,7 +39,7 @@ raise SystemExit("given up")
 
 
 class Command:
-    """The command of a kubeconfig's user, which gives another token each time that it runs."""
+    """The command of a kubeconfig's user, which returns another token each time it runs."""
 
     def __init__(self, folder: Path) -> None:
         self._script, self._count = folder / "login.py", folder / "count"
@@ -53,7 +53,7 @@ class Command:
         self._script.write_text("raise SystemExit('log in again')")
 
     def hangs(self) -> None:
-        """Until it is to give something again."""
+        """Hangs until the script is replaced."""
         self._script.write_text(HANGING)
 
     @property
@@ -84,7 +84,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def watch_anew(api: ApiServer) -> None:
-    """Ends the watch, and waits for the one after it."""
+    """Ends the watch, and waits for the next one."""
     asked = len(api.asked)
     api.end_watches()
     await until(lambda: len(api.asked) > asked and api.watches == 1)

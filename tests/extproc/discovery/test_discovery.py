@@ -15,7 +15,7 @@ A, B, C = (Worker(f"10.0.0.{number}:1") for number in (1, 2, 3))
 
 
 class Told:
-    """A source that says what the test says."""
+    """A source that reports what the test tells it to."""
 
     def __init__(self, name: str = "file") -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Told:
 
 
 class Failing(Told):
-    """A source with a fault of its own."""
+    """A source that fails with its own error."""
 
     async def run(self, report: Report) -> None:
         self.begun += 1
@@ -45,7 +45,7 @@ class Failing(Told):
 
 
 class Applied:
-    """What was applied."""
+    """The fleets that were applied."""
 
     def __init__(self) -> None:
         self.fleets: list[Fleet] = []

@@ -1,4 +1,4 @@
-"""Discovery against an API server that lists, watches, times out, forgets and goes away."""
+"""Discovery against an API server that lists, watches, times out, forgets and disappears."""
 
 import builtins
 import contextlib
@@ -142,7 +142,7 @@ async def test_a_version_that_is_gone_is_listed_anew(
     api.put("pods", pod("one", "10.0.0.1"))
     async with following(pods(kubeconfig)) as seen:
         await until(lambda: api.watches == 1)
-        del api.pods["one"]  # nobody is told
+        del api.pods["one"]  # no event is sent
         api.pods["two"] = pod("two", "10.0.0.2")
         api.gone_as_status = as_status
         api.version += 5
@@ -389,7 +389,7 @@ async def test_the_pods_of_a_pool_stay_when_it_goes_or_breaks(
 async def a_pool_and_its_pod(
     server: tuple[ApiServer, str], caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[tuple[ApiServer, Discovery]]:
-    """Both followed, and all that is told of them logged."""
+    """Follows a pool and its pod, with the log at INFO."""
     caplog.set_level(logging.INFO, "kvsteer")
     api, kubeconfig = server
     api.put("pods", pod("one"))
@@ -405,7 +405,7 @@ async def test_what_is_wrong_with_a_pool_is_logged_once(
     async with a_pool_and_its_pod(server, caplog) as (api, one):
         api.delete("pools", "llm")
         await until(lambda: bool(one.fault("kubernetes")))
-        for number in range(2, 5):  # the pods are well
+        for number in range(2, 5):  # the pods are fine
             api.put("pods", pod(f"p{number}", f"10.0.0.{number}"))
             await until(functools.partial(names, one, number))
         assert one.fault("kubernetes") == "InferencePool llm does not exist"

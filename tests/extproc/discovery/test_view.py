@@ -67,7 +67,7 @@ def test_grpc_and_drained_feeds_are_named_too() -> None:
 
 
 class Heard:
-    """What was told on, in order."""
+    """What was passed on, in order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

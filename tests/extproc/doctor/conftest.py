@@ -1,4 +1,4 @@
-"""What holds for the doctor's tests."""
+"""Fixtures for all of the doctor's tests."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from extproc.doctor import feed_visit
 
 @pytest.fixture(autouse=True)
 def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is published, there is nothing to wait for."""
+    """Shortens the wait for events: where nothing is published, it is in vain."""
     monkeypatch.setattr(feed_visit, "LISTEN_SECONDS", 0.2)

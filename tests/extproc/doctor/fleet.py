@@ -1,4 +1,4 @@
-"""Simulated workers as a configuration has them, and a doctor that looks at them."""
+"""Simulated workers as a configuration lists them, and a doctor that examines them."""
 
 import contextlib
 import socket
@@ -16,13 +16,14 @@ from tests.ports import free_port
 
 MODEL = Model("tiny", tokenizer=str(TINY_MODEL))
 
-# A question or a wait may take so long on a busy machine; faults that show by silence take it all.
+# A question or a wait may take this long on a busy machine; faults that show as silence take all
+# of it.
 SECONDS = 10.0
 SILENT_SECONDS = 4.0
 
 
 def two_free_ports() -> int:
-    """A loopback port that nobody listened on a moment ago, nor on the next one."""
+    """A loopback port; a moment ago nobody listened on it or on the next one."""
     while True:
         port = free_port()
         with socket.socket() as next_one, contextlib.suppress(OSError):
@@ -31,7 +32,7 @@ def two_free_ports() -> int:
 
 
 def events_of(worker: simulated.Worker, **changes: Any) -> WorkerEvents:
-    """A worker's feed as it is."""
+    """The configuration of a worker's feed as it really is, with `changes`."""
     events = WorkerEvents(
         zmq=worker.events_endpoint, replay=worker.replay_endpoint, ranks=len(worker.ranks)
     )
@@ -39,7 +40,7 @@ def events_of(worker: simulated.Worker, **changes: Any) -> WorkerEvents:
 
 
 def with_events(worker: Worker, **changes: Any) -> Worker:
-    """A worker whose feed is configured otherwise."""
+    """A worker whose feed is configured differently."""
     assert isinstance(worker.events, WorkerEvents)
     return replace(worker, events=replace(worker.events, **changes))
 
@@ -52,7 +53,7 @@ def config_of(*workers: Worker, **changes: Any) -> Config:
 
 @contextlib.asynccontextmanager
 async def one_worker(**settings: Any) -> AsyncIterator[tuple[simulated.Worker, Worker]]:
-    """A simulated worker, and how a configuration has it."""
+    """A simulated worker, and its entry in a configuration."""
     async with running(Settings(**settings)) as worker:
         events = events_of(worker) if worker.events_endpoint else None
         yield worker, Worker(worker.endpoint, events=events)

@@ -1,4 +1,4 @@
-"""The doctor beside a router and an Envoy that run."""
+"""The doctor next to a running router and Envoy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`kvsteer doctor` as it is called, and its page in the documentation."""
+"""`kvsteer doctor` on the command line, and its page in the documentation."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def places() -> dict[str, str]:
 
 @pytest.fixture
 def config(tmp_path: Path, places: dict[str, str]) -> str:
-    """Nothing of what it names is there."""
+    """A configuration file; nothing listens at the addresses in it."""
     worker = {"endpoint": places["WORKER"], "events": {"zmq": f"tcp://{places['EVENTS']}"}}
     content: dict[str, Any] = {
         "models": [{"name": "tiny"}],

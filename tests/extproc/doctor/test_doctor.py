@@ -52,7 +52,7 @@ async def test_nothing_is_wrong_with_a_healthy_worker(dialect: str) -> None:
         found = await findings_of(worker, probes=True)
     assert exit_status(found) == 0
     right = {one.check for one in found if one.verdict is Verdict.RIGHT}
-    told = {"tokens"} if dialect != "trtllm" else set()  # which has no /tokenize
+    told = {"tokens"} if dialect != "trtllm" else set()  # trtllm has no /tokenize
     assert right >= {"http", "models", "feed", "probe", "replay", "clock", "block size", *told}
 
 
@@ -235,7 +235,7 @@ async def test_an_engine_that_keeps_no_prefixes_is_found_without_a_probe(dialect
         assert await codes_of(worker) == {"prefix-caching-off"}
 
 
-# What an engine's template may do otherwise, as the tiny model's with one thing more.
+# How an engine's template may differ: each is put before the tiny model's.
 OTHER_TEMPLATES = {
     "with a system turn": "{% if messages[0]['role'] == 'system' %}x{% endif %}",
     "of several turns": "{% if messages | length > 2 %}x{% endif %}",
@@ -301,7 +301,7 @@ async def test_clocks_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def other_tokenizer(directory: Path) -> Path:
-    """The tiny model with the ids of two words exchanged."""
+    """The tiny model with the ids of two words swapped."""
     copy = directory / "model"
     shutil.copytree(TINY_MODEL, copy)
     file = copy / "tokenizer.json"

@@ -296,7 +296,7 @@ def host_codes(hosts: Any, cluster: Any = STEERED, workers: Any = WORKERS) -> li
         ({"workers": set()}, ["envoy-worker-missing"]),
         ({"workers": {*WORKERS, "10.0.0.9:8000"}}, ["envoy-host-unknown"]),
         ({"workers": {"10.0.0.9:1"}}, ["envoy-worker-missing", "envoy-host-unknown"]),
-        ({}, []),  # it did not tell
+        ({}, []),  # Envoy did not show its hosts
         ({"other": {"10.0.0.9:1"}}, []),
     ],
 )
@@ -362,7 +362,7 @@ DISABLED = {"typed_per_filter_config": {FILTER: {"@type": PER_ROUTE, "disabled":
 def route(
     match: Any = None, cluster: str = "workers", action: Any = None, config: Any = None
 ) -> dict[str, Any]:
-    """config: what is set for its filters."""
+    """Returns a route; config: more keys of it, with the settings of its filters."""
     to = {"cluster": cluster, "timeout": "0s", "retry_policy": RETRIES, **(action or {})}
     return {"match": match or {"prefix": "/"}, "route": to, **(config or {})}
 

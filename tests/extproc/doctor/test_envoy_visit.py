@@ -1,4 +1,4 @@
-"""A real Envoy, as `kvsteer envoy` has it, and with what is easily forgotten."""
+"""A real Envoy, as `kvsteer envoy` configures it, and with easily forgotten parts missing."""
 
 import re
 from collections.abc import Callable
@@ -38,7 +38,7 @@ async def found_in(config: Config, text: str) -> list[tuple[Verdict, str]]:
 
 
 def spoil(tree: Any) -> None:
-    """Takes out of a configuration what makes it steer well."""
+    """Removes from a configuration what makes Envoy steer well."""
     (listener,) = tree["static_resources"]["listeners"]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     del manager["early_header_mutation_extensions"]
@@ -78,7 +78,7 @@ async def test_a_router_that_envoy_has_never_reached_is_told() -> None:
 
 
 def with_tls(config: Config, files: Identities, *, is_mutual: bool = False) -> Config:
-    """The same, with TLS from Envoy to the router."""
+    """The same configuration, with TLS from Envoy to the router."""
     certificate, key = files.tls_files() if is_mutual else (None, None)
     router_tls = RouterTls(ca=str(files.ca_file), certificate=certificate, key=key)
     return replace(

@@ -1,4 +1,4 @@
-"""Whatever answers in the place of an engine: the doctor ends in time, and says what is wrong."""
+"""Whatever answers in place of an engine, the doctor ends in time and says what is wrong."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ async def a_greeting_and_no_end(_: asyncio.StreamReader, writer: asyncio.StreamW
 
 @contextlib.asynccontextmanager
 async def peer(speak: Speak) -> AsyncIterator[str]:
-    """A server that speaks so to everybody; its host:port."""
+    """Runs a server that talks to every client like this; yields its host:port."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

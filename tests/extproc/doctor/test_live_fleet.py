@@ -1,4 +1,4 @@
-"""The doctor beside a fleet that works: what it hears without provoking anything, and bridges."""
+"""The doctor next to a working fleet: what it receives without provoking it, and bridges."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ from tests.extproc.doctor.fleet import (
 
 @contextlib.asynccontextmanager
 async def traffic(worker: simulated.Worker) -> AsyncIterator[None]:
-    """Clients ask for completions all the time."""
+    """Has a client ask for one completion after another until the block ends."""
 
     async def ask(session: aiohttp.ClientSession) -> None:
         for number in itertools.count():
@@ -51,7 +51,7 @@ async def traffic(worker: simulated.Worker) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def bridge(worker: simulated.Worker) -> AsyncIterator[str]:
-    """`kvsteer bridge` in this process; its host:port."""
+    """Runs `kvsteer bridge` in this process; yields its host:port."""
     source = ZmqSource(str(worker.events_endpoint), worker.replay_endpoint, "")
     transports = [ZmqTransport(source)]
     one = Bridge(transports, time.time, random.random, BridgeLimits())
@@ -86,7 +86,7 @@ async def test_a_bridge_is_a_feed_like_any_other() -> None:
 
 @contextlib.asynccontextmanager
 async def slow_engine(**answers: Any) -> AsyncIterator[Worker]:
-    """An engine that thinks about tokens, and answers conversations with an error."""
+    """An engine that is slow to tokenize, and answers conversations with an error."""
 
     async def tokenize(request: web.Request) -> web.Response:
         if "messages" in await request.json():

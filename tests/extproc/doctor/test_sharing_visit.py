@@ -1,4 +1,4 @@
-"""What the doctor says of routers that share."""
+"""What the doctor says about routers that share."""
 
 import asyncio
 import sys

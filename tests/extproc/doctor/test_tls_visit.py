@@ -1,4 +1,4 @@
-"""The router's TLS files, good ones and such as operators have by mistake."""
+"""The router's TLS files: good ones, and ones with an operator's mistakes."""
 
 import dataclasses
 from pathlib import Path

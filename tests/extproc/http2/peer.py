@@ -19,7 +19,7 @@ REQUEST = [
     (b"content-type", b"application/grpc"),
 ]
 
-# The table size of 0, as a peer must say it before the first field once it knows ours.
+# Sets the table size to 0: a peer must do so before its first field once it knows our limit.
 NO_TABLE = b"\x20"
 
 
@@ -33,7 +33,7 @@ class Sent(NamedTuple):
 
 
 def frames_of(data: bytes) -> list[Sent]:
-    """Takes apart what a connection wrote; the last frame may not be whole, and is left out."""
+    """Returns the frames that a connection wrote, without an incomplete last one."""
     found: list[Sent] = []
     while True:
         length = int.from_bytes(data[:3], "big")
@@ -74,7 +74,7 @@ def connected(
     budget: Budget | None = None,
     values: Mapping[int, int] | None = None,
 ) -> Connection:
-    """A connection that has greeted and was greeted."""
+    """A connection after both greetings."""
     connection = Connection(limits or Limits(), BlockCache(), budget or Budget(2**30))
     assert connection.receive(PREFACE + settings(values or {})) == []
     written(connection)
@@ -82,7 +82,7 @@ def connected(
 
 
 def written(connection: Connection) -> list[Sent]:
-    """All that waits to be written."""
+    """All frames that wait to be written."""
     found = b""
     while chunk := connection.data_to_send():
         found += chunk

@@ -75,7 +75,7 @@ FRAMES = st.lists(
 
 
 def joined(frames: list[Frame]) -> list[tuple[int, int, int, bytes]]:
-    """Parts of a DATA frame put together: those of a stream with no END_STREAM but the last."""
+    """Joins adjacent DATA frames of a stream, of which only the last may have END_STREAM."""
     whole: list[tuple[int, int, int, bytes]] = []
     for kind, flags, number, payload in plain(frames):
         before = whole[-1] if whole else (-1, 0, 0, b"")

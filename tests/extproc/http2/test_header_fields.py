@@ -22,7 +22,7 @@ def read(block: bytes) -> Fields:
 def test_fields_that_are_cut_out_are_those_of_the_block(fields: Fields, huffman: bool) -> None:  # noqa: FBT001
     encoder = Encoder()
     encoder.header_table_size = 0
-    encoder.encode([])  # tells the table's size
+    encoder.encode([])  # emits the table's size
     block = encoder.encode(fields, huffman=huffman)
     parts = cut_at_fields(block)
     assert parts is not None

@@ -11,12 +11,15 @@ WORKERS = (Candidate("first", "10.0.0.1:1"), Candidate("second", "10.0.0.2:1"))
 
 
 def overlap(blocks: int) -> Overlap:
-    """So many blocks of 16 tokens on a device, certainly."""
+    """An overlap of this many certain blocks of 16 tokens on a device."""
     return Overlap(16, (blocks, 0, 0, 0), 0)
 
 
 def decided(prompts: int = 1, *, first: int = 4, second: int = 1) -> Decision:
-    """A decision for `first`; how many blocks each worker holds of each prompt of 100 tokens."""
+    """A decision for worker `first` on prompts of 100 tokens.
+
+    first, second: how many blocks each worker holds of each prompt.
+    """
     held = {"first": overlap(first), "second": overlap(second)}
     asked = [Prompt("m", array("I", range(100))) for _ in range(prompts)]
     snapshot = Snapshot(

@@ -1,15 +1,15 @@
-"""Records of workers, as far as their outcomes go."""
+"""Records of workers that have only outcomes."""
 
 from extproc.observing.outcomes import WorkerOutcomes
 
 
 class Record:
-    """Of one worker."""
+    """The record of one worker."""
 
     def __init__(self) -> None:
         self.outcomes = WorkerOutcomes()
 
 
 def records(*names: str) -> dict[str, Record]:
-    """By name, the records of these workers."""
+    """The records of these workers, by name."""
     return {name: Record() for name in names}

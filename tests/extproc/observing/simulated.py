@@ -1,4 +1,4 @@
-"""Requests by chance, of which is known what share of their prompts is cached in the long run."""
+"""Random requests for which the cached share of prompts in the long run is known."""
 
 from collections.abc import Iterator
 from random import Random
@@ -12,7 +12,7 @@ BEGIN = 1_700_000_040.0  # a full minute
 
 
 def over(cached: int | None = 0, tokens: int = 1_000, **changes: Any) -> Outcome:
-    """A request that is over."""
+    """The outcome of an ended request."""
     outcome = Outcome(
         model="m",
         worker="w:1",
@@ -32,10 +32,10 @@ def _clipped(share: float) -> float:
 
 
 class Traffic(NamedTuple):
-    """Conversations of several turns, over one window, half of them steered.
+    """Conversations of several turns in one window; about half of them are steered.
 
-    minutes: of the window. conversations: mean number that begin in it. shares: mean share of a
-    prompt that is cached, of each side. pause_seconds: mean between two turns.
+    minutes: the length of the window. conversations: the mean number that begin in it. shares: the
+    mean cached share of a prompt, steered and others. pause_seconds: the mean between two turns.
     """
 
     minutes: int
@@ -47,11 +47,11 @@ class Traffic(NamedTuple):
     def outcomes(
         self, rng: Random, *, knows_conversations: bool
     ) -> Iterator[tuple[float, Outcome]]:
-        """Requests with the time at which each is over, in order."""
+        """Yields requests with the time at which each ended, in order."""
         found: list[tuple[float, int, Outcome]] = []
         window = self.minutes * 60.0
         weather = [rng.gauss(0.0, 0.2) for _ in range(self.minutes)]
-        lead = 10 * self.turns * self.pause_seconds  # some began before the window
+        lead = 10 * self.turns * self.pause_seconds  # some conversations begin before the window
         begin = rng.expovariate(self.conversations / window) - lead
         while begin < window:
             self._converse(found, begin, weather, rng, knows_conversations=knows_conversations)
@@ -89,16 +89,16 @@ class Traffic(NamedTuple):
             at += rng.expovariate(1 / self.pause_seconds)
 
     def drawn_share(self, which: int, rng: Random) -> float:
-        """The cached share of one prompt, by chance."""
+        """A random cached share of one prompt."""
         return _clipped(rng.gauss(_clipped(rng.gauss(self.shares[which], 0.2)), 0.05))
 
     def seconds_at(self, quantile: float, *, is_steered: bool) -> float:
-        """The time within which so many requests have their first byte, in the long run."""
+        """The time in which this share of requests has its first byte, in the long run."""
         spread = NormalDist(0.0, (0.2**2 + 0.3**2 + 0.5**2) ** 0.5).inv_cdf(quantile)
         return (0.2 if is_steered else 0.3) * float(2.718281828**spread)
 
     def report(self, rng: Random, *, knows_conversations: bool) -> tuple[Report, float]:
-        """The report of one run, and when it is over."""
+        """The report of one run, and the time at its end."""
         report = Report(BEGIN)
         for at, outcome in self.outcomes(rng, knows_conversations=knows_conversations):
             report.feed(outcome, 1_000.0, at)

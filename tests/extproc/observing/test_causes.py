@@ -9,7 +9,7 @@ WELL = Circumstances("live", tokens_differ=False, block_size=16)
 
 
 def held(**blocks: int) -> Mapping[str, Overlap]:
-    """So many blocks of the prompt on each worker; a prompt of 100 tokens has six whole ones."""
+    """The blocks of the prompt that each worker holds; a prompt of 100 tokens has 6 whole ones."""
     return {name: Overlap(16, (count, 0, 0, 0)) for name, count in blocks.items()}
 
 

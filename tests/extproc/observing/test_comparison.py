@@ -1,4 +1,4 @@
-"""Shares, times and their intervals: right as often as they say."""
+"""Shares, times and their intervals, which are right as often as they claim."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -69,13 +69,13 @@ def test_nineteen_of_twenty_intervals_hold_the_truth(
         judge("gain", share_gained(sides), steered - others)
         judge("median", medians[0], times[0])
         judge("faster", difference(*medians), times[0] - times[1])
-    # 95 % of 60 are 57; fewer than 52 by chance once in a few hundred times
+    # 95 % of 60 are 57; chance gives fewer than 52 once in a few hundred times
     assert min(hits.values()) >= 52, hits
 
 
 @pytest.mark.slow
 def test_intervals_that_forget_conversations_would_be_wrong() -> None:
-    """The one above fails if requests are taken to tell something new each."""
+    """The test above would fail if every request counted as independent."""
     traffic, (steered, _) = Traffic(10, 80, turns=8.0, pause_seconds=40.0), long_run_shares()
     hits = 0
     for seed in range(RUNS):
@@ -109,12 +109,12 @@ def test_students_factor_at_some_degrees(degrees: float, factor: float) -> None:
 
 
 def conversation(number: int) -> int:
-    """A hash that puts every two numbers into another group."""
+    """A hash that puts each pair of numbers into its own group."""
     return number // 2 * 1_000_003 + 1
 
 
 def sides_of(*steered: int, others: int = 0) -> Sides:
-    """Steered requests with so many of 1,000 tokens cached, and others with none."""
+    """Requests of 1,000 tokens: steered ones with these numbers cached, `others` with none."""
     report = Report(BEGIN)
     for number, cached in enumerate(steered):
         report.feed(over(cached, conversation=conversation(number)), 1.0, BEGIN)

@@ -25,7 +25,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def decision(held: int = 0, reason: str = "") -> Decision:
-    """One for a prompt of 33 tokens, of which a worker holds some; or for none, for a reason."""
+    """A decision on a prompt of 33 tokens, of which w holds `held`; with a reason, on none."""
     overlaps = {"w": Overlap(16, (held // 16, 0, 0, 0))} if held else {}
     snapshot = Snapshot([Candidate("w", "w:1")], [overlaps], lambda *_: Load(), "cost", 0)
     prompts = [] if reason else [Prompt("m", array("I", range(33)))]

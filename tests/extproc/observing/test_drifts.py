@@ -61,12 +61,12 @@ def completed(drift: Drift, cached: int | None, form: str = "prompt", **rest: An
 
 def test_a_worker_that_names_cached_tokens_only_where_there_are_some_has_none_else() -> None:
     drift = Drift()
-    assert completed(drift, None) is None  # it may never tell
+    assert completed(drift, None) is None  # it may never name any
     assert completed(drift, 64) == 64
     assert completed(drift, None) == 0
     assert completed(drift, None, is_whole=False) is None
     assert completed(drift, None, is_comparable=False) is None
-    assert completed(drift, None, "messages") is None  # of another API nothing is known
+    assert completed(drift, None, "messages") is None  # nothing is known for another API
 
 
 def test_a_worker_that_names_0_leaves_nothing_out() -> None:

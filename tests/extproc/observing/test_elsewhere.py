@@ -13,7 +13,7 @@ from extproc.observing.elsewhere import (
 
 
 def noted(**answers: str) -> dict[str, Answers]:
-    """By worker, its answers: e for one from elsewhere."""
+    """The answers by worker; an e is an answer from elsewhere."""
     noted = {worker: Answers() for worker in answers}
     for worker, each in answers.items():
         for answer in each:
@@ -55,7 +55,7 @@ def test_a_warning_is_due_now_and_then() -> None:
 
 
 def told(deliveries: Deliveries, answers: str, at: float) -> None:
-    """Requests of model m that are looked at: e for one from elsewhere."""
+    """Looks at requests of model m, one per character; an e is answered elsewhere."""
     for answer in answers:
         deliveries.look("m")
         deliveries.note("m", at, is_elsewhere=answer == "e")
@@ -64,7 +64,7 @@ def told(deliveries: Deliveries, answers: str, at: float) -> None:
 def test_every_steered_request_is_counted_once_by_what_became_of_it() -> None:
     deliveries = Deliveries()
     told(deliveries, "..e", 0.0)
-    deliveries.look("m")  # is under way, and counts as nothing yet
+    deliveries.look("m")  # still under way, so it counts as unknown
     deliveries.look(None)
     deliveries.untold(None)
     steered = {"m": 10, None: 1}

@@ -38,7 +38,7 @@ def course(trace: Trace | None = None) -> Course:
 
 
 def worker(name: str) -> dict[str, Any]:
-    """As GET /workers shows it."""
+    """A worker as GET /workers shows it."""
     feed = {"rank": 0, "state": "live", "lag_seconds": 0.5, "orphans": 0, "uncertain_blocks": 0}
     feed |= {"gaps": 1, "replays": 2, "restarts": 0, "counts": {"batches": 3}}
     return {

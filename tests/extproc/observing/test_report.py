@@ -1,4 +1,4 @@
-"""The figures of requests by time: they add up, are bounded, and survive being written."""
+"""The figures of requests by time add up, are bounded, and survive being written."""
 
 import contextlib
 import re
@@ -46,7 +46,7 @@ outcomes = st.builds(
     is_comparable=st.booleans(),
     conversation=st.integers(0, 2**63),
 )
-# what is over after so many seconds
+# outcomes, each with the seconds after which it is over
 timed = st.lists(st.tuples(st.floats(0.0, 200_000.0), outcomes), max_size=40)
 
 
@@ -87,7 +87,7 @@ def test_what_is_written_is_read_and_holds_numbers_only(
     again = Report(NOW)
     again.merge(read(text), NOW)
     assert contents(again, NOW) == contents(report, NOW)
-    assert not re.findall(rb"[a-df-zA-Z]", text)  # e of 1e-05
+    assert not re.findall(rb"[a-df-zA-Z]", text)  # an e is allowed, as in 1e-05
 
 
 @given(timed)
@@ -120,7 +120,7 @@ def test_a_report_of_the_engine_counts_before_the_prediction() -> None:
 @pytest.mark.parametrize(
     "outcome",
     [
-        over(None, worker="", predicted_tokens=0),  # a stranger answered, who says nothing
+        over(None, worker="", predicted_tokens=0),  # a stranger answered, and reported nothing
         over(0, 0),
         over(500, status=400),
         over(500, status=503),
@@ -225,8 +225,8 @@ def sound() -> list[object]:
         b"[1,[[3,1]]]",
         b"[1,[[0,-1]]]",
         b"[1,[[0,1,1e999]]]",
-        b"[1,[[0,1,0.0,[1,0,0,0,2]]]]",  # more known than there were
-        b"[1,[[0,1,0.0,[1,0,0,0,1,0,10,20]]]]",  # more cached than there was
+        b"[1,[[0,1,0.0,[1,0,0,0,2]]]]",  # more known requests than requests
+        b"[1,[[0,1,0.0,[1,0,0,0,1,0,10,20]]]]",  # more cached tokens than prompt tokens
         b"[1,[[0,1,0.0,[1,0,0,0,0,0,0,0,0.0,[1]]]]]",
         b'[1,[[0,1,0.0,[1,0,0,0,0,0,0,0,0.0,%s,{"9999":1}]]]]' % str([0] * 3 * GROUPS).encode(),
         b'[1,[[0,1,0.0,[1,0,0,0,0,0,0,0,0.0,%s,{},{"1":5}]]]]' % str([0] * 3 * GROUPS).encode(),

@@ -1,4 +1,4 @@
-"""What a report says in sentences: no more than its intervals allow."""
+"""The sentences of a report say no more than its intervals allow."""
 
 from collections.abc import Iterable
 from random import Random
@@ -13,7 +13,7 @@ from tests.extproc.observing.simulated import BEGIN, Traffic, over
 
 
 def many(count: int, cached: int, tokens: int = 1_000, **changes: Any) -> list[Outcome]:
-    """Requests of as many conversations."""
+    """Requests, each of its own conversation."""
     return [
         over(cached, tokens, conversation=number * 1_000_003 + 1, **changes)
         for number in range(count)

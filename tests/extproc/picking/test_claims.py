@@ -62,7 +62,7 @@ def test_the_prompts_of_one_request_add_up() -> None:
 
 
 def test_a_text_has_expectations_only() -> None:
-    for state in ("unsupported", "live"):  # of what no feed can tell anything
+    for state in ("unsupported", "live"):  # no feed can report anything about a text
         found = claims_of([], [{"a": (0, 64)}], state_of(state), WEIGHTS, one_token)
         assert found == {"a": Claims(0.4 * 64, 0, 64)}
 

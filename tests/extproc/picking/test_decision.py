@@ -225,7 +225,7 @@ def test_where_it_is_asked_for_a_request_over_all_limits_is_shed() -> None:
 
 
 def sent_to(worker: str, query: Query, now: float = 0.0, sent: Sent | None = None) -> Sent:
-    """A table that knows this query was sent there."""
+    """A table that records that this query was sent to the worker."""
     sent = sent or Sent(1)
     for marks in decision(query, sent=sent).marks:
         sent.record(Holdings(worker), marks, now)
@@ -290,7 +290,7 @@ def test_a_feed_that_comes_back_is_believed_again() -> None:
 
 
 def burst(count: int, workers: str, utilization: float = 0.0) -> list[str]:
-    """Where siblings go that share 6,000 tokens and come at once, none known to any feed."""
+    """Where siblings go that share 6,000 tokens and arrive at once, before any event of theirs."""
     sent, loads = Sent(1), {worker: Load(utilization=utilization) for worker in workers}
     picked = []
     for number in range(count):

@@ -58,7 +58,7 @@ def decided(
     policy_rules: Policy = POLICY,
     **more: Any,
 ) -> Decision:
-    """Decides; held: blocks of 16 tokens, by worker."""
+    """Decides; held: the number of blocks of 16 tokens, by worker."""
     known = loads or {}
     overlaps = {name: Overlap(16, (blocks, 0, 0, 0)) for name, blocks in (held or {}).items()}
     snapshot = Snapshot(
@@ -74,7 +74,7 @@ def decided(
 
 
 def legs(made: Decision) -> tuple[str, str]:
-    """Returns who answers and who computes for it, "" for nobody."""
+    """Returns the worker that answers and the one that computes for it, "" if none does."""
     prefill = made.prefill
     return made.worker, "" if prefill is None else prefill.worker
 
@@ -244,9 +244,9 @@ def test_an_explanation_shows_both_legs_and_why() -> None:
 def pulling(
     held: Mapping[str, int], query: Query = QUERY, ejected: tuple[str, ...] = (), ports: str = "abc"
 ) -> Decision:
-    """Decides among plain workers by turn, so the first one is picked; held: blocks of 16 tokens.
+    """Decides among plain workers by round robin, so the first one is picked.
 
-    ports: the workers that hand over.
+    held: the number of blocks of 16 tokens, by worker. ports: the workers that hand blocks over.
     """
     overlaps = {name: Overlap(16, (blocks, 0, 0, 0)) for name, blocks in held.items()}
     workers = [
@@ -310,7 +310,7 @@ def members(part: bytes) -> dict[str, Any]:
 
 
 def sent(body: bytes, fields: Transfer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What both workers read, as Envoy's filter makes the second body of the first."""
+    """The bodies that both workers read: Envoy's filter makes the second from the first."""
     change = edited(body, fields)
     assert change is not None
     decode = json.loads(change.body)
@@ -462,7 +462,7 @@ def test_a_body_names_whom_to_pull_from_where_there_is_no_sidecar() -> None:
 
 
 def mirroring() -> tuple[Legs, Decision]:
-    """What requests say where Envoy sends the second one, and one that has two legs."""
+    """The legs of a configuration in which Envoy sends the second request, and a split decision."""
     rules = Disaggregation("mirror", "sglang")
     apart = msgspec.structs.replace(placed(), split=Split(placed(names=["p:1"]), "it holds more"))
     return Legs(Config(models=(Model("m"),), disaggregation=rules), bits=lambda _: 7), apart

@@ -91,7 +91,7 @@ def test_a_worker_that_was_never_used_ties_with_those_that_are_as_fast_as_one_an
     loads = Loads(endpoints, 100, learns=True)
     prompt = Prompt("m", array("I", range(9)))
     for n in range(100):
-        name, took = "ab"[n % 2], 2.0 + n % 7 / 10  # of 10 s that were configured
+        name, took = "ab"[n % 2], 2.0 + n % 7 / 10  # instead of 10 s at the configured speed
         booking = loads.begin(name, 1_000, 20.0 * n, prompt=prompt)
         loads.computed(booking, 20.0 * n + took)
         loads.end(booking, 20.0 * n + 10)
@@ -126,7 +126,7 @@ def test_the_speed_that_the_cost_uses_is_shown_beside_the_workers_own() -> None:
 
 def test_what_came_before_a_computed_prompt_leaves_the_queue_and_what_came_after_stays() -> None:
     loads, prompt = Loads({"a": EndpointLoad()}, 100, learns=True), Prompt("m", array("I", [1]))
-    loads.begin("a", 200, 0.0)  # of which nobody tells
+    loads.begin("a", 200, 0.0)  # no feed reports this one
     seen = loads.begin("a", 100, 0.0, prompt=prompt)
     after = [loads.begin("a", tokens, 0.0) for tokens in (700, 50)]
     loads.computed(seen, 0.0)
@@ -142,7 +142,7 @@ def test_what_came_before_a_computed_prompt_leaves_the_queue_and_what_came_after
 @pytest.mark.parametrize("slowness", [0.5, 2.0])
 def test_the_speed_is_learned_where_other_routers_send_most_of_it(slowness: float) -> None:
     loads, rng = Loads({"a": EndpointLoad()}, 1_000.0, learns=True), Random(1)
-    seconds = 0.2 * slowness  # of each prompt of 200 tokens
+    seconds = 0.2 * slowness  # for each prompt of 200 tokens
     now = free_at = 0.0
     sent, theirs = 0, deque[float]()
     ours: deque[tuple[float, Booking]] = deque()

@@ -8,7 +8,7 @@ from extproc.picking.sent import LAST_TOKENS, LENGTHS, marks_of, root_key
 
 
 def shared(one: "array[int]", other: "array[int]") -> int:
-    """Tokens before the last mark that two prompts share."""
+    """The number of tokens before the last mark that two prompts share."""
     marks, others = marks_of(1, one), marks_of(1, other)
     lengths = [n for n, a, b in zip(marks.lengths, marks.keys, others.keys, strict=False) if a == b]
     return max(lengths, default=0)

@@ -156,7 +156,7 @@ def test_a_certain_failure_proves_death_and_two_others_do() -> None:
             assert asked(one, Pulse(is_cut=True), now)
             found.append(one.failed(now, is_certain=is_certain))
         assert found == dead
-        assert asked(one, Pulse(), 2 * RETRY_SECONDS)  # without another reason
+        assert asked(one, Pulse(), 2 * RETRY_SECONDS)  # only because it is dead
         assert one.alive(2 * RETRY_SECONDS)
         assert not asked(one, Pulse(), 9.0)
 

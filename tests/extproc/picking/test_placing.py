@@ -26,7 +26,7 @@ QUERY = Query("m", [Prompt("m", array("I", range(1000)))])
 
 
 class Fleet:
-    """Three workers, and what picks rest on of them."""
+    """Three workers, and what picks depend on."""
 
     def __init__(self, config: Config, ranks: int = 0, *, names_ranks: bool = False) -> None:
         self.upstreams = Upstreams()
@@ -62,7 +62,7 @@ class Fleet:
 
 
 class Told:
-    """What other routers would be told."""
+    """Records what other routers would be told."""
 
     secret = 77
 
@@ -81,7 +81,7 @@ class Told:
 
 
 def books(config: Config, fleet: Fleet, telling: "Told | None" = None) -> Placing:
-    """A router's books before these workers."""
+    """A router's books for these workers."""
     return Placing(config, 1, fleet, telling)
 
 
@@ -177,7 +177,7 @@ def test_who_speaks_against_an_endpoint_is_asked_apart() -> None:
     fleet_of(one).eject("a:1", Judge.SCRAPES, "does not answer")
     fleet_of(one).eject("b:1", Judge.PROBE, "is not well")
     fleet_of(one).drained.add("c:1")
-    assert set(decided(one).pick) == {"a:1", "b:1"}  # they may be dead, but no other is left
+    assert set(decided(one).pick) == {"a:1", "b:1"}  # they may be dead, but no others are left
     fleet_of(one).drained.clear()
     made = decided(one)
     assert (list(made.excluded), made.pick) == (["does not answer", "is not well", ""], ("c:1",))
@@ -352,7 +352,7 @@ SPLITTING = Disaggregation("header", min_uncached_tokens=100)
 
 
 def of_legs(loads: int = 8, now: float = 0.0) -> tuple[Placing, Decision]:
-    """Books and a decision whose prompt `c` computes and `a` answers, which answers others."""
+    """Books, and a decision whose prompt `c` computes and `a` answers; `a` also answers others."""
     config = Config(models=(Model("m"),), disaggregation=SPLITTING)
     one = books(config, Fleet(config))
     fleet_of(one).has_roles = True
@@ -386,7 +386,7 @@ def test_two_legs_are_booked_where_their_work_is_and_released_together() -> None
 def test_a_prompt_that_must_be_computed_by_now_is_no_load_while_it_is_answered() -> None:
     one, made = of_legs()
     first = one.book(made, 0.0)
-    # 1,000 tokens should take 125 ms, and are a load for twice as long
+    # 1,000 tokens should take 125 ms, and count as load for twice as long
     second = one.book(split(one, 0.2, 2000), 0.2)
     assert first is not None
     assert second is not None
@@ -427,7 +427,7 @@ def test_a_failure_is_counted_for_both_workers_that_shared_the_request() -> None
         assert booking is not None
         one.answered(booking, status, "a:1", 0.0)
         one.release(booking, 0.0)
-    one.answered(one.loads.begin("a:1", 0.0, 0.0), 500, "a:1", 0.0)  # of nobody else
+    one.answered(one.loads.begin("a:1", 0.0, 0.0), 500, "a:1", 0.0)  # not a shared request
     counted = [fleet_of(one).upstream(f"{name}:1").failed_halves for name in "ac"]
     assert counted == [2, 2]
 
@@ -454,7 +454,7 @@ def test_a_request_that_is_not_steered_is_booked_once_where_it_is_found() -> Non
         made = decided(one, query)
         booking = one.note(made, 0.0)
         assert booking is not None
-        for _ in range(2):  # the second time it is known
+        for _ in range(2):  # the second time, it is known already
             one.found(booking, made, "b", "b:1", 0.0)
         assert one.loads.in_flight("b:1") == 1
         one.release(booking, 0.0)

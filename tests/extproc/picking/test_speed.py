@@ -21,10 +21,10 @@ LOOK_SECONDS = 0.05
 
 
 class Queue:
-    """A worker that computes prompts one after the other, and what is learned of it.
+    """A worker that computes prompts one after another, and what is learned about it.
 
-    batch: it tells of so many at once. delay: by how many seconds its events are late. common: of
-    the fleet that it belongs to.
+    batch: the number of prompts that it announces at once. delay: how late its events are, in
+    seconds. common: that of the fleet to which it belongs.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Queue:
         self.slowness, self.batch, self.delay = slowness, batch, delay
         self.common, self.speed = common or Common(), Speed[int]()
         self.now = self.free_at = 0.0
-        self.under_way: list[tuple[float, int]] = []  # when it is computed, and which one
+        self.under_way: list[tuple[float, int]] = []  # when a prompt is computed, and which one
         self.count = 0
         self.told = 0
 

@@ -72,7 +72,7 @@ def test_none_are_steered_of_0_percent_and_all_of_100(beginning: bytes, chance: 
 
 def test_every_router_puts_a_conversation_on_the_same_side() -> None:
     conversation = hash_of(beginning_of(CHAT, body(messages=first_turn("question"))))
-    # as it is everywhere and for ever: a rolling upgrade must not move conversations either
+    # the same in every router and version: a rolling upgrade must not move conversations either
     assert [Steering(percent).steers(conversation, 0.0) for percent in (15, 20)] == [False, True]
 
 
@@ -96,7 +96,7 @@ CACHED = {"type": "text", "text": "You help.", "cache_control": {"type": "epheme
     [
         (CHAT, {"messages": first_turn("a")}, {"messages": later_turn("a"), "seed": 1}),
         (
-            # marks of what to cache move from turn to turn
+            # cache markers move from turn to turn
             MESSAGES,
             {"system": [CACHED], "messages": [said("user", "a")]},
             {"system": "You help.", "messages": later_turn("a")[1:]},

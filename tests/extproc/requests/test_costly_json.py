@@ -1,4 +1,4 @@
-"""What a body may hold: bounded before it is decoded, and never below what honest requests hold."""
+"""What a body may contain is bounded before decoding, and never below what honest ones contain."""
 
 import json
 import time
@@ -25,7 +25,7 @@ GENERATE = "/generate"
 
 
 def outcome(path: str, body: bytes) -> str:
-    """Why a body is not keyed, "" if it is."""
+    """Returns why a body is not keyed; "" if it is."""
     try:
         parse(path, body)
     except RequestError as error:
@@ -51,7 +51,7 @@ def test_a_body_costs_no_more_than_a_few_times_a_text_of_its_length(body: Body) 
         return time.process_time() - began
 
     assert len(body.content) > 0.9 * MAX_BYTES
-    assert min(seconds() for _ in range(3)) < 0.3  # a tenth where nobody else works
+    assert min(seconds() for _ in range(3)) < 0.3  # a tenth of that on an idle machine
 
 
 @pytest.mark.parametrize("content", ["a", [{"type": "text", "text": 'say "{[,"\\'}]])

@@ -23,7 +23,7 @@ from extproc.requests.request import (
 
 GRPC_PATH = "/vllm.grpc.engine.VllmEngine/Generate"
 
-# A small request of every API that takes JSON; each has tests of its own.
+# A small request of every API that takes JSON; each has its own tests.
 BODIES: dict[str, dict[str, Any]] = {
     CHAT_PATH: {"messages": [{"role": "user", "content": "a"}]},
     COMPLETIONS_PATH: {"prompt": "a"},

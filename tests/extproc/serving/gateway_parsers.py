@@ -1,7 +1,7 @@
-"""How gateways read the header that names endpoints, each as strictly as it does.
+"""How gateways read the header that names endpoints, each as strictly as the gateway itself.
 
-All of them speak the Endpoint Picker Protocol. Every parser gives the endpoints that its gateway
-would try, in order, or raises ValueError where the gateway fails the request.
+All of them speak the Endpoint Picker Protocol. Every parser returns the endpoints that its
+gateway would try, in order, or raises ValueError if the gateway fails the request.
 """
 
 import ipaddress
@@ -14,8 +14,8 @@ MAX_PORT = 65_535
 def nginx_gateway_fabric(value: str) -> list[str]:
     """`proxy_pass http://$inference_workload_endpoint`: one host and one port.
 
-    nginx 1.22, ngx_parse_inet_url and ngx_parse_inet6_url: the port is what stands behind the first
-    colon (of IPv6, behind the bracket) up to a slash or a question mark, and only digits.
+    nginx 1.22, ngx_parse_inet_url and ngx_parse_inet6_url: the port is what follows the first colon
+    (for IPv6, the bracket) up to a slash or a question mark, and consists of digits only.
     """
     found = re.match(r"(\[[^]]*\]|[^:/?]+)(?::([^/?]*))?", value)
     if found is None:
@@ -29,8 +29,8 @@ def nginx_gateway_fabric(value: str) -> list[str]:
 def envoy_ai_gateway(value: str) -> list[str]:
     """An ORIGINAL_DST cluster with `http_header_name`: one IP address and one port.
 
-    Envoy 1.40, Utility::parseInternetAddressAndPortNoThrow; anything else is a 503 and counted in
-    original_dst_host_invalid.
+    Envoy 1.40, Utility::parseInternetAddressAndPortNoThrow; anything else is a 503, and is counted
+    in original_dst_host_invalid.
     """
     return [_ip_and_port(value)]
 
@@ -41,7 +41,7 @@ def agentgateway(value: str) -> list[str]:
 
 
 def istio(value: str) -> list[str]:
-    """The `override_host` policy of its Envoy: a list with commas."""
+    """The `override_host` policy of its Envoy: a list separated by commas."""
     return [_ip_and_port(one.strip()) for one in value.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Certificates of an authority of our own, as files of a router and as credentials of a client."""
+"""Certificates of our own authority, as files of a router and as credentials of a client."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,19 +27,19 @@ class Identities:
         return self.authority.cert_pem.bytes()
 
     def issue(self, name: str = NAME, days: int | None = None) -> tuple[bytes, bytes]:
-        """A certificate and its key; days: of which it is valid, else for long."""
+        """Returns a certificate and its key; days: how long it is valid, else a long time."""
         end = None if days is None else datetime.now(UTC) + timedelta(days)
         issued = self.authority.issue_cert(name, "127.0.0.1", not_after=end)
         return issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()
 
     def renew(self, days: int | None = None) -> None:
-        """Another certificate for the router."""
+        """Writes another certificate for the router."""
         certificate, key = self.issue(NAME, days)
         self.certificate_file.write_bytes(certificate)
         self.key_file.write_bytes(key)
 
     def tls(self, *, is_mutual: bool = False) -> Tls:
-        """The router's configuration."""
+        """The router's TLS configuration."""
         return Tls(
             certificate=str(self.certificate_file),
             key=str(self.key_file),
@@ -47,12 +47,12 @@ class Identities:
         )
 
     def options(self, *, is_mutual: bool = False) -> str:
-        """The same as YAML, to be put behind other keys of `extproc`."""
+        """The same as YAML, to be appended to other keys of `extproc`."""
         ca = f", client_ca: {self.ca_file}" if is_mutual else ""
         return f", tls: {{certificate: {self.certificate_file}, key: {self.key_file}{ca}}}"
 
     def tls_files(self) -> tuple[str, str]:
-        """A client's certificate and key."""
+        """Writes a client's certificate and key; returns the paths of the files."""
         files = self.ca_file.with_name("client.crt"), self.ca_file.with_name("client.key")
         for file, content in zip(files, self.issue("envoy.test"), strict=True):
             file.write_bytes(content)

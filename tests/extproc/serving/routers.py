@@ -18,7 +18,7 @@ FIRST, SECOND = "10.0.0.1:1", "10.0.0.2:1"
 
 
 class Seen:
-    """The events that a router shows."""
+    """Records the events that a router shows."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -29,7 +29,7 @@ class Seen:
         self.decisions.append(decision)
 
     def served(self, _: Decision, endpoint: str) -> None:
-        """Who answered is known."""
+        """The endpoint that answered is known."""
         self.served_by.append(endpoint)
 
 
@@ -57,7 +57,7 @@ def service(extra: str = "", *endpoints: str) -> Service:
 
 
 def of(text: str) -> Service:
-    """The same, of a whole configuration."""
+    """The same, for a whole configuration."""
     config = parse(text, "test")
     workers = Workers(config, Fleet(12345678, lambda: 0.0), lambda _: [])
     metrics = Metrics(workers)
@@ -71,7 +71,7 @@ def released(one: Service) -> int:
 
 
 def seen(one: Service) -> Seen:
-    """What was shown of requests."""
+    """The events that the router showed."""
     assert isinstance(one.router, Books)
     return one.router.seen
 
@@ -88,7 +88,7 @@ def in_flight(one: Service) -> int:
 
 
 def counted(one: Service, line: str) -> float:
-    """The value of one metric, named with its labels; 0 where it is absent."""
+    """The value of one metric, named with its labels; 0 if it is absent."""
     for shown in one.metrics.exposition().decode().splitlines():
         name, _, value = shown.rpartition(" ")
         if name == line:

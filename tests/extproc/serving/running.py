@@ -25,12 +25,12 @@ WORKER = "10.0.0.1:1"
 
 
 def listen_at(transport: str, folder: Path) -> str:
-    """A free address; transport: tcp or unix."""
+    """A free address to listen on; transport: tcp or unix."""
     return f"127.0.0.1:{free_port()}" if transport == "tcp" else f"unix:{folder}/socket"
 
 
 class Running:
-    """One server, whose name is `kind`, and what is behind it."""
+    """One server of this kind, and what is behind it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Running:
         )()
 
     async def health(self, service: str, channel: grpc.aio.Channel | None = None) -> int:
-        """What Check says."""
+        """The status that Check returns."""
         check = (channel or self.channel).unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=HealthCheckRequest.SerializeToString,
@@ -79,7 +79,7 @@ class Running:
         return status
 
     def watch(self, service: str = "") -> grpc.aio.UnaryStreamCall:
-        """What Watch says."""
+        """A new call of Watch."""
         return self.channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=HealthCheckRequest.SerializeToString,
@@ -88,17 +88,17 @@ class Running:
 
     @property
     def in_flight(self) -> int:
-        """Requests that the worker is thought to have."""
+        """The requests booked on the worker."""
         return self.router.in_flight(WORKER)
 
     async def stop(self) -> None:
-        """Takes everything down."""
+        """Stops everything."""
         await self.channel.close()
         await self.server.stop()
         self.router.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits as long as the test may run."""
+    """Waits until the condition holds, as long as the test may run."""
     while not condition():  # noqa: ASYNC110 - what is awaited has no event
         await asyncio.sleep(0.005)

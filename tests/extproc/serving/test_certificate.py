@@ -1,4 +1,4 @@
-"""When certificates end, against what a library for them says."""
+"""When certificates expire, compared with what a library says."""
 
 import base64
 from datetime import UTC, datetime
@@ -28,9 +28,9 @@ def armoured(der: bytes) -> bytes:
     "end",
     [
         datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC),
-        datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC),  # the last one of two digits
+        datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC),  # the last year with two digits
         datetime(2050, 1, 1, tzinfo=UTC),
-        datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC),  # RFC 5280: it never ends
+        datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC),  # RFC 5280: it never expires
     ],
 )
 def test_the_end_of_the_first_certificate_is_told(end: datetime) -> None:
@@ -62,7 +62,7 @@ def test_every_half_of_a_certificate_is_refused() -> None:
 @pytest.mark.parametrize(
     ("wrong", "instead"),
     [
-        (b"\x17\x0d31", b"\x16\x0d31"),  # another kind of text
+        (b"\x17\x0d31", b"\x16\x0d31"),  # another type of string
         (b"310101", b"31\xff\xff01"),
         (b"310101", b"319901"),
     ],

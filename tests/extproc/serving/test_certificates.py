@@ -1,4 +1,4 @@
-"""The TLS files: what is taken over, and what is not."""
+"""The TLS files: which new ones are adopted, and which are not."""
 
 import asyncio
 import shutil

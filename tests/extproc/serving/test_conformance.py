@@ -1,4 +1,4 @@
-"""What Envoy and probes may expect of a server, whichever it is."""
+"""What Envoy and probes may expect of every kind of server."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ async def running(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 async def placed(call: grpc.aio.StreamStreamCall, prompt: bytes = PROMPT) -> ProcessingResponse:
-    """A request up to its pick."""
+    """Sends a request; returns the answer with its pick."""
     await call.write(head("/v1/completions"))
     assert (await call.read()).WhichOneof("response") == "request_headers"
     await call.write(body(prompt))
@@ -51,7 +51,7 @@ def pick_of(answer: ProcessingResponse) -> str:
 
 
 async def status_of(call: grpc.aio.StreamStreamCall) -> grpc.StatusCode:
-    """The status of a call that the server ends."""
+    """Returns the status with which the server ends a call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     return caught.value.code()
@@ -259,7 +259,7 @@ async def test_a_stopping_server_ends_what_is_under_way_and_takes_nothing_new(
     stopping = asyncio.create_task(running.server.stop())
     await asyncio.sleep(0)
     late = running.process()
-    # grpc.aio cancels those that it accepted a moment before
+    # grpc.aio cancels calls that it accepted a moment before
     assert await status_of(late) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
     await call.write(ProcessingRequest(response_headers=HttpHeaders()))
     assert (await call.read()).WhichOneof("response") == "response_headers"
@@ -287,7 +287,7 @@ async def test_a_stopping_server_is_not_ready_and_waits_for_nobody_who_watches_i
     watch = running.watch("readiness")
     assert (await watch.read()).status == HealthCheckResponse.SERVING
     before = time.monotonic()
-    # read meanwhile: what was not read before the end of a call may be lost with it
+    # read while it stops: what is not read before a call ends may be lost
     last = asyncio.ensure_future(watch.read())
     await running.server.stop()
     assert (await last).status == HealthCheckResponse.NOT_SERVING

@@ -1,4 +1,4 @@
-"""The Endpoint Picker Protocol 1.0.0, what it demands of a picker, sentence by sentence.
+"""What the Endpoint Picker Protocol 1.0.0 demands of a picker, sentence by sentence.
 
 Gateway API inference extension, proposal 004. Its sections name the parts of this file.
 """
@@ -49,7 +49,7 @@ def first_message(hint: object = None) -> ProcessingRequest:
 
 
 def asked(exchange: Exchange, hint: object = None) -> list[ProcessingResponse]:
-    """What a request is answered with."""
+    """The answers to a request."""
     assert at_once(exchange.receive(first_message(hint))) == []
     return at_once(exchange.receive(body(PROMPT)))
 

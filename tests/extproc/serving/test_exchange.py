@@ -97,14 +97,14 @@ def test_load_moves_to_the_worker_that_answered(extra: str, closing: list[Servic
 
 
 def sampled(one: Service) -> tuple[Exchange, str]:
-    """A stream whose response is shown to us, though none need be, and its first pick."""
+    """A stream whose response is shown although none need be, and its first pick."""
     for _ in range(REQUESTS_A_LOOK - 1):
         one.open().close()
     return placed(one)
 
 
 def told_by_attribute(served: str) -> ProcessingRequest:
-    """Response headers, with who answered as any Envoy tells it."""
+    """Response headers, with the endpoint that answered as any Envoy reports it."""
     message = response_head(200, JSON)
     fields = message.attributes["envoy.filters.http.ext_proc"].fields
     fields["upstream.address"].string_value = served
@@ -490,7 +490,7 @@ def test_a_request_without_a_body_says_nothing(closing: list[Service]) -> None:
 
 
 def unsteered(one: Service, mode: int = ProcessingMode.BUFFERED) -> tuple[Exchange, str]:
-    """A stream whose request is not steered, and the endpoint that is named all the same."""
+    """A stream whose request is not steered, and the endpoint that is named anyway."""
     exchange = one.open()
     answers(exchange, head("/v1/completions", mode=mode))
     answer = answers(exchange, body(PROMPT))[0]
@@ -537,7 +537,7 @@ def test_an_unsteered_request_is_the_work_there_that_its_prompt_leaves_to_do(
     answers(first, told_by_attribute(SECOND))
     work = fleet(one).load(SECOND).backlog_tokens
     second, third = unsteered(one)[0], unsteered(one)[0]
-    answers(second, told_by_attribute(SECOND))  # which has computed the same prompt
+    answers(second, told_by_attribute(SECOND))  # it has computed the same prompt
     assert fleet(one).load(SECOND).backlog_tokens < 1.5 * work
     answers(third, told_by_attribute(FIRST))
     assert fleet(one).load(FIRST).backlog_tokens > 0.5 * work

@@ -1,4 +1,4 @@
-"""What is only the lean server's: peers that grpc's own client cannot be."""
+"""What only the lean server does, with peers that grpc's own client cannot be."""
 
 import asyncio
 import socket
@@ -60,7 +60,7 @@ class Peer:
         self.writer.write(b"".join(frames))
 
     async def frames_until(self, is_enough: Callable[[list[Sent]], bool]) -> list[Sent]:
-        """All whole frames that came, until they are enough or the connection ends."""
+        """Returns all whole frames that came until they are enough or the connection ends."""
         while True:
             frames = frames_of(self.got)
             if is_enough(frames):
@@ -71,14 +71,14 @@ class Peer:
             self.got += more
 
     async def ended(self) -> list[Sent]:
-        """All frames until the connection ends."""
+        """Returns all frames until the connection ends."""
         try:
             return await self.frames_until(lambda _: False)
         except ConnectionResetError:
             return frames_of(self.got)
 
     async def answer_to_ping(self) -> list[Sent]:
-        """All frames up to the answer to a PING: what came before was seen."""
+        """Sends a PING; returns all frames up to its answer: what came before it was read."""
         self.send(ping(b"are you?"))
         return await self.frames_until(
             lambda frames: any(one.kind == FrameType.PING for one in frames)
@@ -306,7 +306,7 @@ async def test_a_peer_that_does_not_read_is_not_read_either(running: Running) ->
 
 
 async def flood(deaf: socket.socket) -> None:
-    """Asks for ever, within what is allowed a second time and again, and never reads."""
+    """Sends allowed requests for ever, and never reads."""
     loop = asyncio.get_running_loop()
     small = framed(ProcessingRequest(request_headers={}).SerializeToString())
     number = 1
@@ -316,7 +316,7 @@ async def flood(deaf: socket.socket) -> None:
 
 
 class Later:
-    """An exchange whose answers come when they are allowed to."""
+    """An exchange that answers once its gate is open."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -326,7 +326,7 @@ class Later:
 
     async def receive(self, _: ProcessingRequest) -> list[ProcessingResponse]:
         self.taken += 1
-        await asyncio.sleep(0)  # as where a task is needed: what drives it by hand makes one then
+        await asyncio.sleep(0)  # yields first, so that the server continues it in a task
         await self.gate.wait()
         if self.fault is not None:
             raise self.fault

@@ -18,7 +18,7 @@ JSON = {"content-type": "application/json"}
 
 
 def side(*, is_duplex: bool = False, reads_usage: bool = False) -> Stream:
-    """A stream whose request headers came, and none of its response."""
+    """A stream that has its request headers, but nothing of its response."""
     bodies = Budget(1000)
     one = Stream(
         Spoken(max_body_bytes=1000, bodies=bodies, names_model=False, reads_usage=reads_usage)

@@ -67,7 +67,7 @@ def kinds(answers: object) -> list[str]:
 
 
 def echoed(answers: list[ProcessingResponse]) -> list[tuple[bytes, bool]]:
-    """Of each echo of the request's body: its bytes, and whether it is the last one."""
+    """The bytes of each echo of the request's body, and whether it is the last one."""
     parts = [
         answer.request_body.response.body_mutation.streamed_response
         for answer in answers

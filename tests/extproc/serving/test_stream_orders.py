@@ -1,4 +1,4 @@
-"""Any order of messages, and any way that a request can be cut into them."""
+"""Any order of messages, and any way to cut a request into them."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -53,7 +53,7 @@ def stream() -> Stream:
 def talk(
     one: Stream, messages: Sequence[ProcessingRequest], *, refuses: bool = False
 ) -> Iterator[ProcessingResponse]:
-    """What is said to each message, picks included."""
+    """Yields the answers to each message, including picks."""
     for message in messages:
         step = one.receive(message)
         if not isinstance(step, Ask):

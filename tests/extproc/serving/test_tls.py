@@ -1,4 +1,4 @@
-"""TLS, as a client of gRPC meets it, on both servers."""
+"""TLS on both servers, as a gRPC client sees it."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ async def running(
 
 
 async def shown(one: Running) -> bytes:
-    """The certificate that a new connection is shown."""
+    """Returns the certificate that a new connection is shown."""
     host, port = one.listen.split(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -167,7 +167,7 @@ async def test_nothing_older_than_tls_1_2_is_spoken(
                 continue
             with pytest.raises((ssl.SSLError, ConnectionResetError)) as caught:
                 await opening
-            assert "NO_PROTOCOLS_AVAILABLE" not in str(caught.value)  # it was the server's word
+            assert "NO_PROTOCOLS_AVAILABLE" not in str(caught.value)  # refused by the server
 
 
 @both
@@ -263,7 +263,7 @@ async def test_a_peer_that_never_shakes_hands_is_let_go(
 
 
 async def silent_peers(one: Running, count: int) -> list[socket.socket]:
-    """Connections that never say a word."""
+    """Opens connections that never send anything."""
     host, port = one.listen.split(":")
     peers = [socket.socket() for _ in range(count)]
     for peer in peers:

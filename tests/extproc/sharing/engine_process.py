@@ -1,4 +1,4 @@
-"""A real engine for one test: Debian's redis-server, which keeps nothing."""
+"""A real engine for one test: Debian's redis-server, set up to store nothing on disk."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _PLAIN = ("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel",
 
 
 class EngineProcess:
-    """An engine that can be ended, and started again at the same place."""
+    """An engine that can be killed, and started again at the same address."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.port = free_port()
@@ -35,7 +35,7 @@ class EngineProcess:
         return self._process
 
     async def start(self) -> None:
-        """Starts it; it accepts connections when this returns."""
+        """Starts the engine; returns when it accepts connections."""
         assert SERVER is not None
         ports = () if "--tls-port" in self._options else ("--port", str(self.port))
         self._process = await asyncio.create_subprocess_exec(
@@ -52,13 +52,13 @@ class EngineProcess:
             return
 
     async def end(self) -> None:
-        """Kills it."""
+        """Kills the engine."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
 
     async def ask(self, *words: str) -> str:
-        """What its command line client says to a command."""
+        """Returns what its command line client prints for a command."""
         client = shutil.which("redis-cli") or shutil.which("valkey-cli")
         assert client is not None
         process = await asyncio.create_subprocess_exec(
@@ -70,7 +70,7 @@ class EngineProcess:
 
 @contextlib.asynccontextmanager
 async def running_engine(folder: Path, *options: str) -> AsyncIterator[EngineProcess]:
-    """An engine that runs, with options of its command line."""
+    """Runs an engine with these command line options."""
     engine = EngineProcess(folder, *options)
     try:
         await engine.start()

@@ -1,4 +1,4 @@
-"""Routers that share, without anything between them but their messages."""
+"""Routers that share, connected only by their messages."""
 
 from collections.abc import Mapping, Sequence
 
@@ -55,7 +55,7 @@ class Router:
 
 
 def tell_all(routers: Sequence[Router], now: float) -> None:
-    """Sends each router the present messages of all others."""
+    """Sends the messages that are due at each router to all others."""
     for router in routers:
         messages = router.due(now)
         for other in routers:

@@ -39,7 +39,7 @@ NEWS = st.builds(
     *[st.lists(NUMBER, max_size=3).map(tuple)] * 2,
 )
 
-# What a router that knows the secret could write, but none of ours does.
+# What a router that knows the secret could write, though none of ours does.
 FIELDS = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
     | st.binary(),

@@ -16,8 +16,8 @@ from tests.extproc.sharing.routers import KEYS, WORKERS, Router, tell_all
 A, B = WORKERS
 PROMPT = Prompt("m", array("I", range(2_000)), None, None)
 
-# At a time, a router sends so many tokens to a worker, or its oldest request ends, or the oldest
-# prompt of the worker is seen to be computed.
+# The seconds before a step, a router, a worker and the tokens that the router sends there; at 0 the
+# router's oldest request ends, below 0 the worker's oldest prompt is seen to be computed.
 STEPS = st.lists(
     st.tuples(
         st.floats(0, 0.5), st.integers(0, 2), st.sampled_from(WORKERS), st.integers(-1_000, 4_000)
@@ -113,7 +113,7 @@ def test_after_a_loss_the_others_are_asked_for_all_but_not_again_and_again() -> 
     other.hear(one.due(0.0), 0.0)
     assert not other.picture.asks(0.0)
     for now in (0.1, 0.2):
-        one.due(now)  # is lost
+        one.due(now)  # the message is lost
         one.loads.begin(A, 100, now)
         other.hear(one.due(now + 0.05), now)
     assert other.picture.asks(0.3)

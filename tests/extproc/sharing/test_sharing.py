@@ -1,4 +1,4 @@
-"""Routers' parts in sharing over what really carries their messages."""
+"""Routers' parts in sharing, over real transports."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ WAIT_SECONDS = 30.0
 
 
 class Fleet:
-    """Two workers, as one router has them."""
+    """Two workers, as one router sees them."""
 
     def __init__(self, touched: set[str]) -> None:
         self.endpoints = {worker: EndpointLoad() for worker in WORKERS}
@@ -52,7 +52,7 @@ class Fleet:
 
 
 class Clock:
-    """The machine's clock, which goes on by so many seconds when the router has stood still."""
+    """The machine's clock, which a test sets ahead as if the router had stood still."""
 
     def __init__(self) -> None:
         self.ahead_seconds = 0.0
@@ -62,7 +62,7 @@ class Clock:
 
 
 class Part:
-    """One router's part."""
+    """One router's part in sharing."""
 
     def __init__(self, sharing: Sharing, fleet: Fleet, telling: Telling, clock: Clock) -> None:
         self.sharing = sharing
@@ -84,7 +84,7 @@ class Part:
 
 
 class Sender:
-    """Somebody who reaches the engine and publishes zeros."""
+    """A stranger that can reach the engine and publishes zeros."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -129,7 +129,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 @asynccontextmanager
 async def ways(kind: str, folder: Path) -> AsyncIterator[dict[str, Any]]:
-    """The configuration of each way in which routers meet."""
+    """The configuration of one way in which routers meet."""
     async with AsyncExitStack() as stack:
         if kind == "directory":
             yield {"url": f"directory:{folder / 'routers'}"}
@@ -144,7 +144,7 @@ async def ways(kind: str, folder: Path) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _with_tls(folder: Path, stack: AsyncExitStack) -> dict[str, Any]:
-    """With TLS, a user and a password."""
+    """The configuration for an engine with TLS, a user and a password."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     files = {name: folder / name for name in ("ca.pem", "tls.crt", "tls.key", "password")}
@@ -443,7 +443,7 @@ async def test_a_pause_of_its_own_is_not_taken_for_the_others_silence(
     async with two(url=f"directory:{tmp_path}", tick_ms=50) as (one, other):
         one.send()
         await until(lambda: other.others() == 1, "shared")
-        for part in (one, other):  # as on a machine that is busy with something else
+        for part in (one, other):  # as on a machine that was busy with something else
             part.clock.ahead_seconds += 3_600.0
         heard = [part.sharing.picture.counts["accepted"] for part in (one, other)]
         await until(

@@ -69,7 +69,7 @@ def test_a_newcomer_is_told_all_once() -> None:
     router.due(0.0)
     router.telling.asked()
     router.telling.asked()
-    assert router.due(0.01) == []  # what was told a moment ago
+    assert router.due(0.01) == []  # all was sent a moment ago
     (answer,) = said(router, 0.3)
     assert (len(answer.workers), len(answer.claims)) == (1, 1)
     assert [(one.workers, one.claims) for one in said(router, 0.6)] == [((), ())]

@@ -91,7 +91,7 @@ def test_every_kind_is_cut(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     assert "not used" not in caplog.text
     expected = (
         len(CHAT) + 1 + ("awkward" in kind)
-    )  # <unk>; and <right>, which takes no space before
+    )  # <unk>; and <right>, which absorbs no space before it
     assert f"cut at {expected} special tokens" in caplog.text
 
 
@@ -120,7 +120,7 @@ class Library:
 
 @pytest.fixture
 def fastokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Library], None]:
-    """Puts a library in the place of fastokens."""
+    """Puts a library in place of fastokens."""
 
     def install(library: Library) -> None:
         monkeypatch.setitem(sys.modules, "fastokens", cast("ModuleType", library))

@@ -12,7 +12,7 @@ def ids_of(text: str) -> Tokens:
 
 
 def remembered(texts: KnownTexts, text: str, *cuts: int) -> None:
-    """One id a character, and cuts of tokens that are two characters long."""
+    """Remembers a text, with one id per character, and cuts at tokens of two characters."""
     known = texts.find(text)
     texts.remember(text, known, ids_of(text), [Cut(at, at + 2, at) for at in cuts])
 
@@ -59,7 +59,7 @@ def test_short_and_other_texts_are_not_known() -> None:
 
 def test_a_hash_alone_is_not_believed() -> None:
     texts = KnownTexts(1 << 20)
-    remembered(texts, "x" * 100 + "y" * 400, 20, 120)  # samples are of its last characters
+    remembered(texts, "x" * 100 + "y" * 400, 20, 120)  # a sample holds only the last characters
     known = texts.find("z" * 100 + "y" * 400)
     assert known.like is not None
     assert not known.is_whole

@@ -35,7 +35,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def server(answer: Answer) -> AsyncIterator[str]:
-    """A worker whose /tokenize is this; gives ip:port."""
+    """Runs a worker with this /tokenize; yields its ip:port."""
     application = web.Application(client_max_size=8 * 1024 * 1024)
     application.add_routes([web.post("/tokenize", answer)])
     runner = web.AppRunner(application, shutdown_timeout=0.01, handler_cancellation=True)
@@ -47,7 +47,7 @@ async def server(answer: Answer) -> AsyncIterator[str]:
 
 
 class Asked:
-    """A tokenizer of one model, what it was told by whom, and what it counted."""
+    """A tokenizer of one model, its workers with their failures, and what it counted."""
 
     def __init__(self, *workers: str, deadline_ms: int = 5_000, cache_bytes: int = 0) -> None:
         self.counts: Counter[str] = Counter()
@@ -59,7 +59,7 @@ class Asked:
         self.counts[outcome] += 1
 
     async def reason(self, text: str = "hello") -> str:
-        """Why a text is not told, "" if it is."""
+        """Returns why a text is not tokenized; "" if it is."""
         try:
             await self.tokenizer.encode(Text(text), None)
         except RequestError as error:
@@ -147,7 +147,7 @@ async def test_equal_prompts_at_once_are_one_question() -> None:
     async with asking(late) as asked:
         first, *others = [asyncio.create_task(asked.reason()) for _ in range(5)]
         await until(lambda: questions > 0)
-        first.cancel()  # who leaves takes nothing away from the others
+        first.cancel()  # a waiter that leaves takes nothing from the others
         release.set()
         assert await asyncio.gather(*others) == [""] * 4
         assert (questions, asked.counts) == (1, {"answered": 1, "joined": 4})
@@ -270,7 +270,7 @@ async def test_a_worker_that_goes_while_it_is_asked_is_not_remembered() -> None:
         question = asyncio.create_task(asked.reason())
         await until(lambda: bool(asked.tokenizer._flights))
         before = dict(asked.workers)
-        asked.workers = {worker: Failures() for worker in before}  # another one at its address
+        asked.workers = {worker: Failures() for worker in before}  # another worker at its address
         assert await question == "tokenizer_timeout"
         assert [one.count for one in before.values()] == [1]
         assert [one.count for one in asked.workers.values()] == [0]

@@ -15,7 +15,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": None, "para
 
 
 def asked(body: dict[str, Any]) -> Any:
-    """What is asked for the prompt of a chat completion."""
+    """The question that is sent for the prompt of a chat completion."""
     request = parse(CHAT_PATH, json.dumps(body).encode())
     (prompt,) = request.prompts
     assert isinstance(prompt, Chat)

@@ -12,7 +12,7 @@ CUTTER = Cutter([AddedToken(0, "<s>", normalized=False)])
 
 
 class Letters:
-    """One id a character; remembers what it was asked for."""
+    """Makes one id per character; remembers the texts that it was last given."""
 
     name = "letters"
     inline_characters = 1_000

@@ -114,7 +114,7 @@ TEMPLATE = """\
 
 
 def loaded(directory: Path, kind: str, template: str = TEMPLATE) -> Tokenizer:
-    """A tokenizer of tests/extproc/tokenizer_kinds.py, as a model's files would have it."""
+    """A tokenizer of tests/extproc/tokenizer_kinds.py, loaded from files like a model's."""
     tokenizer_of(kind).save(str(directory / "tokenizer.json"))
     (directory / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.load(Model("m", tokenizer=str(directory)))

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector of our own, over HTTP: it keeps what it is sent."""
+"""Our own OpenTelemetry collector over HTTP: it keeps what it receives."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ WAIT_SECONDS = 60.0
 
 
 class OtlpSink:
-    """What came, in order. url: where it listens."""
+    """The exports that came, in order. url: where the sink listens."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -38,7 +38,7 @@ class OtlpSink:
         return {metric.name: metric for scope in scopes for metric in scope.metrics}
 
     async def exported(self, more: int) -> None:
-        """Waits for so many more exports of metrics."""
+        """Waits for this many more exports of metrics."""
         count = len(self.metrics) + more
         async with asyncio.timeout(WAIT_SECONDS), self._changed:
             await self._changed.wait_for(lambda: len(self.metrics) >= count)

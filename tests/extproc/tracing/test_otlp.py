@@ -34,7 +34,7 @@ def decision() -> Decision:
 
 
 def course(traceparent: str = "") -> Course:
-    """One of a second a phase, the lookup half a second of the last."""
+    """A course with one second per phase; the lookup is half a second of the last one."""
     times = iter((10.0, 11.0, 12.0, 12.5, 13.0))
     one = Course(lambda: next(times), traceparent)
     one.parsed()

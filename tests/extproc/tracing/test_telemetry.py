@@ -38,7 +38,7 @@ PARENT = f"00-{TRACE}-{SPAN}-01"
 
 @pytest.fixture
 def sdk_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, str]]:
-    """Sets what the SDK reads itself."""
+    """Sets the environment variables that the SDK reads itself; returns them."""
 
     def set_for(url: str) -> dict[str, str]:
         environment = {

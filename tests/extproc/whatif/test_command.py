@@ -45,7 +45,7 @@ def written(path: Path, lines: Sequence[dict[str, Any]]) -> str:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """Ten conversations of six turns, whose prompts grow by a block of 512 tokens each."""
+    """Ten conversations of six turns, whose prompts grow by one block of 512 tokens per turn."""
     lines = [
         {
             "timestamp": 2_000 * turn + 150 * chat,
@@ -71,7 +71,7 @@ def test_each_policy_is_played_and_the_last_line_says_how_many_fewer(trace: str)
 def test_cached_prefixes_are_found_by_our_policy_and_missed_by_envoys(trace: str) -> None:
     found = told(trace, "--workers", "4", "--speed", "8000", "--policy", "cost")
     assert found["prefill_source"] == "as given"
-    # of 4 + 5 + ... + 9 blocks of each chat, all but the first 4 and one a turn
+    # each chat has 4 + 5 + ... + 9 blocks: all but the first 4 and one per later turn are cached
     assert found["policies"]["cost"]["hit_rate"] == pytest.approx(30 / 39, abs=0.02)
     assert found["policies"]["Envoy least_request"]["hit_rate"] < 0.6
     assert list(found["policies"]) == ["cost", "Envoy least_request", "Envoy round_robin"]

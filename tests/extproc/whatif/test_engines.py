@@ -2,7 +2,7 @@ import pytest
 
 from extproc.whatif.engines import Fleet, Request, Speed
 
-# A thousand prompt tokens a second, and steps that take next to nothing.
+# A thousand prompt tokens per second, and steps that take almost no time.
 SPEED = Speed(1_000.0, 1_000, 0.000_1, 0.0)
 
 
@@ -21,7 +21,7 @@ def served(fleet: Fleet, *requests: Request, worker: int = 0) -> list[float]:
 def test_an_engine_answers_no_more_requests_at_once_than_it_may() -> None:
     alone = Speed(1_000.0, 1_000, 0.01, 0.0, max_running=1)
     first, second = served(Fleet([alone], 1_000, 0.0), request(0, 0, 200), request(0, 100, 200))
-    assert second > first + 200 * 0.01  # only then the first answer is complete
+    assert second > first + 200 * 0.01  # the first answer is complete only then
 
 
 def test_a_prompt_waits_for_room_in_the_cache() -> None:
@@ -53,7 +53,7 @@ def test_what_another_engine_computed_waits_for_a_place_too(speed: Speed, blocks
 
 def test_a_block_that_is_computed_twice_is_stored_once() -> None:
     fleet = Fleet([SPEED], 1_000, 0.0)
-    # the last block of a prompt is always computed, and answers may fill a block that is there
+    # the last block of a prompt is always computed, and answers may fill a block that is stored
     requests = [Request(0.0, (1, 2), 256, 3_000 * turn, (99,)) for turn in (1, 2)]
     served(fleet, *requests)
     stored = [block for _, _, blocks, _ in fleet.published for block in blocks]

@@ -105,7 +105,7 @@ def test_an_answer_is_part_of_the_prompt_that_continues_it() -> None:
     assert list(first.answer_blocks) == list(second.blocks[2:4])
     first, second = played(*lines, continues=False)
     assert not {*first.answer_blocks} & {*second.blocks}
-    # a shorter prompt cannot have the answer in it
+    # a shorter prompt cannot contain the answer
     lines[1] = mooncake(9, 60, [1, 2, 4, 5], block_size=16)
     first, second = played(*lines)
     assert not {*first.answer_blocks} & {*second.blocks}

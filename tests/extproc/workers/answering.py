@@ -1,4 +1,4 @@
-"""A worker's HTTP server, as far as it tells of itself."""
+"""The part of a worker's HTTP server with which it describes itself."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,9 +9,9 @@ from aiohttp import web
 
 @asynccontextmanager
 async def worker(asked: list[str] | None = None, /, **answers: Any) -> AsyncIterator[str]:
-    """A worker that answers some paths with JSON, and others with 404; its host:port.
+    """Runs a worker that answers some paths with JSON, and others with 404; yields its host:port.
 
-    asked: gets the paths that it is asked for.
+    asked: receives the requested paths.
     """
 
     async def answer(request: web.Request) -> web.Response:

@@ -21,7 +21,7 @@ def table_of(*names: str) -> Table:
 
 
 def pace(interval_seconds: float = 5.0) -> Pace:
-    """Without jitter."""
+    """A pace without jitter."""
     return Pace(interval_seconds, lambda: 0.5, lambda: 0.0)
 
 
@@ -38,7 +38,7 @@ def only(table: Table) -> Worker:
 
 @contextlib.asynccontextmanager
 async def client() -> AsyncIterator[Client]:
-    """To be closed."""
+    """A client, closed after the test."""
     one = Client()
     try:
         yield one
@@ -48,7 +48,7 @@ async def client() -> AsyncIterator[Client]:
 
 @contextlib.asynccontextmanager
 async def running(workers: Workers) -> AsyncIterator[Workers]:
-    """Workers that are followed and asked."""
+    """Follows and asks the workers until the block ends."""
     await workers.start()
     try:
         yield workers
@@ -57,7 +57,7 @@ async def running(workers: Workers) -> AsyncIterator[Workers]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits as long as a test may."""
+    """Waits until the condition holds; raises TimeoutError after DEADLINE_SECONDS."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110 - what is waited for sets no event
             await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ A, B = "10.0.0.1:80", "10.0.0.2:80"
 
 
 class Fleet:
-    """Two workers whose feeds tell that prompts are computed when a test says so."""
+    """Two workers whose feeds announce computed prompts when a test says so."""
 
     def __init__(self) -> None:
         members = {name: Member(Found(Configured(name)), "workers") for name in (A, B)}
@@ -76,7 +76,7 @@ def test_of_a_prompt_that_waits_for_a_shared_prefix_only_the_rest_is_its_work() 
     first = fleet.send(A, 1_000)
     second = fleet.send(A, 1_008, is_sure=False)
     fleet.store(A, first, 62)
-    fleet.store(A, second, 61)  # of the prefix
+    fleet.store(A, second, 61)  # only the prefix
     fleet.look(1.03)
     assert first.computed_at == 1.03
     assert second.computed_at is None

@@ -1,4 +1,4 @@
-"""Feeds that workers tell of themselves; real HTTP servers, in the place of an engine's."""
+"""Feeds that workers announce themselves; real HTTP servers in place of an engine's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

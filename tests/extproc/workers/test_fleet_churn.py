@@ -1,4 +1,4 @@
-"""Ten thousand workers that come, are used, fail, are asked, and go leave nothing behind."""
+"""Ten thousand workers that come, are used, fail, are asked and go, and leave nothing behind."""
 
 import asyncio
 import contextlib
@@ -40,13 +40,13 @@ from tests.extproc.containers import lengths
 from tests.extproc.workers.asked import until
 
 AT_ONCE = 100
-# Of so many workers one has a feed: these take most of the time.
+# One in this many workers has a feed: those take most of the time.
 WITH_FEED = 20
-# Rings of the last decisions, and the table of what was sent: bounded, whatever the fleet is.
+# Rings of the last decisions, and the table of what was sent: bounded, whatever the fleet.
 BOUNDED = ("Decision.", "Candidate.", "Recent.", "Claim.")
 IDS = array("I", range(200))
 BODY = json.dumps({"model": "a", "prompt": list(IDS)}).encode()
-# What was sent is bounded in bytes, not by the fleet: little of it, or it would be counted.
+# The table of what was sent is bounded in bytes, not by the fleet: kept small, or it would count.
 CONFIG = """
 models: [{name: a, tokenizer: {remote: true}}]
 discovery: {file: w.yaml}
@@ -56,7 +56,7 @@ FEED = schema.WorkerEvents("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
 
 
 class Source:
-    """A source of workers that tells what it is told."""
+    """A source that reports the workers that it is given."""
 
     name = "test"
 
@@ -64,21 +64,21 @@ class Source:
         self.report: Report | None = None
 
     async def run(self, report: Report) -> None:
-        """Waits to be told."""
+        """Keeps the report, and waits for ever."""
         self.report = report
         await asyncio.Event().wait()
 
     def see(self, found: Iterable[Found]) -> None:
-        """These are all workers."""
+        """Reports these as all workers."""
         assert self.report is not None
         self.report.view(tuple(found), "")
 
 
 class Answers:
-    """In the place of the HTTP client: every worker tells its model, and nothing else."""
+    """Replaces the HTTP client: every worker names its model and its adapter, and nothing else."""
 
     async def get(self, _: str, path: str, *__: object) -> tuple[int, bytes]:
-        """The answer to a question."""
+        """Returns the answer to a question."""
         if path == "/v1/models":
             return 200, b'{"data": [{"id": "a"}, {"id": "x", "parent": "a"}]}'
         if path in ("/health", "/metrics"):
@@ -90,7 +90,7 @@ class Answers:
 
 
 class System:
-    """A router, put together as `extproc.app` does, but for its servers."""
+    """A router, put together as in `extproc.app`, but without its servers."""
 
     def __init__(self) -> None:
         self.config = parse(CONFIG, "c")
@@ -101,7 +101,7 @@ class System:
             self.config, self.fleet, lambda _: [self.transport()], self.discovery.fault
         )
         self.workers._polling._client = Answers()  # type: ignore[assignment]
-        self.metrics = Metrics(self.workers, lambda: 0.0)  # or the report has another minute
+        self.metrics = Metrics(self.workers, lambda: 0.0)  # else a report gains a minute
         self.remote = remote_tokenizers(self.config, self.workers, self.metrics)
         self.observed = Observed(time.time, kept_at_once=1_000_000)
         rng = Random(0)
@@ -131,7 +131,7 @@ class System:
         await self.workers.close()
 
     async def come(self) -> list[str]:
-        """So many new workers are discovered and asked what they serve."""
+        """Has AT_ONCE new workers discovered and asked what they serve; returns their names."""
         names = [f"127.1.{n % 250}.{1 + n // 250}:{1 + next(self.numbers)}" for n in range(AT_ONCE)]
         feeds = [FEED if n % WITH_FEED == 0 else None for n in range(AT_ONCE)]
         self.source.see(
@@ -146,13 +146,13 @@ class System:
         return names
 
     async def use(self, names: list[str]) -> None:
-        """Each gets requests, fails, and is found to be whatever a worker can be."""
+        """Each worker gets requests, fails, and enters every state that a worker can be in."""
         for name in names:
             await self.request(name)
             await self.fail(self.workers.records[name])
         for failures in self.workers.tokenizers("a").values():
             failures.add(time.monotonic(), random.random)
-        with contextlib.suppress(RequestError):  # nobody listens
+        with contextlib.suppress(RequestError):  # no worker answers
             await self.remote["a"].encode(Text(names[0]), None)
         self.observed.sample(time.time(), dict.fromkeys(names, (1, 1)))
         text = self.metrics.exposition().decode()
@@ -176,7 +176,7 @@ class System:
         self.metrics.observe_outcome(outcome)
 
     async def fail(self, worker: Worker) -> None:
-        """Its answers, its probes, its scrapes and its tokens."""
+        """Lets a worker's answers, probes, scrapes and tokens fail."""
         upstreams, upstream, now = self.workers.upstreams, worker.upstream, time.monotonic()
         assert upstream is not None
         for _ in range(FAILURES_UNTIL_LEFT_OUT):
@@ -191,7 +191,7 @@ class System:
         self.workers.checks.status(worker.name)
 
     async def go(self) -> None:
-        """All workers are gone, and what was under way there is over later."""
+        """Removes all workers; what was under way there ends later."""
         releases = [self.router.placing._claims.keys() | self.router._watched.keys()]
         self.source.see(())
         await until(lambda: not self.workers.names())
@@ -203,10 +203,10 @@ class System:
         self.observed.sample(time.time(), {})
 
     def lengths(self) -> Counter[str]:
-        """Of all containers that can be reached from any part."""
+        """The lengths of all containers that can be reached from any part."""
         parts = (self.workers, self.metrics, self.router, self.observed, self.discovery)
         found = lengths(parts=parts, remote=self.remote, fleet=self.fleet)
-        assert found["Table.by_name"] == len(self.workers.records)  # it looks into the parts
+        assert found["Table.by_name"] == len(self.workers.records)  # it reaches into the parts
         return Counter({name: n for name, n in found.items() if not name.startswith(BOUNDED)})
 
 
@@ -214,7 +214,7 @@ class System:
 async def test_thousands_of_workers_that_come_and_go_leave_nothing_behind(
     rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "kvsteer")  # records are kept, and would be counted
+    caplog.set_level(logging.CRITICAL, "kvsteer")  # log records are kept, and would be counted
     one = System()
     await one.start()
     sizes: list[tuple[int, int, Counter[str]]] = []
@@ -227,7 +227,7 @@ async def test_thousands_of_workers_that_come_and_go_leave_nothing_behind(
             assert not any(f'"{name}"' in text for name in names)
             del names
             gc.collect()
-            held = one.lengths()  # first: who looks into objects has Python make a dict of each
+            held = one.lengths()  # first: looking into objects makes Python create their dicts
             gc.collect()
             sizes.append((len(asyncio.all_tasks()), len(gc.get_objects()), held))
     (tasks, objects, held), (tasks_after, objects_after, held_after) = sizes

@@ -1,4 +1,4 @@
-"""How workers that do not tell what they serve are asked again."""
+"""How workers that do not say what they serve are asked again."""
 
 import asyncio
 import contextlib
@@ -25,10 +25,10 @@ CONFIG = "models: [{name: m}, {name: n}]\nworkers: [{endpoint: '127.0.0.1:1', mo
 
 
 class Engine:
-    """A worker that sends what is no HTTP, until it serves something.
+    """A worker that sends no valid HTTP until it serves something.
 
-    serves: by how often it was asked before, the models that it then lists. asked_at: when a
-    connection came, in seconds.
+    serves: the model that it lists, by how often it was asked before; -1 for any other number.
+    asked_at: when it was asked for its models, in seconds.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def member(name: str, **more: Any) -> Fleet:
 async def asked(
     name: str, chances: Iterable[float] = (), **more: Any
 ) -> AsyncIterator[tuple[Workers, Record]]:
-    """chances: those of the first waits; the others have no jitter."""
+    """Follows one worker. chances: the jitter of the first waits; the others have none."""
     chance = chain(chances, repeat(0.5))
     fleet = KnownFleet(1, lambda: 0.0)
     one = Workers(parse(CONFIG, "c"), fleet, lambda _: [], chance=lambda: next(chance))

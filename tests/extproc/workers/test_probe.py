@@ -27,7 +27,7 @@ UNHEALTHY = "fails its health probe"
 
 
 class Engine:
-    """An HTTP server with /health, on a port of its own."""
+    """An HTTP server with /health, on its own port."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -190,12 +190,12 @@ def doubt(table: Table) -> None:
 
 
 def dead(table: Table) -> str:
-    """Why the one worker is taken for dead, "" if it is not."""
+    """Why the one worker is considered dead; "" if it is not."""
     return against(table, Judge.DOUBTS).get(only(table).endpoint, "")
 
 
 class Followed(Polling):
-    """Keeps what it runs: the looking first, then the questions."""
+    """Keeps the tasks that it runs: first the one that looks, then the questions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ async def test_a_worker_in_no_doubt_is_asked_nothing(engine: Engine) -> None:
 async def test_a_worker_whose_events_alone_are_off_is_asked_and_stays(engine: Engine) -> None:
     table, life = table_of(engine.endpoint), Life()
     life.is_cut = True
-    engine.status = 404  # nor does it know the path
+    engine.status = 404  # it does not know the path either
     async with doubting(table, life):
         await until(lambda: engine.asked >= 2)
     assert not dead(table)
@@ -249,7 +249,7 @@ async def test_a_worker_that_refuses_connections_is_left_out_until_it_is_back() 
 
 
 async def test_a_host_gone_silent_with_a_request_is_left_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # the kernel alone accepts
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # only the kernel accepts connections
         table = table_of(f"127.0.0.1:{listener.getsockname()[1]}")
         loads = Loads(table.upstreams.loads)
         loads.begin(only(table).endpoint, 10, time.monotonic())

@@ -23,7 +23,7 @@ UNFIT = "does not answer on its endpoint"
 
 
 class Engine:
-    """An HTTP server with /metrics, on a port of its own."""
+    """An HTTP server with /metrics, on its own port."""
 
     def __init__(self) -> None:
         self.text = METRICS

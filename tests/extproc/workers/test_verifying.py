@@ -40,7 +40,7 @@ PLAIN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi " * 40}]}
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No wait between two questions that a test waits for."""
+    """Shortens the waits between questions, for which tests would have to wait."""
     waits = ("LEAST_SECONDS", "AGAIN_WHILE_DIFFERENT_SECONDS")
     for name in (*waits, "AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER"):
         monkeypatch.setattr(verifying, name, 0.05)
@@ -48,7 +48,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Before:
-    """What knows these workers: a router, without feeds."""
+    """A router in front of these workers, without feeds."""
 
     def __init__(self, *endpoints: str, verify: str = "start") -> None:
         listed = ", ".join(f'{{endpoint: "{one}"}}' for one in endpoints)
@@ -69,7 +69,7 @@ class Before:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What GET /models shows of the model."""
+        """What GET /models shows about the model."""
         (shown,) = self.workers.verifying.shown()
         return shown
 
@@ -78,11 +78,11 @@ class Before:
         return self.told
 
     def differs(self) -> list[bool]:
-        """Whether GET /workers shows of each worker that its tokens differ."""
+        """Whether GET /workers shows that the tokens differ, for each worker."""
         return [one["tokens"]["differs"] for one in self.workers.status()]
 
     async def picked(self, body: dict[str, Any]) -> str:
-        """Where a request goes: whatever is wrong with tokens, it goes somewhere."""
+        """Where a request goes; it goes somewhere, whatever is wrong with tokens."""
         explained = await self.router.explain(
             Head("POST", CHAT_PATH, None), json.dumps(body).encode()
         )
@@ -102,7 +102,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def engine(answer: Answer) -> AsyncIterator[str]:
-    """An engine whose POST /tokenize answers like this; its host:port."""
+    """Runs an engine whose POST /tokenize answers like this; yields its host:port."""
     application = web.Application()
     application.router.add_post("/tokenize", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -300,7 +300,7 @@ async def test_what_a_worker_told_holds_while_it_fails(tmp_path: Path) -> None:
 
 
 async def test_a_worker_that_lost_what_it_held_is_asked_at_once(tmp_path: Path) -> None:
-    """It may have been started anew, with another template."""
+    """It may have been restarted with another template."""
     listen = f"127.0.0.1:{free_port()}"
     async with Before(listen) as before:
         async with simulated(Settings(listen=listen)):
@@ -314,7 +314,7 @@ async def test_a_worker_that_lost_what_it_held_is_asked_at_once(tmp_path: Path) 
 async def test_a_date_that_changed_between_two_looks_is_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was rendered here before midnight is rendered anew before it counts."""
+    """What the router rendered before midnight is rendered again before it counts."""
     async with simulated(Settings()) as worker:
         before = Before(worker.endpoint)
         (encoder,) = before.workers.verifying._encoders.values()
