@@ -26,6 +26,8 @@ from extproc.discovery.view import Found, Report
 from extproc.errors import RequestError
 from extproc.observing.metrics import Metrics
 from extproc.observing.outcomes import Outcome, Usage
+from extproc.picking.decision import Decision
+from extproc.picking.load import Booking
 from extproc.picking.upstreams import FAILURES_UNTIL_LEFT_OUT, Judge
 from extproc.requests.prompt import Text
 from extproc.requests.request import Ask, Head
@@ -110,6 +112,7 @@ class System:
             self.config, self.workers, tokenizers, self.metrics, rng, observer=self.observed
         )
         self.numbers = itertools.count()
+        self.running: list[Booking] = []
 
     def transport(self) -> MemoryTransport:
         stored = BlocksStored([1, 2], None, IDS[:32], 16)
@@ -160,20 +163,23 @@ class System:
         assert len(self.workers.upstreams.ejected(time.monotonic())) == AT_ONCE
 
     async def request(self, name: str) -> None:
-        """One that is answered elsewhere, one that fails, and one that is never over."""
+        """One request is answered elsewhere, one fails, and one still runs when the workers go."""
         ask = Ask(Head("POST", "/v1/completions", None, subset=frozenset({name})), BODY)
-        for _ in range(3):
-            decision, booking = await self.router.route(ask)
-            assert (decision.pick, booking is None) == ((name,), False)
-            assert booking is not None
-            if not booking.load.bookings - {booking}:
-                self.router.served(decision, booking, "10.9.9.9:9")
-                self.router.release(booking)
-            else:
-                self.router.answered(booking, 503, name)
+        elsewhere, failed, running = [await self.routed(ask, name) for _ in range(3)]
+        self.router.served(*elsewhere, "10.9.9.9:9")
+        self.router.release(elsewhere[1])
+        self.router.answered(failed[1], 503, name)
+        self.router.release(failed[1])
+        self.running.append(running[1])
         usage = Usage(200, 160, "prompt")
         outcome = Outcome("a", name, False, 200, 0.1, 200, 0, usage, is_comparable=True)  # noqa: FBT003
         self.metrics.observe_outcome(outcome)
+
+    async def routed(self, ask: Ask, name: str) -> tuple[Decision, Booking]:
+        decision, booking = await self.router.route(ask)
+        assert decision.pick == (name,)
+        assert booking is not None
+        return decision, booking
 
     async def fail(self, worker: Worker) -> None:
         """Lets a worker's answers, probes, scrapes and tokens fail."""
@@ -192,12 +198,12 @@ class System:
 
     async def go(self) -> None:
         """Removes all workers; what was under way there ends later."""
-        releases = [self.router.placing._claims.keys() | self.router._watched.keys()]
         self.source.see(())
         await until(lambda: not self.workers.names())
-        for booking in releases[0]:
+        for booking in self.running:
             self.router.answered(booking, 503, "")
             self.router.release(booking)
+        self.running.clear()
         await until(lambda: not (self.fleet._followed or self.fleet._releasing))
         assert self.workers.overlaps(Prompt("a", IDS)) == {}
         self.observed.sample(time.time(), {})
