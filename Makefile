@@ -41,6 +41,7 @@ lint: $(TESTED)
 
 types: $(TESTED)
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 
 stubs: $(TESTED)
 	$(BIN)/python proto/generate.py

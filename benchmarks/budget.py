@@ -53,7 +53,7 @@ ADDED = "added: whole, less the same without ext_proc"
 
 
 class Note(NamedTuple):
-    """One call: r read, w write, a accept, c connect. Nanoseconds."""
+    """One call, its times in nanoseconds. kind: r read, w write, a accept, c connect."""
 
     began: int
     ended: int
@@ -72,10 +72,13 @@ class Traces:
 
 def notes_in(path: Path) -> list[Note]:
     """Returns the records of a process, in the order in which the calls ended."""
-    with path.open("rb") as file:
-        (count,) = _HEAD.unpack(file.read(_HEAD.size))
-        found = _NOTE.iter_unpack(file.read(count * _NOTE.size))
-        notes = [Note(*fields, chr(kind)) for *fields, kind in found]
+    with path.open("rb") as trace:
+        (count,) = _HEAD.unpack(trace.read(_HEAD.size))
+        found = _NOTE.iter_unpack(trace.read(count * _NOTE.size))
+        notes = [
+            Note(began, ended, file, result, chr(kind))
+            for began, ended, file, result, kind in found
+        ]
     return sorted(notes, key=lambda one: one.ended)
 
 
@@ -108,7 +111,7 @@ def spans(traces: Traces, asks: str) -> Iterator[list[float]]:
 def _marks(
     router: list[Note], reads: list[int], writes: list[int], began: int, end: int
 ) -> list[int] | None:
-    """Returns the times of eight steps, None for a request that took another course."""
+    """Returns the times of eight steps, None if the request took another course."""
     marks: list[int] = []
     at = began
     for _ in ("headers", "body"):
@@ -211,7 +214,7 @@ class Client:
 
 
 def measured(requests: int) -> dict[str, list[list[float]]]:
-    """Measures each contestant's spans by round, in turns: medians in microseconds."""
+    """Returns each contestant's spans by round: medians in microseconds. They take turns."""
     with tempfile.TemporaryDirectory(prefix="kvsteer-budget-") as name, ExitStack() as stack:
         directory = Path(name)
         shim = built(directory)
@@ -241,7 +244,7 @@ def measured(requests: int) -> dict[str, list[list[float]]]:
 
 
 def _medians(directory: Path, name: str, window: tuple[int, int]) -> list[float]:
-    """The median of each span over the requests of one round; the last is the whole."""
+    """Returns the median of each span over the requests of one round; the last is the whole."""
     stem = "".join(letter if letter.isalnum() else "-" for letter in name)
     answering = {GRPC_AIO: "idle-grpc.aio", LEAN_IDLE: "idle-lean"}.get(name, f"router-{stem}")
     asks = ""
@@ -266,14 +269,14 @@ def _listen(file: Path) -> str:
 
 
 def _within(notes: Sequence[Note], window: tuple[int, int]) -> list[Note]:
-    """The records of this time, after all earlier connections."""
+    """Returns the records of this time, preceded by all earlier accepts and connects."""
     first, last = window
     before = [one for one in notes if one.kind in "ac" and one.began < first]
     return before + [one for one in notes if first <= one.began and one.ended <= last]
 
 
 def rows_of(found: Mapping[str, list[list[float]]]) -> list[Row]:
-    """Rows of the added time, compared with idle grpc.aio."""
+    """Returns rows of the added time, compared with idle grpc.aio."""
 
     def added(name: str) -> Figure:
         pairs = zip(found[name], found[PLAIN], strict=True)
@@ -288,7 +291,7 @@ def rows_of(found: Mapping[str, list[list[float]]]) -> list[Row]:
 
 
 def budget(found: Mapping[str, list[list[float]]]) -> str:
-    """The table of spans: microseconds, and percent of the whole."""
+    """Returns the table of spans: microseconds, and percent of the whole."""
     plain = statistics.median(one[-1] for one in found[PLAIN])
     names = [name for name in NAMES if name != PLAIN]
     lines = [f"{'us (% of the whole)':<46}" + "".join(f"{name:>24}" for name in names)]

@@ -39,7 +39,7 @@ class Sent(NamedTuple):
 class Churn:
     """The stream of one layout: `fill` comes first, once; then `period`, any number of times.
 
-    resident: blocks that each worker holds after both. gone: a chat of each that came and went.
+    resident: blocks that each worker holds after both. gone: for each, a chat that came and went.
     """
 
     def __init__(self, layout: str, seed: int = 2) -> None:
@@ -80,5 +80,5 @@ def _stores(new: Piece, start: int, count: int, per_event: int) -> list[dict[str
 
 
 def marker(number: int) -> Piece:
-    """A block that no other stream has; when it is visible, everything before it was applied."""
+    """Returns a block of no other stream; once it is visible, all before it has been applied."""
     return Source(1_000_000 + number).piece(1)

@@ -51,14 +51,14 @@ class PlainCore:
             overlaps(Prompt(MODEL, tokens))
 
     def pick(self, tokens: Tokens) -> Decision:
-        """The whole decision on a prompt."""
+        """Returns the whole decision on a prompt."""
         prompt = Prompt(MODEL, tokens)
         held = [self._index.overlaps(prompt)]
         snapshot = Snapshot(self._workers, held, self._load, "cost", 0)
         return decide(Query(MODEL, [prompt]), snapshot, 0.0, self._rng)
 
     def picked_blocks(self, tokens: Tokens) -> int:
-        """Blocks of a prompt that the picked worker holds."""
+        """Returns blocks of a prompt that the picked worker holds."""
         return self.pick(tokens).certain_tokens // BLOCK_SIZE
 
 

@@ -18,7 +18,7 @@ Apply = Callable[[int, bytes], None]
 
 
 def events(scale: Scale) -> list[Row]:
-    """From message bytes to applied; one store or removal of one block is one operation."""
+    """Returns the rows of events, whose operations are stores and removals of one block."""
     return [row for layout in LAYOUTS for row in _events(scale, layout)]
 
 
@@ -57,12 +57,12 @@ def _rows(layout: str, name: str, figures: Mapping[str, Result], reference: Resu
 
 
 def _rate(costs: Sequence[Cost]) -> Figure:
-    """Millions of operations a second."""
+    """Returns millions of operations a second."""
     return Figure([OPERATIONS / cost.lesser / 1e6 for cost in costs])
 
 
 def _applied(core: PlainCore, churn: Churn) -> Round:
-    """Applies one period per round from memory."""
+    """Returns a round that applies one period from memory."""
     for worker, payload in churn.fill:
         core.apply(worker, payload)
 
@@ -143,7 +143,7 @@ class Visible:
 
 
 def _compare(churn: Churn, cores: Sequence[PlainCore], selection: Selection | str) -> None:
-    """Checks that all hold the same as before the first period, without chats that went."""
+    """Checks that all hold what they held before the first period, without chats that have gone."""
     for worker, (resident, gone) in enumerate(zip(churn.resident, churn.gone, strict=True)):
         for piece, held in [(piece, True) for piece in resident[1::50]] + [(gone, False)]:
             tokens = piece.whole + piece.tokens[:1]

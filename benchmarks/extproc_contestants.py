@@ -39,7 +39,11 @@ NAMES = (PLAIN, GRPC_AIO, GRPCLIB, LEAN_IDLE, OURS_GRPCIO, OURS_LEAN, SMG)
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A contestant, as it runs."""
+    """A running contestant.
+
+    url: where requests are sent. decides: the process that picks. proxies: its Envoy. admin: the
+    router's URL for administration. helps: the process that the picker calls.
+    """
 
     url: str
     decides: Process | None
@@ -77,7 +81,7 @@ class Arena:
                 self.missing[name] = str(error)
 
     def _starters(self) -> dict[str, Callable[[], Contestant]]:
-        """How each is started, in order."""
+        """Returns how each is started, in order."""
         unix = f"unix:{self._directory}/router.sock"
         return {
             PLAIN: lambda: self._behind_envoy(PLAIN, None),

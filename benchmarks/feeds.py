@@ -50,7 +50,7 @@ nothing. The slowest of the starts; our CPU time is their median.
 @contextmanager
 def publishers(
     workers: int, batches: int
-) -> Iterator[tuple[subprocess.Popen[str], list[list[str]]]]:
+) -> Iterator[tuple[subprocess.Popen[str], list[tuple[str, str]]]]:
     """Starts publishers; yields their endpoints (events, replay)."""
     command = [sys.executable, str(HERE / "feeds_publisher.py"), str(workers), str(batches)]
     process = subprocess.Popen(  # noqa: S603 - our own script
@@ -65,7 +65,7 @@ def publishers(
 
 
 @contextmanager
-def bridge(endpoints: Sequence[str]) -> Iterator[str]:
+def bridge(endpoints: tuple[str, str]) -> Iterator[str]:
     """Starts `kvsteer bridge` beside a publisher; yields its target."""
     events, replay = endpoints
     command = [sys.executable, "-m", "extproc", "bridge", "--zmq", events, "--replay", replay]
@@ -84,7 +84,7 @@ def bridge(endpoints: Sequence[str]) -> Iterator[str]:
 async def live_cost(
     transports: Sequence[Transport], process: subprocess.Popen[str], batches: int
 ) -> float:
-    """CPU microseconds for each of this many live batches."""
+    """Returns the CPU microseconds for each of this many live batches."""
     fleet = Fleet(1, time.time, random.random)
     fleet.add("w", "m", transports)
     while fleet.state("w") not in (State.LIVE, State.DEGRADED):  # noqa: ASYNC110 - no event tells
@@ -107,7 +107,7 @@ async def live_cost(
 
 
 async def costs(rounds: int, batches: int) -> list[Row]:
-    """The cost of a batch, over ZMQ and over gRPC."""
+    """Returns the cost of a batch, over ZMQ and over gRPC."""
     over_zmq, over_grpc = [], []
     for _ in range(rounds):
         with publishers(1, 1) as (process, (endpoints,)):
@@ -128,7 +128,7 @@ async def costs(rounds: int, batches: int) -> list[Row]:
 
 
 async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
-    """p99 of picks in ms, by tenths of the time, idle and during replays; and their duration."""
+    """Returns p99s of picks in ms, by tenths, idle and during replays; and the replays' seconds."""
     with publishers(workers, batches) as (_, endpoints):
         fleet = Fleet(1, time.time, random.random)
         fleet.add("w0", "m", [ZmqTransport(ZmqSource(*endpoints[0], ""))])
@@ -147,7 +147,7 @@ async def waits(workers: int, batches: int) -> tuple[Figure, Figure, float]:
 
 
 async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float]:
-    """The p99 of each tenth of the picks until the replays are over, or of `PICKS` picks."""
+    """Returns the p99 of each tenth of the picks until the replays end, or of `PICKS` picks."""
     loop = asyncio.get_running_loop()
     prompt = Prompt("m", array("I", range(257)))
     took: list[float] = []
@@ -163,7 +163,7 @@ async def picks(fleet: Fleet, are_over: Callable[[], bool] | None) -> list[float
 
 
 async def starts(rounds: int) -> tuple[Figure, Figure, Figure]:
-    """Seconds of each start with vLLM's queue limit, without one, and the CPU of the former."""
+    """Returns seconds of starts with vLLM's queue limit, without it, and CPU s of the former."""
     took: dict[int, list[float]] = {SEND_LIMIT: [], 0: []}
     cpu = []
     with warm_publisher(SEND_LIMIT) as limited, warm_publisher(0) as unlimited:
@@ -178,7 +178,7 @@ async def starts(rounds: int) -> tuple[Figure, Figure, Figure]:
 
 
 @contextmanager
-def warm_publisher(limit: int) -> Iterator[list[str]]:
+def warm_publisher(limit: int) -> Iterator[tuple[str, str]]:
     """Starts a publisher with a full buffer; yields its endpoints (events, replay)."""
     script = str(HERE / "warm_publisher.py")
     process = subprocess.Popen(  # noqa: S603 - our own script
@@ -195,7 +195,7 @@ def warm_publisher(limit: int) -> Iterator[list[str]]:
         process.wait()
 
 
-async def start(endpoints: Sequence[str]) -> None:
+async def start(endpoints: tuple[str, str]) -> None:
     """Starts a router beside a publisher and waits until all its blocks are certain."""
     fleet = Fleet(1, time.time, random.random)
     fleet.add("w", "m", [ZmqTransport(ZmqSource(*endpoints, ""))])
@@ -210,7 +210,7 @@ async def start(endpoints: Sequence[str]) -> None:
 
 
 async def measured(wanted: argparse.Namespace) -> list[Row]:
-    """All rows."""
+    """Returns all rows."""
     rows = await costs(*((3, 5_000) if wanted.quick else (7, 10_000)))
     workers, batches = (50, 625) if wanted.quick else (200, 625)
     idle, busy, took = await waits(workers, batches)

@@ -1,8 +1,8 @@
 """Publishers in their own process, whose batches can be replayed; the first publishes live.
 
-python benchmarks/feeds_publisher.py WORKERS BATCHES; prints their endpoints as JSON; for each line
-of standard input the first one publishes that many more batches at full speed; it ends with the
-input.
+python benchmarks/feeds_publisher.py WORKERS BATCHES; prints their endpoints as JSON. For each
+number in standard input, the first publisher sends that many more batches at full speed. The
+process ends with its input.
 """
 
 import itertools
@@ -21,7 +21,7 @@ END = [b"", b"", b"\xff" * 8, b""]
 
 
 def payload(worker: int, number: int) -> bytes:
-    """A batch of one chain of 16 blocks, the same for every worker, which no prompt shares."""
+    """Returns a batch of one chain of 16 blocks, with the same tokens for every worker."""
     first = number * BLOCKS_A_BATCH
     event = {
         "type": "BlockStored",

@@ -1,4 +1,4 @@
-"""How the benchmarks measure, and how they print results.
+"""Measures for the benchmarks, and prints their results.
 
 All contestants run in the same process, one round of each after the other, so that a slow moment of
 the machine affects all of them. A round's cost is the CPU time of all threads, or the elapsed time
@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 
 def arguments(about: str | None, quick: str) -> argparse.ArgumentParser:
-    """The command line of a benchmark; quick: help of --quick."""
+    """Returns the command-line parser of a benchmark; quick: help of --quick."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file too")
@@ -109,7 +109,7 @@ class Figure:
         return statistics.median(self.values)
 
     def over(self, other: "Figure") -> "Figure":
-        """The ratio, round by round."""
+        """Returns the ratio, round by round."""
         return Figure([a / b for a, b in zip(self.values, other.values, strict=True)])
 
     def __str__(self) -> str:
@@ -133,7 +133,7 @@ class Goal:
     at_least: bool = False
 
     def met(self, value: float) -> bool:
-        """Whether a value reaches the goal."""
+        """Returns whether a value reaches the goal."""
         return value >= self.limit if self.at_least else value <= self.limit
 
 
@@ -166,7 +166,7 @@ class Row:
         return isinstance(value, Figure) and self.goal.met(value.median)
 
     def as_json(self) -> dict[str, Any]:
-        """The row as JSON."""
+        """Returns the row as JSON."""
         return {
             "what": self.what,
             "ours": _number(self.ours),
@@ -178,7 +178,7 @@ class Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a text table: medians, and (least-most)."""
+    """Returns the rows as a text table: medians, and (least-most)."""
     lines = [("what", "ours", "reference", "ratio", "goal", "met")]
     lines += [_cells(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(6)]

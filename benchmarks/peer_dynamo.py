@@ -20,7 +20,7 @@ PACKAGE = "ai-dynamo-runtime"
 
 
 def version() -> str:
-    """The installed version, or "not installed"."""
+    """Returns the installed version, or that it is not installed."""
     try:
         return f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +108,7 @@ class Selection:
         return answer
 
     async def _by_hashes(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """The cheaper input for the service: hashes, as signed integers.
+        """Selects with the cheaper input for the service: hashes, as signed integers.
 
         Sequence hashes, which only reservations need, are left out, which favours the service.
         """
@@ -125,7 +125,7 @@ class Selection:
         return answer
 
     def picked_blocks(self, tokens: Sequence[int], form: str) -> int:
-        """Blocks of a prompt that the picked worker holds."""
+        """Returns blocks of a prompt that the picked worker holds."""
         answer = self._loop.run_until_complete(self._selected(form, tokens))
         return int(answer["overlap"]["gpu"]) // BLOCK_SIZE
 

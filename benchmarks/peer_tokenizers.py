@@ -16,20 +16,20 @@ Encode = Callable[[str], Any]
 
 
 def engine(directory: Path) -> Encode:
-    """`tokenizers`, one text at a time, as engines call it; ids stay in its own form."""
+    """Returns `tokenizers`, for one text at a time, as engines call it; ids in its own form."""
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
 def fastokens(directory: Path) -> Encode:
-    """fastokens in its cheapest form: ids as bytes."""
+    """Returns fastokens in its cheapest form: ids as bytes."""
     library = _imported("fastokens")
     tokenizer = library.Tokenizer.from_file(str(directory / "tokenizer.json"))
     return lambda text: tokenizer.encode_batch_flat([text])[0]
 
 
 def tiktoken(_: Path) -> Encode:
-    """tiktoken with the same ranks."""
+    """Returns tiktoken with the same ranks."""
     library = _imported("tiktoken")
     vocabulary = tekken()
     shift = len(vocabulary.special)
@@ -50,7 +50,7 @@ PEERS: Mapping[str, Callable[[Path], Encode]] = {
 
 
 def ids_of(encoded: Any) -> list[int]:  # noqa: ANN401
-    """The ids in the result of one of them."""
+    """Returns the ids in the result of one of them."""
     if isinstance(encoded, bytes):
         return memoryview(encoded).cast("I").tolist()
     return list(encoded.ids if hasattr(encoded, "ids") else encoded)
@@ -64,7 +64,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def version(package: str) -> str:
-    """A package with its version, or "not installed"."""
+    """Returns a package with its version, or that there is none."""
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:

@@ -150,7 +150,7 @@ def settled(contestant: Contestant) -> None:
 
 
 def hit_shares(rounds: int, seconds: int) -> str:
-    """The hit share of prompt tokens, by contestant; in turns."""
+    """Returns a table of hit shares of prompt tokens; the contestants take turns."""
     found: dict[str, list[Hits]] = {}
     missing: dict[str, str] = {}
     for turn in range(rounds):
@@ -176,7 +176,7 @@ def hit_shares(rounds: int, seconds: int) -> str:
 
 
 def lost_requests() -> str:
-    """Requests lost while a picker is killed, and while it hangs."""
+    """Returns a table of requests lost while a picker is killed, and while it hangs."""
     lines = []
     for what, number in (("killed", signal.SIGKILL), ("hung", signal.SIGSTOP)):
         for name in PEERS:

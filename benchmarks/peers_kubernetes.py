@@ -19,7 +19,7 @@ Body = dict[str, Any]
 
 
 def pod(number: int, ip: str) -> Body:
-    """A ready pod."""
+    """Returns a ready pod."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -35,7 +35,7 @@ def pod(number: int, ip: str) -> Body:
 
 
 def pool(port: int) -> Body:
-    """The pool that selects these pods."""
+    """Returns the pool that selects these pods."""
     return {
         "apiVersion": f"{GROUP}/v1",
         "kind": "InferencePool",

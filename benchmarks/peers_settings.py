@@ -16,7 +16,7 @@ POOL, NAMESPACE = "peers", "llm"
 
 
 def as_llm_d_has_it(rendered: str) -> str:
-    """KVSteer's Envoy configuration with llm-d's filter, destination and picker cluster.
+    """Returns KVSteer's Envoy configuration with llm-d's filter, destination and picker cluster.
 
     Left out: access logs and TLS to the picker, which KVSteer does not have here either.
     """
@@ -63,12 +63,12 @@ def as_llm_d_has_it(rendered: str) -> str:
 
 
 def for_the_light_picker(rendered: str) -> str:
-    """Like llm-d's, but with each body in one message, as the light picker needs it.
+    """Returns llm-d's configuration, but with each body in one message, for the light picker.
 
-    It answers the headers only after the last chunk of a body, but each chunk before that. So Envoy
-    1.40 answers 500 to every request whose body has two chunks, as all of HTTP/1.1 have, with
-    FULL_DUPLEX_STREAMED, and loses the pick with STREAMED (run with release 1.6.0). The buffer
-    filter before it joins the chunks; its documentation does not have that.
+    This picker answers each chunk of a body at once, but the headers only after the last chunk. So
+    with FULL_DUPLEX_STREAMED, Envoy 1.40 answers 500 to every request whose body has two chunks, as
+    all of HTTP/1.1 have; with STREAMED, it loses the pick (run with release 1.6.0). The buffer
+    filter before the picker joins the chunks; the picker's documentation does not mention it.
     """
     tree: dict[str, Any] = yaml.safe_load(as_llm_d_has_it(rendered))
     listener = tree["static_resources"]["listeners"][0]
@@ -90,7 +90,7 @@ def for_the_light_picker(rendered: str) -> str:
 
 
 def as_aibrix_has_it(rendered: str) -> str:
-    """KVSteer's Envoy configuration with AIBrix's filter and destination, without access logs."""
+    """Returns KVSteer's Envoy configuration with AIBrix's filter and destination, without logs."""
     tree: dict[str, Any] = yaml.safe_load(rendered)
     manager = _manager(tree)
     manager.pop("early_header_mutation_extensions")
@@ -117,21 +117,21 @@ def as_aibrix_has_it(rendered: str) -> str:
 
 
 def aibrix_endpoints(endpoints: list[str]) -> str:
-    """The endpoints file of AIBrix's standalone mode."""
+    """Returns the endpoints file of AIBrix's standalone mode."""
     return yaml.safe_dump(
         {"models": [{"name": "tiny", "endpoints": [{"address": one} for one in endpoints]}]}
     )
 
 
 def _manager(tree: dict[str, Any]) -> dict[str, Any]:
-    """The HTTP connection manager."""
+    """Returns the HTTP connection manager."""
     listener = tree["static_resources"]["listeners"][0]
     found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return found
 
 
 def _asks(manager: dict[str, Any]) -> dict[str, Any]:
-    """The filter that calls the picker."""
+    """Returns the filter that calls the picker."""
     named = (one for one in manager["http_filters"] if "ext_proc" in one["name"])
     found: dict[str, Any] = next(named)["typed_config"]
     return found
@@ -153,7 +153,7 @@ def _destination(name: str, header: str) -> dict[str, Any]:
 
 
 def round_robin(rendered: str) -> str:
-    """KVSteer's Envoy configuration without a picker, and with round robin instead."""
+    """Returns KVSteer's Envoy configuration with round robin instead of a picker."""
     tree: dict[str, Any] = yaml.safe_load(rendered)
     cluster = tree["static_resources"]["clusters"][0]
     cluster.pop("load_balancing_policy")
@@ -162,7 +162,7 @@ def round_robin(rendered: str) -> str:
 
 
 def llm_d(endpoints_file: str, renderer: str, events_port: int, replay_port: int) -> str:
-    """The picker's configuration: precise prefixes, tokens from a vLLM's render endpoint."""
+    """Returns the picker's configuration: precise prefixes, tokens from vLLM's render endpoint."""
     plugins: list[dict[str, Any]] = [
         {"type": "file-discovery", "parameters": {"path": endpoints_file, "watchFile": True}},
         {
@@ -224,7 +224,7 @@ def llm_d(endpoints_file: str, renderer: str, events_port: int, replay_port: int
 
 
 def llm_d_endpoints(endpoints: list[str]) -> str:
-    """The endpoints file of llm-d's discovery."""
+    """Returns the endpoints file of llm-d's discovery."""
     split = [one.rpartition(":") for one in endpoints]
     return yaml.safe_dump(
         {

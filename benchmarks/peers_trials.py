@@ -21,7 +21,7 @@ from extproc_load import MARK, conversations
 from measure import CannotRunError
 from peers_contestants import PeersArena
 
-# A worker's cache fits a third of all chats' blocks, with room for those it should have.
+# A worker's cache has room for a third of all chats' blocks, so for those that it should have.
 WORKER = ("--blocks", "900", "--max-model-len", "14000", "--prefill-tokens-per-second", "8000")
 TRAFFIC = ("--chats", "15", "--turns", "6", "--words", "900", "--think", "0.3")
 ASKING, PATIENCE_SECONDS, BREAKS_AFTER, LASTS = 8, 5.0, 2.0, 12.0
@@ -151,7 +151,7 @@ def _only(name: str, arena: PeersArena) -> Contestant:
 
 
 def resident_mib(pid: int) -> float:
-    """The resident memory of a process."""
+    """Returns the resident memory of a process in MiB, 0 if unknown."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -159,5 +159,5 @@ def resident_mib(pid: int) -> float:
 
 
 def names_of(wanted: Sequence[str], arena: PeersArena) -> list[str]:
-    """The contestants that run here."""
+    """Returns the contestants that run here."""
     return [name for name in wanted if name not in arena.missing]

@@ -23,7 +23,7 @@ GOAL = Goal(1.7, ">= 1.7x, 6 cores", at_least=True)
 
 
 def measured(rounds: int, seconds: int) -> list[Row]:
-    """Returns one row for each number of connections; the two run in turns."""
+    """Returns one row for each number of connections; the two take turns."""
     wrk = found_wrk()
     with tempfile.TemporaryDirectory(prefix="kvsteer-bench-") as name, ExitStack() as stack:
         directory = Path(name)

@@ -1,6 +1,7 @@
 """New texts and conversations, made of Python's own documentation and sources.
 
-Sentences of its language reference and lines of its sources, in an order given by a seed.
+They consist of sentences of its language reference and lines of its sources, in an order given by
+a seed.
 """
 
 import inspect
@@ -51,21 +52,21 @@ class Prose:
         return messages
 
     def question(self) -> dict[str, str]:
-        """A user's message."""
+        """Returns a user's message."""
         return {"role": "user", "content": self.text(QUESTION)}
 
     def answer(self) -> dict[str, str]:
-        """A model's message."""
+        """Returns a model's message."""
         return {"role": "assistant", "content": self.text(ANSWER)}
 
 
 def body(messages: list[dict[str, str]]) -> bytes:
-    """The body of a chat request, in the form of OpenAI's clients."""
+    """Returns the body of a chat request, in the form of OpenAI's clients."""
     return json.dumps({"model": "tekken", "messages": messages}).encode()
 
 
 def rendered(messages: list[dict[str, str]]) -> str:
-    """The conversation as rendered by the benchmark's chat template."""
+    """Returns the conversation as rendered by the benchmark's chat template."""
     return "".join(
         f"[INST]{one['content']}[/INST]" if one["role"] == "user" else f"{one['content']}</s>"
         for one in messages

@@ -33,8 +33,8 @@ class Cell(NamedTuple):
     """One case: a stage and its workload.
 
     slow: how many times slower the first engine is; slow_from, slow_until: between which seconds.
-    rates: prompt tokens a second of the engines, in turn. strangers: requests of another router to
-    the same engines, each at random. lost_at: as in a stage.
+    rates: prompt tokens a second, assigned to the engines in rotation. strangers: requests of
+    another router to the same engines, each to a random one. lost_at: as in a stage.
     """
 
     name: str
@@ -80,11 +80,11 @@ class Cell(NamedTuple):
 
 
 def arrivals(cell: Cell, seed: int) -> Arrivals:
-    """The arrivals of a cell, the same for every contestant."""
+    """Returns the arrivals of a cell, the same for every contestant."""
     requests = cell.workload(Random(seed))  # noqa: S311
     if cell.strangers is not None:
         others = cell.strangers(Random(seed + 500_000))  # noqa: S311
-        for one in others:  # their own blocks
+        for one in others:  # give them their own blocks
             one.is_own = False
             one.blocks = [~block for block in one.blocks]
             one.answer_blocks = [~block for block in one.answer_blocks]

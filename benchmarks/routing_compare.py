@@ -60,7 +60,7 @@ AS_BY_HAND = Goal(1.1, "<= 1.1, or the interval has it")
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the geometric mean of ratios, one for each seed."""
+    """Returns the 95 % interval of the geometric mean of ratios, one for each seed."""
     logs = [math.log(ratio) for ratio in ratios]
     freedom = len(logs) - 1
     point = _T[max(known for known in _T if known <= freedom)]
@@ -82,7 +82,7 @@ class PairedRow(Row):
 
 
 def rows(cell: str, results: Results) -> list[Row]:
-    """The rows with goals: TTFT p90 relative to the best policy, and to least_request."""
+    """Returns the rows of TTFT p90 relative to the best policy, to least_request and to random."""
     ours = _p90(results[DEFAULT])
     others = [one.name for one in CONTESTANTS if one.name != DEFAULT]
     best = min(others, key=lambda name: _geometric_mean(_p90(results[name]).values))
@@ -95,7 +95,7 @@ def rows(cell: str, results: Results) -> list[Row]:
 
 
 def speed_rows(cell: str, results: Results) -> list[Row]:
-    """TTFT p90 in cells whose engines are not as fast as configured."""
+    """Returns the rows of TTFT p90 in cells whose engines are not as fast as configured."""
     ours = _p90(results[DEFAULT])
     goals = {RIGHT: AS_BY_HAND, NOTHING_LEARNED: NOT_WORSE, SCRAPED: None, "least_request": None}
     return [
@@ -105,7 +105,7 @@ def speed_rows(cell: str, results: Results) -> list[Row]:
 
 
 def summary(cell: str, results: Results) -> str:
-    """All measures of all contestants in one cell, means over the seeds."""
+    """Returns all measures of all contestants in one cell, as means over the seeds."""
     names = list(results)
     best = min(names, key=lambda name: _geometric_mean(_p90(results[name]).values))
     lines = [f"{cell}\n  {'':38} hit   p50 s   p90 s   p99 s  req/s  spread  p90 / default's"]

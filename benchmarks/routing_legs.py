@@ -1,6 +1,7 @@
 """When to compute prompts on another worker: the router's decision, compared with fixed rules.
 
-The same engines in simulated time (extproc/whatif); the router's own decide_legs() and books.
+It uses the same engines in simulated time (extproc/whatif), and the router's own decide_legs() and
+books.
 """
 
 import math
@@ -105,7 +106,7 @@ class Contestant(NamedTuple):
     def rules(self, cell: Cell) -> Rules:
         """The router's configuration."""
         rate = cell.transfer_rate
-        if self.always or self.from_tokens is not None:  # of SGLang every prompt is
+        if self.always or self.from_tokens is not None:  # with SGLang, every prompt is
             return Rules(MIRROR, SGLANG, transfer_tokens_per_second=rate)
         return Rules(HEADER, OFFLOADING, transfer_tokens_per_second=rate)
 
@@ -122,7 +123,11 @@ CONTESTANTS = (Contestant(OURS), *FIXED, Contestant(PLAIN, is_split=False))
 
 
 class Result(NamedTuple):
-    """The results of one run. goodput: requests per second within both limits; seconds; shares."""
+    """The results of one run.
+
+    goodput: requests per second within both limits. within: their share. ttft_p90, between_p90:
+    seconds. split: the share of requests with two legs. hit_rate: that of cached prompt tokens.
+    """
 
     goodput: float
     within: float
@@ -280,7 +285,7 @@ NOT_WORSE = Goal(1.0, ">= 1, or the interval has 1", at_least=True)
 
 @dataclass(frozen=True, slots=True)
 class _PairedRow(Row):
-    """A row whose goal is met unless ours is worse beyond doubt."""
+    """A row whose goal is met unless ours is significantly worse."""
 
     @property
     def met(self) -> bool | None:
@@ -291,7 +296,7 @@ class _PairedRow(Row):
 
 
 def rows(cell: str, results: Results) -> list[Row]:
-    """Goodput relative to the better one of the fixed rules, and to plain workers."""
+    """Returns the rows of goodput relative to the best fixed rule, and to plain workers."""
     ours = _goodput(results[OURS])
     best = max((one.name for one in FIXED), key=lambda name: _mean(_goodput(results[name])))
     return [
@@ -301,7 +306,7 @@ def rows(cell: str, results: Results) -> list[Row]:
 
 
 def summary(cell: str, results: Results) -> str:
-    """All measures of all contestants in one cell, means over the seeds."""
+    """Returns all measures of all contestants in one cell, as means over the seeds."""
     lines = [f"{cell}\n  {'':36}good/s  within  TTFT p90  between p90  split   hit  goodput / ours"]
     for name, each in results.items():
         means = [statistics.fmean(column) for column in zip(*each, strict=True)]

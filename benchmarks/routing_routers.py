@@ -71,7 +71,7 @@ SAME_HITS = Goal(0.01, "<= 0.01", of_ratio=False)
 
 
 def rows(cell: str, results: Results) -> list[Row]:
-    """The rows with goals: routers that share every 10 ms, relative to one router."""
+    """Returns the rows for routers that share every 10 ms, relative to one router."""
     made: list[Row] = []
     one = results[ONE.name]
     for routers in (2, 4, 8):
@@ -86,7 +86,7 @@ def rows(cell: str, results: Results) -> list[Row]:
 
 
 def learned_rows(cell: str, results: Results) -> list[Row]:
-    """The rows with goals: four routers learn as well as one does."""
+    """Returns the rows for whether four routers learn as well as one does."""
     ours, what = _figure(results[FOUR_LEARNED.name], "p90"), f"{cell}: four that learn"
     return [
         Row(f"{what}, p90 / one's", ours, _figure(results[ONE_LEARNED.name], "p90"), AS_ONE),
@@ -97,7 +97,7 @@ def learned_rows(cell: str, results: Results) -> list[Row]:
 
 
 def summary(cell: str, results: Results) -> str:
-    """All contestants in one cell: means over seeds, ratios paired by seed with intervals."""
+    """Returns all contestants in one cell: means over seeds, ratios by seed with intervals."""
     one = next(iter(results.values()))
     lines = [
         f"{cell}\n  {'':32}  hit   p50 s   p90 s   p99 s  p90 / one router's  p99 / one router's"

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def lines_of(requests: Sequence[Request]) -> Iterator[str]:
-    """The requests as JSON objects; a block's id identifies the prompt up to the block's end."""
+    """Yields the requests as JSON; a block's id identifies the prompt up to the block's end."""
     ids: dict[tuple[int, ...], int] = {}
     step = MOONCAKE_BLOCK_TOKENS // BLOCK_TOKENS
     for request in requests:

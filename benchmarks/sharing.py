@@ -6,8 +6,8 @@ Each router is a process with the router's own books (loads, claims) and sharing
 fixed number of decisions per second, in batches of a few milliseconds: a booking on one of 64
 workers and the claim of a prompt of 2,048 uncached tokens, both released after half a second. The
 cost of sharing is the CPU time of such a process minus that of one that does the same alone. The
-age of state is the time from a change in one router until another one counts it: one worker of each
-router has the time of its last change as its figure.
+age of state is the time from a change in one router until another one counts it: for this, each
+router has a probe worker whose figure is the time of its last change.
 
 It needs redis-server or valkey-server; with --directory it needs none.
 """
@@ -33,7 +33,7 @@ import uvloop
 
 from extproc.config.sections import Sharing as Options
 from extproc.event_loop import Sweeper
-from extproc.picking.load import EndpointLoad, Loads, Told
+from extproc.picking.load import EndpointLoad, GaugesOf, Loads
 from extproc.picking.sent import Holdings, Sent, marks_of
 from extproc.sharing.sharing import shared, telling_of
 
@@ -49,8 +49,8 @@ ROUTERS = 4
 GOAL_CPU = 0.05
 GOAL_P99 = 1.2
 
-# Of a hundred ticks a second, this many send a message. With fewer, the machine was too busy, and
-# the CPU figures mean nothing.
+# Of a hundred ticks a second, at least this many must send a message. With fewer, the machine was
+# too busy, and the CPU figures mean nothing.
 LEAST_MESSAGES = 70
 
 
@@ -61,11 +61,13 @@ class AgedLoads(Loads):
         super().__init__(endpoints, 8_000, touched)
         self.ages: list[int] = []
 
-    def told(self, router: str, endpoint: str, told: Told, now: float, *, is_known: bool) -> bool:
-        if endpoint.startswith("probe") and told.in_flight:
-            self.ages.append(_now_us() - told.booked_tokens)
+    def told(
+        self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
+    ) -> bool:
+        if endpoint.startswith("probe") and gauges.in_flight:
+            self.ages.append(_now_us() - gauges.booked_tokens)
             return True
-        return super().told(router, endpoint, told, now, is_known=is_known)
+        return super().told(router, endpoint, gauges, now, is_known=is_known)
 
 
 class Fleet:
@@ -136,7 +138,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
             steps.append(max(0.0, time.perf_counter() - slept - PACE_SECONDS))
         passed = time.monotonic() - begun
         cpu = time.process_time() - cpu
-        found = {
+        found: dict[str, Any] = {
             "cpu": cpu / passed,
             "decisions": count / passed,
             "p99_us": 1e6 * statistics.quantiles(steps, n=100)[98],
@@ -151,7 +153,7 @@ async def router(url: str, number: int, rate: float, seconds: float) -> dict[str
 
 
 def run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, Any]]:
-    """Runs this many routers at the same time."""
+    """Runs this many routers at the same time; returns their results."""
     commands = [
         [sys.executable, __file__, "--router", json.dumps([url, number, rate, seconds])]
         for number in range(routers)
@@ -161,7 +163,7 @@ def run(url: str, routers: int, rate: float, seconds: float) -> list[dict[str, A
 
 
 def engine(folder: str) -> tuple[subprocess.Popen[bytes], str]:
-    """Starts a real Valkey or Redis; yields its URL."""
+    """Starts a real Valkey or Redis; returns its process and its URL."""
     server = shutil.which("redis-server") or shutil.which("valkey-server")
     if server is None:
         raise SystemExit("neither redis-server nor valkey-server is installed")
@@ -191,7 +193,7 @@ def mean(found: list[dict[str, Any]], key: str) -> float:
 
 
 def compare(url: str, process: int | None, seconds: float) -> list[dict[str, Any]]:
-    """The rows of the table."""
+    """Returns the rows of the table."""
     rows: list[dict[str, Any]] = []
 
     def row(what: str, ours: float, reference: float | None, goal: float | None) -> None:

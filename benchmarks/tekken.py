@@ -109,7 +109,7 @@ def _tokenizer(vocabulary: Tekken) -> dict[str, Any]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """The two parts of every token that has two, by rank."""
+    """Returns the two parts of every token that has two, by rank."""
     pairs = []
     for token, rank in ranks.items():
         parts = [token[place : place + 1] for place in range(len(token))]
@@ -128,7 +128,7 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _letters() -> dict[int, str]:
-    """The letter that byte-level BPE writes for a byte: itself, or one from 256 on."""
+    """Returns the letters that byte-level BPE writes for bytes: itself, or one from 256 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown}

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _missing(directory: Path) -> str:
-    """Why there is no model for the measurement, "" if there is one."""
+    """Writes the model to measure with; returns why that is not possible, "" if it is."""
     try:
         write_model(directory)
     except CannotRunError as error:

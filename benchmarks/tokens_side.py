@@ -46,11 +46,11 @@ class Ours:
         self._core = core if isinstance(core, PlainCore) else CORES[PlainCore.name](WORKERS)
 
     def encode(self, text: str) -> "array[int]":
-        """Text to ids."""
+        """Returns the ids of a text."""
         return self._tokenizer.encode(Text(text, add_special_tokens=False))
 
     def pick(self, request: bytes) -> int:
-        """From body to pick; returns the tokens of the prompt."""
+        """Runs from body to pick; returns the number of tokens of the prompt."""
         (prompt,) = parse(CHAT_PATH, request).prompts
         return self._core.pick(self._tokenizer.encode(prompt)).prompt_tokens
 
@@ -63,7 +63,7 @@ class Ours:
 
 
 def texts(directory: Path, rounds: int) -> list[Row]:
-    """Text to ids, for a new text."""
+    """Returns the rows from text to ids, for new texts."""
     prose, ours = Prose(1), _ours(directory)
     peers = {name: or_reason(partial(make, directory)) for name, make in PEERS.items()}
     _compare(ours, peers, prose)
@@ -89,7 +89,7 @@ def texts(directory: Path, rounds: int) -> list[Row]:
 
 
 def first_sight(directory: Path, rounds: int) -> list[Row]:
-    """Body to pick, for a new conversation, compared with fastokens on its prompt text."""
+    """Returns the rows from body to pick, for new conversations, compared with fastokens alone."""
     prose, ours = Prose(2), _ours(directory)
     reference = or_reason(partial(PEERS["fastokens"], directory))
     rows = []
@@ -110,9 +110,9 @@ def first_sight(directory: Path, rounds: int) -> list[Row]:
 
 
 def known(directory: Path, rounds: int) -> list[Row]:
-    """Body to pick, for the next turn or a repetition, compared with `tokenizers` on its text.
+    """Returns the rows from body to pick, for next turns and for repetitions of these.
 
-    The next turns are repeated afterwards.
+    The reference is `tokenizers` on the whole text.
     """
     prose, ours = Prose(3), _ours(directory)
     engine = PEERS["tokenizers"](directory)
@@ -159,12 +159,12 @@ def _compare(ours: Sequence[Ours], peers: dict[str, Encode | str], prose: Prose)
 
 
 def _batches(make: Callable[[], Made], rounds: int, count: int) -> list[list[Made]]:
-    """This many prompts for every round, and one to warm up."""
+    """Returns this many prompts for every round, plus one each to warm up."""
     return [[make() for _ in range(count + 1)] for _ in range(rounds + 1)]
 
 
 def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]]) -> Round:
-    """A round over the next batch; its first prompt warms up the caches."""
+    """Returns a round over the next batch, whose first prompt warms up the caches."""
     coming = iter(batches)
 
     def one_round() -> Cost:
@@ -183,7 +183,7 @@ def _each(call: Callable[..., object], batches: Sequence[Sequence[str | bytes]])
 
 
 def _figures(rounds: int, contestants: dict[str, Round], count: int) -> dict[str, Result]:
-    """Microseconds per prompt."""
+    """Returns microseconds per prompt."""
     each = MICROSECONDS / count
     costs = interleave(rounds, contestants)
     return {name: Figure([cost.lesser * each for cost in costs[name]]) for name in costs}

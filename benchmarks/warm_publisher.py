@@ -21,7 +21,7 @@ END = b"\xff" * 8
 
 
 def payload(number: int) -> bytes:
-    """A batch of one chain of 64 blocks, some 3.3 kB."""
+    """Returns a batch of one chain of 64 blocks, some 3.6 kB."""
     first = number * BLOCKS_A_BATCH
     event = {
         "type": "BlockStored",

@@ -50,7 +50,7 @@ class Piece:
         return self.tokens if self.parent is None else self.parent.whole + self.tokens
 
     def cut(self, blocks: int) -> "Piece":
-        """Its first blocks."""
+        """Returns its first blocks."""
         return Piece(self.hashes[:blocks], self.tokens[: blocks * BLOCK_SIZE], self.parent)
 
 
@@ -69,26 +69,26 @@ class Source:
         self._rng = Random(seed)  # noqa: S311 - repeatable, not secret
 
     def tokens(self, count: int) -> Tokens:
-        """Token ids, evenly distributed over the vocabulary."""
+        """Returns token ids, evenly distributed over the vocabulary."""
         words = memoryview(self._rng.randbytes(4 * count)).cast("I")
         return array("I", [word % VOCABULARY for word in words])
 
     def piece(self, blocks: int, parent: Piece | None = None) -> Piece:
-        """New blocks."""
+        """Returns new blocks."""
         hashes = memoryview(self._rng.randbytes(8 * blocks)).cast("Q").tolist()
         return Piece(hashes, self.tokens(blocks * BLOCK_SIZE), parent)
 
     def shuffled(self, items: Sequence[Any]) -> list[Any]:
-        """The items in random order."""
+        """Returns the items in random order."""
         return self._rng.sample(items, len(items))
 
     def between(self, low: float, high: float) -> float:
-        """A random number between two."""
+        """Returns a random number between two."""
         return self._rng.uniform(low, high)
 
 
 def build(workers: int, seed: int = 1) -> Workload:
-    """The whole workload for this many workers."""
+    """Returns the whole workload for this many workers."""
     source = Source(seed)
     system = source.piece(SYSTEM_BLOCKS)
     documents = [source.piece(DOCUMENT_BLOCKS) for _ in range(3)]
@@ -101,7 +101,7 @@ def build(workers: int, seed: int = 1) -> Workload:
 
 
 def _worker(source: Source, system: Piece, documents: Sequence[Piece], share: float) -> list[Piece]:
-    """The blocks of one worker: its part of the third document, and chats of every size."""
+    """Returns the blocks of one worker: its part of the third document, and chats of every size."""
     *whole, staggered = documents
     pieces = [system, *whole, staggered.cut(int(DOCUMENT_BLOCKS * share))]
     left = BLOCKS_PER_WORKER - sum(map(len, pieces))
@@ -118,7 +118,7 @@ def _worker(source: Source, system: Piece, documents: Sequence[Piece], share: fl
 def _prompts(
     source: Source, documents: Sequence[Piece], chats: Sequence[Piece], blocks: int
 ) -> list[Tokens]:
-    """Prompts of this many blocks: most of them fully held by a worker, the others partly.
+    """Returns prompts of this many blocks: most of them fully held by a worker, the others partly.
 
     They alternate between beginnings, so that no two in a row begin alike.
     """
@@ -130,13 +130,13 @@ def _prompts(
 
 
 def _prompt(source: Source, whole: Tokens, partly: bool) -> Tokens:  # noqa: FBT001
-    """A prompt of this length plus one token; one that is partly held continues differently."""
+    """Returns a prompt of this length plus one token; one partly held continues differently."""
     held = int(source.between(0.1, 0.9) * len(whole)) if partly else len(whole)
     return whole[:held] + source.tokens(len(whole) - held + 1)
 
 
 def stored(piece: Piece, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-    """An event that stores blocks of a piece, as vLLM 0.32 publishes it."""
+    """Returns an event that stores blocks of a piece, as vLLM 0.32 publishes it."""
     hashes = list(piece.hashes[start:stop])
     tokens = piece.tokens[start * BLOCK_SIZE : (start + len(hashes)) * BLOCK_SIZE]
     parent = piece.hashes[start - 1] if start else piece.parent and piece.parent.hashes[-1]
@@ -156,15 +156,15 @@ def stored(piece: Piece, start: int = 0, stop: int | None = None) -> dict[str, A
 
 
 def removed(block: int) -> dict[str, Any]:
-    """An event that removes one block, as vLLM 0.32 publishes it."""
+    """Returns an event that removes one block, as vLLM 0.32 publishes it."""
     return {"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU", "group_idx": 0}
 
 
 def message(events: Sequence[dict[str, Any]]) -> bytes:
-    """The payload of one message."""
+    """Returns the payload of one message."""
     return msgspec.msgpack.encode([1_795_219_118.25, events, 0])
 
 
 def messages(pieces: Sequence[Piece]) -> Iterator[bytes]:
-    """One message for each piece."""
+    """Returns one message for each piece."""
     return (message([stored(piece)]) for piece in pieces)
