@@ -1,10 +1,10 @@
-"""Compiles the request path with mypyc, from the Python source, which stays the only one.
+"""Compiles the request path with mypyc, from the Python source, which remains the only one.
 
     python compile_path.py [DIRECTORY]
 
 writes `extproc/compiled/` in the directory, by default beside the sources (`make compiled`). It
 needs mypy, msgspec, prometheus-client and a C compiler, and takes a minute. `extproc.request_path`
-takes what is there as long as it was built from the very sources that are installed.
+uses the result only if it was built from exactly the installed sources.
 """
 
 import ast
@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FOLDER = Path("extproc", "compiled")
 
-# Those that pay and that mypyc can read. What was left out, and why: docs/performance-appendix.md.
+# Modules that gain by it and that mypyc can compile. Others, and why: docs/performance-appendix.md.
 MODULES = (
     *("http2.connection", "http2.frames", "http2.grpc_messages", "http2.header_blocks"),
     *("http2.limits", "http2.outbox", "http2.streams"),
@@ -32,12 +32,12 @@ MODULES = (
     "tokenizing.text_encoder",
 )
 
-# What classes of these modules derive from. mypyc lays a class out by its base: where that is
-# unknown to it, the process would be killed at the first use of such an object.
+# Libraries with base classes of these modules' classes. mypyc lays out a class according to its
+# base: if the base were unknown, the process would crash at the first use of such an object.
 LIBRARIES = ("msgspec", "prometheus_client")
 
-# Not the project's own, which is strict: where libraries are missing, as where images are built,
-# it would find fault with modules that are only imported.
+# Not the project's own configuration, which is strict: without some libraries, as when images are
+# built, it would report errors in modules that are only imported.
 _MYPY = f"""\
 [mypy]
 explicit_package_bases = true
@@ -50,7 +50,7 @@ disallow_subclassing_any = true
 
 
 def main() -> int:
-    """Compiles; returns 1 where something that it needs is missing."""
+    """Compiles the modules; returns 0, or 1 if a required package is missing."""
     missing = [name for name in ("mypyc", *LIBRARIES) if find_spec(name) is None]
     if missing:
         print(f"missing: {', '.join(missing)}", file=sys.stderr)
@@ -60,7 +60,7 @@ def main() -> int:
     manifest = {
         "suffix": sysconfig.get_config_var("EXT_SUFFIX"),
         "modules": [f"extproc.{name}" for name in MODULES],
-        # before they are compiled, or an edit made meanwhile would pass for compiled
+        # hashed before compilation, so that an edit made meanwhile does not count as compiled
         "sources": {
             name: hashlib.sha256((HERE / name).read_bytes()).hexdigest()
             for name in sorted(_imported(files))
@@ -95,7 +95,7 @@ def _built(files: list[str], directory: Path) -> Path:
 
 
 def _imported(files: list[str]) -> set[str]:
-    """The files, and all of the project that they import: what was compiled depends on them."""
+    """Returns the files and all project files that they import, on which the result depends."""
     found: set[str] = set()
     waiting = list(files)
     while waiting:

@@ -1,7 +1,7 @@
-"""Takes what stands beside docs/ into the site: the changelog, and files that pages link to.
+"""Adds files from outside docs/ to the site: the changelog, and files that pages link to.
 
-mkdocs runs this while it builds (mkdocs.yml), so that the same files read well in the repository,
-where links lead out of docs/, and on the site, where they cannot.
+mkdocs runs this during the build (mkdocs.yml), so that the same links work in the repository, where
+they may lead out of docs/, and on the site, where they cannot.
 """
 
 import re
@@ -13,7 +13,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent
 
-# Pages that stand in the repository's root, and their names on the site.
+# Pages in the repository's root, and their names on the site.
 PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -27,7 +27,7 @@ _INWARD = re.compile(r"\]\((docs/)?([^)#:\s]+)(?=[)#])")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the root's pages, and each file that some page of docs/ links to."""
+    """Adds the root's pages, and each file that a page of docs/ links to; returns all files."""
     linked = {
         target
         for page in Path(config.docs_dir).glob("*.md")
@@ -42,7 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - mkdocs calls it by these names
-    """Has links lead to where a file is on the site."""
+    """Returns the page with its links pointing to the files' names on the site."""
     if page.file.src_uri in PAGES.values() and page.file.src_uri != "index.md":
         return _INWARD.sub(lambda found: f"]({_on_site(found)}", markdown)
     return _OUTWARD.sub(lambda found: f"]({PAGES.get(found[1]) or _copied(found[1])}", markdown)
@@ -53,5 +53,5 @@ def _on_site(found: re.Match[str]) -> str:
 
 
 def _copied(target: str) -> str:
-    """Returns the name of a file's copy, which mkdocs takes for a page by no means."""
+    """Returns the name on the site of a file's copy, which is not a page."""
     return f"repository/{target.replace('.github', 'github')}"

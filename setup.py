@@ -1,14 +1,14 @@
-"""Builds the compiled index core where there is a C compiler; everything else is in pyproject.toml.
+"""Builds the compiled index core if there is a C compiler; everything else is in pyproject.toml.
 
-Without a compiler the installation goes on, and the plain-Python core does the same work slower.
-Such a wheel has a tag of its own, py3-none-any: it must not pass for one with the compiled core.
+Without a compiler the installation continues, and the plain-Python core does the same work slower.
+Its wheel is tagged py3-none-any, so that it is not mistaken for one with the compiled core.
 KVSTEER_CFLAGS adds compiler flags (the sanitizers of `make sanitize`).
 
-KVSTEER_COMPILE=1 compiles the request path as well (compile_path.py), for this very Python alone,
-which such a wheel's tag then says. That takes a minute or two, and mypy, so it has to be asked for.
+KVSTEER_COMPILE=1 also compiles the request path (compile_path.py), for this version of Python only,
+which the wheel's tag then names. This takes a minute or two and needs mypy, so it is optional.
 
-KVSTEER_REPOSITORY, the web address of the repository that publishes, gives the package its links,
-and makes those of the README lead there; KVSTEER_REF is the tag that they lead to.
+KVSTEER_REPOSITORY, the web address of the publishing repository, gives the package its links, and
+makes relative links of the README absolute; KVSTEER_REF is the tag that they name (default: main).
 """
 
 import os
@@ -30,12 +30,12 @@ HERE = Path(__file__).resolve().parent
 
 
 class OptionalBuild(build_ext):
-    """Says plainly what is missing, instead of a compiler's traceback."""
+    """Continues after a failed build, with one line instead of a traceback."""
 
     has_compiled_path = False
 
     def run(self) -> None:
-        """Builds the core, and the request path where that is asked for."""
+        """Builds the core, and the request path if KVSTEER_COMPILE is 1."""
         super().run()
         if os.environ.get("KVSTEER_COMPILE") == "1":
             into = HERE if self.inplace else Path(self.build_lib).resolve()
@@ -49,7 +49,7 @@ class OptionalBuild(build_ext):
                 )
 
     def build_extension(self, extension: Extension) -> None:
-        """Builds the core, or says why there is none."""
+        """Builds the core, or prints why it was not built."""
         try:
             super().build_extension(extension)
         except Exception as error:  # noqa: BLE001 - whatever a platform's compiler does
@@ -62,10 +62,10 @@ class OptionalBuild(build_ext):
 
 
 class HonestWheel(bdist_wheel):
-    """Names the wheel after what was built, and not after what was to be built."""
+    """Tags the wheel by what was built, not by what was planned."""
 
     def run(self) -> None:
-        """Builds first."""
+        """Builds everything first, then the wheel with the tags that apply."""
         self.reinitialize_command("build_ext").inplace = False
         self.run_command("build")
         self.skip_build = True
@@ -81,7 +81,7 @@ REF = os.environ.get("KVSTEER_REF", "main")
 
 
 def urls() -> dict[str, str]:
-    """The package's links, none where no repository is named."""
+    """Returns the package's links, none if KVSTEER_REPOSITORY is not set."""
     if not REPOSITORY:
         return {}
     return {
@@ -93,7 +93,7 @@ def urls() -> dict[str, str]:
 
 
 def description() -> str:
-    """The README, whose links and pictures work away from the repository if that is known."""
+    """Returns the README; with KVSTEER_REPOSITORY, its links and pictures are absolute."""
     text = (HERE / "README.md").read_text(encoding="utf-8")
     if not REPOSITORY:
         return text

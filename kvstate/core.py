@@ -1,14 +1,13 @@
 """The interface of a core, the inner part of the index, which has two implementations.
 
-A core knows owners by number, engine hashes, tokens and tiers; names, orphans and visible counters
-are in `kvstate.index`. `kvstate/native/` has the compiled core, `kvstate/plain_core.py` the same in
-Python; the same tests compare both with one oracle.
+A core knows owners by number, engine hashes, tokens and tiers; names are in `kvstate.index`,
+orphans and visible counters in `kvstate.owner`. `kvstate/native/` has the compiled core and
+`kvstate/plain_core.py` the same in Python; the same tests compare both with one oracle.
 
-Block keys of the plain core: chained from the namespace and the token ids.
-
-A key is a 64-bit routing hint, secret to this process: a collision costs a bad route, never a wrong
-answer, and nobody outside can construct one. Keys are never shared or stored. The compiled core
-computes its keys differently (kvstate/native/index.h).
+The plain core chains block keys from the namespace and the token ids. A key is a 64-bit routing
+hint, secret to this process: a collision costs a bad route, never a wrong answer, and nobody
+outside can construct one. Keys are never shared or stored. The compiled core computes its keys
+differently (kvstate/native/index.h).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,17 +24,17 @@ BYTES_PER_TOKEN = 4
 
 
 def root_key(secret: int, seed: bytes, lora: str | int | None, block_size: int) -> int:
-    """The key before the first block of a prompt: one key space per model and block size.
+    """Returns the key before the first block of a prompt: a key space per model and block size.
 
     secret: 64 random bits of this process. seed: identifies the model. An adapter known only by
-    number has other keys than one known by name, and than the base model.
+    number has different keys from one known by name, and from the base model.
     """
     namespace = msgspec.msgpack.encode((secret, seed, lora, block_size))
     return int(xxhash.xxh3_64_intdigest(namespace))
 
 
 def child(parent: int, tokens: memoryview | bytes, extra: bytes | None) -> int:
-    """The key of the block with these tokens (uint32, as bytes) that follows `parent`.
+    """Returns the key of the block with these tokens (uint32, as bytes) that follows `parent`.
 
     extra: its encoded extra keys (salt, image hashes).
     """
@@ -46,7 +45,7 @@ def child(parent: int, tokens: memoryview | bytes, extra: bytes | None) -> int:
 def chain(
     root: int, tokens: Tokens | memoryview, block_size: int, first: bytes | None, limit: int
 ) -> Iterator[int]:
-    """The keys of the first `limit` full blocks of a prompt, computed lazily.
+    """Yields the keys of the first `limit` full blocks of a prompt, computed lazily.
 
     first: the extra keys of the first block (a cache salt).
     """
@@ -59,11 +58,11 @@ def chain(
         yield key
 
 
-# Work done in one step, in table lookups or their equivalent: a part of a slice of a millisecond.
+# The most work in one step, in table lookups or their equivalent: a fraction of a 1 ms slice.
 WORK = 2_048
 
 # The result of applying a message: events applied, events in all, whether it cleared the cache, and
-# the names of those skipped among the applied.
+# the names of the skipped events among those applied.
 Outcome = tuple[int, int, bool, tuple[str, ...]]
 
 
@@ -165,7 +164,7 @@ class Core(Protocol):
     def forget_layout(self, owner: int) -> None:
         """Forgets what was learned of an owner's groups, layouts and media.
 
-        It may be another engine now.
+        The engine may be another one now.
         """
 
     def layout(self, owner: int) -> tuple[bool | None, bool | None]:
@@ -185,7 +184,7 @@ class Core(Protocol):
         """Gives up the message under way, if any; what was applied stays."""
 
     def apply(self, owner: int, payload: bytes) -> Outcome | None:
-        """Applies a whole message if it is as expected.
+        """Applies a whole message if its format is as expected.
 
         It stops before a store whose parent is unknown or whose group is doubtful. Returns None,
         with nothing applied, if anything in the message is unexpected.
@@ -205,7 +204,7 @@ class Core(Protocol):
         """
 
     def status(self, owner: int) -> OwnerStatus:
-        """Counts of one owner."""
+        """Returns the counts of one owner."""
 
     def tiers(self, owner: int, uncertain: bool) -> tuple[int, int, int, int]:  # noqa: FBT001
         """Returns how many hashes an owner holds on each tier, certain or uncertain."""
@@ -218,14 +217,14 @@ class Core(Protocol):
         """
 
     def memory(self) -> int:
-        """Memory of all tables, in bytes."""
+        """Returns the memory of all tables, in bytes."""
 
     def check(self) -> None:
         """Raises AssertionError if an invariant is violated; slow."""
 
 
 class Pool(NamedTuple):
-    """The scope of counting a block's copies: engines remove by medium, group and hash."""
+    """The scope in which a block's copies are counted: engines remove by medium, group and hash."""
 
     medium: str
     group: int | None
@@ -234,7 +233,11 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, medium: str, group: int | None, block_size: int) -> "Pool":
-        """Returns the pool of a stored event, whose medium `tier_of` must know."""
+        """Returns the pool of a stored event.
+
+        Raises:
+            ValueError: `tier_of` does not know the medium.
+        """
         tier = tier_of(medium)
         if tier is None:
             raise ValueError("events of unknown media never reach the index")

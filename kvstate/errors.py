@@ -1,13 +1,13 @@
 """The tree of errors; each name says who is at fault.
 
 KVSteerError
-├── PeerError           its text may hold what a peer said: it is made fit to be shown
-│   ├── WireError       a publisher sent bytes that are no event batch
+├── PeerError           its text may quote the peer, made printable
+│   ├── WireError       a publisher sent bytes that are not an event batch
 │   └── ReplayError     a publisher did not answer a replay, or not completely
 └── (extproc.errors)
     ├── ConfigError     the operator's configuration cannot be used
     ├── RequestError    a client's request cannot be keyed; it is still routed, by load
-    ├── DiscoveryError  a source of workers cannot be asked now
+    ├── DiscoveryError  a source of workers cannot be queried now
     ├── ProtocolError   the proxy broke the ext_proc protocol, or speaks another dialect
     └── StartError      this machine refuses something: a port, a file, a permission
         └── ExtraError  a feature's packages are not installed
@@ -22,7 +22,7 @@ MAX_PEER_TEXT = 200
 
 
 def printable(text: str, limit: int = MAX_PEER_TEXT) -> str:
-    """Makes a peer's text fit for logs and pages: one printable line of limited length.
+    """Returns a peer's text as one printable line of limited length, for logs and pages.
 
     With line breaks or terminal control codes, a peer could forge log lines.
     """
@@ -40,7 +40,7 @@ class PeerError(KVSteerError):
 
 
 class WireError(PeerError):
-    """A publisher sent bytes that are no event batch."""
+    """A publisher sent bytes that are not an event batch."""
 
 
 class ReplayError(PeerError):

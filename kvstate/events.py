@@ -16,8 +16,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     cache will serve. prefill_pending_tokens: prompt tokens of requests in the engine that have no
     output yet. cache_usage: share of the cache in use, 0 to 1; active_cache_usage: the same without
     evictable blocks. max_running: the most requests that run at once. age_ms: age of the figures
-    when they were sent.
-    silence_ms: since the engine last produced anything while it had work.
+    when they were sent. silence_ms: time since the engine last produced anything while it had work.
     """
 
     running: int
@@ -40,19 +39,18 @@ BlockHash = int | bytes
 class BlocksStored(msgspec.Struct, frozen=True):
     """A chain of full blocks that a rank now holds.
 
-    hashes: one for each block, which is the child of the one before; the first is the child of
-    `parent`.
+    hashes: one for each block; each block is the child of the one before, the first of `parent`.
     tokens: len(hashes) * block_size ids, uint32.
     lora: the adapter's name, or its number if the layout has no names; None for the base model.
     extras: one for each block, empty if only tokens count. Only the root block has a cache salt.
     group: the engine's attention group; None if it has only one.
-    kind: the group's kind of attention as on the wire, one that holds the whole prefix; None where
-        the layout does not say.
+    kind: the group's kind of attention as named on the wire, always one that holds the whole
+        prefix; None if it is not named.
     bigrams: the engine's tokens are pairs that overlap by one, [a, b], [b, c] (SGLang with EAGLE).
-        Then `tokens` are the second ones, and the root block carries the first of all as its first
-        extra.
+        Then `tokens` are the second tokens of the pairs, and the very first token is the first
+        extra of the root block.
     names_salts, names_loras: whether this layout would name a cache salt or an adapter, if there
-        were one; None if that is not known.
+        were one; None if this is not known.
     """
 
     hashes: list[BlockHash]
@@ -80,7 +78,7 @@ class BlocksCopied(msgspec.Struct, frozen=True):
 class OtherGroupStored(msgspec.Struct, frozen=True):
     """Stored blocks of an attention group that does not hold the whole prefix (a window, a state).
 
-    They are not indexed; later events of this group that do not name its kind follow it.
+    They are not indexed, and neither are blocks of later events of this group that name no kind.
     """
 
     group: int | None = None
@@ -102,7 +100,7 @@ Event = BlocksStored | BlocksCopied | OtherGroupStored | BlocksRemoved | AllClea
 
 
 def blocks_of(event: Event) -> int:
-    """How many blocks an event names."""
+    """Returns how many blocks an event names."""
     return 0 if isinstance(event, OtherGroupStored | AllCleared) else len(event.hashes)
 
 
@@ -134,7 +132,7 @@ Body = bytes | EventBatch
 class Batch(msgspec.Struct):
     """One message of a feed, the same object from the wire to the index.
 
-    sequence: its number, counted by the publisher for each rank. body: its contents; None if it
+    sequence: its number, counted by the publisher for each rank. body: its contents; empty if they
     could not be decoded, for the reason in fault. stamp: the publisher's time stamp, in seconds.
     size_bytes: its memory while it is held back. The subscriber of the feed fills in the last
     three.
@@ -150,7 +148,7 @@ class Batch(msgspec.Struct):
 class Taken(msgspec.Struct, frozen=True):
     """The result of applying a batch.
 
-    healed: nothing uncertain is left. missed: why some of its contents are not known, "" if all
+    healed: nothing uncertain is left. missed: why some of its contents are unknown, "" if none
     are. faults: one name for each skipped event. clears: it emptied the cache.
     """
 

@@ -19,11 +19,11 @@ from kvstate.owner import Owner
 
 log = logging.getLogger("kvsteer.feed")
 
-# How long a block on a doubted medium (`kvstate.overlap`) counts after it was stored last: at least
+# How long a block on a doubted medium (`kvstate.overlap`) counts after it was last stored: at least
 # this long, at most twice as long.
 DOUBTED_SECONDS = 300.0
 
-# Table slots checked for expired blocks in one step: some 0.2 ms.
+# Table slots checked for expired blocks in one step: about 0.2 ms.
 EXPIRED_AT_ONCE = 2_000
 
 # From the worst state to the best; a worker's state is that of its worst rank.
@@ -159,7 +159,7 @@ class Fleet:
     def listen(self, worker: str, listener: Callable[[int, Body], None] | None) -> None:
         """Passes every batch of a worker to a listener, with its rank, after it was applied.
 
-        It ends with None, with the worker's removal, or when the listener fails.
+        This ends when the listener is set to None, the worker is removed, or the listener fails.
         """
         for rank, each in enumerate(self._followed.get(worker, [])):
             shown = None if listener is None else functools.partial(listener, rank)
@@ -208,7 +208,7 @@ class Fleet:
         await asyncio.gather(*self._releasing)
 
     def overlaps(self, prompt: Prompt) -> dict[str, Overlap]:
-        """The overlap of every worker that holds the prompt's first block.
+        """Returns the overlap of every worker that holds the prompt's first block.
 
         If a worker's events name adapters by unknown numbers only, the blocks of any of them may
         match: they count as uncertain.
@@ -226,11 +226,11 @@ class Fleet:
         return found
 
     def _with_told_adapters(self) -> set[str]:
-        """The workers for which an adapter's number is known."""
+        """Returns the workers for which an adapter's number is known."""
         return set().union(*(set().union(*each.values()) for each in self._adapters.values()))
 
     def state(self, worker: str) -> State:
-        """A worker's worst feed state; unsupported if it has no feeds."""
+        """Returns a worker's worst feed state; unsupported if it has no feeds."""
         followed = self._followed.get(worker, ())
         if len(followed) == 1:  # the usual case; this is called at every pick
             return followed[0].subscriber.feed.state
@@ -246,26 +246,26 @@ class Fleet:
         return sum([each.subscriber.counts["batches"] for each in self._followed.get(worker, ())])
 
     def block_size(self, worker: str) -> int | None:
-        """Tokens in a block, as learned from the worker's events."""
+        """Returns the tokens per block, learned from the worker's events; None if not known yet."""
         for each in self._followed.get(worker, ()):
             if each.owner.block_size is not None:
                 return each.owner.block_size
         return None
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
-        """Blocks that a worker holds on device, host, disk and remote."""
+        """Returns how many blocks a worker holds on device, host, disk and remote."""
         return self._index.blocks_by_tier(worker)
 
     def index_bytes(self) -> int:
-        """Memory of the block index."""
+        """Returns the memory of the block index, in bytes."""
         return self._index.memory()
 
     def feeds(self, worker: str) -> list[FeedStatus]:
-        """The state of a worker's feeds, in order of rank."""
+        """Returns the status of a worker's feeds, in order of rank."""
         return [self._status(each) for each in self._followed.get(worker, [])]
 
     def loads(self, worker: str) -> list[ReportedLoad | None]:
-        """Each rank's last load report; None without one."""
+        """Returns each rank's last load report, in order of rank; None without one."""
         return [self._load(each.subscriber) for each in self._followed.get(worker, [])]
 
     def _load(self, subscriber: Subscriber) -> ReportedLoad | None:

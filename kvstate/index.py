@@ -1,7 +1,7 @@
 """The block index: knows exactly which ranks hold the leading blocks of a prompt.
 
-This module has the names; a rank is a `kvstate.owner`, and the blocks themselves are in a core
-(`kvstate.core`), compiled or plain.
+This module maps names to the core's numbers; a rank is an `Owner` (`kvstate.owner`), and the blocks
+themselves are in a core (`kvstate.core`), compiled or plain.
 """
 
 import itertools
@@ -25,7 +25,7 @@ else:
 
 
 def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -> Core:
-    """Creates a core; with compiled None, the compiled one if it was built.
+    """Returns a new core, compiled or plain; None means compiled if it was built.
 
     Raises:
         RuntimeError: the compiled core is requested but was not built.
@@ -38,7 +38,7 @@ def make_core(secret: int, limit_blocks: int, *, compiled: bool | None = None) -
 
 
 def plain_core_warning() -> str:
-    """How to get the compiled core if it is missing, "" if it is not."""
+    """Returns how to get the compiled core if it is missing, "" if it is not."""
     if IS_COMPILED:
         return ""
     return (
@@ -51,20 +51,20 @@ def plain_core_warning() -> str:
 
 
 def default_core_name() -> str:
-    """The core that runs by default: compiled or plain."""
+    """Returns the name of the core that runs by default: compiled or plain."""
     return "compiled" if IS_COMPILED else "plain"
 
 
-# Separates a worker's name from the number of a further rank, which the core treats as a worker of
-# its own; no address contains it.
+# Separates a worker's name from the serial number of a further rank, which the core treats as a
+# separate worker; no address contains it.
 _FURTHER = "\n"
 
 
 class Index:
     """Blocks of all ranks of all workers.
 
-    secret: 64 random bits, from which block keys are made. core: for tests; by default the compiled
-    one if it was built.
+    secret: 64 random bits, from which block keys are computed. compiled: which core to use, for
+    tests; None for the compiled one if it was built.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Index:
         self._models: dict[str, int] = {}
         self._workers: list[str] = []  # by number; "" where a number is free
         self._holders: dict[int, str] = {}  # by owner
-        self._further = 0  # those that are further ranks
+        self._further = 0  # how many of the holders are further ranks
         self._serials = itertools.count()
-        self._free: list[int] = []  # numbers
+        self._free: list[int] = []  # numbers of workers
         self._owners: dict[str, list[Owner]] = {}  # by worker
         self._numbers: dict[str, int] = {}  # of workers
         self._stored = Stored()
@@ -114,19 +114,19 @@ class Index:
         self._free.append(number)
 
     def clear(self, owner: Owner) -> None:
-        """As the owner's `forgetting`, in one go."""
+        """Runs the owner's `forgetting` without pauses."""
         finished(owner.forgetting())
 
     def demote(self, owner: Owner) -> None:
-        """As the owner's `demoting`, in one go."""
+        """Runs the owner's `demoting` without pauses."""
         finished(owner.demoting())
 
     def apply_message(self, owner: Owner, body: Body) -> Taken:
-        """As the owner's `applying`, in one go."""
+        """Runs the owner's `applying` without pauses; returns its result."""
         return finished(owner.applying(body))
 
     def apply(self, owner: Owner, events: Iterable[Event]) -> tuple[str, ...]:
-        """As the owner's `applying_events`, in one go."""
+        """Runs the owner's `applying_events` without pauses; returns the skipped events' names."""
         return finished(owner.applying_events(events))
 
     def overlaps(self, prompt: Prompt, *, names_ranks: bool = True) -> dict[str, Overlap]:
@@ -150,7 +150,7 @@ class Index:
     def overlaps_by_number(self, prompt: Prompt) -> dict[str, Overlap]:
         """Returns possible overlaps for a prompt with an adapter that the events do not name.
 
-        It is not known which number is that adapter's, so it returns the best of all, as uncertain.
+        Which number is that adapter's is unknown, so the best overlap counts, as uncertain.
         """
         ranks = [owner for owner in self._stored.numbered if owner.model == prompt.model]
         best: dict[str, Overlap] = {}
@@ -162,7 +162,7 @@ class Index:
         return best
 
     def _of_ranks(self, worker: str, held: list[Overlap], *, names_ranks: bool) -> Overlap:
-        """A worker's overlap, from the overlaps of its ranks that hold the first block."""
+        """Returns a worker's overlap, from those of its ranks that hold the first block."""
         best = max(held, key=lambda one: one.rank_order)
         ranks = len(self._owners[worker])
         if names_ranks or ranks == 1:
@@ -191,7 +191,7 @@ class Index:
         return self._core.expire(owner.number, slots)
 
     def blocks_by_tier(self, worker: str) -> tuple[int, int, int, int]:
-        """Block hashes that a worker's ranks hold on each tier, certain or not."""
+        """Returns how many block hashes a worker's ranks hold on each tier, certain or not."""
         counts = [0, 0, 0, 0]
         for owner in self._owners.get(worker, ()):
             for uncertain in (False, True):
@@ -200,7 +200,7 @@ class Index:
         return counts[0], counts[1], counts[2], counts[3]
 
     def memory(self) -> int:
-        """Memory of all blocks, in bytes."""
+        """Returns the memory of all blocks, in bytes."""
         return self._core.memory()
 
     def check(self) -> None:
@@ -221,7 +221,7 @@ class Index:
         return self._models[name]
 
     def _bigram_overlaps(self, model: int, prompt: Prompt) -> dict[str, Overlap]:
-        """The same for pages of bigrams: of N tokens there are N - 1, and N - 2 can be reused."""
+        """Returns the same for pages of bigrams: N tokens make N - 1, and N - 2 can be reused."""
         if not prompt.tokens:
             return {}
         first = encoded((prompt.tokens[0], *prompt.namespace))

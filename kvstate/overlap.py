@@ -22,7 +22,7 @@ RESTORE_WEIGHT = {Tier.DEVICE: 1.0, Tier.HOST: 0.8, Tier.DISK: 0.4, Tier.REMOTE:
 
 # vLLM 0.32: GPU, CPU, STORAGE (Mooncake's connector writes lower case). SGLang: CPU_TIER1 is pinned
 # host memory, CPU_TIER2 its remote storage back end (0.5.9), later CPU_PINNED, DISK, EXTERNAL.
-# SMG's relay also writes DEVICE. kvstate/native/wire.c has the same in the same order.
+# SMG's relay also writes DEVICE. kvstate/native/wire.c has the same media in the same order.
 _TIER_OF_MEDIUM = {
     "GPU": Tier.DEVICE,
     "DEVICE": Tier.DEVICE,
@@ -43,16 +43,16 @@ DEFAULT_MEDIUM = "GPU"
 
 # Media for which all known sources announce removals: engines' own caches, SGLang's HiCache. All
 # others are doubted, because vLLM's MooncakeStoreConnector and LMCache announce stores on "cpu" and
-# "CPU" but never a removal. The doubt ends with the first removal from the medium, or the first
+# "CPU" but never removals. The doubt ends with the first removal from the medium, or the first
 # block announced on a host medium by hash alone: only vLLM's OffloadingConnector and TensorRT-LLM
 # do this, and both announce removals. On a doubted medium nothing is certain, and blocks are
-# forgotten some time after they were stored last. docs/feeds.md has the sources.
-# kvstate/native/index.h has the same as bits.
+# forgotten some time after they were last stored. docs/feeds.md has the sources.
+# kvstate/native/index.h has the same set as bits.
 REMOVING_MEDIA = frozenset({"GPU", "DEVICE", "CPU_PINNED"})
 
 
 def tier_of(medium: str) -> Tier | None:
-    """The tier of a medium as on the wire; None if the medium is unknown."""
+    """Returns the tier of a medium, named as on the wire; None if the medium is unknown."""
     return _TIER_OF_MEDIUM.get(medium.upper())
 
 
@@ -130,15 +130,16 @@ class Overlap(NamedTuple):
 
     @property
     def rank_order(self) -> tuple[int, int, int]:
-        """Orders overlaps of one prompt, the better one greater."""
+        """A sort key for overlaps of one prompt; the better one has the greater key."""
         on_device = self.tiers[Tier.DEVICE] * self.block_size
         return (self.certain_tokens, self.uncertain_tokens, on_device)
 
 
 def of_any_rank(best: Overlap, least: Overlap | None = None) -> Overlap:
-    """The overlap for a request that cannot choose its rank: only blocks of all ranks are certain.
+    """Returns the overlap for a request that cannot choose its rank.
 
-    best: of the rank that holds most. least: certainly held by all; None if one holds nothing.
+    Only blocks that all ranks hold are certain. best: of the rank that holds the most. least: of
+    the rank that certainly holds the least; None if a rank holds nothing.
     """
     whole = sum(best.tiers) + best.uncertain
     if least is None or least.block_size != best.block_size:

@@ -60,12 +60,12 @@ class Orphan:
 
     @property
     def content(self) -> tuple[BlockHash, bytes, bytes | None]:
-        """The parts from which its key is made."""
+        """The parts from which its key is computed."""
         return self.parent, self.tokens, self.extra
 
     @property
     def size_bytes(self) -> int:
-        """Its memory, with its share of the tables; hashes may be its own or its parent's."""
+        """Its memory, including both hashes if they are bytes, and its share of the tables."""
         return (
             ORPHAN_OVERHEAD_BYTES
             + len(self.tokens)
@@ -80,7 +80,7 @@ class Orphan:
 
 
 def orphans_of(event: BlocksStored) -> Iterator[Orphan]:
-    """The blocks of a chain whose parent is unknown, each the parent of the next."""
+    """Yields the blocks of a chain whose parent is unknown, each the parent of the next."""
     pool = Pool.of(event.medium, event.group, event.block_size)
     step = event.block_size * BYTES_PER_TOKEN
     view = memoryview(event.tokens).cast("B")
@@ -104,7 +104,7 @@ class Orphanage:
         return len(self._orphans)
 
     def park(self, orphan: Orphan) -> None:
-        """Keeps a block; if it waits already, adds a copy, or replaces its tokens."""
+        """Keeps a block; if it waits already, adds a copy, or replaces one of other content."""
         known = self._orphans.get(orphan.name)
         if known is not None:
             if known.content == orphan.content:
@@ -148,10 +148,10 @@ class Orphanage:
 
 log = logging.getLogger("kvsteer.feed")
 
-# The most memory that a block takes in the compiled core, including partly filled tables.
+# The most memory that a block uses in the compiled core, including partly filled tables.
 BYTES_PER_BLOCK = 64
 
-# The least for each rank, however many ranks the worker is configured with.
+# The least memory for each rank, however many ranks the worker is configured with.
 MIN_BYTES_OF_RANK = 4 * 1024 * 1024
 
 
@@ -169,14 +169,14 @@ class Limits:
         return self.bytes // BYTES_PER_BLOCK
 
     def share(self, ranks: int) -> "Limits":
-        """The share of one of the worker's ranks."""
+        """Returns the share of each of the worker's ranks."""
         least = min(self.bytes, MIN_BYTES_OF_RANK)
         return Limits(
             max(self.bytes // ranks, least), self.orphans // ranks, self.orphan_bytes // ranks
         )
 
 
-# The most of a store that is applied at once, if it has more than one block.
+# The largest piece of a store that is applied at once; it has at least one block, however large.
 PIECE_TOKENS = 16_384
 PIECE_BLOCKS = 1_024
 
@@ -184,7 +184,7 @@ PIECE_BLOCKS = 1_024
 _COPIES = 32
 
 
-# The most adapters that one rank may name by number alone: each is one more lookup for requests
+# The most adapters that one rank may name by number alone: each costs one more lookup for requests
 # with an adapter.
 MAX_NUMBERED_ADAPTERS = 16
 
@@ -192,8 +192,8 @@ MAX_NUMBERED_ADAPTERS = 16
 class Stored:
     """Kinds of blocks that ranks have stored and that need lookups of their own.
 
-    bigrams: the models of which a rank stored pages of bigrams. numbered: the adapters of which a
-    rank stored blocks under their numbers, without their names.
+    bigrams: the models for which a rank stored pages of bigrams. numbered: for each rank, the
+    numbers of adapters for which it stored blocks without naming them.
     """
 
     def __init__(self) -> None:
@@ -239,9 +239,9 @@ class Owner:
         self._core = core
         self._stored = stored
         self._trusted = False
-        self._over_limit = 0  # how often each count was reached
-        self._block_sizes = 0  # how often one was learned
-        self._may_be_uncertain = False  # whether any of its blocks are
+        self._over_limit = 0  # the core's count, when last read
+        self._block_sizes = 0  # how often a block size was learned
+        self._may_be_uncertain = False  # whether any of its blocks may be uncertain
         self._counts: Counter[str] = Counter()
         self._names_salts: bool | None = None
         self._names_loras: bool | None = None
@@ -274,7 +274,7 @@ class Owner:
 
     @property
     def doubted_blocks(self) -> int:
-        """Blocks stored since, but on tiers whose source is not known to announce removals."""
+        """Blocks stored since the last hole, but on tiers with a doubted medium."""
         doubted = self.status["doubted"]
         held = self._core.tiers(self.number, False)  # noqa: FBT003 - compiled, positional
         return sum(count for tier, count in enumerate(held) if doubted >> tier & 1)
@@ -316,7 +316,7 @@ class Owner:
         """Applies one message of the feed in steps, by the core if its format is as expected.
 
         Raises:
-            WireError: it is no event batch; nothing has happened.
+            WireError: it is not an event batch; nothing was changed.
         """
         fast: Outcome | bool = False
         if isinstance(body, bytes) and not self.orphans.bytes:  # no orphan waits
@@ -498,7 +498,7 @@ class Owner:
             yield
 
     def _attaching(self, block: BlockHash) -> Generator[None, None, None]:
-        """Gives keys to the orphans of a block that arrived, and to their orphans in turn."""
+        """Stores the orphans of a block that arrived, and then the orphans of each of those."""
         turned_up = [block]
         while turned_up:
             parent = turned_up.pop()

@@ -1,7 +1,7 @@
 """The core in plain Python, which runs if the compiled one could not be built.
 
 Every owner has two segments of blocks, certain and uncertain. A row of the table maps a block key
-to a bit set, four bits (one a tier) for each segment of each owner.
+to a bit set, four bits (one per tier) for each segment of each owner.
 
 Invariants, which `check()` verifies:
 - a bit is set if and only if some hash of that segment, on a medium of that tier, has that key;
@@ -26,7 +26,7 @@ Table = dict[int, int]
 class Segment:
     """Blocks of one rank that share a degree of certainty.
 
-    first_bit: of the four bits (one a tier) that it owns in every row of the table.
+    first_bit: the first of the four bits (one per tier) that it owns in every row of the table.
     """
 
     def __init__(self, table: Table, first_bit: int) -> None:
@@ -34,7 +34,7 @@ class Segment:
         self._table = table
         self._pools: dict[Pool, dict[BlockHash, int]] = {}  # in order
         self._copies: dict[tuple[Pool, BlockHash], int] = {}  # if more than one
-        self._ages: dict[tuple[Pool, BlockHash], int] = {}  # of blocks that expire by age instead
+        self._ages: dict[tuple[Pool, BlockHash], int] = {}  # where copies are not counted
         self._sharers: dict[
             tuple[Tier, int], int
         ] = {}  # hashes with the same key, if more than one
@@ -118,7 +118,7 @@ class Segment:
     def move_to(self, other: "Segment", most: int) -> bool:
         """Moves at most this many blocks to another segment; returns whether none is left.
 
-        Copies that both segments had count once.
+        Of a block in both segments, only the copies in this one are kept.
         """
         for _ in range(most):
             if not self._pools:
@@ -146,7 +146,7 @@ class Segment:
         return dict(bits)
 
     def _last(self) -> tuple[Pool, BlockHash, int]:
-        """Any of the blocks, found without iterating over the others."""
+        """Returns one of the blocks, found without iterating over the others."""
         pool = next(reversed(self._pools))
         block, key = next(reversed(self._pools[pool].items()))
         return pool, block, key
@@ -218,7 +218,7 @@ class _Owner:
 
     @property
     def doubted(self) -> int:
-        """The tiers of these media, one bit each."""
+        """The tiers of doubted media, one bit each."""
         tiers = {tier_of(medium) or 0 for medium in self.doubted_media}
         return sum(1 << tier for tier in tiers)
 
@@ -227,7 +227,7 @@ class _Owner:
         return len(self.certain) + len(self.uncertain)
 
     def find(self, block: BlockHash) -> tuple[Segment, Pool, int] | None:
-        """Returns where a block is held under this hash, and its key; preferably a certain one."""
+        """Returns segment, pool and key of a block held under this hash, a certain one first."""
         for segment in (self.certain, self.uncertain):
             found = segment.find(block)
             if found is not None:
@@ -352,7 +352,7 @@ class PlainCore:
         self._owners[owner].removing = set(REMOVING_MEDIA)
 
     def layout(self, owner: int) -> tuple[None, None]:  # noqa: ARG002, D102
-        return None, None  # all its stores are typed, and have this themselves
+        return None, None  # its stores are all typed events, which state this
 
     def start(self, owner: int, payload: bytes, work: int) -> bool:  # noqa: ARG002, D102
         return False  # this core has only the typed decoder
@@ -434,7 +434,7 @@ class PlainCore:
     def _runs(
         self, root: int, tokens: Tokens | memoryview, block_size: int, first: bytes | None
     ) -> list[tuple[int, int]]:
-        """The rows of the prompt's blocks as (bits, count), up to the first absent one."""
+        """Returns the rows of the prompt's blocks as (bits, count), up to the first absent one."""
         limit = (len(tokens) - 1) // block_size
         runs: list[tuple[int, int]] = []
         current, length = 0, 0

@@ -26,7 +26,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 _POWERS = [pow(_MULTIPLIER, place, 1 << 64) for place in reversed(range(RUN_TOKENS))]
 _LAST_64_BITS = (1 << 64) - 1
 
-# The plain scan creates an object for every text; it takes this many bytes at a time.
+# The plain scan creates an object for every text, so it processes this many bytes at a time.
 _PIECE_BYTES = 131_072
 
 

@@ -22,7 +22,11 @@ PACKAGES = {
 
 
 def generate(proto: str, into: Path) -> None:
-    """Writes the module and the type stub of one .proto file."""
+    """Writes the module and the type stub of one .proto file.
+
+    Raises:
+        SystemExit: protoc failed.
+    """
     well_known = Path(protoc.__file__).parent / "_proto"
     arguments = ["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}"]
     arguments += [f"--python_out={into}", f"--pyi_out={into}", proto]
@@ -31,7 +35,7 @@ def generate(proto: str, into: Path) -> None:
 
 
 def stale(proto: str, package: str) -> list[str]:
-    """The committed stubs of one .proto file that differ from what the generator writes now."""
+    """Returns the committed stubs of one .proto file that differ from newly generated ones."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(proto, Path(scratch))
         fresh = {path.name: path.read_bytes() for path in Path(scratch).iterdir()}
@@ -44,7 +48,7 @@ def stale(proto: str, package: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line above."""
+    """Runs the command line above; returns its exit code."""
     if arguments == ["--check"]:
         differing = [path for proto, package in PACKAGES.items() for path in stale(proto, package)]
         for path in differing:

@@ -155,7 +155,7 @@ class PrefixCache:
         return events
 
     def _find(self, digests: Iterable[bytes], prompt_tokens: int) -> Iterator[int | None]:
-        """The leading blocks held: their places on the device, or None for those off it."""
+        """Yields the leading blocks held: their places on the device, or None for those off it."""
         # The engine needs the logits of the last token, so it always computes that token's block.
         usable = (prompt_tokens - 1 - self._hashing.lookahead) // self._block_size
         for _, digest in zip(range(usable), digests, strict=False):
@@ -191,7 +191,7 @@ class PrefixCache:
             self._events.append(BlockRemoved(hashes, medium, _GROUP))
 
     def _announce(self, holding: Holding, start: int) -> None:
-        """Make the full blocks from number `start` on reusable; one event a run of new ones."""
+        """Makes the full blocks from number `start` on reusable; one event per run of new ones."""
         first = None
         for number in range(start, len(holding.digests) + 1):
             if number < len(holding.digests) and self._fill(holding, number):
@@ -217,7 +217,7 @@ class PrefixCache:
         return True
 
     def _stored(self, holding: Holding, start: int, end: int) -> BlockStored:
-        """The event for the blocks from number `start` to before `end`."""
+        """Returns the event for the blocks from number `start` to before `end`."""
         namespace, size = holding.namespace, self._block_size
         adapter = namespace.adapter
         tokens = holding.tokens[start * size : end * size + self._hashing.lookahead]
@@ -340,7 +340,7 @@ class HostTier:
         return len(self._kept)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The digests of all blocks here."""
+        """Returns an iterator over the digests of all blocks here."""
         return iter(self._kept)
 
     def holds(self, digest: bytes) -> bool:

@@ -176,7 +176,7 @@ _OLDEST = Layout(
 
 
 def _vllm() -> Iterable[Dialect]:
-    """Each release adds to the one before it.
+    """Yields vLLM's dialects; each release adds to the one before it.
 
     Fields that a simulated worker never sets (`locality`, `ownership`) are not listed: they came
     with maps, which leave them out.
@@ -239,7 +239,7 @@ def _sglang() -> Iterable[Dialect]:
 
 
 def _trtllm() -> Iterable[Dialect]:
-    """Its wire format has more fields; the engine fills these."""
+    """Yields TensorRT-LLM's dialect, with those fields of its wire format that the engine fills."""
     layout = replace(
         _with(_OLDEST, ("medium", "lora_name"), ("medium",)),
         positional=False,

@@ -27,7 +27,7 @@ class Latency:
 
     @property
     def decode_seconds(self) -> float:
-        """Between two tokens of an answer."""
+        """Seconds between two tokens of an answer."""
         return 1 / self.decode_tokens_per_second
 
 

@@ -27,7 +27,7 @@ Sink = Callable[[int, Step], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The jobs of one request, and their usage in all."""
+    """The jobs of one request, and their total usage."""
 
     engine: Engine
     jobs: Sequence[Job]
@@ -35,7 +35,7 @@ class _Run:
     reports_last_answer: bool
 
     async def to_end(self, sink: Sink) -> None:
-        """Run all jobs at once, handing each token to `sink` with its job's number."""
+        """Runs all jobs at once, and passes each token to `sink` with its job's number."""
         async with asyncio.TaskGroup() as group:
             for index, job in enumerate(self.jobs):
                 group.create_task(self._job(index, job, sink))
@@ -72,7 +72,7 @@ class Generator:
             raise ApiError(404, "NotFoundError", message, "model")
 
     async def completion(self, request: web.Request, body: Completion) -> web.StreamResponse:
-        """POST /v1/completions."""
+        """Answers POST /v1/completions."""
         self.check_model(body.model)
         limit = body.max_tokens or _DEFAULT_COMPLETION_TOKENS
         jobs: list[Job] = []
@@ -81,7 +81,7 @@ class Generator:
         return await self._answer(request, body, jobs, chat=False)
 
     async def chat(self, request: web.Request, body: Chat) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
+        """Answers POST /v1/chat/completions."""
         self.check_model(body.model)
         prompt = await requests.of_chat(self._tokens, body)
         limit = body.max_completion_tokens or body.max_tokens
@@ -90,7 +90,7 @@ class Generator:
         )
 
     async def message(self, request: web.Request, body: Message) -> web.StreamResponse:
-        """POST /v1/messages."""
+        """Answers POST /v1/messages."""
         if body.stream:
             raise bad_request("messages are not streamed by this simulator")
         chat = body.as_chat()
@@ -102,7 +102,7 @@ class Generator:
     def _jobs(
         self, request: web.Request, body: Generation, prompt: Sequence[int], limit: int | None
     ) -> list[Job]:
-        """One job per choice. Without a limit an answer ends by itself."""
+        """Returns one job per choice. Without a limit, an answer ends by itself."""
         context = self._settings.context_tokens
         room = context - len(prompt)
         if room < (limit or 1):
@@ -164,7 +164,7 @@ class Generator:
             return await self._send(request, body, run, form)
 
     async def _pulled(self, job: Job, source: str, engine: Engine) -> Job:
-        """The job, after fetching the blocks that another worker holds beyond this one's."""
+        """Returns the job after fetching the blocks that another worker holds beyond this one's."""
         held = engine.cache.held_tokens(job.prompt, job.namespace)
         tokens = await self._worker.handover.pull(source, job.prompt, job.namespace, held)
         return replace(job, received_tokens=tokens)
@@ -223,7 +223,7 @@ class Generator:
 
 
 def _halved(job: Job, half: Half) -> Job:
-    """This worker's part of a job that is split between two workers."""
+    """Returns this worker's part of a job that is split between two workers."""
     if half.place:
         return replace(job, received_tokens=len(job.prompt))
     return replace(job, output_tokens=1)

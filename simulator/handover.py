@@ -5,7 +5,7 @@ SGLang's `bootstrap_room`, or the id in vLLM's `kv_transfer_params`. SGLang's pr
 for its partner before it computes, vLLM's keeps what it computed; both give up after their time
 limit (300 s by default: SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT and _WAITING_TIMEOUT), and so does
 a decode worker that gets nothing. A request may name a worker that holds more of its prompt (vLLM's
-`remote_kv_source`): a plain worker fetches the difference there, and computes the rest. Transfers
+`remote_kv_source`): a plain worker fetches the difference from it, and computes the rest. Transfers
 use HTTP here (engines have protocols of their own), and take time in proportion to their tokens.
 """
 
@@ -50,8 +50,8 @@ class _Room:
 class Handover:
     """One worker's half of the transfers.
 
-    ranks: whose blocks other workers may fetch. counts: of parts finished, of parts whose partner
-    never came, and of tokens fetched from other workers.
+    ranks: those whose blocks other workers may fetch. finished: parts completed. left_alone: parts
+    whose partner did not come, or failed. pulled_tokens: tokens fetched from other workers.
     """
 
     def __init__(self, settings: Settings, ranks: Sequence[Rank] = ()) -> None:

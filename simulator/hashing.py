@@ -6,9 +6,9 @@ vLLM (algorithm `sha256`, its default): SHA-256 over the protocol-5 pickle of (p
 ids, extra keys).
 
 SGLang (0.5.23, default format), as its radix cache chains and publishes pages: SHA-256 over the
-digest before and the token ids as 4 little-endian bytes each. A cache salt is the digest before the
-first page; a LoRA adapter is not part of it, so an adapter's pages have the same hashes as the base
-model's, and still are other pages.
+digest before and the token ids as 4 little-endian bytes each. A hash of the cache salt is the
+digest before the first page; a LoRA adapter is not part of it, so an adapter's pages have the same
+hashes as the base model's, although they are different pages.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Namespace:
     salt: str | None = None
 
     def hashed_keys(self, *, first: bool) -> tuple[tuple[str, ...], ...] | None:
-        """The tagged keys inside vLLM's digest; the salt is part of the `first` block only.
+        """Returns the tagged keys inside vLLM's digest; only the `first` block has the salt.
 
         vLLM puts an adapter's path beside its name; a simulated one has none and repeats the name.
         """
@@ -51,7 +51,7 @@ class Namespace:
         return tuple(keys) or None
 
     def published_keys(self, *, first: bool) -> tuple[str, ...] | None:
-        """The same keys in the form of events: untagged, and an adapter by its name alone."""
+        """Returns these keys in the form of events: untagged, an adapter by its name alone."""
         keys = self.hashed_keys(first=first)
         return None if keys is None else tuple(key[1] for key in keys)
 
@@ -70,16 +70,16 @@ class Hashing(Protocol):
     def block_digest(
         self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
     ) -> bytes:
-        """The digest of one full block after `parent`, or of a first block if that is None.
+        """Returns the digest of one full block after `parent`, or of a first block if that is None.
 
-        `tokens` are the block's and then `lookahead` more. Equal digests are equal blocks.
+        `tokens` are the block's and then `lookahead` more. Equal digests mean equal blocks.
         """
 
     def wire(self, digest: bytes) -> int:
-        """A digest in the form of events."""
+        """Returns a digest in the form of events."""
 
     def shown(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
-        """The tokens of some blocks, and `lookahead` more, in the form of events."""
+        """Returns the tokens of some blocks, and `lookahead` more, in the form of events."""
 
 
 def chain_of(
@@ -100,10 +100,10 @@ _WIRE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SglangHashing:
-    """On the wire, the first 8 bytes as a signed big-endian number.
+    """SGLang's way; on the wire, the first 8 bytes as a signed big-endian number.
 
-    With `bigrams` (EAGLE) a page is of pairs of consecutive tokens, N tokens giving N - 1 pairs,
-    and both words of each pair are hashed.
+    With `bigrams` (EAGLE), a page consists of pairs of consecutive tokens, N tokens giving N - 1
+    pairs, and both words of each pair are hashed.
     """
 
     bigrams: bool = False
@@ -116,18 +116,18 @@ class SglangHashing:
     def block_digest(
         self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
     ) -> bytes:
-        """The 32-byte digest of one full page, and the adapter's name behind it."""
+        """Returns the 32-byte digest of one full page, followed by the adapter's name."""
         before = _seed(namespace.salt) if parent is None else parent[:_DIGEST_BYTES]
         words = list(chain.from_iterable(pairwise(tokens))) if self.bigrams else tokens
         digest = hashlib.sha256(before + struct.pack(f"<{len(words)}I", *words)).digest()
         return digest + (namespace.adapter.name.encode() if namespace.adapter else b"")
 
     def wire(self, digest: bytes) -> int:
-        """Signed, 64 bits."""
+        """Returns a signed number of 64 bits."""
         return int.from_bytes(digest[:_WIRE_BYTES], "big", signed=True)
 
     def shown(self, tokens: Sequence[int]) -> tuple[ShownToken, ...]:
-        """One after the other, or pair after pair."""
+        """Returns the tokens one after the other, or pair after pair with bigrams."""
         return tuple(pairwise(tokens)) if self.bigrams else tuple(tokens)
 
 
@@ -148,7 +148,7 @@ ROOT: bytes = _digest("vllm-none-hash")
 
 @dataclass(frozen=True, slots=True)
 class VllmHashing:
-    """Chains from `root`; on the wire, the low 8 bytes as an unsigned big-endian number."""
+    """vLLM's way, from `root`; on the wire, the low 8 bytes as an unsigned big-endian number."""
 
     root: bytes = ROOT
     lookahead = 0
@@ -156,14 +156,14 @@ class VllmHashing:
     def block_digest(
         self, parent: bytes | None, tokens: Sequence[int], namespace: Namespace
     ) -> bytes:
-        """The 32-byte digest of one full block."""
+        """Returns the 32-byte digest of one full block."""
         keys = namespace.hashed_keys(first=parent is None)
         return _digest((self.root if parent is None else parent, tuple(tokens), keys))
 
     def wire(self, digest: bytes) -> int:
-        """Unsigned, 64 bits."""
+        """Returns an unsigned number of 64 bits."""
         return int.from_bytes(digest[-_WIRE_BYTES:], "big")
 
     def shown(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """One after the other."""
+        """Returns the tokens one after the other."""
         return tuple(tokens)

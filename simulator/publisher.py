@@ -185,7 +185,7 @@ class LoadPublisher:
     """Publishes the load of one rank, as SGLang's `--load-publish-endpoint` does.
 
     Layout and times are those of `sglang.srt.managers.scheduler_components.load_publisher`; SGLang
-    publishes between steps only, which here take no time. It opens its socket when constructed, in
+    publishes only between steps, which take no time here. It opens its socket when constructed, in
     a running event loop, and must be closed.
 
     load: returns the current load.
@@ -249,7 +249,7 @@ class ReplaySocket:
         self._topic = topic
         self._with_topic = dialect.replay_topic
         self._interference = interference
-        # Of its own, so that closing it can wait until the port is really free.
+        # Its own context, so that closing it can wait until the port is really free.
         self._context = zmq.asyncio.Context()
         self._router = self._context.socket(zmq.ROUTER)
         try:

@@ -97,7 +97,7 @@ class EventDrain:
             self._append({"type": "removed", "block_hashes": gone})
 
     def _move(self, block_hash: WireHash, levels: set[int]) -> None:
-        """Moves a block: it counts on its nearest level."""
+        """Moves a block, and announces it if its nearest level changes."""
         old, new = min(self._levels[block_hash]), min(levels)
         self._levels[block_hash] = levels
         if old != new:

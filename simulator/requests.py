@@ -83,7 +83,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
 
     def as_chat(self) -> Chat:
-        """The conversation to which the engine converts it."""
+        """Returns the conversation to which the engine converts it."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return Chat(
             messages=[*system, *self.messages], model=self.model, max_tokens=self.max_tokens

@@ -76,7 +76,7 @@ async def running(settings: Settings) -> AsyncIterator[Worker]:
 
 @cache
 def _read_model(directory: Path, template: Path | None) -> tuple[ModelTokens, Writer]:
-    """Reads a model once for all workers of a process: it takes longer than to start one."""
+    """Reads a model once for all workers of a process: it takes longer than starting one."""
     tokens = ModelTokens(directory, template)
     return tokens, Writer(tokens)
 
@@ -175,7 +175,7 @@ class Api:
         body = await decoded(request, Tokenize)
         self._generator.check_model(body.model)
         if body.messages is not None and self._settings.speaks.engine == "sglang":
-            raise bad_request("a prompt is needed", "prompt")  # as releases before messages came
+            raise bad_request("a prompt is needed", "prompt")  # like releases without messages
         tokens = await requests.of_tokenize(self._tokens, body)
         limit = self._settings.context_tokens
         return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens})
@@ -276,7 +276,7 @@ class Inspection:
             faults.garbage(body.garbage, rank=rank)
 
     async def _cache(self, _: web.Request) -> web.Response:
-        """Blocks held on the device and off it, and the number of the next batch, by rank."""
+        """Returns the blocks held on and off the device, and the next batch's number, by rank."""
         return json_response([self._of_rank(rank.number) for rank in self._worker.ranks])
 
     def _of_rank(self, number: int) -> dict[str, int]:
@@ -289,7 +289,7 @@ class Inspection:
         }
 
     async def _prefix(self, request: web.Request) -> web.Response:
-        """Leading tokens of a prompt that a rank holds, not counting the last one."""
+        """Returns how many leading tokens of a prompt a rank holds, not counting the last one."""
         body = await decoded(request, CachedPrefix)
         self._check_rank(body.rank)
         if body.lora is not None and body.lora not in self._worker.settings.adapters:

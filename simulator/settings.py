@@ -16,7 +16,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Splits host:port, IPv6 in brackets.
 
     Raises:
-        ValueError: it is no such address.
+        ValueError: it is not a valid address.
     """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _MAX_PORT):
@@ -36,10 +36,10 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
 
 
 def check_rank_endpoints(endpoints: Sequence[str], ranks: int) -> None:
-    """Checks that every rank gets ports of its own on all endpoints.
+    """Checks that every rank gets its own ports on all endpoints.
 
     Raises:
-        ValueError: it does not.
+        ValueError: there is no room for them, or an endpoint is not TCP.
     """
     if ranks == 1:
         return
@@ -64,7 +64,7 @@ _MIN_BLOCKS = 2  # one is reserved
 class Settings:
     """One worker's settings, checked when constructed (ValueError).
 
-    A port 0 means any free one. Speeds are infinite by default: the worker answers at once.
+    Port 0 means any free port. Speeds are infinite by default: the worker answers at once.
     """
 
     listen: str = "127.0.0.1:0"

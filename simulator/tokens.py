@@ -19,8 +19,8 @@ class PromptError(ValueError):
 class ModelTokens:
     """The tokenizer and chat template in a model's directory.
 
-    It reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, or the template
-    that is given instead.
+    It reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, or the given
+    template instead.
 
     Raises:
         ValueError: the tokenizer cannot be read.

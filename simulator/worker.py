@@ -13,7 +13,7 @@ from simulator.settings import Settings
 
 
 class Faults:
-    """The faults of a worker's publishers; they last over a restart.
+    """The faults of a worker's publishers; they survive a restart.
 
     Each method acts on one rank, or on all if none is named.
 
@@ -69,7 +69,7 @@ class Faults:
                 one.publisher.show_replay_fault(fault)
 
     def hide_events(self, *, hidden: bool, rank: int | None = None) -> None:
-        """Closes the socket of events, or opens it again; the worker serves on.
+        """Closes the socket of events, or opens it again; the worker keeps serving.
 
         Batches that it would have published are numbered and kept for replays.
         """
@@ -97,8 +97,8 @@ BALANCE_SECONDS = 0.1
 class Balance:
     """Shares requests among ranks as vLLM's API server does (DPLBAsyncMPClient, 0.32).
 
-    It picks the rank with the lowest score: four times its waiting requests plus its running ones,
-    by counts that it gets every 100 ms; requests sent since then count as waiting.
+    It picks the rank with the lowest score: its requests in flight, as counted every 100 ms, plus
+    four for each request sent there since then, which counts as waiting.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Balance:
     def pick(self, in_flight: Sequence[int], now: float) -> int:
         """Returns the number of the rank for the next request.
 
-        in_flight: of every rank. now: seconds of a monotonic clock.
+        in_flight: the requests of every rank. now: seconds of a monotonic clock.
         """
         if not self._scores or now - self._told_at >= BALANCE_SECONDS:
             self._scores, self._told_at = list(in_flight), now

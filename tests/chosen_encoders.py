@@ -1,7 +1,8 @@
 """The choice of each tokenizer's encoder, made once for all tests of a process.
 
-To load fastokens and prove that its ids are the library's takes a tenth of a second of CPU time,
-and every router in a test loads the same model. What an encoder remembers is each router's own.
+Loading fastokens and proving that its ids are the library's takes a tenth of a second of CPU time,
+and every router in a test loads the same model. What an encoder remembers stays separate for each
+router.
 Tests of the choice itself call `choose` where it is defined.
 """
 
@@ -26,5 +27,5 @@ def _chosen(tokenizer: Tokenizer, model: str, max_known_bytes: int) -> Choice:
 
 
 def choose_once() -> None:
-    """Has routers in this process take what was chosen before."""
+    """Makes routers in this process reuse the first choice for each tokenizer."""
     patch.object(tokens, "choose", _chosen).start()

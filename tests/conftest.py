@@ -10,8 +10,8 @@ from hypothesis import Phase, settings
 from tests.built_core import installed_core, stale_core
 from tests.tables import Printer
 
-# A property is true or not; the time of one example on a busy machine means nothing. The explain
-# phase traces every line: minutes, for a counterexample that is printed anyway.
+# No deadline: how long one example takes on a busy machine means nothing. The explain phase traces
+# every line, which takes minutes for a counterexample that is printed anyway.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]
 
 # The examples of a run are always the same, so that a failing run points to the change; CI uses
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Makes a choice that many tests need once, and keeps the collector from walking the tests."""
+    """Has each encoder chosen only once, and keeps the garbage collector from walking tests."""
     if "extproc.tokenizing.tokens" in sys.modules:
         from tests.chosen_encoders import choose_once  # noqa: PLC0415 - it imports the product
 

@@ -1,7 +1,7 @@
-"""Routers in processes of their own that load nothing: copies of a process that has loaded it all.
+"""Routers in their own processes that load no modules: forks of a process that has loaded them.
 
-A router loads its modules for most of a second, and the tests start some hundred. `python -m
-tests.copies SOCKET` loads them once and then forks whenever it is asked to; a copy runs what
+Loading its modules takes a router most of a second, and the tests start about a hundred routers.
+`python -m tests.copies SOCKET` loads them once and then forks on each request; a copy runs what
 `kvsteer` runs with the same arguments. Tests of how a router starts run the command itself.
 """
 
@@ -27,7 +27,7 @@ MAX_BYTES = 1 << 17
 
 
 class Copy:
-    """A process that was forked, with what `asyncio.subprocess.Process` has."""
+    """A forked process, used like an `asyncio.subprocess.Process`."""
 
     def __init__(self, life: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -50,7 +50,7 @@ class Copy:
         return self._returncode
 
     def send_signal(self, number: int) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Sends it a signal; raises ProcessLookupError if it has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
         os.kill(self.pid, number)
@@ -63,7 +63,7 @@ class Copy:
             self._end(self._life.recv(MAX_BYTES))
 
     def _end(self, told: bytes) -> None:
-        # nothing is told only by an original that was killed, and then its copies are, too
+        # only an original that was killed reports no status, and then its copies are killed, too
         self._returncode = int(told or -signal.SIGKILL)
         self._life.close()
 
@@ -79,9 +79,9 @@ async def started(arguments: Sequence[str], errors: IO[bytes]) -> Copy:
 
 
 def started_at_once(arguments: Sequence[str], errors: IO[bytes], before: Sequence[str]) -> Copy:
-    """As `started`, without an event loop.
+    """Does the same as `started`, without an event loop.
 
-    before: what is called in it first: a module, a function and its arguments.
+    before: what the copy calls first: a module, a function and its arguments.
     """
     life = _asked(arguments, errors, before)
     pid = int(life.recv(MAX_BYTES))
@@ -90,7 +90,7 @@ def started_at_once(arguments: Sequence[str], errors: IO[bytes], before: Sequenc
 
 
 def _asked(arguments: Sequence[str], errors: IO[bytes], before: Sequence[str]) -> socket.socket:
-    """Asks for a copy; returns the socket that tells its process id, and then how it ended."""
+    """Requests a copy; returns the socket that delivers its process id and, later, its status."""
     life, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asked = {"arguments": arguments, "environment": dict(os.environ), "before": before}
     with theirs:
@@ -101,7 +101,7 @@ def _asked(arguments: Sequence[str], errors: IO[bytes], before: Sequence[str]) -
 
 @functools.cache
 def _original() -> socket.socket:
-    """Starts the process that is copied, and returns what it listens to; both end with ours."""
+    """Starts the process that is copied, and returns a socket to it; both end with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
@@ -118,7 +118,7 @@ def _original() -> socket.socket:
 
 
 def _serve(asking: socket.socket) -> dict[str, Any] | None:
-    """Forks when asked; in a copy, returns what was asked, in the original None at the end."""
+    """Forks on each request; returns the request in a copy, None in the original at the end."""
     lives: dict[int, socket.socket] = {}
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -166,7 +166,7 @@ def _tell_of_ended(lives: dict[int, socket.socket]) -> None:
 
 
 def _main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever listens to us ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started us ends us
     from extproc import app, event_loop, processes  # noqa: F401, PLC0415
     from extproc.__main__ import main  # noqa: PLC0415
 

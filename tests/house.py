@@ -20,7 +20,7 @@ MEASURED = ("kvstate", "extproc")
 # Modules that start the application and the other commands; these need no second user.
 COMMAND_LINE = "extproc.__main__"
 
-# Compiled, and as pure: its sources in kvstate/native include nothing that does I/O.
+# Compiled, and pure as well: its sources in kvstate/native include nothing that does I/O.
 COMPILED = "kvstate._core"
 
 # Packages that a pure module may import besides pure modules and the standard library.
@@ -32,7 +32,7 @@ IMPURE_STANDARD_LIBRARY = {"asyncio", "socket", "time", "random", "threading", "
 
 
 class Measures(NamedTuple):
-    """Modules are files but for `__init__.py` and generated ones; lines include all of a file.
+    """Modules are files except `__init__.py` and generated ones; all lines of a file count.
 
     depth: of the longest chain of imports. cycles: groups of packages that import each other in
     circles. single: modules that exactly one other one imports. commands: those of them that the
@@ -49,7 +49,7 @@ class Measures(NamedTuple):
     commands: list[str]
 
     def share(self, modules: Sized) -> float:
-        """Returns how many percent of all modules some of them are."""
+        """Returns the percentage of all modules that these are."""
         return 100 * len(modules) / self.modules
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ def imports_in(file: Path) -> frozenset[str]:
 
 
 def _imported(module: str, name: str) -> str:
-    """A module, or the one that a name is taken from."""
+    """The module of that name, if it is one, or else the module that it is imported from."""
     inside = ROOT / module.replace(".", "/") / name
     is_module = inside.is_dir() or inside.with_suffix(".py").is_file()
     return f"{module}.{name}" if is_module else module
@@ -127,7 +127,7 @@ def importers_of(package: str) -> set[str]:
 
 @cache
 def pure_modules() -> frozenset[str]:
-    """The modules without await, clock, socket or chance, neither their own nor an imported one."""
+    """The modules that use no await, clock, socket or chance, neither themselves nor by imports."""
     pure = {name for name in MODULES if not any(impurities(name))}
     while True:
         kept = {name for name in pure if _ours(imports_of(name)) <= pure}
@@ -152,7 +152,7 @@ def impurities(module: str) -> Iterator[str]:
 
 
 def _ours(imported: Iterable[str]) -> set[str]:
-    """The modules of the project among what is imported, but for generated and compiled ones."""
+    """The project's modules among the imported ones, except generated and compiled ones."""
     return {
         name
         for name in imported
@@ -193,7 +193,7 @@ def _is_measured(module: str) -> bool:
 
 
 def _between_packages(known: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Who imports whom, of packages; a module that is in none but the topmost stands for itself."""
+    """What each package imports; a module directly in a topmost package counts as one itself."""
     packages: dict[str, set[str]] = {}
     for name, imported in known.items():
         here = _package_of(name)

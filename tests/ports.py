@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from extproc.address import PORT_STEP
 
-# Below those that the system gives to outgoing connections (from 32768 on): nothing takes one
-# while its server is away. Runs beside each other begin at different ones, and the processes of
-# one run take turns.
+# Below the ports that the system gives to outgoing connections (from 32768 on): nothing takes one
+# while its server is down. Concurrent runs begin at different ports, and the processes of one run
+# take turns.
 _FIRST, _COUNT = 20_000, 12_000
 
 
@@ -22,7 +22,7 @@ def _numbers() -> Iterator[int]:
 
 
 _NUMBERS = _numbers()
-_KEPT: set[int] = set()  # given out out of turn
+_KEPT: set[int] = set()  # given out before their turn
 
 
 def free_port() -> int:
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 def free_ports_apart(count: int) -> int:
-    """The first of some ports that are free now, each `PORT_STEP` above the one before."""
+    """The first of `count` ports that are free now, each `PORT_STEP` above the one before."""
     while True:
         first = free_port()
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ class Table(NamedTuple):
 
 
 def add_row(test: pytest.Item, table: Table, row: str) -> None:
-    """Adds a row to what is reported of a test, from whichever process it runs in."""
+    """Adds a row to the report of a test, whichever process the test runs in."""
     test.user_properties.append((_NAME, json.dumps([table.title, table.header, table.notes, row])))
 
 

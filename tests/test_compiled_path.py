@@ -26,7 +26,7 @@ from tests.sanitize import copy_tree
 
 COMPILED = [f"extproc.{name}" for name in compile_path.MODULES]
 
-# What builds extensions for this Python.
+# The compiler that builds extensions for this Python.
 COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
 
 # Suites that run on the compiled path as they run on plain Python.
@@ -158,7 +158,7 @@ def test_the_compiled_path_passes_the_suites_of_the_plain_one(tmp_path: Path) ->
     check = "from extproc import request_path as r, router; assert r.CHOICE.is_compiled, r.CHOICE"
     subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, check=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["--timeout-method=thread", *SUITES]  # which says where each thread hung
+    command += ["--timeout-method=thread", *SUITES]  # reports where each thread hung
     # a file instead of a pipe, which a process left behind would keep open
     told = tmp_path / "told"
     with told.open("wb") as out:

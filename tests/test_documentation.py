@@ -51,13 +51,13 @@ def rows_of(kind: type, path: str) -> Iterator[str]:
 
 
 def has_scalar(hint: object) -> bool:
-    """Whether a text or a word may stand in the place of a section."""
+    """Whether a string or a literal may stand in place of a section."""
     kinds = typing.get_args(hint)
     return str in kinds or any(typing.get_origin(kind) is typing.Literal for kind in kinds)
 
 
 def section_in(hint: object) -> type | None:
-    """The dataclass that a hint holds, itself, in a list or optionally."""
+    """The dataclass in a type hint: the hint itself, an item of a list, or one of a union."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) in (tuple, typing.Union):
         return next((one for one in map(section_in, typing.get_args(hint)) if one), None)
     return hint if isinstance(hint, type) and is_dataclass(hint) else None
@@ -103,7 +103,7 @@ def test_every_command_and_option_is_documented() -> None:
 
 
 def rows_in(section: str) -> list[str]:
-    """The first cell of each row of its table."""
+    """The first cell of each row of a section's table."""
     return re.findall(r"^\| ([^|]*)", section, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The measures that the house is held to, and the page that shows it."""
+"""The measures that the architecture has to meet, and the page that shows it."""
 
 import pytest
 

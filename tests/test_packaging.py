@@ -36,7 +36,7 @@ REPOSITORY = "https://example.org/someone/kvsteer"
 
 
 def wheel(directory: Path, sources: Path = ROOT, **environment: str) -> tuple[str, list[str], str]:
-    """The tag of a wheel built from a copy of the sources, the names in it, and what was said."""
+    """Builds a wheel from a copy of the sources; returns its tag, names in it, and build output."""
     copy = directory / "copy"
     copy.mkdir()
     for name in SOURCES:
@@ -156,7 +156,7 @@ def test_a_source_distribution_builds_the_wheel(source_distribution: Path, tmp_p
 
 def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-    assert built["build"] == "cp311-*"  # its stable ABI serves newer ones
+    assert built["build"] == "cp311-*"  # newer ones use its stable ABI
     assert "compiled=True" in built["test-command"]
     assert built["linux"]["archs"] == ["x86_64", "aarch64"]
     assert built["macos"]["archs"] == ["x86_64", "arm64"]
@@ -165,7 +165,7 @@ def test_wheels_are_built_for_every_platform_with_the_compiled_core() -> None:
         assert built[f"musllinux-{arch}-image"].startswith("musllinux_")
 
 
-# What an installation without extras lacks, as modules, and what one of a few workers never uses.
+# Modules that an installation without extras lacks, and those that a few workers never need.
 EXTRAS = (
     *("betterproto2", "envoy", "envoy_data_plane", "fastokens", "grpc", "kubernetes_asyncio"),
     *("libvalkey", "numpy", "opentelemetry", "valkey"),
@@ -181,7 +181,7 @@ def lacking(folder: Path, modules: tuple[str, ...]) -> dict[str, str]:
 
 
 def without_extras(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a folder, for a Python without any extra."""
+    """Runs a command in a folder, with a Python without any extra."""
     return subprocess.run(
         [sys.executable, "-m", "extproc", *arguments],
         env=lacking(folder, EXTRAS),
@@ -321,7 +321,7 @@ def test_what_the_router_does_not_need_is_in_an_extra() -> None:
 
 
 def required(names: list[str]) -> set[str]:
-    """The distributions that these need here, without extras, and themselves."""
+    """These distributions and all that they need here, without extras."""
     found: set[str] = set()
     while names:
         name = canonicalize_name(names.pop())

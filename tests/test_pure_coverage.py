@@ -25,7 +25,7 @@ def _pure() -> list[str]:
     return sorted(name for name in measured if _has_code(name))
 
 
-# Tests of shells that run what is pure as well, and are quick.
+# Quick tests of shells that run pure modules as well.
 BESIDES = (
     *("tests/extproc/checking/test_watch.py", "tests/extproc/test_router.py"),
     *("tests/extproc/serving/test_exchange.py", "tests/kvstate/test_fleet.py"),
@@ -34,12 +34,12 @@ BESIDES = (
     *("tests/extproc/test_fleet_scenarios.py", "tests/extproc/test_envoy_patch.py"),
 )
 
-# What may be imported besides, to set something up.
+# Impure modules that tests may import as well, to set something up.
 READERS = {"extproc.config.reader", "extproc.tokenizer_files"}
 
 
 def _test_files() -> Iterator[Path]:
-    """The tests that import of the product what is pure alone, and those named."""
+    """The tests that import only pure modules of the product, and those named above."""
     yield from (ROOT / name for name in BESIDES)
     for package in MEASURED:
         for file in sorted((ROOT / "tests" / package).rglob("test_*.py")):
@@ -50,7 +50,7 @@ def _test_files() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Coverage]:
-    """One run of the own test files of all pure modules, each test a context of its own."""
+    """The coverage of one run of these test files, with a context for each test."""
     data = tmp_path_factory.mktemp("coverage") / "data"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += map(str, _test_files())
@@ -69,7 +69,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[coverage.Cove
 
 
 def _uncovered(module: str, measured: coverage.Coverage) -> str:
-    """What no test of a module's package reaches of it, "" if they reach all."""
+    """What the tests of a module's package do not reach of it, "" if they reach all."""
     source, tests = MODULES[module], f"tests/{module.partition('.')[0]}"
     # what runs on import belongs to no test
     measured.get_data().set_query_contexts([f"^{re.escape(tests)}/", "^$"])

@@ -34,7 +34,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 MARK = "<!-- drawn -->"
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
-# Timers and sockets of others run between two steps: a way is what every one of so many runs took.
+# Other timers and sockets run between two steps: a way has the steps that all of these runs took.
 RUNS = 5
 
 
@@ -78,7 +78,7 @@ _MODULES: dict[str, str | None] = {}
 
 
 def _module_of(code: CodeType) -> str | None:
-    """The module of ours that a function of a name stands in."""
+    """Our module that defines this code; None if it is not ours, or a function without a name."""
     file = code.co_filename
     if file not in _MODULES:
         path = Path(file)
@@ -89,7 +89,7 @@ def _module_of(code: CodeType) -> str | None:
 
 
 def _is_beside(frame: FrameType) -> bool:
-    """Whether this belongs to what is looked at now and then, and to no request."""
+    """Whether this call belongs to a periodic check, and not to a request."""
     above: FrameType | None = frame
     while above is not None:
         if above.f_code.co_name.endswith("keep_looking"):
@@ -160,7 +160,7 @@ async def _traced(act: Callable[[str], Awaitable[None]]) -> Traced:
 
 
 def _untraced(look: Callable[[], int]) -> int:
-    """What a look of the test's own sees."""
+    """Runs a look of this script's own without recording it; returns what it sees."""
     profile = sys.getprofile()
     sys.setprofile(None)
     seen = look()
@@ -169,7 +169,7 @@ def _untraced(look: Callable[[], int]) -> int:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Waits as long as the test may run."""
+    """Waits for a condition, without a limit."""
     while not _untraced(condition):  # noqa: ASYNC110 - what is awaited has no event
         await asyncio.sleep(0.005)
 
@@ -200,7 +200,7 @@ async def _ways() -> tuple[Traced, Traced]:
                 await _until(lambda: blocks() > before)
 
             await told("first")
-            event = await _traced(told)  # before requests: their self-check listens
+            event = await _traced(told)  # before requests, whose self-check listens
             async with grpc.aio.insecure_channel(listen) as channel:
                 await _routed(channel, "first")
                 return await _traced(lambda text: _routed(channel, text)), event
@@ -208,8 +208,9 @@ async def _ways() -> tuple[Traced, Traced]:
 
 def ways() -> dict[str, Traced]:
     """The way of a request and the way of an event, by their titles on the page."""
-    # what depends on time: a sample of requests is watched besides, a template that takes long is
-    # rendered in a thread, and the end of a stream waits for something to be written with it
+    # switches off what depends on time: a sample of requests is watched as well, a template that
+    # takes long is rendered in a thread, and the end of a stream waits for something to be written
+    # with it
     watches = patch.object(self_check, "MAX_PENDING", 0)
     renders = patch.object(prompt_tokens, "INLINE_SECONDS", 60.0)
     with watches, renders, patch.object(lean_server, "END_SECONDS", 0.0):
@@ -218,7 +219,7 @@ def ways() -> dict[str, Traced]:
 
 
 def shown(way: Traced) -> str:
-    """A way as the page shows it: a line a call, indented by the calls around it."""
+    """A way as the page shows it: one line per call, indented by the calls around it."""
     head_line = f"{len(way.modules)} modules, {len(way.steps)} calls from one to another:"
     lines = [f"{'  ' * (step.depth - 1)}{step.module}: {step.function}" for step in way.steps]
     return "\n".join([head_line, "", "```text", *lines, "```"])
@@ -231,7 +232,7 @@ def calls_on(page: str, title: str) -> set[tuple[str, str]]:
 
 
 def written(page: str, drawn: Mapping[str, str]) -> str:
-    """The page with these parts in the place of what it had there."""
+    """The page with these parts in place of those that it had there."""
     for title, text in drawn.items():
         before, found, rest = page.partition(f"\n## {title}\n")
         introduction, mark, old = rest.partition(MARK)

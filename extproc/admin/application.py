@@ -32,10 +32,10 @@ def admin_application(
     policy_header: str | None = None,
     session_header: str | None = None,
 ) -> web.Application:
-    """Returns the admin server with all routes in docs/admin.md but discovery's.
+    """Returns the admin server with the routes of the page, the fleet, decisions and prefixes.
 
     host: where the server listens; requests may name it besides loopback. policy_header,
-    session_header: headers that count in requests to explain.
+    session_header: headers that are read from requests to explain.
     """
     # /explain wraps the body in an envelope, which may escape every character of it
     application = web.Application(
@@ -131,7 +131,10 @@ _OWN_SITES = ("same-origin", "none")
 
 
 def same_host_only(host: str) -> Middleware:
-    """Refuses requests that name another host than loopback or `host`, or come from other sites."""
+    """Returns a middleware that refuses requests for other hosts, and from other sites.
+
+    host: the host that requests may name besides loopback.
+    """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -154,14 +157,14 @@ def _host_in(authority: str) -> str:
     try:
         return urlsplit(f"//{authority}").hostname or ""
     except ValueError:
-        return ""  # as a bracket that is not closed
+        return ""  # such as an unclosed bracket
 
 
 _JSON = "application/json"
 
 
 def errors_as_json() -> Middleware:
-    """Turns errors into `{"error": ...}`; leaves alone those that are JSON already."""
+    """Returns a middleware that turns errors into `{"error": ...}`, unless already JSON."""
 
     @web.middleware
     async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -186,7 +189,7 @@ def _reason(error: web.HTTPError) -> str:
     return said or HTTPStatus(error.status).phrase
 
 
-# Errors of the client, before or while a handler read the request.
+# Errors of the client, before or while a handler reads the request.
 _THEIRS = (HttpProcessingError, web.RequestPayloadError)
 
 
@@ -265,7 +268,7 @@ class Sampling:
         while True:
             try:
                 await self._sample()
-            except Exception:  # the next step must be noted all the same
+            except Exception:  # the next step must still be recorded
                 log.exception("the fleet could not be sampled")
             await asyncio.sleep(self._step_seconds)
 

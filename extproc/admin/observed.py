@@ -123,7 +123,7 @@ class _Routed:
 
 
 def held_on_average(decision: Decision) -> float:
-    """Returns how many prompt tokens a worker certainly held, on average over the eligible ones.
+    """Returns how many prompt tokens a worker certainly held, on average over eligible workers.
 
     With the same caches, round robin would find this many.
     """
@@ -151,7 +151,7 @@ MAX_CANDIDATES = 32_768
 class Kept:
     """One decision; number counts from 1. at: seconds since the epoch.
 
-    served: ip:port that answered in the end, "" if unknown.
+    served: the ip:port that answered, "" if unknown.
     """
 
     number: int
@@ -378,7 +378,7 @@ def _namespace(prompt: Prompt) -> tuple[str, str, str]:
 
 
 def _tree(prompts: Sequence[Prompt]) -> Iterator[tuple[int, int, Prompt]]:
-    """Yields each node's length, number of prompts and one of them; the prompts must be sorted."""
+    """Yields (tokens, number of prompts, one of them) of each node; the prompts must be sorted."""
     open_nodes: list[tuple[int, int]] = []  # length and first prompt, each inside the one before
     for at, prompt in enumerate(prompts):
         shared = shared_tokens(prompts[at - 1].tokens, prompt.tokens) if at else 0
@@ -404,9 +404,9 @@ def _key(secret: int, prompt: Prompt, tokens: int) -> str:
 
 
 def spread(prefix: Prefix, overlaps: Mapping[str, Overlap], workers: int) -> dict[str, Any]:
-    """Returns one entry of GET /prefixes: the workers that hold a part of a prefix, most first.
+    """Returns one entry of GET /prefixes: a prefix, and the workers that hold a part of it.
 
-    workers: the most workers to show.
+    They are sorted by how much they hold, most first. workers: the most workers to show.
     """
     holders = sorted(overlaps.items(), key=lambda one: one[1].rank_order, reverse=True)
     return {

@@ -49,7 +49,7 @@ async def encoded(report: Report, now: float) -> bytes:
 class ReportFile:
     """The file of one report, which is read once and then replaced as a whole.
 
-    An unreadable file is put aside. Errors are logged and never stop the router.
+    A file that is not a report is put aside. Errors are logged and never stop the router.
 
     clock: seconds since 1970.
     """
@@ -79,7 +79,7 @@ class ReportFile:
                 "report.file: %s %s: kept as %s.broken; a new report begins",
                 *(self._path, error, self._path),
             )
-            with contextlib.suppress(OSError):  # else it is replaced with the next report
+            with contextlib.suppress(OSError):  # if it fails, the next report replaces it
                 await asyncio.to_thread(Path(self._path).replace, f"{self._path}.broken")
         except OSError as error:
             log.error("report.file: %s cannot be read: %s", self._path, error.strerror)
@@ -88,7 +88,7 @@ class ReportFile:
         self._task = asyncio.create_task(self._keep_writing())
 
     async def close(self) -> None:
-        """Writes the report a last time."""
+        """Writes the report one last time, and stops writing it."""
         self._closing.set()
         if self._task is not None:
             await self._task
@@ -124,7 +124,7 @@ class ReportFile:
 
 @contextlib.asynccontextmanager
 async def kept(path: str | None, report: Report) -> AsyncIterator[None]:
-    """Keeps a report in a file, if there is one, until the block ends."""
+    """Keeps a report in a file, if a path is given, until the block ends."""
     if path is None:
         yield
         return
@@ -159,7 +159,7 @@ def _replace(path: str, text: bytes) -> None:
         raise
 
 
-# The format in which a process sends its report to another one, which adds them up.
+# The format in which a process sends its report to another process, which adds them up.
 COUNTS = "counts"
 FORMATS = ("html", "json", "text", COUNTS)
 _KINDS = {"html": "text/html", "json": "application/json", "text": "text/plain"}
@@ -226,7 +226,9 @@ def report_routes(
 
 
 def windows_of(since: str | None) -> dict[str, int]:
-    """Returns the windows to show, by name, in seconds: only one if a time is given, such as 90m.
+    """Returns the lengths of the windows to show, in seconds, by name: one if `since` is given.
+
+    since: a time such as 90m.
 
     Raises:
         HTTPBadRequest: it is not a time, or longer than reports are kept.

@@ -25,8 +25,8 @@ from kvstate.index import default_core_name
 
 _KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
-# The page may use only this server's files and answers: no inline script or style, no frame, no
-# form to elsewhere.
+# The page may use only this server's files and answers: no inline script or style, no frame, and no
+# form is submitted.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -180,8 +180,8 @@ def _header_of(envelope: _Envelope, name: str | None) -> str | None:
     return None
 
 
-# A stream polls for new decisions this often, so that readers cost a decision nothing; if there are
-# more at once, the oldest are left out.
+# A stream polls for new decisions this often, so that readers do not slow decisions down; if there
+# are more than MAX_NEWS at once, the oldest are left out.
 LOOK_SECONDS = 0.25
 MAX_NEWS = 50
 
@@ -300,7 +300,7 @@ def map_routes(observed: Observed, workers: Workers) -> list[web.RouteDef]:
     async def get_history(request: web.Request) -> web.Response:
         history = observed.history
         asked, kept = request.query.getall("worker", []), history.names()
-        # one of several may have been removed since they were listed
+        # one of several workers may have been removed since they were listed
         if asked and not workers.names().union(kept).intersection(asked):
             raise no_such_worker()
         names = asked or kept
@@ -372,7 +372,7 @@ class Shared(Protocol):
     """The sharing with other routers."""
 
     def status(self) -> dict[str, Any]:
-        """Returns its status."""
+        """Returns its status, as GET /routers shows it."""
 
 
 def sharing_routes(sharing: Shared | None) -> list[web.RouteDef]:
@@ -411,7 +411,7 @@ def answered(told: object) -> web.Response:
 async def listed(entries: Iterable[object]) -> msgspec.Raw:
     """Returns all entries as a JSON list; pauses between entries, so that picks do not wait.
 
-    entries: read one by one, so they must allow changes meanwhile.
+    entries: read one by one, so what they come from may change meanwhile.
     """
     parts: list[bytes] = []
     for entry in entries:

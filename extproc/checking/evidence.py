@@ -5,8 +5,9 @@ may belong to another request with the same beginning. They count as this reques
 contain, after the difference, runs of tokens that no earlier request had.
 
 `Chains` keeps the blocks that one rank stored while it was listened to. A store names its parent by
-a hash. If that hash is known, so are the tokens up to there, from the prompt's first one if the
-chain began with it. Chains are bounded; the one that grew least recently is forgotten first.
+a hash. If that hash is known, the tokens up to the parent's end are known too, from the prompt's
+first token on if the chain began with it. Chains are bounded; the one that grew least recently is
+forgotten first.
 """
 
 import functools
@@ -57,7 +58,7 @@ class Chains:
     def __init__(self, max_tokens: int = MAX_TOKENS, max_blocks: int = MAX_BLOCKS) -> None:
         self._max_tokens = max_tokens
         self._max_blocks = max_blocks
-        self._places: dict[Key, tuple[Chain, int]] = {}  # the tokens up to the end of a block
+        self._places: dict[Key, tuple[Chain, int]] = {}  # a block's chain, and its end there
         self._chains: OrderedDict[int, Chain] = OrderedDict()
         self.tokens = 0
 
@@ -68,7 +69,7 @@ class Chains:
         self.tokens = 0
 
     def store(self, event: BlocksStored) -> Growth | None:
-        """Takes a store; returns what it added, None if it says nothing about a device's prompt."""
+        """Adds a store; returns what it added, None if it says nothing about a device's prompt."""
         if event.bigrams or not event.hashes or tier_of(event.medium) is not Tier.DEVICE:
             return None
         parent = None if event.parent is None else self._places.get((event.group, event.parent))
@@ -120,7 +121,7 @@ MIN_RUNS = 4
 # Most positions in a prompt that are tried for stored tokens.
 MAX_TRIES = 32
 
-# Tokens compared first where two may be equal: most that differ do so at their ends.
+# How many last tokens of two sequences are compared first: most that differ, differ there.
 _END_TOKENS = 8
 
 
@@ -142,8 +143,8 @@ class Asked:
     def own(self) -> dict[int, int]:
         """The runs that occur once in the prompt and in no earlier one, each with its place.
 
-        They are in the order of their places. Before there is another prompt, nothing is its own:
-        all prompts may have it in common.
+        They are in the order of their places. If no earlier prompt differs from this one, there are
+        none, since all prompts may share them.
         """
         others = [runs_in(each) for each in self._references if each != self.tokens]
         if not others:
@@ -171,7 +172,7 @@ class Difference(NamedTuple):
 
 
 def is_stored(asked: Asked, chain: Chain) -> bool:
-    """Tells whether a chain has the prompt's own blocks, up to the last one that can be reused."""
+    """Returns whether a chain has the prompt's own blocks, up to the last reusable one."""
     ours, theirs = asked.tokens, chain.tokens
     usable = usable_tokens(ours, chain.block_size)
     start = 0 if chain.is_rooted else asked.held_tokens
@@ -179,7 +180,7 @@ def is_stored(asked: Asked, chain: Chain) -> bool:
     if not 0 < count <= len(theirs) or not _may_be_of(asked, chain):
         return False
     end = max(0, count - _END_TOKENS)
-    if theirs[end:count] != ours[start + end : usable]:  # before both are copied
+    if theirs[end:count] != ours[start + end : usable]:  # before both are copied whole
         return False
     return theirs[:count] == ours[start:usable]
 
@@ -195,7 +196,7 @@ def runs_of(growth: Growth) -> list[int]:
 
 
 def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
-    """Tells whether a chain contains this prompt's own runs, so that it may be about the prompt.
+    """Returns whether a chain contains this prompt's own runs, so that it may be about the prompt.
 
     runs: those that a store added to the chain, computed once for all watched prompts.
     """
@@ -205,7 +206,7 @@ def holds_own(asked: Asked, chain: Chain, runs: Iterable[int]) -> bool:
 def difference(asked: Asked, growth: Growth) -> Difference | None:
     """Returns where a chain stored for this prompt differs from it; None if that is not proved.
 
-    growth: one for which `holds_own` was true; what the chain has become since counts too.
+    growth: one for which `holds_own` was true; what was added to its chain since then counts too.
     """
     chain = growth.chain
     found = _Found(asked, growth)
@@ -223,10 +224,10 @@ def difference(asked: Asked, growth: Growth) -> Difference | None:
 
 
 def explains(tokens: Tokens, chain: Chain, found: Difference) -> bool:
-    """Tells whether a chain is another prompt's: equal beyond the difference, as far as both go.
+    """Returns whether a chain may be another prompt's: they are equal beyond the difference.
 
-    tokens: of a prompt that was placed there too. Where it could lie in more places than can be
-    tried, it is assumed to explain the chain.
+    They are compared up to the end of the shorter one. tokens: of a prompt that was placed there
+    too. If more than MAX_TRIES places in it are possible, it is assumed to explain the chain.
     """
     stored, least = chain.tokens, found.in_chain + 1
     tries = 0
@@ -243,7 +244,7 @@ def explains(tokens: Tokens, chain: Chain, found: Difference) -> bool:
 
 
 def _may_be_of(asked: Asked, chain: Chain) -> bool:
-    """Tells whether the namespaces agree; an adapter's number does not tell its name."""
+    """Returns whether the namespaces agree; an adapter known only by its number matches no name."""
     if chain.lora != asked.prompt.lora:
         return False
     return not chain.is_rooted or chain.first == asked.prompt.namespace
@@ -258,12 +259,12 @@ class _Found:
         stored: dict[int, int] = {}
         for place, run in enumerate(_recent_runs(growth), start=begin):
             stored.setdefault(run, place)
-        self._places = [  # of each that was found, in the prompt and in what was stored
+        self._places = [  # of each run found: in the prompt, and in the chain
             (place, stored[run]) for run, place in asked.own.items() if run in stored
         ]
 
     def is_ours_after(self, position: int) -> bool:
-        """Tells whether most own runs after a position, up to the last one found, were stored."""
+        """Returns whether most own runs after a position, up to the last one found, were stored."""
         found = [place for place, _ in self._places if place > position]
         if len(found) < MIN_RUNS:
             return False
@@ -271,13 +272,16 @@ class _Found:
         return 2 * len(found) >= wanted
 
     def offset(self) -> int:
-        """Returns by how much most places in the prompt are ahead of those in what was stored."""
+        """Returns how far most places in the prompt are ahead of those in the chain, in tokens."""
         counts = Counter(place - there for place, there in self._places)
         return min(counts, key=lambda offset: (-counts[offset], offset))
 
 
 def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
-    """Returns the proved first difference to a chain that begins at token `start`, or None."""
+    """Returns the proved first difference to a chain that begins at token `start` of the prompt.
+
+    None if there is none, or it is not proved.
+    """
     ours = found.asked.tokens[start:]
     equal = shared_tokens(ours, chain.tokens)
     if equal == min(len(ours), len(chain.tokens)) or not found.is_ours_after(start + equal):
@@ -286,7 +290,7 @@ def _behind(found: _Found, chain: Chain, start: int) -> Difference | None:
 
 
 def _recent(growth: Growth) -> int:
-    """Returns where the first run begins that a store added."""
+    """Returns where the first run that a store added begins in its chain."""
     return max(0, growth.begin - RUN_TOKENS + 1)
 
 

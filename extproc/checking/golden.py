@@ -1,8 +1,8 @@
 """Golden requests: a few of every form and API, whose tokens are compared with an engine's.
 
-They have no user's text, so differences may be shown. A difference is reported with its first token
-and its likely cause: one different byte in a template changes every block, and nothing else would
-reveal it.
+They contain no user's text, so differences may be shown. A difference is reported with its first
+token and its likely cause: one different byte in a template changes every block, and nothing else
+would reveal it.
 """
 
 import json
@@ -38,7 +38,7 @@ from kvstate.overlap import Tokens, shared_tokens
 class Golden(NamedTuple):
     """A golden request.
 
-    name: in words. prompt: as it is read here.
+    name: in words. prompt: as KVSteer parses it.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Golden(NamedTuple):
         return forms_of(self.prompt)
 
     def question(self, model: str | None) -> bytes:
-        """Returns the body that asks an engine for its tokens.
+        """Returns the body of a request to an engine for its tokens.
 
-        model: the name by which the engine knows the model; None asks for the one it serves.
+        model: the name by which the engine knows the model; None for the one that it serves.
         """
-        # where releases vary, it is keyed only if no special token is added, whatever they say
+        # where releases vary, a prompt is keyed only if no special token is added in any of them
         return question(msgspec.structs.replace(self.prompt, special_tokens_vary=False), model)
 
 
@@ -83,7 +83,7 @@ _CALLED = [
 
 
 def _switched(*, on: bool) -> Mapping[str, Any]:
-    """Thinking, under the names that templates know it by."""
+    """Returns a conversation with thinking on or off, under the names that templates use for it."""
     return {"messages": [_USER], "chat_template_kwargs": {"enable_thinking": on, "thinking": on}}
 
 
@@ -112,7 +112,7 @@ def _golden(name: str, parse: Callable[[bytes], InferenceRequest], body: object)
     return Golden(name, prompt)
 
 
-# The simplest ones first: the first that differs is the one that is named.
+# The simplest ones first, since the first that differs is reported.
 GOLDEN: Sequence[Golden] = (
     *(_golden(repr(text[:20]), completion_request.parse, {"prompt": text}) for text in TEXTS),
     *(_golden(name, chat_request.parse, body) for name, body in _CHATS.items()),
@@ -122,7 +122,7 @@ GOLDEN: Sequence[Golden] = (
 
 
 class Told(NamedTuple):
-    """A golden request's tokens, here and in the engine; in words where there are none."""
+    """A golden request's tokens, here and in the engine; the reason in words if there are none."""
 
     golden: Golden
     ours: Tokens | str
@@ -135,14 +135,14 @@ TextOf = Callable[[Sequence[int]], str]
 def verification(told: Iterable[Told], text_of: TextOf) -> Verification:
     """Returns the result of golden requests for an engine's tokens.
 
-    text_of: returns the text of token ids, as the tokenizer here has it.
+    text_of: returns the text of token ids, by the tokenizer here.
     """
     forms = compared = right = 0
     first: Mismatch | None = None
     untold: list[tuple[Golden, str]] = []
     for golden, ours, engines in told:
         if isinstance(ours, str):
-            continue  # such requests are not keyed, so nothing is claimed of them
+            continue  # such requests are not keyed, so nothing is claimed about them
         if isinstance(engines, str):
             untold.append((golden, engines))
             continue
@@ -160,7 +160,7 @@ def verification(told: Iterable[Told], text_of: TextOf) -> Verification:
 
 
 def _blamed(golden: Golden) -> int:
-    """The forms that are wrong if a request is: what it has besides being a conversation."""
+    """Returns the forms to blame for a difference: CONVERSATION only if there is no other."""
     return golden.forms & ~CONVERSATION or golden.forms
 
 
@@ -182,7 +182,7 @@ def _has_conversations(untold: Sequence[tuple[Golden, str]]) -> bool:
 
 
 def mismatch(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> Mismatch | None:
-    """Returns where the tokens of a golden request differ first, None if they do not."""
+    """Returns where the tokens of a golden request first differ, None if they do not."""
     at = shared_tokens(ours, engines)
     if at == len(ours) == len(engines):
         return None
@@ -203,11 +203,12 @@ def in_words(found: Mismatch, witness: str = PATH) -> str:
     return f"{where}, by {witness}: {found.cause}"
 
 
-# Of a text beside a mismatch, what is shown, and how many tokens are turned into text for it.
+# Most characters that are shown of a text beside a mismatch, and most tokens that are turned into
+# the text before it.
 _SHOWN = 32
 _WINDOW = 16
 
-# What is compared as text at the most: no golden request has as many tokens, but an answer may.
+# Most tokens that are compared as text: no golden request has as many, but an answer may.
 _MOST_TOKENS = 1_024
 
 _DATE = re.compile(
@@ -231,7 +232,7 @@ def cause(golden: Golden, ours: Tokens, engines: Tokens, text_of: TextOf) -> str
 
 
 def _of_form(golden: Golden, here: str, there: str) -> str:
-    """The likely cause by what a request has that simpler ones before it had not."""
+    """Returns the likely cause: what this request has and the simpler ones before it have not."""
     if golden.forms & TEXT:
         return "another tokenizer or vocabulary"
     if golden.forms & TOOLS:
@@ -250,7 +251,7 @@ def _of_date(here: str, there: str) -> str:
 
 
 def _framed(ours: Tokens, engines: Tokens) -> str:
-    """The cause where one side has one token more in front and nothing else differs, else ""."""
+    """Returns the cause if one side only has one more token in front, else ""."""
     for longer, shorter, who, other in (
         (engines, ours, "the engine", "the router"),
         (ours, engines, "the router", "the engine"),
@@ -263,7 +264,7 @@ def _framed(ours: Tokens, engines: Tokens) -> str:
 
 
 def _of_space(here: str, there: str) -> str:
-    """The cause where the texts differ in white space at the most, else ""."""
+    """Returns the cause if the texts differ at most in white space, else ""."""
     if here == there:
         return "the same text is cut into other tokens: another tokenizer or vocabulary"
     if here.rstrip() == there.rstrip():
@@ -274,7 +275,7 @@ def _of_space(here: str, there: str) -> str:
 
 
 def _instead(here: str, there: str) -> str:
-    """Shows what follows the last character that both texts share."""
+    """Returns what follows the common beginning of the two texts in each of them, in words."""
     both = zip(here, there, strict=False)
     end = next((at for at, (a, b) in enumerate(both) if a != b), min(len(here), len(there)))
     ours, theirs = (text[end : end + _SHOWN] for text in (here, there))

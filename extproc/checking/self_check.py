@@ -8,8 +8,8 @@ Retried and aborted requests, short prompts, prompts that were cached already, a
 cache give no evidence.
 
 A worker with 3 mismatches among its last 8 checked requests is distrusted, until 6 in a row match.
-So is one whose tokens of golden requests differ from KVSteer's (`extproc.checking.golden`), for
-requests of the forms that differ, until they match.
+A worker whose tokens for golden requests differ from KVSteer's (`extproc.checking.golden`) is
+distrusted for requests of the forms that differ, until they match.
 Time is an argument: seconds of one monotonic clock.
 """
 
@@ -44,7 +44,7 @@ MATCHES_TO_HEAL = 6
 # Events of a request may arrive after its answer; SGLang and TensorRT-LLM store it at its end.
 GRACE_SECONDS = 1.0
 
-# One that takes longer has been computed long ago, or never will be.
+# A request that takes longer was computed long ago, or never will be.
 MAX_WATCH_SECONDS = 60.0
 
 # Limits of watched requests per worker: at once, and then per second; fewer while all is well.
@@ -55,11 +55,11 @@ WATCHED_PER_SECOND_WHILE_WELL = 0.2
 # Longer prompts are not watched: comparing them takes milliseconds.
 MAX_PROMPT_TOKENS = 16_384
 
-# Chains that may be about one request.
+# Most chains that are kept because they may be about one request.
 MAX_CHAINS = 8
 
-# What is remembered of prompts that were placed on a worker while it is watched, in tokens: so many
-# that no engine computes them while one request is watched.
+# Most tokens remembered of prompts that were placed on a worker while it is watched: more than any
+# engine computes while one request is watched.
 MAX_PLACED_TOKENS = 1 << 20
 
 
@@ -78,7 +78,7 @@ class Effort:
         self._is_spent = False
 
     def may_begin(self, now: float) -> bool:
-        """Tells whether listening may begin; once all is spent, half is saved up first."""
+        """Returns whether listening may begin; after all is spent, only once half is saved up."""
         self._save(now)
         if self._left_seconds >= EFFORT_BURST_SECONDS / 2:
             self._is_spent = False
@@ -98,7 +98,7 @@ class Effort:
 
 
 class Placed:
-    """Prompts placed on a worker lately, watched or not: stored blocks may be theirs."""
+    """Prompts recently placed on a worker, watched or not: stored blocks may be theirs."""
 
     def __init__(self) -> None:
         self._prompts: deque[tuple[float, Tokens]] = deque()
@@ -117,10 +117,10 @@ class Placed:
                 return
 
     def may_explain(self, chain: Chain, found: Difference, since: float) -> bool:
-        """Tells whether a chain may belong to another prompt than the one it differs from.
+        """Returns whether a chain may belong to another prompt than the one it differs from.
 
-        since: when that one was placed. If a prompt placed later has been forgotten, it may be that
-        one's.
+        since: when the latter was placed. If a prompt placed since then has been forgotten, the
+        chain may belong to it.
         """
         if self._forgot_at >= since:
             return True
@@ -131,8 +131,8 @@ class Placed:
 class Watched:
     """A request in flight to a worker.
 
-    is_heard: whether the worker is listened to meanwhile; else only the index tells, at the end.
-    grown: by chain, what was stored since it was placed and may be about it.
+    is_heard: whether the worker is listened to meanwhile; if not, only the index is checked, at the
+    end. grown: by chain, what was stored since the request was placed and may be about it.
     """
 
     asked: Asked
@@ -142,7 +142,7 @@ class Watched:
     grown: dict[int, Growth] = field(default_factory=dict)
 
     def is_due(self, now: float) -> bool:
-        """Tells whether no more events about it can arrive."""
+        """Returns whether no more events about it are expected."""
         if now - self.started_at >= MAX_WATCH_SECONDS:
             return True
         return self.ended_at is not None and now - self.ended_at >= GRACE_SECONDS
@@ -167,7 +167,7 @@ VERIFICATIONS = (VERIFIED, DIFFERENT, NOT_VERIFIED, OFF)
 class Mismatch(NamedTuple):
     """The first token in which a golden request differs.
 
-    request: its name. ours, engines: the ids there; None where the tokens end before. cause: the
+    request: its name. ours, engines: the ids there; None if the tokens end before. cause: the
     likely one, in words.
     """
 
@@ -192,7 +192,7 @@ class Verification(NamedTuple):
     mismatch: Mismatch | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Returns it for GET /workers and GET /models."""
+        """Returns its fields for GET /workers and GET /models."""
         found = self.mismatch
         return {
             "result": self.result,
@@ -213,8 +213,8 @@ NOT_ASKED = Verification(NOT_VERIFIED, "it has not answered yet")
 class WorkerCheck:
     """The check of one worker.
 
-    worker: its name. is_listened: whether its events are shown to the self-check. is_raised:
-    whether it was told that live traffic differs. verification: by golden requests.
+    worker: its name. is_listened: whether its events are passed to the self-check. is_raised:
+    whether it was last logged as differing in live traffic. verification: by golden requests.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -225,7 +225,7 @@ class WorkerCheck:
         self.pending: list[Watched] = []
         self.placed = Placed()
         self.effort = Effort()
-        self._own_runs: frozenset[int] | None = None  # of all that are pending, None: to be found
+        self._own_runs: frozenset[int] | None = None  # of all pending requests; None: not computed
         self._chains: dict[int, Chains] = {}
         self._last: deque[bool] = deque(maxlen=LAST_CHECKED)  # whether it matched
         self._unsuspicious = 0  # checks in a row that gave no reason to listen
@@ -234,18 +234,18 @@ class WorkerCheck:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing was found for so long that it need not be listened to."""
+        """Whether enough checks in a row were unsuspicious that it need not be listened to."""
         return self._unsuspicious >= LAST_CHECKED
 
     @property
     def distrusted_forms(self) -> int:
-        """The forms of requests whose tokens are not taken for the engine's."""
+        """The forms of requests whose tokens here are not trusted to be the engine's."""
         return ALL_FORMS if self.result.is_distrusted else self.verification.forms
 
     def verify(self, verification: Verification) -> None:
-        """Takes what golden requests told.
+        """Records the result of golden requests.
 
-        What live traffic showed before the engine was mended says nothing of it any more.
+        If they matched after a difference, what live traffic showed before no longer counts.
         """
         is_mended = self.verification.forms and verification.result == VERIFIED
         self.verification = verification
@@ -254,7 +254,7 @@ class WorkerCheck:
             self._last.clear()
 
     def may_watch(self, now: float) -> bool:
-        """Tells whether one more request may be watched now."""
+        """Returns whether one more request may be watched now."""
         rate = WATCHED_PER_SECOND_WHILE_WELL if self.is_well else WATCHED_PER_SECOND
         self._allowance += rate * (now - self._allowance_at)
         self._allowance = min(MAX_PENDING, self._allowance)
@@ -272,7 +272,7 @@ class WorkerCheck:
         return watched
 
     def stored(self, rank: int, events: Iterable[Event]) -> None:
-        """Takes the events of a rank."""
+        """Applies the events of a rank."""
         chains = self._chains.setdefault(rank, Chains())
         for event in events:
             if isinstance(event, AllCleared):
@@ -283,13 +283,14 @@ class WorkerCheck:
                     self._grow(growth)
 
     def due(self, now: float) -> list[Watched]:
-        """Returns the watched requests that are to be concluded."""
+        """Returns the watched requests whose checks must be concluded."""
         return [watched for watched in self.pending if watched.is_due(now)]
 
     def conclude(self, watched: Watched, *, is_held: bool) -> None:
         """Ends a check with what was found.
 
-        is_held: the worker is known to hold all of the prompt that can be reused, as we have it.
+        is_held: whether the worker is known to hold all of the prompt that can be reused, as it is
+        tokenized here.
         """
         if is_held:
             self._matched(watched)
@@ -298,7 +299,7 @@ class WorkerCheck:
         proof = next((proof for proof in proofs if proof is not None), None)
         if proof is None:
             self.give_up(watched)
-            if not watched.is_heard:  # nobody listened, so nobody knows why: the next ones tell
+            if not watched.is_heard:  # listen to the next ones, to find out why
                 self._unsuspicious = 0
             return
         self.pending.remove(watched)
@@ -316,11 +317,11 @@ class WorkerCheck:
         self.result.without_evidence += 1
 
     def forget_chains(self) -> None:
-        """Frees what was heard; a new listening begins anew."""
+        """Frees all chains; the next time it is listened to, they begin anew."""
         self._chains.clear()
 
     def _proof(self, watched: Watched, growth: Growth) -> Difference | None:
-        """Returns where the stored tokens differ from the prompt, if they can be nobody else's."""
+        """Returns where the stored tokens differ from the prompt, if they can be no other's."""
         found = difference(watched.asked, growth)
         if found and self.placed.may_explain(growth.chain, found, watched.started_at):
             return None
@@ -331,7 +332,7 @@ class WorkerCheck:
         matching = [one for one in self.pending if is_stored(one.asked, growth.chain)]
         for watched in matching:
             self._matched(watched)
-        if matching:  # it is theirs, however much it is like another's
+        if matching:  # the chain is theirs, however similar it is to another request
             for watched in self.pending:
                 watched.grown.pop(name, None)
             return
@@ -344,7 +345,7 @@ class WorkerCheck:
                 watched.grown[name] = growth
 
     def _is_nobodys(self, runs: list[int]) -> bool:
-        """Whether none of these runs is a pending request's own: one look instead of one each."""
+        """Returns whether none of these runs is any pending request's own, in a single lookup."""
         if self._own_runs is None:
             self._own_runs = frozenset().union(*(one.asked.own for one in self.pending))
         return self._own_runs.isdisjoint(runs)

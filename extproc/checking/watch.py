@@ -1,4 +1,4 @@
-"""Listens to workers for the self-check, logs its results, and lowers their credit."""
+"""Listens to workers for the self-check, logs results, and lowers the credit of distrusted ones."""
 
 import logging
 import time
@@ -30,15 +30,15 @@ DIFFERS = "differs"
 # Most workers listened to at once, over the whole fleet.
 MAX_LISTENED = 8
 
-# Most workers whose stored blocks are remembered while they are listened to.
+# Most workers whose stored blocks are remembered after they were listened to.
 MAX_REMEMBERED = 16
 
-# Prompts of the same model before a request with which it is compared: what they share is nobody's
-# own.
+# How many earlier prompts of the same model a request is compared with: what they share is no
+# prompt's own.
 REFERENCES = 8
 
-# Prompts placed lately, over the whole fleet: a worker may still compute one when it is begun to be
-# listened to.
+# Limit of recently placed prompts that are kept, over the whole fleet: a worker may still be
+# computing one when listening to it begins.
 LATELY_PLACED = 512
 
 
@@ -54,13 +54,13 @@ class Trust(Protocol):
     """What workers are trusted to hold for one request."""
 
     def overlaps(self, prompt: Prompt) -> Mapping[str, Overlap]:
-        """Returns what each worker holds of a prompt; nothing is certain if its tokens differ."""
+        """Returns what each worker holds of a prompt, nothing certain where tokens differ."""
 
     def state(self, worker: str) -> str:
         """Returns the state of a worker's feeds; DIFFERS if its tokens differ."""
 
 
-# How long one batch may take: decisions wait meanwhile. An honest one takes a few milliseconds.
+# How long one batch may take: decisions wait meanwhile. A normal one takes a few milliseconds.
 MAX_LOOK_SECONDS = 0.01
 EVENTS_AT_ONCE = 8  # between two looks at the clock
 
@@ -68,9 +68,9 @@ EVENTS_AT_ONCE = 8  # between two looks at the clock
 class SelfCheck:
     """The self-check of all workers.
 
-    records: of the workers, by name. monotonic: seconds, for what is due. cpu: CPU seconds of this
-    thread. A worker is only listened to while a request is watched and there is a reason to: of one
-    that is well, the index tells at the end of a request whether it holds our blocks.
+    records: of the workers, by name. monotonic: returns seconds, to find what is due. cpu: returns
+    CPU seconds of this thread. A worker is listened to only while a request is watched and there is
+    a reason: for one that is well, the index shows after a request whether it holds our blocks.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class SelfCheck:
         self._cpu = cpu
         # weak: a check ends with the record that it is part of
         self._listened: WeakSet[WorkerCheck] = WeakSet()
-        self._remembered: WeakKeyDictionary[WorkerCheck, None] = WeakKeyDictionary()  # lately last
+        self._remembered: WeakKeyDictionary[WorkerCheck, None] = WeakKeyDictionary()  # latest last
         self._distrusted: WeakSet[WorkerCheck] = WeakSet()  # for requests of some forms, or all
         self._references: dict[str, deque[Tokens]] = {}  # by model
         self._lately: deque[tuple[float, str, Tokens]] = deque(maxlen=LATELY_PLACED)
 
     def placed(self, worker: str, prompts: Sequence[Prompt]) -> None:
-        """Notes prompts sent to a worker, watched or not: the next stores may be about them."""
+        """Records prompts sent to a worker, watched or not: the next stores may be about them."""
         now = self._monotonic()
         check = self._check(worker)
         for prompt in prompts:
@@ -102,10 +102,10 @@ class SelfCheck:
                 check.placed.add(prompt.tokens, now)
 
     def watch(self, worker: str, prompt: Prompt, overlap: Overlap | None) -> Watched | None:
-        """Watches a request that goes to a worker, if it may tell something.
+        """Watches a request sent to a worker if it may give evidence; returns the watch, or None.
 
-        prompt: tokenized here; overlap: what the worker holds of it. What is returned is to be
-        given to `ended` when the request is over.
+        prompt: tokenized here. overlap: what the worker holds of it. The caller passes the watch to
+        `ended` when the request is over.
         """
         now = self._monotonic()
         check = self._check(worker)
@@ -113,7 +113,7 @@ class SelfCheck:
             return None
         if check.pending:
             self._conclude_due(check)
-        # what comes first here is what most requests end at, in a microsecond
+        # the conditions that most requests fail come first, and take a microsecond
         if not check.may_watch(now) or self._fleet.state(worker) is not State.LIVE:
             return None
         if not check.is_well and not self._may_listen(check, now):
@@ -129,11 +129,11 @@ class SelfCheck:
         return watched
 
     def ended(self, watched: Watched) -> None:
-        """Takes the end of a watched request."""
+        """Records that a watched request has ended."""
         watched.ended_at = self._monotonic()
 
     def refused(self, watched: Watched) -> None:
-        """Takes a request that the worker refused: its stores are about other requests."""
+        """Gives up a request that the worker refused: the stores are about other requests."""
         for record in self._records.values():
             if watched in record.check.pending:
                 record.check.give_up(watched)
@@ -163,12 +163,12 @@ class SelfCheck:
         return bool(check.distrusted_forms & forms) and self._check(check.worker) is check
 
     def judge(self, check: WorkerCheck, verification: Verification) -> None:
-        """Takes the result of golden requests for a worker's tokens."""
+        """Records the result of golden requests for a worker's tokens."""
         check.verify(verification)
         self._note(check)
 
     def status(self, worker: str) -> dict[str, Any]:
-        """Returns its entry in GET /workers."""
+        """Returns the result of a worker's self-check, as GET /workers shows it."""
         check = self._check(worker)
         if check is None:
             return _shown(WorkerCheck(worker))
@@ -183,7 +183,7 @@ class SelfCheck:
         if not check.effort.may_begin(now):
             return False
         if not check.is_listened and len(self._listened) >= MAX_LISTENED:
-            for other in list(self._listened):  # one that fell silent does not end by itself
+            for other in list(self._listened):  # a silent worker's checks do not end otherwise
                 self._conclude_due(other)
         return check.is_listened or len(self._listened) < MAX_LISTENED
 
@@ -204,7 +204,7 @@ class SelfCheck:
 
     def _heard(self, worker: str, rank: int, body: Body) -> None:
         check, began = self._check(worker), self._cpu()
-        if check is None:  # it is gone, and its feed about to be
+        if check is None:  # the worker is gone, and its feed soon will be
             return
         is_whole = self._fleet.state(worker) is State.LIVE and self._take(check, rank, body, began)
         may_go_on = check.effort.spend(self._cpu() - began, self._monotonic())
@@ -214,7 +214,7 @@ class SelfCheck:
         self._conclude_due(check)
 
     def _take(self, check: WorkerCheck, rank: int, body: Body, began: float) -> bool:
-        """Takes a batch; returns False if it would take too long."""
+        """Applies a batch; returns False if that takes too long."""
         events = body.events if isinstance(body, EventBatch) else self._decoded(body, began)
         for number, event in enumerate(events or ()):
             if number % EVENTS_AT_ONCE == 0 and self._is_long(began):
@@ -223,7 +223,7 @@ class SelfCheck:
         return events is not None
 
     def _decoded(self, payload: bytes, began: float) -> Sequence[Event] | None:
-        """The events of a batch; None if only to decode them would take too long."""
+        """Returns the events of a batch; None if decoding alone takes too long."""
         steps = decoding(payload)
         while True:
             try:
@@ -241,7 +241,7 @@ class SelfCheck:
     def _conclude_due(self, check: WorkerCheck) -> None:
         for watched in check.due(self._monotonic()):
             if not watched.is_heard and self._fleet.state(check.worker) is not State.LIVE:
-                check.give_up(watched)  # the index does not tell either
+                check.give_up(watched)  # the index is no evidence either
             else:
                 check.conclude(watched, is_held=self._holds(check.worker, watched.asked.prompt))
         if not check.pending and check.is_listened:
@@ -251,7 +251,7 @@ class SelfCheck:
     def _stop_listening(self, check: WorkerCheck) -> None:
         check.is_listened = False
         self._listened.discard(check)
-        if self._check(check.worker) is check:  # else the feed is another's
+        if self._check(check.worker) is check:  # else the feed belongs to another record
             self._fleet.listen(check.worker, None)
         check.placed = Placed()
         self._remembered.pop(check, None)
@@ -292,7 +292,7 @@ class SelfCheck:
 
 
 class _OfForms:
-    """What is believed for requests of some forms, while the tokens of any worker differ."""
+    """The trust in workers for requests of some forms, while the tokens of any worker differ."""
 
     def __init__(self, checks: SelfCheck, forms: int) -> None:
         self._checks = checks

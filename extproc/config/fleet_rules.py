@@ -173,7 +173,7 @@ def address_fault(key: str, text: str, parse: Callable[[str], object]) -> Iterat
 
 
 class Extra(NamedTuple):
-    """An extra, by its name, and a key that needs it."""
+    """The name of an extra, and a configuration key that needs it."""
 
     key: str
     name: str
@@ -217,7 +217,7 @@ def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
     for worker in workers:
         try:
             spelled[same_place(address.parse(worker.endpoint))].append(worker.endpoint)
-        except ValueError:  # reported as that fault
+        except ValueError:  # reported as a fault of the endpoint
             spelled[worker.endpoint].append(worker.endpoint)
     for texts in spelled.values():
         several = list(dict.fromkeys(texts))
@@ -228,7 +228,7 @@ def shared_endpoints(key: str, workers: Sequence[Worker]) -> Iterator[str]:
 
 
 def shared_feeds(key: str, workers: Sequence[Worker]) -> Iterator[str]:
-    """Yields the feeds, or ranks, that several workers have; one fault for each worker and key.
+    """Yields a fault for each worker and key that names a feed, or a rank, of an earlier worker.
 
     key: the key of the list of workers.
     """
@@ -264,7 +264,7 @@ def _places(
     ranks: int = 1,
     beside: str | None = None,
 ) -> Iterator[tuple[str, Address, tuple[object, ...]]]:
-    """Yields each rank's address; none if the text is not an address, which is another fault."""
+    """Yields each rank's address; none if the text is no address, which is reported elsewhere."""
     if text is None:
         return
     try:

@@ -49,8 +49,8 @@ _PASTED: Mapping[type, Mapping[str, str]] = {
 class FormerKey(NamedTuple):
     """A key that was renamed or removed, and is still accepted.
 
-    former, now: as docs/configuration.md writes keys, in one section; now is "" for one that was
-    removed. since: the version that did it. until: the first version that refuses it.
+    former, now: its names, as docs/configuration.md writes keys, both in one section; now is "" if
+    it was removed. since: the version that changed it. until: the first version that refuses it.
     """
 
     former: str
@@ -66,9 +66,9 @@ _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 def load(path: str, processes: int | None = None, notes: list[str] | None = None) -> Config:
-    """Reads and checks a configuration file.
+    """Returns the configuration in a file, checked.
 
-    processes: overrides its `extproc.processes`. notes: gets one for each former key.
+    processes: overrides its `extproc.processes`. notes: receives one for each former key.
 
     Raises:
         ConfigError: the file cannot be read, or something in it is wrong.
@@ -102,7 +102,10 @@ def _contents(path: str, most: int) -> bytes:
 
 
 def _why(error: OSError) -> str:
-    """Says why a file cannot be read; if it is refused, also to whom, which containers decide."""
+    """Returns why a file cannot be read.
+
+    If access is denied, the reason names the user of this process, which containers set.
+    """
     if isinstance(error, PermissionError):
         return f"{error.strerror}; this process runs as user {os.geteuid()}"
     return str(error.strerror)
@@ -114,10 +117,10 @@ def parse(
     processes: int | None = None,
     notes: list[str] | None = None,
 ) -> Config:
-    """Checks the text of a configuration.
+    """Returns the configuration in a text, checked.
 
-    name: the file's name, for the messages. processes: overrides `extproc.processes`. notes: gets
-    one for each former key.
+    name: the file's name, for the messages. processes: overrides `extproc.processes`. notes:
+    receives one for each former key.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
@@ -139,7 +142,7 @@ def parse(
 
 
 def _missing_files(config: Config) -> Iterator[str]:
-    """Yields the faults of files that models name and that do not exist, or cannot be read."""
+    """Yields a fault for each file that a model names but that is missing or cannot be read."""
     for position, model in enumerate(config.models):
         key = f"models[{position}]"
         try:
@@ -161,10 +164,10 @@ def _missing_files(config: Config) -> Iterator[str]:
 def parse_workers(
     text: str | bytes, name: str, config: Config, notes: list[str] | None = None
 ) -> tuple[Worker, ...]:
-    """Checks the text of a file of workers: a list in the form of the configuration's `workers`.
+    """Returns the workers in a text, checked: a list in the form of the configuration's `workers`.
 
-    name: the file's name, for the messages. config: says which models exist. notes:
-    gets one for each former key. An empty list is valid, an empty file is not.
+    name: the file's name, for the messages. config: lists the models that exist. notes: receives
+    one for each former key. An empty list is valid, an empty file is not.
 
     Raises:
         ConfigError: the text has faults; the error has all of them.
@@ -206,7 +209,7 @@ def _values(text: str | bytes, name: str) -> tuple[Any, list[str]]:
 
 
 def _under_present_names(raw: object) -> tuple[list[str], list[str]]:
-    """Gives former keys their present names in place; returns notes on them, and what clashes."""
+    """Renames or removes former keys in place; returns notes on them, and faults for clashes."""
     notes: list[str] = []
     clashes: list[str] = []
     for one in FORMER_KEYS:
@@ -244,14 +247,14 @@ def _sections(raw: object, section: str, path: str = "") -> Iterator[tuple[str, 
 
 
 def _follows(rule: str, faults: list[str]) -> bool:
-    """Tells whether a broken rule is only a consequence of an earlier fault."""
+    """Returns whether a broken rule is only a consequence of an earlier fault."""
     key, _, what = rule.partition(": ")
     already = (f"{key}: ", f"{key}[") if what == AT_LEAST_ONE else f"{key}: "
     return any(fault.startswith(already) for fault in faults)
 
 
 def _section(kind: type, raw: object, path: str, faults: list[str]) -> Any:  # noqa: ANN401
-    """Returns a section as its dataclass; notes faults, and uses the defaults for faulty keys.
+    """Returns a section as its dataclass; adds to `faults`, and uses defaults for faulty keys.
 
     Returns None if the value is not a mapping, or a key without a default is missing or wrong.
     """
@@ -307,7 +310,7 @@ def _value(hint: object, raw: object, path: str, item: "Field[Any]", faults: lis
 
 
 def _word(words: tuple[str, ...], raw: object, path: str, faults: list[str]) -> object:
-    """Accepts one of a few words instead of a section."""
+    """Returns a word that is allowed instead of a section; else adds a fault, and returns None."""
     if raw in words:
         return raw
     faults.append(f"{path}: must be a mapping, or {' or '.join(words)}, is {_shown(raw)}")
@@ -385,7 +388,7 @@ def _near(word: object, known: Iterable[str]) -> str:
 
 
 def _as_mapping(kind: type, raw: object) -> str:
-    """Returns a hint at the key of a section that accepts this single word, if any does."""
+    """Returns a hint at the key of the section that accepts this single word; "" if none does."""
     word = str(raw).replace("-", "_")
     names = [item.name for item in fields(kind) if word in item.metadata["choices"]]
     return f"; did you mean {{{names[0]}: {word}}}?" if names else ""
@@ -401,7 +404,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def values_in(text: str | bytes) -> tuple[Any, list[str]]:
-    """Returns the values of a YAML text, and its duplicate keys as "key: what is wrong" each.
+    """Returns the values of a YAML text, and its duplicate keys, each as "key: what is wrong".
 
     Raises:
         ValueError: the text is not YAML; the message says where and why.
@@ -433,9 +436,9 @@ def _refuse_many_aliased(root: yaml.Node) -> None:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Returns the number of values in a node, aliases expanded; 0 if it contains itself.
+    """Returns the number of values in a node, aliases expanded; a node inside itself counts as 0.
 
-    sizes: the sizes of nodes counted before.
+    sizes: the sizes of the nodes counted before, by id; those counted here are added.
     """
     known = sizes.get(id(node))
     if known is not None:

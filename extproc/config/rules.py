@@ -292,7 +292,7 @@ def _clashes(listeners: list[tuple[str, str]]) -> Iterator[str]:
 def _is_same(one: str, other: str) -> bool:
     try:
         first, second = (same_place(address.parse(text)) for text in (one, other))
-    except ValueError:  # reported as this fault
+    except ValueError:  # reported as a fault of the address
         return False
     if first.port != second.port or not first.port:
         return False
@@ -300,7 +300,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _takes_in(one: Address, other: Address) -> bool:
-    """Tells whether the first binds all addresses of the second's family."""
+    """Returns whether the first binds all addresses of the second's family."""
     return other.is_ip and one.host == _WILDCARDS[ipaddress.ip_address(other.host).version]
 
 
@@ -342,9 +342,9 @@ def _sharing(sharing: Sharing | None, processes: int) -> Iterator[str]:
 
 
 def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
-    """Returns likely mistakes, as "key: what" each.
+    """Returns likely mistakes, each as "key: what".
 
-    is_there: tells whether a file or directory of this name exists.
+    is_there: returns whether a file or directory of this name exists.
     """
     return [
         *_unserved(config),
@@ -358,7 +358,7 @@ def doubts(config: Config, is_there: Callable[[str], bool]) -> list[str]:
 
 
 def _open_to_others(config: Config) -> Iterator[str]:
-    """Yields the operator's servers that listen on addresses which others can reach."""
+    """Yields a note for each of the operator's servers that other hosts can reach."""
     for key, text, power in (
         ("admin.listen", config.admin.listen, "drain workers and turn their events off"),
         ("envoy.admin", config.envoy.admin, "stop Envoy and read its configuration"),
@@ -380,7 +380,7 @@ def _open_fleet(sharing: Sharing | None) -> Iterator[str]:
 
 
 def _closed_to_envoy(config: Config) -> Iterator[str]:
-    """Yields where Envoy asks a router that listens on loopback alone from another host."""
+    """Yields a note if Envoy calls from another host, but the router listens only on loopback."""
     listen = config.extproc.listen
     asked = [text for _, text in _routers(config) if not text.startswith(address.UNIX_PREFIX)]
     elsewhere = [text for text in asked if not _listens_on_loopback(text)]
@@ -392,7 +392,7 @@ def _closed_to_envoy(config: Config) -> Iterator[str]:
 
 
 def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
-    """Yields files and directories that do not exist yet."""
+    """Yields a note for each file or directory that does not exist yet."""
     recording = config.recorder.file
     if recording is not None and not is_there(posixpath.dirname(recording) or "."):
         yield f"recorder.file: the folder of {recording} is missing: nothing is recorded"
@@ -410,7 +410,7 @@ def _missing(config: Config, is_there: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _unserved(config: Config) -> Iterator[str]:
-    """Yields models without a worker, if all workers are listed and each names its model."""
+    """Yields a note for each model without a worker, if all workers are listed with models."""
     found = config.discovery
     if found.file or found.dns or found.kubernetes or len(config.models) == 1:
         return
@@ -422,7 +422,7 @@ def _unserved(config: Config) -> Iterator[str]:
 
 
 def _roles(config: Config) -> Iterator[str]:
-    """Yields roles that are missing: for whole requests, or for one part of a split request."""
+    """Yields notes on missing roles: for whole requests, or for one part of a split request."""
     found, mode = config.discovery, config.disaggregation.mode
     roles = {worker.role for _, worker in _workers(config)}
     if PREFILL in roles and mode is None:
@@ -442,7 +442,7 @@ def _roles(config: Config) -> Iterator[str]:
 
 
 def _adapters(config: Config) -> Iterator[str]:
-    """Yields the workers' adapters that no request can name."""
+    """Yields a note for each adapter of a worker that no request can name."""
     known = {name for model in config.models for name in model.lora}
     for key, worker in _workers(config):
         unknown = [name for name in worker.lora or () if name not in known]

@@ -520,7 +520,7 @@ START, OFF = "start", "off"
 
 @dataclass(frozen=True, slots=True)
 class RemoteTokenizer:
-    """The /tokenize of the model's workers, instead of files here."""
+    """The model's workers as its tokenizer (POST /tokenize), instead of local files."""
 
     remote: bool = key(
         "true: the model's workers tokenize prompts (POST /tokenize); false: the same as no"
@@ -595,6 +595,6 @@ class Config:
         return worker.model or self.models[0].name
 
     def router_addresses(self) -> tuple[str, ...]:
-        """Returns the addresses under which Envoy reaches the routers."""
+        """Returns the addresses at which Envoy reaches the routers."""
         several = self.envoy.routers
         return several.addresses if several else (self.envoy.router or self.extproc.listen,)

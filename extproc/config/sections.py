@@ -20,7 +20,7 @@ def key(
 ) -> Any:
     """Declares a configuration key: its meaning and unit, its default, and the allowed values.
 
-    maximum: given if it is less than `most` of the key's name.
+    maximum: the largest value, if it is not `most` of the key's name.
     """
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "maximum": maximum}
     if isinstance(default, type):
@@ -52,7 +52,7 @@ class Log:
     )
 
 
-# A worker of role both takes whole requests; only the others take part of one.
+# A worker with role both takes whole requests; each other role takes one part of a request.
 PREFILL, DECODE, BOTH = ROLES = ("prefill", "decode", "both")
 
 HEADER, MIRROR = MODES = ("header", "mirror")
@@ -110,7 +110,7 @@ class Disaggregation:
 
     @property
     def changes_bodies(self) -> bool:
-        """Whether split requests need changes of their bodies, besides a worker."""
+        """Whether split requests need changes to their bodies, besides the choice of a worker."""
         pulls = self.min_pulled_tokens is not None
         return self.mode == MIRROR or (pulls and self.mode != HEADER)
 
@@ -164,14 +164,14 @@ class Sharing:
     )
 
 
-# The percentage that steers all requests; and why it cannot be less.
+# The percentage that steers all requests, and why some configurations require it.
 ALL_PERCENT = 100.0
 STEERS_ALL = "must be 100: SGLang's decode workers answer nothing that only the proxy sends them"
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """How many requests are steered; the others are decided and noted, but left to the proxy."""
+    """How many requests are steered; the others are decided and recorded, but left to the proxy."""
 
     percent: float = key(
         "percentage of requests that are steered (decimals allowed); the proxy routes the others"

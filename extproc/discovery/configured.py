@@ -1,7 +1,7 @@
-"""The discovery sources that the configuration names; of these, a file of workers is here.
+"""The configured discovery sources, and the one that reads a file of workers.
 
-What DNS and Kubernetes need is imported where one of them is configured: it is a good part of what
-the router would load.
+The modules for DNS and Kubernetes are imported only if they are configured, since they are a good
+part of what the router would load.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ def sources_of(config: Config) -> list[Source]:
     return sources
 
 
-# A worker that is added is to get requests within a second. A look costs one stat, and follows the
-# links by which Kubernetes replaces a mounted file.
+# Time between checks of the file: an added worker must get requests within a second. A check
+# costs one stat, which follows the links by which Kubernetes replaces a mounted file.
 LOOK_SECONDS = 0.1
 
 _Stamp = tuple[int, int, int, int]
@@ -46,10 +46,10 @@ _ABSENT: _Stamp = (0, 0, 0, 0)
 
 
 class WorkerFile:
-    """Reads a file of workers whenever it changed and then kept still for one look.
+    """Reads a file of workers after it has changed and then stayed the same for one check.
 
-    A writer that does not write anew and rename is thus rarely met halfway; a file met half written
-    is a fault, and the last good view stays.
+    So a file that is overwritten in place, rather than replaced by renaming, is rarely read
+    half-written. If it is, that is a fault, and the last good view stays.
     """
 
     name = "file"
@@ -69,7 +69,7 @@ class WorkerFile:
                 if stamp == taken and is_good:
                     report.confirm()
                 elif stamp != taken and (stamp == before or taken is None):
-                    taken, is_good = stamp, False  # what is faulty is told once, not at every look
+                    taken, is_good = stamp, False  # a fault is reported once, not at each check
                     report.view(await asyncio.to_thread(self._read), "")
                     is_good = True
                 before = stamp

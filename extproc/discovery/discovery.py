@@ -15,7 +15,7 @@ from extproc.discovery.view import MAX_FOUND, STATIC, Fleet, Report, Source, Vie
 
 log = logging.getLogger("kvsteer.discovery")
 
-# A source that ended, which is an internal error, is restarted after this time.
+# A source that ended, because it could not start or failed, is restarted after this time.
 BEGIN_AGAIN_SECONDS = 5.0
 
 Apply = Callable[[Fleet], Awaitable[None]]
@@ -54,7 +54,7 @@ class Discovery:
         self._is_complete = not sources
 
     async def start(self, apply: Apply) -> None:
-        """Starts following the sources. apply: called with the whole fleet whenever it changes."""
+        """Starts following the sources. apply: called with the whole fleet when a view changes."""
         if self._sources:
             self._tasks.append(asyncio.create_task(self._keep_applying(apply)))
         for source in self._sources.values():
@@ -69,11 +69,11 @@ class Discovery:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every source has given a view and the fleet includes them all."""
+        """Whether every source has reported a view and the fleet includes them all."""
         return self._is_complete
 
     def fault(self, source: str) -> str:
-        """Says why the view of a source may be out of date, "" if it is not."""
+        """Returns what is wrong with a source or its last view, "" if nothing is known to be."""
         seen = self._seen.get(source)
         return seen.fault or seen.note or seen.doubled if seen else ""
 
@@ -125,7 +125,7 @@ class Discovery:
             seen.fault = ""
 
     def _note(self, name: str, seen: _Seen, fault: str, ours: Exception | None = None) -> None:
-        if fault != seen.fault:  # once, however often it is tried
+        if fault != seen.fault:  # reported once, however often it is retried
             seen.faults += 1
             stays = (
                 "it has listed no workers yet"
@@ -146,8 +146,8 @@ class Discovery:
             for source, note in doubles(views):
                 self._seen[source].doubled = note
             fleet = merged(views)
-            # in one step with what applying does before its first wait: whoever sees the one sees
-            # the other
+            # set in one step with what `apply` does before it first waits, so that both become
+            # visible together
             self._is_complete = all(seen.view is not None for seen in self._seen.values())
             try:
                 await apply(fleet)

@@ -1,4 +1,4 @@
-"""Workers by DNS: the addresses of a name, asked for again as its answers age."""
+"""Workers from DNS: the addresses of a name, looked up again as its answers expire."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from extproc.address import Address
 from extproc.config.schema import DnsName, FoundWorker
 from extproc.discovery.view import Found, Report, worker_at
 
-# One lookup, over all servers and tries.
+# The time limit of one lookup, over all servers and tries.
 LOOKUP_SECONDS = 5.0
 
-# A zone that allows no caching is not asked more often.
+# The shortest pause between two lookups, even if a zone allows no caching.
 LEAST_SECONDS = 1.0
 
 _Answer = tuple[list[tuple[str, int]], float]  # hosts and ports, time to live in seconds
@@ -27,10 +27,10 @@ class _NoAddressError(Exception):
 
 
 class DnsNames:
-    """Looks one name up: its A records, its AAAA records where it has no A, or its SRV records.
+    """Looks one name up: its A records, its AAAA records if it has no A, or its SRV records.
 
-    It takes one family only, as Envoy's own clusters do: a worker with two addresses is one worker.
-    A name that vanishes is a fault, and its last addresses stay.
+    Only one address family is used, as in Envoy's own clusters, so that a worker with two addresses
+    is one worker. A name that vanishes is a fault, and its last addresses stay.
     """
 
     def __init__(self, options: DnsName) -> None:
@@ -43,7 +43,7 @@ class DnsNames:
             resolver = await asyncio.to_thread(_resolver, self._options.nameserver)
         except (dns.exception.DNSException, OSError) as error:
             report.fault(f"{self._options.name}: no name server is known: {_words(error)}")
-            return  # and is begun anew
+            return  # `Discovery` restarts it
         interval = self._options.interval_ms / 1000
         while True:
             pause = interval
@@ -100,7 +100,7 @@ async def _addresses(resolver: dns.asyncresolver.Resolver, name: str) -> tuple[l
 async def _lookup(
     resolver: dns.asyncresolver.Resolver, name: str, kind: dns.rdatatype.RdataType
 ) -> dns.resolver.Answer | None:
-    """Returns the records of a kind, None where there are none; raises on other failures."""
+    """Returns the records of a kind, None if the name has none; raises on other failures."""
     try:
         answer = await resolver.resolve(
             name, kind, raise_on_no_answer=False, lifetime=LOOKUP_SECONDS, search=True

@@ -1,22 +1,23 @@
 """Workers among the pods of a Kubernetes cluster: those of a label selector or an InferencePool.
 
 Needs the extra `kubernetes`, whose client knows kubeconfigs, service accounts and credential
-plugins. Its watch helper is not used: it does not say when a watch was accepted, so a quiet one
-could not be confirmed, it decodes whole objects, and lists would have to be bounded here anyway.
+plugins. Its watch helper is not used: it does not report when a watch was accepted, so a quiet
+watch could not be confirmed; it decodes whole objects; and lists would have to be bounded here
+anyway.
 
-A copy of the objects is kept by one list and then watches from its version, as the API conventions
-have it: a watch goes on from the last resourceVersion seen, in an event or a bookmark. 410 Gone, as
-a status or as an event, means that the version is too old, and the objects are listed again at
-once. Whatever fails is tried again, and the copy stays meanwhile.
+The copy of the objects comes from one list, and watches from the list's version keep it current, as
+the API conventions describe: each watch continues from the last resourceVersion seen, in an event
+or a bookmark. 410 Gone, as a status or as an event, means that the version is too old, and the
+objects are listed again: at once, unless the last list did not help. Whatever fails is tried again,
+and the copy stays meanwhile.
 
-The copy is confirmed only while it is known to be current. That a watch was accepted proves
-nothing: a server that was restarted answers 200 and only then, as an event, that the version is
-gone.
+The copy is confirmed only while it is known to be current. An accepted watch proves nothing: a
+restarted server answers 200, and only then sends an event that the version is gone.
 
-What a kubeconfig's command or token file gives expires. It is asked for again shortly before, and
-when the server refuses it (401), as client-go does with credential plugins
+A credential from a kubeconfig's command or token file expires. It is renewed shortly before, if the
+time is known, and when the server refuses it (401), as client-go does with credential plugins
 (https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins).
-The client itself reads the token of our own pod again.
+The client itself re-reads the token of our own pod.
 """
 
 import asyncio
@@ -63,11 +64,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Thing)
 
-# Asks for the objects with these query parameters; the keywords are the client's. May raise a
+# Requests the objects with these query parameters, passed as the client's keywords. May raise a
 # DiscoveryError.
 Ask = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
-# The pods of a selector, each with engines on these ports.
+# Follows the pods of a selector, each with engines on these ports.
 Follow = Callable[[str, tuple[int, ...], Report], Coroutine[Any, Any, None]]
 
 _POOLS = ("inference.networking.k8s.io", "v1", "inferencepools")
@@ -140,7 +141,7 @@ class KubernetesPods:
 
 
 class _Pool:
-    """Follows the pods that the pool selects now; while there is no such pool, those it had."""
+    """Follows the pods that the pool selects; while it is missing or invalid, the last ones."""
 
     def __init__(
         self, name: str, follow: Follow, group: asyncio.TaskGroup, parts: PartReports
@@ -154,7 +155,7 @@ class _Pool:
         self._following: asyncio.Task[None] | None = None
 
     def take(self, pools: Mapping[str, Pool]) -> None:
-        """Takes the pools of this name as they are now, by uid."""
+        """Applies the current pools of this name, by uid."""
         pool = next((one for one in pools.values() if one.metadata.name == self._name), None)
         fault = _fault_of(pool)
         if pool is None or fault:
@@ -194,51 +195,51 @@ def _first_of(notes: Sequence[str]) -> str:
 PAGE = 500
 MAX_THINGS = 10_000
 
-# etcd keeps no object above 1.5 MiB by default; a page of ordinary pods has some megabytes.
+# etcd keeps no object above 1.5 MiB by default; a page of ordinary pods is a few megabytes.
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_PAGE_BYTES = 256 * 1024 * 1024
 
-# The server ends a watch after this time, and is taken for hung somewhat later. A longer watch
-# would be silent for up to a minute, from bookmark to bookmark, and a hung server noticed as late.
-# Before the end there is a bookmark, so that the next watch goes on from a recent version.
+# The server ends a watch after WATCH_SECONDS, and counts as hung after PATIENCE_SECONDS more. A
+# longer watch would be silent for up to a minute between bookmarks, and a hung server would be
+# noticed only then. A bookmark precedes the end, so that the next watch begins at a recent version.
 WATCH_SECONDS = 10
 PATIENCE_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 LIST_SECONDS = 60.0
 LIST_SILENCE_SECONDS = 15.0
 
-# A version that is gone is answered at once: a watch that is quiet for this long goes on.
+# If the version is gone, the server says so at once: a watch that is quiet for this long goes on.
 QUIET_SECONDS = 1.0
 
-# Pauses while the server does not answer or refuses. They stay short: until the next try nobody
-# knows that it is back.
+# Pauses while the server does not answer or refuses. They stay short, since only the next try shows
+# that it is back.
 FIRST_WAIT_SECONDS = 0.5
 LAST_WAIT_SECONDS = 4.0
 
-# A list costs the server far more than a watch: one that did not help, because its version was gone
-# within this time or because it was too long, is followed by pauses that grow to a longer one.
+# A list costs the server far more than a watch. After a list that did not help, because its version
+# was gone within this time or it was too long, the pauses grow up to LAST_LIST_WAIT_SECONDS.
 LIST_HELPS_SECONDS = 10.0
 LAST_LIST_WAIT_SECONDS = 30.0
 _OK, _GONE = 200, 410
 
 
 class _RefusedError(Exception):
-    """The server answers something else than what was asked for."""
+    """The server's answer is not what was requested."""
 
 
 class _UselessListError(_RefusedError):
-    """The list cannot be used; the next one can hardly be used either."""
+    """The list cannot be used, and the next one probably cannot either."""
 
 
 class _GoneError(Exception):
-    """The version that was asked for is too old."""
+    """The requested version is too old."""
 
 
 class ListWatch(Generic[T]):
     """Keeps a copy of all objects of one kind.
 
-    ask: lists or watches them. changed: is given the whole copy, by uid, after each change. chance:
-    returns 0 to 1, for jitter.
+    ask: lists or watches them. changed: called with the whole copy, by uid, after each change.
+    chance: returns 0 to 1, for jitter.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class ListWatch(Generic[T]):
                 await asyncio.sleep(pause)
 
     async def _go_on(self) -> float:
-        """Lists if need be, watches until the watch ends; returns the pause in seconds."""
+        """Lists if necessary, and watches until the watch ends; returns the pause in seconds."""
         try:
             if not self._version:
                 await self._list()
@@ -289,7 +290,7 @@ class ListWatch(Generic[T]):
         return self._backoff.next_seconds()
 
     def _pause_before_list(self) -> float:
-        """Returns 0, or a growing pause where the last list was of no use."""
+        """Returns the pause in seconds: 0, or a growing one if the last list did not help."""
         self._version = ""
         if time.monotonic() - self._listed_at < LIST_HELPS_SECONDS:
             return self._list_backoff.next_seconds()
@@ -366,7 +367,7 @@ class ListWatch(Generic[T]):
         return gone is not None and self._things.pop(gone.metadata.uid, None) is not None
 
     def _put(self, things: dict[str, T], raw: msgspec.Raw) -> bool:
-        """Takes an object; leaves out one that cannot be read.
+        """Adds or replaces an object; returns False for one that cannot be read, which is skipped.
 
         Raises:
             _UselessListError: there are more than `MAX_THINGS`.
@@ -376,7 +377,7 @@ class ListWatch(Generic[T]):
             return False
         uid = thing.metadata.uid
         if uid not in things and len(things) >= MAX_THINGS:
-            self._version = ""  # what is left out now must not be passed over later
+            self._version = ""  # list again, so that a skipped object is not missed
             raise _UselessListError(f"there are more than {MAX_THINGS} objects")
         things[uid] = thing
         return True
@@ -404,7 +405,7 @@ async def _bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _timeout(total_seconds: float, silence_seconds: float | None) -> aiohttp.ClientTimeout:
-    """Returns limits for a question as a whole, and between two pieces of its answer."""
+    """Returns the time limits of a request: as a whole, and between two pieces of its answer."""
     return aiohttp.ClientTimeout(
         total=total_seconds, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds
     )
@@ -418,20 +419,20 @@ def _words(error: Exception) -> str:
 
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-# A credential is renewed so long before it expires.
+# A credential is renewed this long before it expires.
 EARLY = dt.timedelta(seconds=60)
 
-# The kubeconfig's command is waited for so long.
+# How long to wait for the kubeconfig's command.
 COMMAND_SECONDS = 60.0
 
 _UNAUTHORIZED = 401
 
-# What a kubeconfig says: how the server is reached, and until when, if it tells.
+# What a kubeconfig contains: how to reach the server, and when the credential expires, if known.
 _Read: TypeAlias = "tuple[Configuration, dt.datetime | None]"
 
 
 class ApiAccess:
-    """Knows how to reach one API server, and as whom.
+    """How to reach one API server, and with which credentials.
 
     kubeconfig: the name of a file; None for the service account of our own pod.
     """
@@ -444,10 +445,10 @@ class ApiAccess:
         self._reading: asyncio.Task[_Read] | None = None
 
     async def reach(self) -> "Configuration":
-        """Returns the configuration of a client, whose credentials stay fresh.
+        """Returns the configuration of a client; its credentials are renewed as they expire.
 
         Raises:
-            DiscoveryError: there is none.
+            DiscoveryError: it cannot be loaded.
         """
         from kubernetes_asyncio import client, config  # noqa: PLC0415 - an extra
 
@@ -465,7 +466,7 @@ class ApiAccess:
         return configuration
 
     def asking(self, ask: Ask) -> Ask:
-        """Returns a question that is repeated with a new credential when refused."""
+        """Returns `ask`, repeated once with a new credential if the server refuses the first."""
 
         async def ask_as_known(**options: Any) -> aiohttp.ClientResponse:  # noqa: ANN401 - the client's own
             response = await ask(**options)
@@ -478,7 +479,7 @@ class ApiAccess:
         return ask_as_known
 
     async def _renew_if_due(self, configuration: "Configuration") -> None:
-        """Renews the token where that is due; the client calls it before each question."""
+        """Renews the token if that is due; the client calls this before each request."""
         async with self._renewing:
             now = dt.datetime.now(dt.UTC)
             is_over = self._expires_at is not None and now >= self._expires_at - EARLY
@@ -490,9 +491,12 @@ class ApiAccess:
         self._refused = None
 
     async def _load(self) -> "Configuration":
-        """Returns what the kubeconfig says now.
+        """Returns the kubeconfig's current configuration.
 
-        Its command cannot be ended from here: while one hangs, no other is started.
+        Its command cannot be stopped from here, so while one hangs, no other is started.
+
+        Raises:
+            DiscoveryError: it cannot be loaded, or its command takes longer than COMMAND_SECONDS.
         """
         if self._reading is None:
             self._reading = asyncio.create_task(_read(self._kubeconfig))
@@ -502,7 +506,7 @@ class ApiAccess:
         self._reading = None
         try:
             configuration, self._expires_at = done.pop().result()
-        except Exception as error:  # the loaders raise what they like
+        except Exception as error:  # the loaders raise all kinds of exceptions
             raise _not_known(error) from error
         return configuration
 

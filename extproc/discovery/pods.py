@@ -1,12 +1,12 @@
 """Turns pods into workers: parses the objects of a Kubernetes API server.
 
-A pod's annotations (kvsteer.io/... and llm-d's) take precedence over AIBrix's labels
-(model.aibrix.ai/...), and those over the configuration. An unreadable value is noted and ignored;
-the pod stays.
+A pod's annotations (kvsteer.io/...) take precedence over AIBrix's labels (model.aibrix.ai/...),
+which take precedence over the configuration. llm-d's annotation of active ports counts if neither
+names a port. An unreadable value is noted and ignored; the pod stays.
 
 Sources: the API conventions (resourceVersion, continue, 410 Gone, watch events and bookmarks),
 core/v1 Pod, and InferencePool of inference.networking.k8s.io/v1. Objects come as raw JSON and each
-is decoded alone, so that a bad one spoils no other.
+is decoded alone, so that a bad one does not affect the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -162,10 +162,10 @@ Word = TypeVar("Word")
 OURS = "kvsteer.io/"
 AIBRIX = "model.aibrix.ai/"
 
-# Which of a pool's ports the pod serves; the second is what llm-d called it before.
+# The annotation with the pool's ports that the pod serves; the second name is llm-d's former one.
 ACTIVE_PORTS = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 
-# What llm-d's label says of a pod, and the role that is; AIBrix's knows fewer.
+# The values of llm-d's role label and the roles that they mean; AIBrix's label has fewer values.
 LLMD_ROLE, AIBRIX_ROLE = "llm-d.ai/role", "role-name"
 LLMD_ROLES = {
     "prefill": PREFILL,
@@ -175,7 +175,7 @@ LLMD_ROLES = {
     "encode-prefill-decode": BOTH,
     "both": BOTH,
 }
-# Such a pod encodes images for others, and answers no request.
+# A pod with this role encodes images for others, and answers no requests.
 ENCODE = "encode"
 
 # An InferencePool has at most this many target ports (its schema).
@@ -186,7 +186,7 @@ MAX_SHOWN = 40
 
 
 class PodWords:
-    """What a pod says of itself in annotations and labels."""
+    """What a pod's annotations and labels say."""
 
     def __init__(self, pod: Pod) -> None:
         self._name = pod.metadata.name
@@ -195,9 +195,9 @@ class PodWords:
         self._notes: list[str] = []
 
     def annotation(self, name: str, read: Callable[[str], Word]) -> Word | None:
-        """Returns the value of one of our annotations, None where absent or unreadable.
+        """Returns the value of one of our annotations, None if it is absent or unreadable.
 
-        name: without the prefix. read: turns the text into the value; raises ValueError where it
+        name: without the prefix. read: turns the text into the value; raises ValueError if it
         cannot.
         """
         return self._read(self._annotations, OURS + name, read)
@@ -207,7 +207,7 @@ class PodWords:
         return self._read(self._labels, AIBRIX + name, read)
 
     def active_ports(self) -> frozenset[int] | None:
-        """Returns the ports of llm-d's annotation, None where absent; notes what is no port."""
+        """Returns the ports of llm-d's annotation, None if it is absent; notes invalid ports."""
         key = next((key for key in ACTIVE_PORTS if key in self._annotations), None)
         if key is None:
             return None
@@ -216,7 +216,7 @@ class PodWords:
         return frozenset(port for port in ports if port is not None)
 
     def role(self) -> str | None:
-        """Returns the part of requests that the pod takes, by any label for it; None if none."""
+        """Returns the role that our annotation, llm-d's or AIBrix's label gives, or None."""
         return (
             self.annotation("role", role_in)
             or self._read(self._labels, LLMD_ROLE, llmd_role_in)
@@ -244,7 +244,7 @@ class PodWords:
             return None
 
 
-# Each of these raises ValueError where the text is not of its kind.
+# Each of these functions raises ValueError if the text is not of its kind.
 
 
 def number_in(text: str) -> int:
@@ -319,7 +319,7 @@ def role_in(text: str) -> str:
 
 
 def llmd_role_in(text: str) -> str:
-    """Reads the same in llm-d's words, among which `ENCODE` has no counterpart here."""
+    """Reads the same in llm-d's words; returns `ENCODE` as it is, since no role here matches it."""
     return LLMD_ROLES.get(text) or _word(text, (ENCODE,))
 
 
@@ -329,7 +329,7 @@ def _word(text: str, words: Sequence[str]) -> str:
     return text
 
 
-# AIBrix subscribes to these ports of every pod that it is told to.
+# AIBrix subscribes to these ports of every pod whose label enables KV events.
 AIBRIX_EVENTS = EventPorts(zmq_port=5557, replay_port=5558)
 
 _OVER = ("Succeeded", "Failed")
@@ -338,7 +338,8 @@ _OVER = ("Succeeded", "Failed")
 class Asked(NamedTuple):
     """Settings of all pods.
 
-    of_all: the configured ones. ports: the pool's; () for the configured port.
+    of_all: the configured ones. models: the configured models. ports: the pool's; () for the
+    configured port.
     """
 
     of_all: FoundWorker
@@ -347,7 +348,7 @@ class Asked(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What one pod says; worth orders the pods that have one address."""
+    """What was read from one pod; of pods with one address, the one of greatest worth counts."""
 
     pod: Pod
     worth: tuple[bool, bool, str, str]
@@ -363,9 +364,10 @@ class Engines:
         self._read: dict[str, _Read] = {}  # by uid
 
     def of(self, pods: Iterable[Pod]) -> tuple[tuple[Found, ...], list[str]]:
-        """Returns the workers of these pods by endpoint, and notes of what is wrong with the pods.
+        """Returns the workers of these pods, sorted by endpoint, and notes on faults of the pods.
 
-        Of two pods with one address the better one counts: not terminating, ready, the younger.
+        Of two pods with one address, the one that is not terminating counts, else the ready one,
+        else the younger one.
         """
         self._read = {pod.metadata.uid: self._of(pod) for pod in pods}
         notes: list[str] = []
@@ -445,7 +447,7 @@ def _excluded(pod: Pod, *, encodes: bool) -> str:
 
 
 def _ports(said: PodWords, of_pool: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Returns each port with its position, by which its event ports are numbered.
+    """Returns the position and the port of each engine; its event ports follow from the position.
 
     An inactive port keeps its position, so that the others' event ports do not move.
     """
@@ -520,7 +522,7 @@ def _fits(events: EventPorts | str | None, offset: int) -> bool:
 def _adapters(
     said: PodWords, of_all: FoundWorker, models: Sequence[Model]
 ) -> tuple[tuple[int, str], ...]:
-    """Returns the number that AIBrix's label gives to the pod's adapter, if it has just one."""
+    """Returns AIBrix's number for the pod's adapter, with its name; () unless both are known."""
     number = said.label("lora-id", number_in)
     if number is None:
         return ()

@@ -21,9 +21,9 @@ STATIC = "workers"
 class Found:
     """One worker as a source sees it.
 
-    excluded: why it gets no requests now, "" if it may. identity: tells an engine from another one
-    that was given the same address later. adapters: the adapter's name for each number, where its
-    events carry numbers only.
+    excluded: why it gets no requests now, "" if it may. identity: distinguishes an engine from a
+    later one at the same address. adapters: the adapter's name for each number, if its events carry
+    only numbers.
     """
 
     worker: Worker
@@ -68,10 +68,10 @@ def doubles(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
 
 
 class TakeView(Protocol):
-    """Takes all workers that a source has now."""
+    """Accepts all workers that a source lists now."""
 
     def __call__(self, view: View, note: str, fault: str = "") -> None:
-        """Takes a view.
+        """Accepts a view.
 
         note: what is wrong with some of its workers. fault: as in `Report`. Each is "" if there is
         none.
@@ -95,17 +95,17 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name for people and metrics, one of a few."""
+        """Its name in the log and in metrics; there are only a few."""
 
     async def run(self, report: Report) -> None:
         """Reports until it is cancelled; reports failures as faults and tries again."""
 
 
 class PartReports:
-    """Joins the reports of several parts into one: a fault lasts until its own part is well.
+    """Joins the reports of a source's parts into one: a fault lasts until its own part recovers.
 
-    A fault that several parts have in the same words is reported once, and a view that comes while
-    another part fails does not end that fault.
+    A fault that several parts report in the same words is reported once, and a view that arrives
+    while another part fails does not end that part's fault.
     """
 
     def __init__(self, report: Report) -> None:
@@ -113,13 +113,13 @@ class PartReports:
         self._faults: dict[str, str] = {}
 
     def viewing(self, part: str) -> Report:
-        """Returns the report of the part that gives the views and confirms them."""
+        """Returns the report of the part that provides the views and confirms them."""
         return Report(
             self._view, lambda: self._confirm(part), lambda fault: self._note(part, fault)
         )
 
     def aside(self, part: str) -> Report:
-        """Returns the report of a part that only has to be well; it confirms no view."""
+        """Returns the report of a part without views: its `confirm` only ends its own fault."""
         return self.viewing(part)._replace(confirm=lambda: self._confirm_aside(part))
 
     def _view(self, view: View, note: str, fault: str = "") -> None:
@@ -155,8 +155,9 @@ def worker_at(
 ) -> Worker:
     """Returns the worker at host:port.
 
-    host: an IP address. of_all: what all workers of the source share. offset: how many engines of
-    the same host come before it, each with as many event ports as it has ranks.
+    host: an IP address. of_all: the settings that the source's workers share. offset: how many
+    engines on the same host come before it; each uses a gRPC port, or for each ZMQ endpoint as many
+    ports as it has ranks.
     """
     return Worker(
         endpoint=str(Address(host, port)),

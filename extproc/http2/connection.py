@@ -1,6 +1,6 @@
 """The server's side of one HTTP/2 connection (RFC 9113): bytes in, events and bytes out.
 
-Frames are passed to `streams`, `control` and `head_joiner`; answers are sent through `outbox`. A
+Frames are passed to `Streams`, `Control` and `HeadJoiner`; answers are sent through `Outbox`. A
 connection error is answered by GOAWAY; then `fault` is set, and nothing more is read.
 """
 
@@ -91,7 +91,7 @@ class Control:
             _check(name, value)
             if name == Setting.INITIAL_WINDOW_SIZE:
                 window = value
-        if window is not None:  # once a frame, which may name it thousands of times
+        if window is not None:  # once per frame, which may set it thousands of times
             self._set_initial_window(window)
         self.is_greeted = True
         self._outbox.write(frames.settings_ack())
@@ -145,7 +145,7 @@ class Connection:
             self._outbox, self._floods, self._blocks, self._streams.set_initial_window
         )
         self._ticks = 0
-        # what GOAWAY told may not grow (RFC 9113, section 6.8)
+        # the last stream named in a GOAWAY may not grow (RFC 9113, section 6.8)
         self._last_taken: int | None = None
         self._greet()
 
@@ -298,7 +298,7 @@ class Connection:
         self._outbox.write(goaway(self._last_taken, code, text))
 
     def _receive_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Takes any frame but DATA on an open stream."""
+        """Takes a frame that `receive` does not handle by itself."""
         block = None
         if self._joiner.is_open or kind == FrameType.CONTINUATION:
             block = self._joiner.go_on(kind, flags, stream_id, payload)

@@ -13,7 +13,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER: Final = Struct(">IBI")
 HEADER_BYTES: Final = 9
 
-# The smallest allowed SETTINGS_MAX_FRAME_SIZE, which is also this server's: it never raises it.
+# The smallest allowed SETTINGS_MAX_FRAME_SIZE, and this server's, which it never raises.
 MAX_FRAME_BYTES: Final = 16_384
 LARGEST_MAX_FRAME_BYTES: Final = 2**24 - 1
 
@@ -157,7 +157,7 @@ class FrameReader:
         return len(self._rest)
 
     def read(self, data: bytes) -> tuple[list[Frame], Http2Error | None]:
-        """Returns the frames that these bytes complete, and the error in the bytes after them.
+        """Returns the frames that these bytes complete, and any error in the bytes after them.
 
         The reader must not be used after an error.
         """

@@ -39,7 +39,7 @@ class Status(IntEnum):
 class MessageReader:
     """Joins pieces of DATA into gRPC messages.
 
-    max_message_bytes: a longer message is refused by its prefix, before any of it is kept.
+    max_message_bytes: a longer message is refused by its prefix alone, before any of it is kept.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -133,7 +133,7 @@ def _status(status: int, text: str) -> list[tuple[bytes, bytes]]:
 
 
 def percent_encoded(text: str) -> bytes:
-    """Returns a text encoded for grpc-message: "%" and all but printable ASCII as %XX."""
+    """Returns a text encoded for grpc-message: "%", and all except printable ASCII, as %XX."""
     return "".join(
         chr(one) if 0x20 <= one <= 0x7E and one != 0x25 else f"%{one:02X}"  # noqa: PLR2004
         for one in text.encode("utf-8", "replace")

@@ -1,9 +1,9 @@
 """Header blocks (RFC 7541) of requests and answers.
 
-The server announces a dynamic table of size 0. Once the peer has acknowledged that and said so in a
-block, blocks have no state: equal bytes mean equal headers, and decoded ones are looked up: a whole
-block, or all fields but a request's id if there is one (as in traced streams). Until then the peer
-may use a table of the default size, and every block is decoded.
+The server announces a dynamic table of size 0. Once the peer has acknowledged that and set the size
+in a block, blocks have no state: equal bytes mean equal headers, so decoded ones are looked up, by
+the whole block or, since it may hold a request's id (as in traced streams), field by field. Until
+then the peer may use a table of the default size, and every block is decoded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -171,7 +171,7 @@ Field = tuple[bytes, bytes]
 class BlockCache:
     """Decoded blocks without state, for all connections of a server.
 
-    heads: by their blocks; None for a malformed one. fields: by their part of a block.
+    heads: by block; None for a malformed one. fields: by their part of a block.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class BlockCache:
             self.heads[block] = head
 
     def keep_field(self, part: bytes, field: Field) -> None:
-        """Keeps a decoded field likewise."""
+        """Keeps a decoded field, unless its part of the block is too long."""
         if len(part) <= _MAX_CACHED_BLOCK_BYTES:
             if len(self.fields) >= _MAX_CACHED:
                 self.fields.clear()
@@ -260,7 +260,7 @@ class HeaderBlocks:
             decoded = self._decoder.decode(block, raw=True)
         except OversizedHeaderListError:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, _TOO_LARGE) from None
-        except (HPACKError, IndexError):  # hpack lets the latter out at the end of a cut block
+        except (HPACKError, IndexError):  # hpack raises the latter at the end of a cut block
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, "undecodable header block") from None
         return [(bytes(name), bytes(value)) for name, value in decoded]
 

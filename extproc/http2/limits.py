@@ -21,11 +21,11 @@ class Limits:
     pings_a_tick, settings_a_tick: each causes an answer, and nothing else.
     idle_frames_a_tick: frames without progress: WINDOW_UPDATE, PRIORITY, unknown types, empty
         DATA, frames on closed streams. Each new stream allows `idle_frames_a_stream` more.
-    rapid_resets_a_tick: streams that a peer resets before it sent a byte on them
+    rapid_resets_a_tick: streams that a peer resets before sending a byte on them
         (CVE-2023-44487); resets of used streams come from clients that disconnected.
     faults_a_tick: stream errors that are answered before the whole connection is closed.
-    preface_ticks: until the client's preface and SETTINGS must have arrived.
-    stall_ticks: how long a stream may not read its answer, or not finish a message.
+    preface_ticks: how long the client's preface and SETTINGS may take to arrive.
+    stall_ticks: how long a peer may leave an answer unread, or a message unfinished.
     """
 
     max_streams: int = 16_384

@@ -17,7 +17,7 @@ from extproc.http2.limits import Budget
 
 _Queue = deque[bytes | bytearray | memoryview]
 
-# The shared queue of streams whose DATA never waits: one each would be most of their memory.
+# The shared queue of streams without waiting DATA: a queue for each would be most of its memory.
 _NO_QUEUE: _Queue = deque(maxlen=0)
 
 
@@ -27,8 +27,8 @@ class Stream:
     window: bytes that the peer may still send. unreturned: used bytes not yet given back by
     WINDOW_UPDATE. credit: WINDOW_UPDATEs minus sent bytes; the peer's initial window plus this may
     still be sent. queue: waiting DATA of `queued` bytes; only a bytearray in it may still grow.
-    trailers: the block that ends the answer. is_received, is_answered: whether either side has
-    ended.
+    trailers: the block that ends the answer. is_received, is_answered: whether the request has
+    ended, and whether the answer has.
     """
 
     __slots__ = (
@@ -64,10 +64,10 @@ class Stream:
 
 
 _DATA = int(FrameType.DATA)
-# Most waiting DATA to send at a time: then the transport tells whether it has room for more.
+# Most bytes of waiting DATA to send at a time; then the transport shows whether it has more room.
 _MAX_PUMPED_BYTES = 256 * 1024
 
-# Waiting pieces are joined up to this size: a piece of ten bytes would take two hundred.
+# Waiting pieces are joined up to this size: a piece of ten bytes would take two hundred of memory.
 _JOINED_BYTES = MAX_FRAME_BYTES
 
 _END_OF_ANSWER = int(Flag.END_HEADERS | Flag.END_STREAM)
@@ -77,7 +77,7 @@ class Outbox:
     """The data that one connection has to send. Streams with waiting DATA are served oldest first.
 
     done: streams whose trailers were sent after waiting, until `finished` returns them. is_due:
-    whether the peer waits for any of it: true for everything but the ends of successful streams.
+    whether the peer waits for any data: it does for all but the ends of successful streams.
     chunks, ready: the data to send, and the streams whose DATA may be sent.
     """
 
@@ -95,7 +95,7 @@ class Outbox:
         self._is_paused = False
 
     def take(self) -> bytes:
-        """Returns the bytes to send now; call it again until it returns none."""
+        """Returns the bytes to send now; call it until they are empty."""
         if self.ready:
             self._pump()
         if not self.chunks:
@@ -145,7 +145,7 @@ class Outbox:
         return True
 
     def end(self, stream: Stream, block: bytes, *, is_due: bool = True) -> bool:
-        """Sends trailers after the DATA that waits; returns whether they went out."""
+        """Sends trailers after any waiting DATA; returns whether they could be sent now."""
         stream.trailers = block
         if is_due or not stream.is_received:
             self.is_due = True
@@ -182,14 +182,14 @@ class Outbox:
                 self.ready[stream.id] = stream
 
     def finished(self) -> list[Stream]:
-        """Returns the streams whose trailers were sent after a wait, since the last call."""
+        """Returns the streams whose trailers, after a wait, were sent since the last call."""
         done = self.done
         if done:
             self.done = []
         return done
 
     def stalled(self, ticks: int) -> list[Stream]:
-        """Returns the streams whose DATA made no progress in this many calls."""
+        """Returns the streams whose DATA made no progress in more than this many calls."""
         for stream in self._waiting.values():
             stream.stalled_ticks += 1
         return [one for one in self._waiting.values() if one.stalled_ticks > ticks]

@@ -9,7 +9,7 @@
     closed     DATA                    stream error STREAM_CLOSED; nothing if it was reset
     closed     HEADERS                 connection error STREAM_CLOSED; nothing if it was reset
 
-"Half closed" is the remote side; a stream is closed when the server's answer has ended, too.
+"Half closed" means the remote side; a stream is closed once the server's answer has ended, too.
 """
 
 from extproc.errors import Http2Error
@@ -31,7 +31,7 @@ from extproc.structs import Light
 class Floods:
     """Counts actions that a peer may do only a limited number of times on one connection.
 
-    Each method counts one and raises Http2Error (ENHANCE_YOUR_CALM) beyond the limit.
+    Each method that counts one raises Http2Error (ENHANCE_YOUR_CALM) beyond the limit.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -97,10 +97,12 @@ class HeadJoiner:
         self._continuations = 0
 
     def begin(self, flags: int, stream_id: int, payload: bytes) -> tuple[int, bytes, bool] | None:
-        """Takes HEADERS; returns the stream, its block and whether it is the last, once complete.
+        """Takes HEADERS; returns the stream, the block and whether the request ends with it.
+
+        Returns None if CONTINUATION must follow.
 
         Raises:
-            Http2Error: it is malformed.
+            Http2Error: it is malformed or too large.
         """
         if stream_id == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "HEADERS on no stream")
@@ -122,10 +124,10 @@ class HeadJoiner:
     def go_on(
         self, kind: int, flags: int, stream_id: int, payload: bytes
     ) -> tuple[int, bytes, bool] | None:
-        """Takes the frame after HEADERS without the end of a block; returns the same as `begin`.
+        """Takes the next frame of an incomplete block; returns the same as `begin`.
 
         Raises:
-            Http2Error: it is not the block's CONTINUATION, or there are too many.
+            Http2Error: it is not the block's CONTINUATION, or there are too many or too large ones.
         """
         if kind != FrameType.CONTINUATION or not self.is_open or stream_id != self._stream_id:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION and nothing else follows")
@@ -149,7 +151,7 @@ def unpadded(payload: bytes) -> bytes:
     """Returns the content of a padded payload (RFC 9113, section 6.1).
 
     Raises:
-        Http2Error: there is more padding than payload.
+        Http2Error: it is empty, or there is more padding than payload.
     """
     if not payload:
         raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "padded frame without a length of padding")
@@ -198,7 +200,7 @@ _MAX_RESET_KEPT = 1_000
 class Streams:
     """The streams of one connection.
 
-    open: by number. events: those since they were last taken.
+    open: open streams by number. events: those since the list was last taken.
 
     The methods that take frames raise Http2Error if the connection must end.
     """
@@ -243,7 +245,7 @@ class Streams:
         self._deliver(stream, payload, is_last=bool(flags & _END_STREAM))
 
     def receive_head(self, stream_id: int, head: RequestHead | None, *, is_last: bool) -> None:
-        """Takes the head of a new stream, or trailers; None if it is malformed."""
+        """Takes the head of a new stream, or trailers. head: None if malformed."""
         stream = self.open.get(stream_id)
         if stream is not None:
             self._receive_trailers(stream, head, is_last=is_last)
@@ -330,7 +332,8 @@ class Streams:
             self._remember(stream.id)
 
     def _return_window(self) -> None:
-        """Returns the connection's window as it is used; kept bytes are limited elsewhere."""
+        """Gives the used part of the connection's window back to the peer; kept bytes are limited
+        elsewhere."""
         if self._window < 0:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the connection allows")
         self._window += self._unreturned
@@ -364,8 +367,8 @@ class Streams:
 
     def _receive_request(self, stream_id: int, head: RequestHead | None, *, is_last: bool) -> None:
         if self.is_draining or len(self.open) >= self._limits.max_streams:
-            # No fault: GOAWAY, which tells the last stream that is looked at, or SETTINGS, which
-            # tell how many may be open, are on their way.
+            # The peer is not at fault: GOAWAY with the last accepted stream, or SETTINGS with the
+            # number of allowed streams, may not have reached it yet.
             self._floods.idle_frame()
             self._say_reset(stream_id, ErrorCode.REFUSED_STREAM)
         elif head is None or not head.is_request or (is_last and head.content_length):
@@ -378,7 +381,7 @@ class Streams:
             self.events.append(Opened(stream_id, head, is_last))
 
     def _require_known(self, stream_id: int, what: str) -> None:
-        """Checks that a stream is not idle: then only HEADERS and PRIORITY are allowed."""
+        """Checks that a stream is not idle: an idle one may get only HEADERS and PRIORITY."""
         if stream_id == 0 or stream_id > self.last_id or stream_id % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"{what} on no stream")
 

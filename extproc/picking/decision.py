@@ -47,8 +47,8 @@ class Query(Frozen, frozen=True):
     """A request to place.
 
     model: the configured model; None if the request names no known one. prompts: the keyed prompts.
-    reason: why there are none, "" if there are. text: the text of a prompt without tokens; it is
-    compared with earlier texts of the same adapter and salt (lora, salt; a salt of "" is unknown
+    reason: why there are no prompts, "" if there are. text: the text of a prompt without tokens; it
+    is compared with earlier texts of the same adapter and salt (lora, salt; a salt of "" is unknown
     and matches none). unread_bytes: size of a body that was not read. reads_cache: False if the
     worker will compute the whole prompt, whatever it holds. left_to_proxy: why the proxy chooses,
     "" if it does not. demand: which workers are allowed. policy: the policy named in its header, if
@@ -162,12 +162,12 @@ class Decision(Frozen, frozen=True):
     claims: the weighed overlaps, by name. affinity, running: the weights of an uncached token and
     of a request in flight. rank: the data-parallel rank that the request should name, None for
     none. sampled: indices of the workers that were compared, None for all. split: None if every
-    worker takes whole requests. session: the workers of its session, the first one first, and by
-    how many tokens they are preferred.
-    source: the worker from which the pick should pull a part of the prompt, which then is not in
-    uncached_tokens; None for none. is_steered: whether the proxy gets the pick; if not, it is only
-    noted, and the proxy chooses. conversation: a hash of the conversation's beginning; 0 if it is
-    not known, or not needed because all requests are steered.
+    worker takes whole requests. session: the workers of the request's session, best first, with
+    the tokens by which each is preferred. source: the worker from which the pick should pull a part
+    of the prompt, which is then left out of uncached_tokens; None for none. is_steered: whether the
+    proxy gets the pick; if not, it is only noted, and the proxy chooses. conversation: a hash of
+    the conversation's beginning; 0 if it is unknown, or not needed because all requests are
+    steered.
     """
 
     model: str | None
@@ -249,7 +249,7 @@ def decide(query: Query, snapshot: Snapshot, now: float, rng: Chance) -> Decisio
     overlaps = [each[first] for each in held if first in each]
     rank = _rank(order, overlaps, eligible, snapshot, now) if snapshot.ranks else None
     if rank is None and snapshot.ranks and overlaps and snapshot.ranks.count(first) > 1:
-        # the engine takes any of its ranks, and may not take the one that holds it
+        # the engine chooses a rank itself, perhaps not the one that holds the blocks
         overlaps = [of_any_rank(one) for one in overlaps]
         held = [
             {**each, first: of_any_rank(each[first])} if first in each else each for each in held
@@ -299,7 +299,7 @@ class _Survey(Light, frozen=True, gc=False):
 
     def spread(self, own: Sequence[Value], count: int) -> Sequence[Value | None]:
         """Returns a column of all workers, with None for those that were not compared."""
-        if isinstance(self.places, range):  # then it is of all
+        if isinstance(self.places, range):  # a range: all were compared
             return own
         column: list[Value | None] = [None] * count
         for place, value in zip(self.places, own, strict=True):
@@ -327,7 +327,7 @@ def _claims(
 
 
 def _saved(claims: Mapping[str, Claims], session: Mapping[str, float]) -> dict[str, float]:
-    """Returns by how many tokens each worker is preferred: what it saves, or a session's credit."""
+    """Returns the tokens by which each worker is preferred: those saved, or its session credit."""
     saved = {name: one.saved for name, one in claims.items()}
     for name, tokens in session.items():
         saved[name] = max(saved.get(name, 0.0), tokens)
@@ -337,9 +337,10 @@ def _saved(claims: Mapping[str, Claims], session: Mapping[str, float]) -> dict[s
 def _session(
     query: Query, eligible: Sequence[int], snapshot: Snapshot, weighed: float
 ) -> dict[str, float]:
-    """Returns the workers of the query's session, among those that are not ejected.
+    """Returns the workers of the query's session, with the tokens by which each is preferred.
 
-    Empty if something better is known, or nothing would be saved.
+    Ejected workers are left out unless all are ejected. Empty if the prompt's tokens are known, the
+    cache is not read, or the session's name is too long.
     """
     if query.prompts or not query.reads_cache or len(query.session) > MAX_SESSION_LETTERS:
         return {}
@@ -469,9 +470,9 @@ def _candidates(
 def _spared(
     candidates: Sequence[int], bad: Mapping[int, str], survey: _Survey, excluded: list[str]
 ) -> Sequence[int]:
-    """Returns the candidates that are not bad, or all of them if none is left.
+    """Returns the candidates that are not bad, or all of them if all are bad.
 
-    bad: the bad endpoints, and why each is.
+    bad: the reason for each bad one, which is then entered in `excluded`.
     """
     if not bad or len(bad) == len(candidates):
         return candidates
@@ -487,7 +488,7 @@ def _order(
     weighed: float,
     around: tuple[Snapshot, Chance],
 ) -> list[Candidate]:
-    """Returns the best candidates, at most as many as the proxy is told."""
+    """Returns the best candidates, at most as many as are named to the proxy."""
     snapshot, chance = around
     workers, loads, costs, rules = survey.workers, survey.loads, survey.costs, snapshot.rules
     if len(candidates) != len(workers):
@@ -516,7 +517,8 @@ def _rank(
 ) -> int | None:
     """Returns the rank that the request should name, None for none.
 
-    Every worker that may answer must have it: if all named ones are down, the proxy takes another.
+    Every worker that may answer must have it: if all endpoints of the pick are down, the proxy
+    chooses another.
     """
     ranks = snapshot.ranks
     if ranks is None or not overlaps:
@@ -567,7 +569,7 @@ def refusal_of(verdict: Verdict) -> Refusal | None:
 
 
 def refused_body() -> Refusal:
-    """Returns the answer to a body that is no JSON object, or may be read as another."""
+    """Returns the answer to a body that is not a JSON object, or that an engine may misread."""
     return _refusal(400, "BadRequestError", "the request body is not a JSON object")
 
 

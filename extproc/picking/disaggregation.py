@@ -1,4 +1,4 @@
-"""Splits requests: decides which worker computes a prompt for another, and tells engines and proxy.
+"""Splits requests: decides which worker computes a prompt for another, and says so.
 
 A request has one leg, on a worker that takes all of it, or two: a prefill worker computes the
 prompt and hands its KV blocks over, and a decode worker generates. The answering worker is decided
@@ -12,10 +12,10 @@ first, by its own cost. A second leg is used if computing the prompt there costs
 All in tokens of prefill work. A worker of role both takes only whole requests: whether its engine
 could take half of one is not known.
 
-Headers tell the proxy or a sidecar. If both requests are sent at once, the body tells the engines:
-fields are added at the end of the JSON object, and all other bytes stay. A client's own fields of
-these names are removed from every body: with them, a worker would fetch KV blocks from, or hand
-them to, any host that the client names. Sources: SGLang's
+The proxy or a sidecar learns of the split from headers. If both requests are sent at once, the
+engines learn of it from the body: fields are added at the end of the JSON object, and all other
+bytes stay. A client's own fields with these names are removed from every body: with them, a worker
+would fetch KV blocks from, or hand them to, any host that the client names. Sources: SGLang's
 `disaggregation/utils.py` and its gateway (bootstrap_*, lists for several prompts), vLLM 0.32's
 `v1/kv_offload/tiering/p2p/manager.py` and `mooncake_connector.py` (kv_transfer_params).
 """
@@ -230,7 +230,7 @@ _NAMES = (
 )
 _SPACE = b" \t\r\n"
 
-# What a prefill worker gets instead of the request for an answer; the later of two fields counts.
+# Added for a prefill worker, so that it generates one token; the later of two equal names counts.
 _ONE_TOKEN = {
     "max_tokens": 1,
     "min_tokens": 0,
@@ -241,7 +241,7 @@ _CHAT = {"max_completion_tokens": 1}
 
 
 class _Own(msgspec.Struct, frozen=True):
-    """A client's own fields of these names."""
+    """A client's own fields with these names."""
 
     bootstrap_host: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     bootstrap_port: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -255,7 +255,7 @@ _NO_FIELDS = _Own()
 
 
 class Transfer(NamedTuple):
-    """The end of both bodies; prefill is "" if both workers get the same body."""
+    """The fields added to both bodies; prefill is empty if both workers get the same body."""
 
     decode: bytes
     prefill: bytes = b""
@@ -269,7 +269,7 @@ class Edited(NamedTuple):
 
 
 def may_split(connector: str, path: str, body: bytes | None) -> bool:
-    """Tells whether a request can carry such fields. body: None if it must not be changed."""
+    """Returns whether a request can carry these fields. body: None if it must not be changed."""
     paths = SGLANG_PATHS if connector == SGLANG else PATHS
     return body is not None and path in paths and len(body) <= MAX_EDITED_BYTES
 
@@ -331,7 +331,7 @@ def _members(fields: dict[str, object]) -> bytes:
 
 
 def edited(body: bytes, fields: Transfer | None) -> Edited | None:
-    """Returns a body with these fields instead of the client's own; None if it is no object."""
+    """Returns a body with these fields instead of the client's own; None if it is not an object."""
     try:
         own = msgspec.json.decode(body, type=_Own)
         if own != _NO_FIELDS:
@@ -342,7 +342,7 @@ def edited(body: bytes, fields: Transfer | None) -> Edited | None:
         return None
     if fields is None:
         return Edited(body)
-    head = body.rstrip(_SPACE)[:-1]  # without the brace at its end
+    head = body.rstrip(_SPACE)[:-1]  # without its closing brace
     comma = b"" if head.rstrip(_SPACE) == b"{" else b","
     end = b"%b%b}" % (comma, fields.decode)
     tail = ""
@@ -352,7 +352,7 @@ def edited(body: bytes, fields: Transfer | None) -> Edited | None:
 
 
 def may_hide(body: bytes) -> bool:
-    """Tells whether an engine may read a body with such fields that KVSteer cannot parse.
+    """Returns whether an engine may find such fields in a body that KVSteer cannot parse.
 
     Python's json accepts more than JSON: NaN, and other encodings.
     """
@@ -369,9 +369,10 @@ _NOTHING_SAID: Said = ((), None)
 
 
 class Legs:
-    """Writes what a router's requests tell about their legs.
+    """Writes the headers and bodies that announce the legs of a router's requests.
 
-    headers: the headers that no client may set. bits: draws so many unpredictable random bits.
+    headers: the headers that no client may set. bits: returns an unpredictable number of this many
+    random bits.
     """
 
     def __init__(self, config: Config, bits: Callable[[int], int] = secrets.randbits) -> None:

@@ -1,4 +1,4 @@
-"""Which workers a request may go to at all."""
+"""Determines which workers a request may go to at all."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -82,8 +82,8 @@ def subset_of(hint: object) -> frozenset[str] | None:
     """Returns the endpoints of a subset hint; None if there is no hint.
 
     hint: the value of `x-gateway-destination-endpoint-subset` under the metadata key
-    `envoy.lb.subset_hint` (Endpoint Picker Protocol 1.0.0): a list of ip:port, or one text of them
-    with commas. Anything else names no endpoint.
+    `envoy.lb.subset_hint` (Endpoint Picker Protocol 1.0.0): a list of ip:port, or a string of
+    them separated by commas. Anything else names no endpoint.
     """
     if hint is None:
         return None

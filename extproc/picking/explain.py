@@ -65,7 +65,7 @@ def explanation_with(decision: Decision, shown: object) -> dict[str, Any]:
 
 
 def _session_worker(decision: Decision) -> str | None:
-    """Returns the endpoint of its session's worker, None if the session does not count."""
+    """Returns the endpoint of the session's worker, None if the session does not count."""
     first = next(iter(decision.session), None)
     return next((one.endpoint for one in decision.workers if one.name == first), None)
 

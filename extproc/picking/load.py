@@ -1,13 +1,13 @@
 """The load of each endpoint: this router's requests in flight, corrected by the worker's reports.
 
 This router's own picks give an immediate and exact count of its requests, but not what other
-routers sent, nor how fast the worker is. A report tells both, but late. So the part of a report
-beyond the own count is added, and fades with its age; the estimate of the queue is kept within the
-bounds of the report, and continues from there.
+routers sent, nor how fast the worker is. A report shows both, but late. So the part of a report
+that exceeds the router's own count is added, and fades with its age; the estimate of the queue is
+kept within the bounds of the report, and continues from there.
 
-Routers that share tell each other their own counts. These are summed up in the endpoint's record
-when they arrive, so that a decision costs the same with any number of routers. Their tokens join
-this router's in one queue, since the worker computes one prompt after the other.
+Routers that share report their own counts to each other. These are summed up in the endpoint's
+record when they arrive, so that a decision costs the same with any number of routers. Their tokens
+join this router's in one queue, since the worker computes one prompt after the other.
 """
 
 import math
@@ -41,7 +41,7 @@ _MEAN_STEP = 0.05
 class Report(NamedTuple):
     """A worker's report of its load.
 
-    running, waiting: requests. asked_at: when it was asked, or when the figures were taken.
+    running, waiting: requests. asked_at: when the worker was asked, or the figures were taken.
     pending_tokens: prompt tokens not computed yet, of all its requests. cache_usage: share of its
     cache that running requests use, on its fullest rank. None if not reported.
     """
@@ -57,9 +57,9 @@ class Load(Light, frozen=True, gc=False):
     """The load of an endpoint.
 
     in_flight: this router's requests. backlog_tokens: prompt tokens not computed yet. others:
-    requests of other routers: those that share, and what the last report shows beyond.
+    requests of other routers: those that share, and any more that the last report shows.
     utilization: the prompt tokens sent lately, as a share of what it can compute. report: the last
-    one, if it still counts; age_seconds: its age. slowness: its time divided by the configured.
+    one, if it still counts; age_seconds: its age. slowness: its time divided by the configured one.
     """
 
     in_flight: int = 0
@@ -96,12 +96,12 @@ class GaugesOf(Protocol):
 
 
 class Gauges(NamedTuple):
-    """The load that one router's own requests put on an endpoint, as it tells the others.
+    """The load that one router's own requests put on an endpoint, as reported to the others.
 
     booked_tokens: uncached tokens of its requests in flight, without those known to be computed.
     sent_tokens: all tokens that it ever sent there, so that the next message makes up for a lost
     one. For routers without earlier figures: backlog_tokens, its part of the queue; lately_tokens,
-    of all routers.
+    those that all routers sent lately.
     """
 
     in_flight: int
@@ -147,8 +147,8 @@ class EndpointLoad:
 class Booking(Record, eq=False):
     """One request sent to an endpoint; uncached_tokens is its expected work.
 
-    load: the record in which it is booked. rank: the rank that it names, None if none. prompt: by
-    which the worker's feed announces that it is computed; None if it does not. computed_at: when
+    load: the record in which it is booked. rank: the rank that it names, None if none. prompt: the
+    one that the worker's feed announces once it is computed; None if it does not. computed_at: when
     that was announced, None before. ahead_tokens: what other routers sent there since this router's
     previous request; it is computed first.
     """
@@ -203,7 +203,7 @@ class Loads:
         *,
         is_sure: bool = True,
     ) -> Booking:
-        """Books a request on an endpoint until `end`."""
+        """Books a request on an endpoint until `end`; returns the booking."""
         state = self._record(endpoint)
         booking = Booking(endpoint, uncached_tokens, state, now, rank, prompt, is_sure)
         self._add(booking, now)
@@ -251,7 +251,10 @@ class Loads:
         speed.begin(booking, work, now, is_sure=booking.is_sure)
 
     def revise(self, booking: Booking, uncached_tokens: float) -> None:
-        """Corrects the oldest request's uncached tokens, which are known better in its turn."""
+        """Corrects the oldest request's uncached tokens for the measurement of the speed.
+
+        They are known once all requests before it are computed.
+        """
         booking.is_sure = True
         work = (uncached_tokens + booking.ahead_tokens) / self._rate
         booking.load.speed.revise(booking, work)
@@ -259,8 +262,8 @@ class Loads:
     def computed(self, booking: Booking, now: float) -> None:
         """Notes that the worker's feed announced a prompt as computed, and so all before it.
 
-        These leave the queue, and other routers are told. Otherwise they would have to estimate the
-        queue from the worker's speed, with a growing error.
+        These leave the queue, and other routers are informed. Otherwise they would have to estimate
+        the queue from the worker's speed, with a growing error.
         """
         state = booking.load
         booking.prompt, booking.computed_at = None, now
@@ -275,7 +278,7 @@ class Loads:
         _bound(state, backlog, now)
 
     def look(self, endpoint: str, now: float) -> None:
-        """Notes if an endpoint is late with its oldest prompt."""
+        """Updates an endpoint's speed if its oldest prompt is late, or as its measurements age."""
         self._record(endpoint).speed.look(now, self._common)
 
     def end(self, booking: Booking, now: float) -> None:
@@ -314,7 +317,7 @@ class Loads:
         return True
 
     def report(self, endpoint: str, report: Report, now: float) -> None:
-        """Takes a worker's report of its load; ignores one that is older than the last."""
+        """Records a worker's report of its load; ignores one that is older than the last."""
         state = self._record(endpoint)
         if state.report is not None and report.asked_at < state.report.asked_at:
             return
@@ -330,7 +333,7 @@ class Loads:
     def _pending(
         self, state: EndpointLoad, report: Report, total: int
     ) -> tuple[float, float, float]:
-        """Returns the least and most own tokens that a report allows, and those of others.
+        """Returns the least and most tokens of known requests in the queue, and those of others.
 
         Engines begin with the oldest request, so the waiting ones are the newest, and the one
         before them may be running.
@@ -348,14 +351,14 @@ class Loads:
         each = state.shared_tokens / state.shared if state.shared else 0.0
         least = sum(arrived[:own_waiting]) + unseen + each * shared_waiting
         most = sum(arrived[: own_waiting + 1]) + unseen
-        # the report has no tokens of computed ones, so a waiting one may exceed the mean
+        # computed ones have no tokens in the sum, so a waiting one may exceed the mean
         most_each = max(each, self._mean_uncached)
         most += min(most_each * min(state.shared, shared_waiting + 1), state.shared_tokens)
         others_waiting = max(0, report.waiting - own_waiting - shared_waiting)
         return least, most, others_waiting * self._mean_uncached
 
     def gauges(self, endpoint: str, now: float) -> Gauges | None:
-        """Returns the load of this router's own requests on an endpoint, for other routers."""
+        """Returns the load of this router's own requests on an endpoint; None if unknown."""
         state = self._endpoints.get(endpoint)
         if state is None:
             return None
@@ -376,7 +379,7 @@ class Loads:
     def told(
         self, router: str, endpoint: str, gauges: GaugesOf, now: float, *, is_known: bool
     ) -> bool:
-        """Takes another router's figures; returns False if the endpoint is unknown.
+        """Records another router's figures; returns False if the endpoint is unknown.
 
         is_known: whether it reported all its endpoints before, so that it has sent nothing to one
         that it did not report.
@@ -397,7 +400,7 @@ class Loads:
             more = gauges.sent_tokens - before.sent_tokens
             if more < 0:  # the router restarted, or re-added the worker
                 more = gauges.sent_tokens
-            if before is _NO_GAUGES:  # the worker may be new only here, and have come back
+            if before is _NO_GAUGES:  # the worker may be new only here, after an absence
                 more = min(more, gauges.lately_tokens)
             lately += more
         state.ahead_tokens += more
@@ -422,9 +425,9 @@ class Loads:
                 _bound(state, self._backlog(state, now), now)
 
     def speed_shown(self, endpoint: str) -> dict[str, float]:
-        """Returns an endpoint's learned speed, to show it; used: the one in its cost."""
+        """Returns an endpoint's learned speed, its confidence, and the speed used in its cost."""
         speed = self._record(endpoint).speed
-        used = self.load(endpoint, 0.0).slowness  # which does not depend on the time
+        used = self.load(endpoint, 0.0).slowness  # slowness does not depend on the time
         return {
             "tokens_per_second": round(self._rate / speed.slowness),
             "confidence": round(speed.confidence, 3),
@@ -442,7 +445,7 @@ class Loads:
         return 0 if found is None else len(found.bookings)
 
     def work_by_rank(self, endpoint: str, now: float, running: float) -> dict[int, float]:
-        """Returns the load of the ranks that requests name, in tokens; running: per request."""
+        """Returns the load in tokens of each rank that requests name; running: tokens a request."""
         state = self._record(endpoint)
         if not state.bookings:
             return {}
@@ -494,7 +497,7 @@ def _leave_queue(booking: Booking) -> None:
 
 
 def _bound(state: EndpointLoad, backlog_tokens: float, now: float) -> None:
-    """Sets the estimate of the queue, at most what is not known to be computed."""
+    """Sets the estimate of the queue, to at most the tokens not known to be computed."""
     most = state.booked_tokens + state.shared_tokens
     state.lately_tokens = _faded(state, now)
     state.backlog_tokens, state.backlog_at = min(backlog_tokens, most), now
@@ -508,7 +511,7 @@ def _faded(state: EndpointLoad, now: float) -> float:
 # Longer texts are cut; an engine's metrics take about 100 KiB.
 MAX_METRICS_BYTES = 2 * 1024 * 1024
 
-# Larger numbers are not taken for numbers of requests.
+# Larger numbers are not accepted as numbers of requests.
 _MAX_REQUESTS = 1_000_000
 
 # vLLM 0.6 to 0.32 and SGLang 0.4 to 0.5; one series for each model, rank or engine.
@@ -528,7 +531,7 @@ _SAMPLE = re.compile(
 
 
 def report_of_metrics(text: bytes, asked_at: float) -> Report | None:
-    """Returns the load in a worker's metrics, summed over all series; None if it is missing."""
+    """Returns the load in a worker's metrics, over all its series; None if it is missing."""
     values: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(text[:MAX_METRICS_BYTES]):
         number = _number(value)

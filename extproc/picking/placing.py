@@ -36,7 +36,7 @@ LEG_SLACK = 2.0
 class Fleet(Protocol):
     """What picks need of the workers, each by its name.
 
-    upstreams: the records of their endpoints. loads: reads and keeps the load in these.
+    upstreams: the records of their endpoints. loads: reads and updates the load in these.
     """
 
     @property
@@ -49,14 +49,14 @@ class Fleet(Protocol):
 
     @property
     def names_ranks(self) -> bool:
-        """Whether requests may name a rank now."""
+        """Returns whether requests may name a rank now."""
 
     @property
     def has_roles(self) -> bool:
-        """Whether any worker takes only a part of requests."""
+        """Returns whether any worker takes only a part of requests."""
 
     def draining(self) -> set[str]:
-        """The draining endpoints, which get no new requests."""
+        """Returns the draining endpoints, which get no new requests."""
 
     def holdings(self, name: str) -> Holdings:
         """Returns the record of what was sent to a worker."""
@@ -69,7 +69,7 @@ class Fleet(Protocol):
 
 
 class Telling(Protocol):
-    """Tells other routers which requests were sent where.
+    """Reports to other routers which requests were sent where.
 
     touched: collects the endpoints whose requests changed.
     """
@@ -80,24 +80,24 @@ class Telling(Protocol):
 
     @property
     def secret(self) -> int:
-        """The common key of these routers' marks."""
+        """Returns the common key of these routers' marks."""
 
     def begun(self, claims: Sequence[Claim], endpoint: str, uncached_tokens: float) -> None:
-        """Tells that a request was sent to an endpoint, or is served by another than the pick."""
+        """Reports that a request was sent to an endpoint, the pick or another that serves it."""
 
     def ended(self, claim: Claim) -> None:
-        """Tells that the request has ended."""
+        """Reports that the request has ended."""
 
     def withdrawn(self, claim: Claim) -> None:
-        """Tells that the request never reached its worker."""
+        """Reports that the request never reached its worker."""
 
 
 class Placing:
     """One router's accounts of its requests. Times are seconds of one monotonic clock.
 
     fleet: the workers, whose records are updated here. secret: 64 random bits of this process.
-    telling: is notified of every claim if routers share.
-    steered: steered requests, by model.
+    telling: reports every claim to other routers, None if routers do not share. steered: steered
+    requests, by model.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Placing:
         self._ranks = Ranks(fleet.ranks, self.loads.work_by_rank)
         self.steered: Counter[str | None] = Counter()
         self._claims: dict[Booking, list[Claim]] = {}
-        self._legs: dict[Booking, Booking] = {}  # of prefill workers, by those who answer
+        self._legs: dict[Booking, Booking] = {}  # the prefill workers', by the answering workers'
         self._leg_numbers = itertools.count()
         self._legs_over: list[tuple[float, int, Booking]] = []
         self._looks = 0
@@ -190,9 +190,9 @@ class Placing:
     def book(self, decision: Decision, now: float, prompt: Prompt | None = None) -> Booking | None:
         """Counts a request on its first pick; returns None if there is none.
 
-        prompt: by which the computing worker's feed announces that it is computed.
-        The request also counts on a prefill worker, until `release` or for twice the expected time
-        of the prompt: nothing announces the end there.
+        prompt: the one that the computing worker's feed announces once it is computed; None if it
+        does not. The request also counts on a prefill worker, until `release` or for twice the
+        expected time of the prompt: nothing announces the end there.
         """
         if not decision.pick:
             return None
@@ -239,7 +239,7 @@ class Placing:
     ) -> None:
         """Books an unsteered request on the worker to which it went.
 
-        It counts there by what that worker held of it at the decision.
+        Its uncached tokens there are those that this worker lacked at the decision.
         """
         uncached = decision.weighed_tokens - decision.claims.get(worker, NO_CLAIMS).saved
         if endpoint == booking.endpoint or not self.loads.move(booking, endpoint, now, uncached):
@@ -268,15 +268,15 @@ class Placing:
             self._telling.begun(claims, endpoint, booking.uncached_tokens)
 
     def answered(self, booking: Booking, status: int, served: str, now: float) -> float | None:
-        """Notes that a response began; returns the effect on its endpoint, as `Outlier.answered`.
+        """Notes that a response began; returns what `Outlier.answered` does.
 
         A worker that answers with an error stores nothing; the request is in flight until released.
-        served: the endpoint that answered, "" if the proxy does not tell.
+        served: the endpoint that answered, "" if the proxy does not name it.
         """
         leg = self._legs.get(booking)
         if status >= FIRST_FAILURE:
             self.disclaim(booking)
-        if leg is not None:  # a failing one of the two also fails with other partners
+        if leg is not None:  # if one of the two is failing, it also fails with other partners
             self._upstreams.answered(leg.endpoint, status, now)
             if status >= FIRST_SERVER_ERROR:
                 # only its health check clears it: an answer may be older than the fault
@@ -284,7 +284,7 @@ class Placing:
                 for endpoint in (leg.endpoint, booking.endpoint):
                     self._upstreams.failed_half(endpoint)
         if served not in ("", booking.endpoint):
-            return None  # no known worker, or the request would have been moved there
+            return None  # not a known worker: otherwise the request would have been moved there
         if served:
             self._upstreams.doubt(served, is_doubted=False)
         return self._upstreams.answered(booking.endpoint, status, now)

@@ -76,8 +76,8 @@ def affinity_of(cost: Cost, utilization: float, queued_seconds: float = 0.0) -> 
 
     utilization: u, 0 to 1, the mean of the fleet's workers. Each token delays later requests in
     proportion to u / (1 - u). The weight is bounded, since u is a rough estimate, and lower at a
-    low u: one burst makes no busy fleet. queued_seconds: how long the idlest worker's queue takes.
-    All requests within that time wait for each token, wherever they go.
+    low u: one burst does not make a busy fleet. queued_seconds: how long the idlest worker's queue
+    takes. All requests within that time wait for each token, wherever they go.
     """
     waiting = 1.0
     if utilization < 0.5:  # noqa: PLR2004 - where u / (1 - u) is 1
@@ -194,7 +194,7 @@ SAMPLE_AMONG_ROUTERS = 12
 def sample_size(policy: Policy, *, is_alone: bool) -> int:
     """Returns how many random workers a pick compares, 0 for all.
 
-    is_alone: whether no other router is heard.
+    is_alone: whether no other router has been heard from.
     """
     if policy.sample is not None:
         return policy.sample
@@ -207,8 +207,8 @@ def sample_of(
     """Returns the indices of the workers that a pick compares: `count` random ones first.
 
     Then come those that hold a part of the prompt, at most `count` that hold the same amount. Two
-    routers that pick the best of all workers by slightly old news pick the same one; the best of a
-    random sample differs, and among equals a few are enough.
+    routers that pick the best of all workers by slightly outdated figures pick the same one; the
+    best of a random sample differs, and among equals a few are enough.
 
     eligible: more than `count` indices. holders: what each saves, by index; all are eligible.
     """

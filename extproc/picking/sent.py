@@ -269,7 +269,7 @@ def _stretches(generation: dict[int, _Claims], marks: Marks) -> Sequence[tuple[i
     return stretches if before is None else [*stretches, (longest, before)]
 
 
-# In this state a feed is complete: blocks missing in the index are not there, or on their way.
+# In this state a feed is complete: blocks missing in the index are not cached, or on their way.
 LIVE = "live"
 
 
@@ -333,7 +333,7 @@ def claims_of(
 
 
 def _added(before: Claims, more: float, behind: int, *, is_live: bool) -> Claims:
-    """Returns the claims, with what is expected for one more prompt."""
+    """Returns the claims with the expected tokens of one more prompt."""
     saved, speculative, approximate = before.saved + more, before.speculative, before.approximate
     if is_live:
         return Claims(saved, speculative + behind, approximate)

@@ -1,62 +1,63 @@
-"""How fast each worker computes prompts, learned from when its feed tells that it stored them.
+"""Learns how fast each worker computes prompts, from the times at which its feed announces them.
 
-Measured is service, not waiting: from the end of one prompt to the end of the next one, where that
-had come before, or from the arrival of a prompt at an idle worker. What several prompts took that
-ended together counts for all of them, so batches do no harm; an engine is taken to begin with the
-oldest prompt. Of the oldest that is not computed yet, the time that it took so far counts as well,
-if that is long: so a worker that turns slow is noticed before its next prompt is done.
+The measured time is that of computing, without waiting: from the end of one prompt to the end of
+the next, if that had already arrived, or from the arrival of a prompt at an idle worker. If several
+prompts end together, their time counts for all of them, so batches do no harm; an engine is assumed
+to begin with the oldest prompt. If the oldest one is taking long, its time so far counts as well:
+so a worker that becomes slow is noticed before its next prompt is done.
 
-Everything is in proportion to what was configured: work is what a prompt should take, in seconds;
-slowness is how many times as long it takes. Times are seconds of one clock; one that is set forward
-or back spoils the measurement under way, and no more.
+Everything is relative to the configured speed: work is the time that a prompt should take, in
+seconds; slowness is how many times as long it takes. Times are seconds of one clock; setting it
+forward or back spoils only the measurement under way.
 """
 
 from math import exp
 from typing import Generic, TypeVar
 
-# Slowness is held within these.
+# The bounds of slowness.
 MIN_SLOWNESS, MAX_SLOWNESS = 1 / 16, 16.0
 
-# What the mean of all workers counts for, against what was measured of one, in seconds of work;
-# and what the configured speed counts for, against what was measured of all.
+# The weight of the mean of all workers against the measurements of one, in seconds of work; and the
+# weight of the configured speed against the measurements of all.
 PRIOR_SECONDS = 0.5
 START_SECONDS = 0.02
 
-# A worker that is not so many times faster or slower than the mean counts as one of the mean: so
-# equal workers tie, and share the requests, whatever chance made their measurements.
+# A worker that is less than this many times faster or slower than the mean counts as average: so
+# equal workers tie and share the requests, even if their measurements differ by chance.
 EVEN = 1.2
 
-# What was measured fades with the time that the worker worked since, and with all time.
+# Measurements fade with the time that the worker has computed since, and with the time passed.
 BUSY_SECONDS = 8.0
 IDLE_SECONDS = 60.0
 
-# Longer measurements are none, and of one no more is believed than so many times what is expected.
+# Longer measurements are discarded; others count as at most this many times the expected time.
 MAX_MEASURED_SECONDS = 30.0
 MAX_SURPRISE = 8.0
 
-# Prompts are weighed by their work, short ones by less; less work than the least is not waited for.
+# Prompts are weighted by their work, short ones by less; those of no more than the least are not
+# measured.
 SHORT_SECONDS = 0.05
 LEAST_SECONDS = 0.02
 
-# What is measured is how fast a worker is that computes prompts. Its queue is taken to shrink more
-# slowly, by up to so much, so that one that was busy is left alone a little longer.
+# The speed is measured while a worker computes prompts. Its queue is assumed to shrink more slowly,
+# by up to this factor, so that a worker that was busy is left alone a little longer.
 CAUTION = 2.0
 
-# The oldest prompt is late when it takes so many times as long as expected.
+# The oldest prompt is late when it takes this many times as long as expected.
 LATE = 1.5
 
-# What is kept of the mean of all workers at one more measurement.
+# The share of the mean of all workers that is kept at each new measurement.
 MEAN_KEPT = 0.995
 
-# An event reaches us later than it happened: so much to begin with, and at most. The weight of the
-# first, in measurements, and what is kept of all before at one more.
+# Events arrive later than they happened: the assumed delay at first, and at most. The weight of the
+# first one, in measurements, and the share of all earlier ones that is kept at each new one.
 START_DELAY_SECONDS = 0.03
 MAX_DELAY_SECONDS = 3.0
 _START_WEIGHT = 20.0
 _KEPT = 0.995
 
-# Of an engine that stores a prompt only when its answer is complete nothing can be learned. It is
-# one if this share of requests ended so soon after they were seen to be computed.
+# Nothing can be learned from an engine that stores a prompt only when its answer is complete. It is
+# recognized if this share of its requests end this soon after they were seen to be computed.
 AT_END_SECONDS = 0.1
 AT_END_SHARE = 0.5
 _AT_END_STEP = 0.1
@@ -67,7 +68,7 @@ Key = TypeVar("Key")
 class Common:
     """What the measurements of a whole fleet have in common.
 
-    delay_seconds: by how much its events are late, by a line through what prompts took that came to
+    delay_seconds: how late its events are, from a line fitted to the times of prompts that came to
     idle workers. slowness: the mean, with which a worker begins.
     """
 
@@ -85,20 +86,20 @@ class Common:
         self._work = self._work_work = self._work_seconds = 0.0
 
     def measured(self, work: float, taken: float) -> None:
-        """Takes a measurement of any worker: what it should have taken, and what it took."""
+        """Adds a measurement of any worker: the expected and the measured seconds."""
         self._measured = MEAN_KEPT * self._measured + work
         self._taken = MEAN_KEPT * self._taken + taken
         self.slowness = min(max(MIN_SLOWNESS, self._taken / self._measured), MAX_SLOWNESS)
 
     def took(self, work: float, seconds: float) -> None:
-        """Takes what a prompt took that came to an idle worker; work: as that worker has it."""
+        """Adds the seconds of a prompt that came to an idle worker; work: at its learned speed."""
         weight = 1.0 / (work + SHORT_SECONDS)
         self._weight = _KEPT * self._weight + weight
         self._work = _KEPT * self._work + weight * work
         self._seconds = _KEPT * self._seconds + weight * seconds
         self._work_work = _KEPT * self._work_work + weight * work * work
         self._work_seconds = _KEPT * self._work_seconds + weight * work * seconds
-        # never 0, since some of the first weight had no work
+        # never 0, since the initial weight has no work
         spread = self._weight * self._work_work - self._work * self._work
         line = self._work_work * self._seconds - self._work * self._work_seconds
         self.delay_seconds = min(max(0.0, line / spread), MAX_DELAY_SECONDS)
@@ -108,10 +109,10 @@ class Speed(Generic[Key]):
     """The speed of one worker, and its requests that are not known to be computed.
 
     slowness: how many times as long as configured a prompt takes. confidence: 0 to 1, how much of
-    that is measured. is_even: whether it counts as one of the mean. waiting: the requests, oldest
-    first: the work of each, and whether that is sure. pace: by how many times as fast as configured
-    its queue shrinks. A worker of which nothing is learned has a slowness of 1 until it is first
-    looked at, and that of the mean from then on; it is even.
+    that is measured. is_even: whether it counts as average. waiting: the requests, oldest first:
+    the work of each, and whether that is certain. pace: how many times as fast as configured its
+    queue shrinks. A worker about which nothing is learned has a slowness of 1 until the first
+    `look`, and then the mean; it is even.
     """
 
     __slots__ = (
@@ -126,7 +127,7 @@ class Speed(Generic[Key]):
         self.waiting: dict[Key, tuple[float, bool]] = {}
         self._since = 0.0
         self._was_idle = True
-        self._is_spoiled = False  # whether it is not known what was done since
+        self._is_spoiled = False  # whether the work done since is unknown
         self._unseen_until = 0.0
         self._at = 0.0
         self._work = self._taken = 0.0
@@ -134,9 +135,9 @@ class Speed(Generic[Key]):
         self._at_end = 0.0
 
     def begin(self, key: Key, work: float, now: float, *, is_sure: bool) -> None:
-        """A request is on its way to the worker, whose feed will tell when it is computed.
+        """Notes a request on its way to the worker, whose feed will announce when it is computed.
 
-        is_sure: whether its work is known, or depends on what those before it leave to do.
+        is_sure: whether its work is known; if not, it depends on what earlier requests leave to do.
         """
         if work <= LEAST_SECONDS:
             return
@@ -146,22 +147,22 @@ class Speed(Generic[Key]):
         self.waiting[key] = (work, is_sure)
 
     def begin_unseen(self, work: float, now: float) -> None:
-        """A request is on its way of which nobody will tell when it is computed."""
+        """Notes a request on its way that nothing will announce as computed."""
         if work > LEAST_SECONDS:
             self._unseen_until = max(self._unseen_until, now) + work * self._fitted
             self._is_spoiled = True
 
     def is_first(self, key: Key) -> bool:
-        """Whether a request is the oldest one."""
+        """Returns whether a request is the oldest one."""
         return next(iter(self.waiting), None) == key
 
     def revise(self, key: Key, work: float) -> None:
-        """The work of the oldest request is sure now, since all before it are computed."""
+        """Sets the work of the oldest request, which is certain now: all before it are computed."""
         if self.is_first(key):
             self.waiting[key] = (work, True)
 
     def computed(self, key: Key, now: float, common: Common) -> None:
-        """A prompt was seen to be computed, and with it all that came before it."""
+        """Notes that a prompt was seen to be computed, and with it all before it."""
         if key not in self.waiting:
             return
         waiting = list(self.waiting)
@@ -174,16 +175,16 @@ class Speed(Generic[Key]):
         self._is_spoiled = now < self._unseen_until
 
     def drop(self, key: Key) -> None:
-        """A request is over, or elsewhere, and was not seen to be computed."""
+        """Removes a request that ended or moved before it was seen to be computed."""
         if self.waiting.pop(key, None) is not None:
             self._is_spoiled = True
 
     def ended(self, seconds_after: float) -> None:
-        """A request ended so long after it was seen to be computed."""
+        """Notes that a request ended this long after it was seen to be computed."""
         self._at_end += _AT_END_STEP * ((seconds_after < AT_END_SECONDS) - self._at_end)
 
     def look(self, now: float, common: Common) -> None:
-        """Notices that the oldest prompt is late, or that what was measured is old."""
+        """Updates the speed: measurements fade with time, and the oldest prompt may be late."""
         faded = exp(-max(0.0, now - self._at) / IDLE_SECONDS)
         self._fit(faded, common)
         if not self.waiting or self._is_spoiled or not self.confidence:
@@ -198,7 +199,7 @@ class Speed(Generic[Key]):
         self._set(max(self.slowness, late), self.confidence, common)
 
     def _delay(self, common: Common) -> float:
-        """By how much the measurement under way is too long; one between two events is not."""
+        """Returns by how much the measurement under way is too long: 0 between two events."""
         return common.delay_seconds if self._was_idle else 0.0
 
     def _measure(self, work: float, seconds: float, now: float, common: Common) -> None:
@@ -211,7 +212,7 @@ class Speed(Generic[Key]):
         self._work = kept * self._work + weight * work
         self._taken = kept * self._taken + weight * taken
         self._at = now
-        # of an engine of which nothing can be learned, the configured speed is believed
+        # if nothing can be learned from the engine, the configured speed is assumed
         common.measured(weight * work, weight * (work if self._at_end > AT_END_SHARE else taken))
         self._fit(1.0, common)
 

@@ -1,8 +1,8 @@
-"""Which requests are steered: a share of all conversations, told apart by how they begin.
+"""Chooses which requests are steered: a share of all conversations, identified by their beginning.
 
-Every turn of a conversation begins with the same messages, so a hash of these puts all its turns on
-the same side, on every router, without anything that routers would have to agree on. A conversation
-is steered if its hash lies below the share; so raising the share takes no conversation back.
+Every turn of a conversation begins with the same messages, so a hash of these decides the same for
+all its turns on every router, and routers need not agree on anything. A conversation is steered if
+its hash is below the share; so raising the share never excludes a conversation again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from extproc.requests.messages_request import BILLING_LINE
 from extproc.requests.prompt import NULL, is_given
 from extproc.requests.request import MAX_BYTES
 
-# What is hashed of a prompt that is one text, or a list of token ids.
+# How much is hashed of a prompt that is one text, or a list of token ids.
 BEGINNING_CHARACTERS = 4_096
 BEGINNING_IDS = 1_024
 
@@ -26,7 +26,7 @@ _HASHES = 1 << 64
 
 
 class Steering:
-    """The share of requests that are steered; the others are decided, and left to the proxy.
+    """The share of requests that are steered; the others are decided, but left to the proxy.
 
     header: the request header whose value is hashed instead of a conversation's beginning, in lower
     case; None for none. is_partial: whether any request may be left to the proxy.
@@ -40,15 +40,15 @@ class Steering:
         self.change(percent)
 
     def change(self, percent: float) -> None:
-        """From now on so many of a hundred requests are steered; 0 to 100, with decimals."""
+        """Sets the percentage of requests that are steered from now on: 0 to 100, with decimals."""
         self.percent = percent
         self.is_partial = percent < ALL_PERCENT
         self._limit = int(percent / ALL_PERCENT * _HASHES)
 
     def steers(self, conversation: int, chance: float) -> bool:
-        """Whether a conversation is steered.
+        """Returns whether a conversation is steered.
 
-        conversation: its hash. chance: 0 to below 1, which decides where that is not known.
+        conversation: its hash, 0 if unknown; then chance decides, a number from 0 to below 1.
         """
         if not conversation:
             return chance * ALL_PERCENT < self.percent
@@ -56,7 +56,7 @@ class Steering:
 
 
 def hash_of(beginning: bytes) -> int:
-    """Returns the hash of a conversation that begins like this: 64 bits, 0 if that is not known."""
+    """Returns the 64-bit hash of a conversation's beginning, 0 if that is empty: unknown."""
     return xxhash.xxh3_64_intdigest(beginning) if beginning else 0
 
 
@@ -87,10 +87,10 @@ _text = msgspec.json.Decoder(str)
 
 
 def beginning_of(path: str, body: bytes) -> bytes:
-    """Returns what all turns of a request's conversation have in common; b"" if that is not known.
+    """Returns what all turns of a request's conversation have in common; b"" if unknown.
 
-    Of a conversation: what the system says, and the messages up to the user's first. Of a text its
-    first characters, and of token ids the first ones. Images and the like do not count.
+    For a conversation: the system's texts, and the messages up to the user's first one. For a text,
+    its first characters; for token ids, the first of them. Images and the like do not count.
     """
     if len(body) > MAX_BYTES:
         return b""
@@ -113,7 +113,7 @@ def _of(body: _Body) -> bytes:
 
 
 def _of_messages(before: Sequence[msgspec.Raw], messages: Sequence[_Message]) -> bytes:
-    """What the system says, in whichever field, and the messages up to the user's first."""
+    """Returns the system's texts, in whichever field, and the messages up to the user's first."""
     said = [text for raw in before for text in _texts(raw)]
     first = next((at for at, one in enumerate(messages) if one.role == "user"), 0)
     for message in messages[: first + 1]:
@@ -134,7 +134,7 @@ def _of_prompt(prompt: msgspec.Raw, instructions: msgspec.Raw) -> bytes:
 
 
 def _texts(raw: msgspec.Raw) -> Iterator[str]:
-    """The texts of a content, without the line that some clients change with every request."""
+    """Returns a content's texts, without the line that some clients change with every request."""
     kind = bytes(memoryview(raw)[:1])
     texts = [_text.decode(raw)] if kind == b'"' else []
     if kind == b"[":

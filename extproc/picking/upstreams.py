@@ -1,9 +1,9 @@
-"""The records of upstreams: what each endpoint has to do, and what speaks against it.
+"""The records of upstreams: the load of each endpoint, and any reasons against picking it.
 
 A worker that refuses at once has nothing in flight and nothing queued, so to a balancer it looks
-idle, and draws what the others could serve. Envoy's own outlier detection does not see to it: the
-endpoint that is named to it is used whether it is ejected or not. The same holds for one that is
-dead.
+idle, and attracts requests that the others could serve. Envoy's own outlier detection does not
+prevent this: Envoy uses the endpoint that is named to it whether it has ejected it or not. The same
+holds for a dead worker.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -13,28 +13,28 @@ from typing import NamedTuple
 
 from extproc.picking.load import EndpointLoad
 
-# From this status on, the worker did not compute the prompt, or not to its end.
+# From this status on, the worker did not compute the prompt, or not all of it.
 FIRST_FAILURE = 400
 
-# Failures in a row, with no other answer between; as many as Envoy's outlier detection asks for.
+# Failures in a row that eject an endpoint, as many as for Envoy's outlier detection.
 FAILURES_UNTIL_LEFT_OUT = 5
 
-# How long it is left out the first time; twice as long whenever it fails again right afterwards.
+# How long it is ejected the first time; twice as long each time it fails again right afterwards.
 LEFT_OUT_SECONDS = 1.0
 MAX_LEFT_OUT_SECONDS = 30.0
 
-# From the last failure on: then it was long ago, and counts for nothing.
+# This long after the last failure, all failures are forgotten.
 FORGET_SECONDS = 90.0
 
-# With requests under way, a worker that gives no sign of life for so long is asked whether it is
-# well; and so long after an answer it may be asked again, if the reason is still there.
+# A worker with requests in flight that shows no sign of life for this long gets a health probe;
+# this long after an answer it may be probed again, if the reason persists.
 SILENT_SECONDS = 0.5
 ASKED_AGAIN_SECONDS = 0.75
 
-# So soon after a question that it did not answer.
+# This soon after a failed probe it is probed again.
 RETRY_SECONDS = 0.25
 
-# Failures in a row that leave it out, where one alone proves nothing.
+# Failed probes in a row that eject it, if a single one proves nothing.
 FAILURES_UNTIL_DEAD = 2
 
 _TOO_MANY_REQUESTS = 429
@@ -56,10 +56,10 @@ class Outlier:
     until: float = 0.0
 
     def answered(self, status: int, now: float) -> float | None:
-        """Takes a response's status: 429 and 5xx are failures, any other comes of a sound worker.
+        """Records a response's status: 429 and 5xx are failures, any other shows a sound worker.
 
-        Returns for how many seconds the endpoint is ejected from now on; 0 if it was, and is no
-        more; None if nothing changed.
+        Returns for how many seconds the endpoint is ejected from now on; 0 if it was ejected and no
+        longer is; None if nothing changed.
         """
         if status < FIRST_SERVER_ERROR and status != _TOO_MANY_REQUESTS:
             was_left_out = self.left_out
@@ -75,24 +75,25 @@ class Outlier:
         return seconds
 
     def forget(self) -> None:
-        """Begins anew."""
+        """Forgets all failures."""
         self.failures = self.left_out = 0
         self.last_at = self.until = 0.0
 
     def is_left_out(self, now: float) -> bool:
-        """Whether it is ejected now."""
+        """Returns whether it is ejected now."""
         return bool(self.failures) and now < self.until
 
     def is_over(self, now: float) -> bool:
-        """Whether its last failure was too long ago to count."""
+        """Returns whether its last failure was too long ago to count."""
         return now - self.last_at > FORGET_SECONDS
 
 
 class Pulse(NamedTuple):
-    """What shows whether a worker lives.
+    """The signs of whether a worker is alive.
 
-    is_cut: its feed has no connection. batches: that came of its feed so far. in_flight: requests
-    under way. is_doubted: its answers fail, or others answer in its place.
+    is_cut: whether its feed has no connection. batches: how many its feed has received so far.
+    in_flight: its requests in flight. is_doubted: whether its answers fail, or others answer in its
+    place.
     """
 
     is_cut: bool = False
@@ -103,9 +104,9 @@ class Pulse(NamedTuple):
 
 @dataclass(slots=True)
 class Vital:
-    """Whether one endpoint is to be asked if it lives, and whether it does.
+    """Whether an endpoint is due for a health probe, and whether it is alive.
 
-    It is asked only for a reason, so a sound fleet is asked nothing. Times are seconds of one
+    It is probed only for a reason, so a sound fleet gets no probes. Times are seconds of one
     monotonic clock.
     """
 
@@ -117,7 +118,7 @@ class Vital:
     is_dead: bool = False
 
     def is_due(self, pulse: Pulse, now: float) -> bool:
-        """Whether it is to be asked now; then `alive` or `failed` is to follow."""
+        """Returns whether to probe it now; if so, `alive` or `failed` must follow."""
         if self.alive_at is None or not pulse.in_flight or pulse.batches != self.batches:
             self.alive_at, self.batches = now, pulse.batches
         is_silent = now - self.alive_at > SILENT_SECONDS
@@ -128,16 +129,16 @@ class Vital:
         return True
 
     def alive(self, now: float) -> bool:
-        """It answered; whether it was taken for dead."""
+        """Notes that it answered; returns whether it was considered dead."""
         was_dead, self.is_dead = self.is_dead, False
         self.is_asked, self.failures = False, 0
         self.alive_at, self.due_at = now, now + ASKED_AGAIN_SECONDS
         return was_dead
 
     def failed(self, now: float, *, is_certain: bool) -> bool:
-        """It did not answer as it should; whether it is taken for dead from now on.
+        """Notes that its probe failed; returns whether this makes it count as dead.
 
-        is_certain: this one failure proves it.
+        is_certain: whether this failure alone proves it.
         """
         self.is_asked, self.due_at = False, now + RETRY_SECONDS
         self.failures += 1
@@ -148,7 +149,7 @@ class Vital:
 
 
 class Judge(IntEnum):
-    """Who ejects an endpoint; the reason of the first one counts. None clears another's."""
+    """What can eject an endpoint; the first one's reason is shown. None clears another's."""
 
     PROBE = 0
     SCRAPES = 1
@@ -159,8 +160,9 @@ class Judge(IntEnum):
 class Upstream:
     """The record of one endpoint (ip:port).
 
-    against: why it is ejected, by who says so. is_doubted: others answer in its place.
-    failed_halves: requests that it shared with another worker and that failed, whoever's fault.
+    against: why it is ejected, by judge. is_doubted: whether its health is in doubt, for example
+    since others answer in its place. failed_halves: failed requests that it shared with another
+    worker, whichever of them was at fault.
     """
 
     endpoint: str
@@ -174,7 +176,7 @@ class Upstream:
     workers: int = 0
 
     def reason(self, now: float) -> str:
-        """Why it is ejected now, "" if it is not."""
+        """Returns why it is ejected now, "" if it is not."""
         if self.against:
             return self.against[min(self.against)]
         return FAILING if self.outlier.is_left_out(now) else ""
@@ -188,9 +190,9 @@ class Upstreams:
 
     def __init__(self) -> None:
         self._by_endpoint: dict[str, Upstream] = {}
-        self.loads: dict[str, EndpointLoad] = {}  # theirs, which are read for every decision
-        # those of the records that most decisions need not look at, since nothing speaks against
-        # any other: by what requests showed, and by who ejects them
+        self.loads: dict[str, EndpointLoad] = {}  # their load records, which every decision reads
+        # the only records with something against them: from the answers to requests, and from
+        # judges; most decisions need to check no others
         self._suspects: set[Upstream] = set()
         self._ejected: set[Upstream] = set()
 
@@ -198,11 +200,11 @@ class Upstreams:
         return iter(self._by_endpoint.values())
 
     def get(self, endpoint: str) -> Upstream | None:
-        """The record of an endpoint, None if there is none."""
+        """Returns the record of an endpoint, None if there is none."""
         return self._by_endpoint.get(endpoint)
 
     def enter(self, endpoint: str) -> Upstream:
-        """A worker is at an endpoint from now on."""
+        """Adds a worker to an endpoint; returns the endpoint's record."""
         record = self._by_endpoint.get(endpoint)
         if record is None:
             record = self._by_endpoint[endpoint] = Upstream(endpoint)
@@ -211,7 +213,7 @@ class Upstreams:
         return record
 
     def leave(self, record: Upstream) -> None:
-        """A worker is there no more; with the last one the record goes."""
+        """Removes a worker from its endpoint, and the record with the last worker."""
         record.workers -= 1
         if not record.workers:
             del self._by_endpoint[record.endpoint]
@@ -221,11 +223,11 @@ class Upstreams:
 
     @property
     def has_suspects(self) -> bool:
-        """Whether the last answers of any endpoint speak against it."""
+        """Returns whether the last answers of any endpoint speak against it."""
         return bool(self._suspects)
 
     def answered(self, endpoint: str, status: int, now: float) -> float | None:
-        """Takes the status of an endpoint's response; returns what `Outlier.answered` does."""
+        """Records the status of an endpoint's response; returns what `Outlier.answered` does."""
         record = self._by_endpoint.get(endpoint)
         if record is None:
             return None
@@ -234,25 +236,25 @@ class Upstreams:
         return changed
 
     def failed_half(self, endpoint: str) -> None:
-        """A request failed that an endpoint shared with another one."""
+        """Counts a failed request that an endpoint shared with another one."""
         record = self._by_endpoint.get(endpoint)
         if record is not None:
             record.failed_halves += 1
 
     def doubt(self, endpoint: str, *, is_doubted: bool) -> None:
-        """Others answer in the place of an endpoint, or it was seen to answer itself."""
+        """Sets whether an endpoint's health is in doubt, for example if others answer for it."""
         record = self._by_endpoint.get(endpoint)
         if record is not None and record.is_doubted != is_doubted:
             record.is_doubted = is_doubted
             self._note_suspect(record)
 
     def is_suspect(self, endpoint: str) -> bool:
-        """Whether the answers to requests speak against an endpoint."""
+        """Returns whether the answers to requests speak against an endpoint."""
         record = self._by_endpoint.get(endpoint)
         return record is not None and record in self._suspects
 
     def fail(self, record: Upstream, judge: Judge, limit: int, reason: str) -> bool:
-        """Counts a failure; whether it is ejected from now on, by so many in a row."""
+        """Counts a failure; ejects after `limit` in a row, and returns whether it just did."""
         if not self._has(record):
             return False
         failures = record.failures[judge] = record.failures.get(judge, 0) + 1
@@ -262,13 +264,13 @@ class Upstreams:
         return True
 
     def eject(self, record: Upstream, judge: Judge, reason: str) -> None:
-        """Has an endpoint picked only where no other is left, until `restore`."""
+        """Ejects an endpoint until `restore`: it is picked only if no other is left."""
         if self._has(record):
             record.against[judge] = reason
             self._ejected.add(record)
 
     def restore(self, record: Upstream, judge: Judge) -> bool:
-        """A judge finds an endpoint well; whether it was ejected by that judge."""
+        """Clears a judge's failures and ejection; returns whether that judge had ejected it."""
         record.failures.pop(judge, None)
         was_ejected = record.against.pop(judge, None) is not None
         if not record.against:
@@ -276,7 +278,7 @@ class Upstreams:
         return was_ejected
 
     def ejected(self, now: float) -> Mapping[str, str]:
-        """The endpoints that are ejected now, and why."""
+        """Returns the endpoints that are ejected now, and why."""
         if not (self._suspects or self._ejected):
             return _NONE
         for record in [one for one in self._suspects if one.outlier.is_over(now)]:
@@ -286,16 +288,16 @@ class Upstreams:
         return {one.endpoint: reason for one in known if (reason := one.reason(now))}
 
     def doubted(self) -> Collection[str]:
-        """The endpoints whose last answer failed in a way that asks for their health."""
+        """Returns the endpoints whose health is in doubt."""
         return [one.endpoint for one in self._suspects if one.is_doubted]
 
     def reason(self, endpoint: str, now: float) -> str:
-        """Why an endpoint is ejected now, "" if it is not."""
+        """Returns why an endpoint is ejected now, "" if it is not."""
         record = self._by_endpoint.get(endpoint)
         return "" if record is None else record.reason(now)
 
     def _has(self, record: Upstream) -> bool:
-        """Whether a record counts still: its worker may be gone, or elsewhere."""
+        """Returns whether a record still counts: its worker may have gone, or moved."""
         return self._by_endpoint.get(record.endpoint) is record
 
     def _note_suspect(self, record: Upstream) -> None:

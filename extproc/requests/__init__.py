@@ -1,1 +1,1 @@
-"""Parses the requests of every API, as far as their prompts need."""
+"""Parses the requests of every API, as far as needed to find their prompts."""

@@ -9,14 +9,14 @@ Messages are parsed as engines pass them to the chat template.
 Source: vLLM's parsing of chat messages, 0.10.2, 0.14.1, 0.19.1, 0.24.0 and 0.32.0. If these
 releases differ, the message is not keyed.
 
-Engines give the contents of messages to templates in two forms: as text, and in parts.
+Engines pass the contents of messages to templates in two forms: as text, and in parts.
 
 Source: vLLM 0.24.0 and 0.32.0, its content formats "string" and "openai".
 
-Tools are in the order of keys in which vLLM passes them to templates, which print them as JSON.
+The keys of tools are in the order in which vLLM passes them to templates, which print them as JSON.
 
-Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Other fields of a tool are written
-differently by different releases, and are not keyed.
+Source: ChatCompletionToolsParam of vLLM 0.10.2 to 0.32.0. Tools with other fields are not keyed:
+releases write these differently.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,13 +43,13 @@ _MEDIA_PARTS = {
 # A line that some clients change with every request; engines before 0.32 keep it.
 _BILLING_LINE = "x-anthropic-billing-header"
 
-# A mark that no template or client contains, to be found in the rendered text.
+# A mark to find again in the rendered text; no template or client uses it.
 MEDIA_MARK = "\ue000kvsteer media\ue001"
 
 Messages = Sequence[dict[str, Any]]
 
 _PLAIN_KEYS = ("role", "content")
-_PLAIN_ROLES = ("user", "assistant")  # no set: a role may be anything, hashable or not
+_PLAIN_ROLES = ("user", "assistant")  # not a set: a role may be unhashable
 
 
 def messages_of(
@@ -75,7 +75,7 @@ def messages_of(
 
 
 def _arguments(messages: list[dict[str, Any]]) -> Iterator[bytes]:
-    """Yields the arguments of calls that are JSON text within JSON."""
+    """Yields the arguments of tool calls, where they are JSON text within JSON."""
     for message in messages:
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
@@ -139,7 +139,7 @@ def _content(content: object) -> str | list[dict[str, Any]] | None:
 
 def _part(part: object) -> dict[str, Any]:
     if not isinstance(part, dict):
-        raise RequestError("unsupported_content")  # a bare text is one to old releases only
+        raise RequestError("unsupported_content")  # only old releases accept a bare text
     kind = part.get("type")
     if not isinstance(kind, str):
         raise RequestError("unsupported_content")
@@ -163,7 +163,7 @@ def _call(call: object) -> dict[str, Any]:
     """Returns a tool call with its arguments as an object.
 
     Clients send arguments as JSON text. If that is not a JSON object, old releases refuse it, some
-    pass it on, and the newest take it for an empty object.
+    pass it on, and the newest treat it as an empty object.
     """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
@@ -190,7 +190,7 @@ def _first(values: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def flat(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message without media with its content as text, parts joined by line ends."""
+    """Returns a message without media with its content as text: its parts joined by newlines."""
     content = message.get("content")
     if isinstance(content, str):
         return message
@@ -202,11 +202,11 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Returns a message with its content in parts; a tool's content without media stays text.
 
     Raises:
-        RequestError: a part has more than its text, which newer releases pass to templates.
+        RequestError: a part has other fields, which newer releases pass to templates.
     """
     content = message.get("content")
     if message.get("role") == "tool" and not has_media(message):
-        # unlike `flat`, the empty ones count
+        # unlike in `flat`, empty parts count
         is_text = isinstance(content, str)
         text = content if is_text else "\n".join(part["text"] for part in content or ())
         return {**message, "content": text}
@@ -233,7 +233,7 @@ def marked(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def texts_before_media(messages: Messages) -> list[str]:
-    """Returns the texts that stand before the first media of the messages."""
+    """Returns the texts before the first media of the messages."""
     texts: list[str] = []
     for message in messages:
         content = message.get("content")
@@ -257,7 +257,7 @@ def tools_of(tools: list[dict[str, Any]], choice: object) -> list[dict[str, Any]
         tools out if --exclude-tools-when-tool-choice-none is set.
 
     Raises:
-        RequestError: releases or settings differ.
+        RequestError: the engine's releases or settings differ in what templates get.
     """
     if choice not in (None, "auto", "required") and not _names_a_tool(choice):
         raise RequestError("unsupported_tool_choice")
@@ -380,7 +380,7 @@ def parse(content: bytes) -> InferenceRequest:
         raise RequestError("unsupported_truncation")
     if keep is not None and chat.add_special_tokens:
         chat = msgspec.structs.replace(chat, special_tokens_vary=True)
-    # with echo the engine uses top_logprobs as prompt_logprobs, and it is 0 if it is not set
+    # with echo the engine uses top_logprobs as prompt_logprobs, and 0 if that is not set
     reads_cache = body.prompt_logprobs is None and not body.echo
     answers = answers_in(body.n)
     return InferenceRequest(body.model, [chat], body.cache_salt, keep, reads_cache, answers)

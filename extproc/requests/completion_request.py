@@ -5,9 +5,9 @@ Source: vLLM 0.10.2 to 0.32.0: prompts of token ids, add_special_tokens, truncat
 
 OpenAI's embeddings (POST /v1/embeddings): texts, token ids, or with vLLM one conversation.
 
-Source: vLLM 0.10.2 to 0.32.0. For conversations its defaults differ from chat completions': no
+Source: vLLM 0.10.2 to 0.32.0. For conversations, unlike for chat completions, the default is no
 generation prompt. Pooling cuts prompts on the other side than generation does, and not in every
-so a truncated one is not keyed.
+release, so a truncated one is not keyed.
 
 Native generation requests: SGLang's POST /generate and vLLM's POST /inference/v1/generate.
 
@@ -152,7 +152,7 @@ def parse_generate(content: bytes) -> InferenceRequest:
     if (body.text is not None) == is_given(body.input_ids):
         raise RequestError("bad_request")
     prompts = ids_of(body.input_ids) if body.text is None else texts_of(body.text)
-    # from logprob_start_len on, the prompt's probabilities are wanted
+    # the request wants the probabilities of the prompt from logprob_start_len on
     reads_cache = not body.return_logprob or body.logprob_start_len in (None, -1)
     options = body.sampling_params
     return InferenceRequest(
@@ -221,7 +221,7 @@ def parse(content: bytes) -> InferenceRequest:
     prompts = prompts_of(
         body.prompt,
         add_special_tokens=body.add_special_tokens,
-        # tokenizers keep the special tokens they add out of what they cut, slices do not
+        # tokenizers spare the special tokens they add when they truncate; a slice does not
         special_tokens_vary=keep is not None and body.add_special_tokens,
     )
     wants_prompt_logprobs = body.prompt_logprobs is not None or (

@@ -1,16 +1,17 @@
 """Refuses JSON that is short to send but costly to decode, by counting its marks first.
 
 The decoder blocks every thread until it has made all objects of a body. Counting brackets, quotes
-and commas costs almost nothing. Those inside texts do not count, but texts are examined only if
-there are too many marks otherwise.
+and commas costs almost nothing. Those inside texts are harmless: they are left out if all marks
+together are too many.
 """
 
 from extproc.errors import RequestError
 from kvstate.scan import marks, marks_outside
 
 # Limits of a body's content, since the decoder blocks every thread until it has made all of it.
-# Objects and lists: eight for each of the most messages that are keyed. Texts, including names of
-# fields: eighteen for each. Commas: for conversations, and for prompts that may be token ids.
+# Objects and lists: eight for each message of the longest keyed conversation. Texts, including
+# names of fields: sixteen for each. Commas: for conversations, and for prompts that may be token
+# ids.
 MAX_PARTS = 65_536
 MAX_TEXTS = 131_072
 MAX_COMMAS = 131_072

@@ -92,8 +92,8 @@ def _sglang(message: bytes) -> Read:
     if request.input_embeds:
         raise RequestError("unsupported_embeddings")
     if request.lora_id:
-        raise RequestError("unsupported_lora")  # an id of the engine's, events name the adapter
-    # from logprob_start_len on, the prompt's probabilities are wanted
+        raise RequestError("unsupported_lora")  # an id of the engine's; events name the adapter
+    # the request wants the probabilities of the prompt from logprob_start_len on
     reads_cache = not request.return_logprob or request.logprob_start_len < 0
     return _ids(request.tokenized.input_ids), reads_cache
 

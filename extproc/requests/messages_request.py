@@ -1,6 +1,6 @@
 """Anthropic's messages (POST /v1/messages), which vLLM turns into a conversation.
 
-Source: vLLM 0.19.1, 0.24.0 and 0.32.0; releases before wrote tool results in another form.
+Source: vLLM 0.19.1, 0.24.0 and 0.32.0; earlier releases wrote tool results in another form.
 """
 
 from typing import Any
@@ -82,7 +82,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 
 def _converted(message: _Message) -> list[dict[str, Any]]:
-    """Returns a message as chat messages; tool results become their own, before the rest."""
+    """Returns a message as chat messages; tool results become separate ones, before the rest."""
     if message.role not in ("user", "assistant"):
         raise RequestError("unsupported_inline_system")
     if isinstance(message.content, str):

@@ -21,7 +21,7 @@ class Chat(msgspec.Struct, frozen=True, gc=False):
 
     messages: content is a text, None, or a list of parts: {"type": "text", "text": ...}, with the
         client's other fields, and for media {"type": "image"}, "audio" or "video".
-    has_reasoning_effort: whether the request sets it; engines pass it to templates differently.
+    has_reasoning_effort: whether the request sets one; engines pass it to templates differently.
     has_media: a part is not text. Only the engine's processor knows its number of tokens, so only
         the text before it can be keyed.
     special_tokens_vary: releases of the engine disagree on add_special_tokens here; the ids are
@@ -47,10 +47,10 @@ class Text(msgspec.Struct, frozen=True, gc=False):
     special_tokens_vary: bool = False
 
 
-# A prompt before it is tokens: a conversation, a text, or token ids already.
+# A prompt before tokenizing: a conversation, a text, or already token ids.
 Prompt = Chat | Text | Tokens
 
-# Forms of prompts, one bit each. Each becomes tokens in its own way, so one may be right while
+# Forms of prompts, one bit each. Each is tokenized in its own way, so one may be right while
 # another is wrong. A conversation with tools is both a conversation and one with tools.
 TEXT, CONVERSATION, TOOLS, SWITCHES = 1, 2, 4, 8
 ALL_FORMS = TEXT | CONVERSATION | TOOLS | SWITCHES
@@ -69,7 +69,7 @@ def forms_of(prompt: Prompt) -> int:
     variables = prompt.variables
     others = len(variables)
     others -= ("add_generation_prompt" in variables) + ("continue_final_message" in variables)
-    if not others:  # as most
+    if not others:  # as in most requests
         return CONVERSATION
     if "tools" not in variables:
         return CONVERSATION | SWITCHES
@@ -121,7 +121,7 @@ def prompts_of(
     """Returns the prompts of a completion or an embedding: texts or token ids.
 
     Raises:
-        RequestError: there is none, one is empty, or there are too many.
+        RequestError: there is none, a list of ids is empty or invalid, or there are too many.
         msgspec.DecodeError: they are something else.
     """
     if bytes(memoryview(raw)[:2]) == b'""':
@@ -135,7 +135,7 @@ def prompts_of(
 
 
 def texts_of(texts: Texts) -> list[Prompt]:
-    """Returns prompts of text that are tokenized as by default.
+    """Returns prompts of text that are tokenized with the default options.
 
     Raises:
         RequestError: there is none, or there are too many.
@@ -168,12 +168,12 @@ def _several(raw: msgspec.Raw) -> list[msgspec.Raw]:
 
 
 def is_given(field: msgspec.Raw) -> bool:
-    """Returns whether a field is there and not null."""
+    """Returns whether a field is present and not null."""
     return bytes(memoryview(field)[:5]) != b"null"
 
 
 def is_filled(field: msgspec.Raw) -> bool:
-    """Returns whether a field is there, and neither empty nor false nor 0."""
+    """Returns whether a field is present, and not null, empty, false or 0."""
     return bytes(memoryview(field)[:6]) not in _EMPTY
 
 
@@ -181,7 +181,7 @@ def token_ids(raw: msgspec.Raw) -> Tokens:
     """Returns a list of token ids as a buffer.
 
     Raises:
-        RequestError: there is none, or one is no token id.
+        RequestError: there is none, or a number is out of range.
         msgspec.DecodeError: they are something else.
     """
     found = array("I")
@@ -213,7 +213,7 @@ def _pieces(raw: msgspec.Raw) -> Iterator[msgspec.Raw | bytes]:
 
 
 def answers_in(n: object) -> int:
-    """Returns how many answers a request's `n` asks for; 1 if no engine would take it."""
+    """Returns how many answers a request's `n` asks for; 1 if no engine would accept it."""
     return n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
 
 
@@ -221,7 +221,7 @@ def kept_tokens(truncate_prompt_tokens: int | None, side: object = None) -> int 
     """Returns how many tokens of a prompt vLLM keeps, None for all.
 
     By default it truncates on the left, so the last ones are kept; only newer releases let a
-    request choose the side. With -1 it keeps as many as the model accepts, which only it knows.
+    request choose the side. With -1 it keeps as many as the model accepts: only vLLM knows that.
 
     Raises:
         RequestError: releases differ, or only the engine knows.

@@ -65,8 +65,8 @@ COMPLETIONS_PATH = completion_request.PATH
 # Larger bodies are not keyed: tokenizing must not occupy a thread long after the deadline.
 MAX_BYTES = 4 * 1024 * 1024
 
-# The model is searched for at both ends of a long body, where clients write it, among at most this
-# many candidates.
+# The model is searched for at both ends of a long body, where clients write it, in at most this
+# many places of each.
 _ENDS_BYTES = 65_536
 _MAX_PLACES = 8
 
@@ -98,7 +98,7 @@ UNKEYED_PATHS = frozenset(
     }
 )
 
-# The reason of requests that call no model: a probe, a list of models, another service's route.
+# The reason for requests that call no model: a probe, a list of models, another service's route.
 NOT_INFERENCE = "not_inference"
 
 
@@ -179,8 +179,8 @@ def path_of(target: str) -> str:
 def is_inference(method: str, path: str) -> bool:
     """Returns whether the body of a request carries a prompt that can be keyed.
 
-    Method and path are both "" if the proxy sends neither, as NGINX Gateway Fabric: then the body
-    decides.
+    Method and path are both "" if the proxy sends neither, as with NGINX Gateway Fabric: then the
+    body decides.
     """
     if not method and not path:
         return True
@@ -214,8 +214,8 @@ def _named(body: bytes) -> str | None:
 def _named_last(end: bytes) -> str | None:
     """Returns the model named at the end of a body, None if there is none.
 
-    The rest of a body from one of its own fields on becomes an object if a brace is put before it;
-    from a field of an inner object it does not. Inside a text, a field's quotes would be escaped.
+    From one of its own fields on, the rest of a body becomes an object if a brace is put before it;
+    from a field of an inner object on, it does not. In a text, a field's quotes would be escaped.
     """
     places = [found.start() for found in _MODEL.finditer(end)][-_MAX_PLACES:]
     names = (_named(b"{" + end[place:]) for place in reversed(places))
@@ -237,9 +237,9 @@ def parse(path: str, body: bytes) -> InferenceRequest:
     """Parses the body of a request for which `is_inference` holds.
 
     Raises:
-        RequestError: an engine would refuse the body too (bad_json, bad_request), or its prompt
-            cannot be known exactly (unsupported_*, and unkeyed_api if the proxy sent no path and
-            the body does not show the API).
+        RequestError: an engine would refuse the body too (bad_json, bad_request, empty_prompt), it
+            is too large (too_many_*), or its prompt cannot be known exactly (unsupported_*, and
+            unkeyed_api if the proxy sent no path and the body does not show the API).
     """
     if len(body) > MAX_BYTES:
         raise RequestError("too_many_bytes")
@@ -255,9 +255,9 @@ def parse(path: str, body: bytes) -> InferenceRequest:
 
 
 def _path_told_by(body: bytes) -> str:
-    """Returns the API of a body, if its fields identify one.
+    """Returns the path of the API that the fields of a body identify.
 
-    Conversations without `system` mean the same as chat completions and as Anthropic's messages.
+    A conversation without `system` means the same in chat completions and in Anthropic's messages.
     """
     fields = _any_api.decode(body)
     if is_given(fields.messages):

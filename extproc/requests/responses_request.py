@@ -2,8 +2,8 @@
 
 Source: vLLM 0.14.1, 0.19.1, 0.24.0 and 0.32.0. Requests are keyed if all of these make the same
 messages: text input, messages, and a function call that is not next to another turn of the model
-(newer releases merge these into one message). Releases print tools differently, and only the worker
-that gave a previous response knows its content.
+(newer releases merge these into one message). Tools are not keyed, since releases print them
+differently, nor are previous responses, since only the worker that gave one knows its content.
 """
 
 from typing import Any
@@ -107,7 +107,7 @@ def _call(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only_text(content: object) -> str:
-    """Returns the text of a turn with one part; of several, releases use one or all."""
+    """Returns the text of a turn with one part; if there are several, releases use one or all."""
     match content:
         case [{"type": "output_text", "text": str(text)}]:
             return text

@@ -1,6 +1,6 @@
 """The TLS files of the gRPC server: loaded together, and reloaded when they change.
 
-It also reads when a certificate expires, which `ssl` does not tell for a server's own certificate.
+It also finds when a certificate expires, which `ssl` does not report for a server's own.
 
 Source: RFC 5280, sections 4.1 and 4.1.2.5 (the fields of a certificate, and its times), X.690,
 sections 8.1 and 10.1 (DER).
@@ -29,7 +29,7 @@ _VERSION = 0xA0
 _UTC_TIME = 0x17
 _TIME_KINDS = (_UTC_TIME, 0x18)  # and GeneralizedTime
 
-# In the certificate, its serial number, the algorithm and the issuer come before it.
+# The index of the validity: the serial number, the algorithm and the issuer come before it.
 _VALIDITY_AT = 3
 _LONG_FORM = 0x80
 
@@ -116,7 +116,7 @@ class Material:
 class Certificates:
     """The certificates in use, reloaded when the files change.
 
-    current: the last valid content of the files. fault: what is wrong with the files now.
+    current: the last valid content of the files. fault: what is wrong with the files now, or None.
     failed_handshakes: failed handshakes that the server knows of.
 
     Raises:
@@ -151,7 +151,7 @@ class Certificates:
             log.warning("TLS handshake failed: %s (%d so far)", why, self.failed_handshakes)
 
     async def look(self, *, anyway: bool = False) -> None:
-        """Loads the files if they changed; keeps the previous ones if the new cannot be used.
+        """Loads the files if they changed; keeps the previous content if the new cannot be used.
 
         anyway: reads the files even if they look unchanged.
         """
@@ -211,7 +211,7 @@ class ChangingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """Called by asyncio for a new connection."""
+        """Returns the TLS side of a new connection, with the current context; called by asyncio."""
         context = self._certificates.current.context
         made = context.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
         if isinstance(made, _Handshaking):
@@ -236,7 +236,7 @@ def _read(options: Tls) -> Material:
     """Returns the files' content at one time.
 
     Raises:
-        StartError: a file cannot be read, or they do not match.
+        StartError: a file cannot be read, they do not match, or they changed during reading.
     """
     before = _contents(options)
     context = _context(options)

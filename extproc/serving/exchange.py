@@ -33,7 +33,7 @@ class Service:
 
     monotonic: a clock in seconds, for the times of responses. is_traced: whether requests are
     traced. accounts: whether responses are accounted for. reads_usage: whether their reported
-    tokens are, too. recorder: told when a request has ended.
+    tokens are, too. recorder: notified when a request has ended.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Service:
         )
 
     def open(self, traceparent: str = "") -> "Exchange":
-        """Begins a stream; the caller closes it.
+        """Returns the exchange of a new stream, which the caller must close.
 
-        traceparent: the trace in the stream's own metadata, "" if there is none: then the client's
-        header counts.
+        traceparent: the trace in the stream's own metadata; if it is "", the client's header is
+        used.
         """
         return Exchange(self, traceparent)
 
@@ -81,14 +81,14 @@ class Service:
 class Exchange:
     """One ext_proc stream, which is one HTTP request.
 
-    A server passes each message to it and sends the answers in order before it passes the next one;
-    it closes the exchange once, however the stream ended. A message may have any number of answers.
+    A server passes it each message and sends the answers in order before passing the next one; the
+    server closes it once, however the stream ended. A message may have any number of answers.
     """
 
     def __init__(self, service: Service, traceparent: str = "") -> None:
         self._service = service
         self._traceparent = traceparent
-        # of both sides of a split the same is to be known
+        # if only some requests are steered, as much must be known about the others
         self._accounts = service.accounts or service.router.steering.is_partial
         self._wants_status = not service.accounts and (
             self._accounts or service.router.wants_status()
@@ -97,8 +97,8 @@ class Exchange:
         self._began_at = service.monotonic()
         self._booking: Booking | None = None
         self._account: Account | None = None
-        self._decision: Decision | None = None  # where the response may be shown to us
-        self._recorded: Decision | None = None  # where requests are recorded
+        self._decision: Decision | None = None  # if we may see the response
+        self._recorded: Decision | None = None  # if requests are recorded
         self._is_closed = False
         service.metrics.open_streams += 1
 
@@ -176,7 +176,7 @@ class Exchange:
     def _await_response(self, decision: Decision) -> None:
         """Prepares to account for the response, if the proxy will send it."""
         booking, router, is_duplex = self._booking, self._service.router, self._stream.is_duplex
-        sees_responses = is_duplex or self._accounts  # in dialect B always
+        sees_responses = is_duplex or self._accounts  # always in dialect B
         if booking is None or self._is_closed or not (sees_responses or self._wants_status):
             return
         self._decision = decision

@@ -28,13 +28,13 @@ log = logging.getLogger("kvsteer.extproc")
 # Every request in flight has one open stream; grpc's own limit is effectively none.
 _MAX_STREAMS = 100_000
 
-# An idle connection is closed after this time, so that silent ones do not keep their places; a
-# proxy opens another. A connection without even a greeting is closed sooner.
+# An idle connection is closed after this time, so that silent ones do not use up the limit; a proxy
+# opens another. A connection that does not complete its handshake is closed sooner.
 _IDLE_MS = 120_000
 _GREETING_MS = 10_000
 
-# Most calls that wait to be accepted. Beyond it grpc core cancels some at random. Its default limit
-# of a thousand is reached by a proxy on a busy machine. Each call takes about 30 KB.
+# Most calls that may wait to be accepted; beyond this, grpc core cancels some at random. A proxy on
+# a busy machine reaches its default limit of a thousand. Each call takes about 30 KB.
 _MAX_PENDING = 2_000
 
 
@@ -161,7 +161,7 @@ class GrpcServer:
 
 
 def _why(options: ExtProc, error: RuntimeError) -> StartError:
-    """Returns why the server cannot listen: grpc does not say, so the system is asked."""
+    """Returns why the server cannot listen; grpc does not report it, so the address is tried."""
     try:
         try_address(options)
     except OSError as refusal:
@@ -174,7 +174,8 @@ def _credentials(certificates: Certificates) -> grpc.ServerCredentials:
     told = certificates.current
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """Called by grpc for each connection, in its own thread; None means unchanged."""
+        """Returns the new files if they changed, else None; grpc calls it for each connection,
+        in its own thread."""
         nonlocal told
         if told is certificates.current:
             return None

@@ -10,11 +10,11 @@ from extproc.pb.kvsteer_health_pb2 import HealthCheckResponse
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH = "grpc.health.v1.Health"
 
-# The service names that have a health; "" is the whole server.
+# The service names with a status of their own; "" is the whole server.
 LIVENESS = "liveness"
 READINESS = "readiness"
 
-# Longest delay until watchers are told of a change.
+# Longest delay before watchers are notified of a change.
 WATCH_SECONDS = 0.5
 
 ServingStatus = HealthCheckResponse.ServingStatus
@@ -23,7 +23,7 @@ ServingStatus = HealthCheckResponse.ServingStatus
 class Health:
     """The health that a server reports.
 
-    is_stopping: it no longer serves, and ends the calls of watchers.
+    is_stopping: the server no longer serves, and ends the calls of watchers.
     """
 
     def __init__(self, is_ready: Callable[[], bool]) -> None:

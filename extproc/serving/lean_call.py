@@ -29,11 +29,11 @@ from extproc.serving.stream_answers import Answers
 
 log = logging.getLogger("kvsteer.extproc")
 
-# While more of a call's answers than this wait for the peer, the call reads nothing from it.
+# While more bytes of a call's answers than this wait for the peer, the call takes no messages.
 _MAX_QUEUED_BYTES = 1024 * 1024
 
-# The cost of a call itself, and of a kept piece besides its bytes, so that hundreds of thousands of
-# calls, or of pieces of two bytes, also reach the limit.
+# The bytes charged for a call itself, and for a kept piece in addition to its content, so that
+# hundreds of thousands of calls, or of two-byte pieces, also reach the limit.
 CALL_BYTES = 4096
 _PIECE_BYTES = 64
 
@@ -80,8 +80,8 @@ class Call(ABC):
     """One open gRPC call.
 
     Bytes that arrive before a message is answered, or while the peer does not read the answers, are
-    kept as they arrived, at most the stream's window. `CALL_BYTES` of the wire's budget were taken
-    for the call.
+    kept as they arrived, at most the stream's window. Whoever creates a call has already taken
+    `CALL_BYTES` from the wire's budget for it.
     """
 
     def __init__(self, wire: Wire, stream_id: int) -> None:
@@ -138,9 +138,9 @@ class Call(ABC):
         )
 
     def receive(self, data: Piece, *, is_last: bool) -> bool:
-        """Takes more bytes of the request; returns whether the call is held back then.
+        """Takes more bytes of the request; returns whether the call is then held back.
 
-        is_last: nothing follows them.
+        is_last: whether the request ends with them.
         """
         self._is_whole = is_last
         if not data:
@@ -197,7 +197,8 @@ class Call(ABC):
             self._over()
 
     def tick(self, most: int) -> None:
-        """Called every 5 s: ends a call whose message is incomplete for `most` such calls."""
+        """Called every 5 s: ends a call if its first message is missing, or another one is
+        incomplete, for more than `most` ticks."""
         if self._has_come and not self._reader.held:
             self._owed_ticks = 0
             return

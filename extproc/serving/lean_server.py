@@ -34,7 +34,7 @@ from extproc.serving.listening import (
 
 log = logging.getLogger("kvsteer.extproc")
 
-# Returns the function that creates a call for a path, None if the path is unknown.
+# Creates the call for a request; returns None if its path is unknown.
 Route = Callable[["LeanConnection", int, RequestHead], Call | None]
 
 
@@ -56,8 +56,8 @@ class Host:
     left: Callable[["LeanConnection"], None]
 
 
-# How long the ends of successful streams wait to be written together with an answer: nobody waits
-# for them, and each would be its own write. An Envoy waits a second for them, or not at all.
+# How long the ends of successful streams are kept back, to be written together with an answer: they
+# are not urgent, and each would be its own write. An Envoy waits a second for them, or not at all.
 END_SECONDS = 0.005
 
 
@@ -76,7 +76,7 @@ class LeanConnection(asyncio.Protocol):
         self._held_back: dict[int, Call] = {}
         self._paused_ticks: int | None = None
         self._is_closing = False
-        self._ending: asyncio.TimerHandle | None = None  # of the ends that wait
+        self._ending: asyncio.TimerHandle | None = None  # writes the ends that were kept back
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -118,7 +118,7 @@ class LeanConnection(asyncio.Protocol):
         self._host.left(self)
 
     def pause_writing(self) -> None:
-        """Called by asyncio when the peer does not read: reads no more, to bound the answers."""
+        """Called by asyncio when the peer does not read: stops reading, to bound the answers."""
         self._paused_ticks = 0
         self.http2.pause_sending()
         self._transport.pause_reading()
@@ -182,7 +182,7 @@ class LeanConnection(asyncio.Protocol):
             self._host.rested(self)
 
     def flush(self) -> None:
-        """Writes everything to send, and lets calls that waited for it continue."""
+        """Writes all data to send if any is due, and lets calls that waited for it continue."""
         if self._is_closing:
             return
         http2 = self.http2
@@ -222,7 +222,8 @@ class LeanConnection(asyncio.Protocol):
         return bool(able)
 
     def _linger(self) -> None:
-        """Sends the reason, and waits a little: closing with unread bytes would discard it."""
+        """Closes after a pause, so that the peer can read the reason: closing at once, with bytes
+        unread, would discard it."""
         self._is_closing = True
         for stream_id in list(self._calls):
             self._abort(stream_id)
@@ -264,7 +265,8 @@ TICK_SECONDS = 5.0
 # limit is lower if the system allows few open files.
 MAX_CONNECTIONS = 4096
 
-# Least memory for unfinished messages and waiting answers; and the same in largest messages.
+# Memory for unfinished messages and waiting answers: at least this much, and at least this many
+# messages of the largest size.
 _LEAST_BUDGET_BYTES = 256 * MIB
 _BUDGET_MESSAGES = 4
 
@@ -302,7 +304,7 @@ class LeanServer:
         self._is_full_told = False
         self._faults: Counter[str] = Counter()
         self._all_left = asyncio.Event()
-        # uvloop closes a listening server without references to it
+        # uvloop closes a listening server that nothing refers to
         self._server: asyncio.Server | None = None
         self._tls: TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -384,12 +386,12 @@ class LeanServer:
         idle = self._dispensable()
         if (idle is None or idle.has_served) and self._tls is not None and self._tls.drop_oldest():
             return True
-        # a proxy's connection must not be closed for one of many new ones
+        # a proxy's connection must not be closed to make room for one of many new ones
         if idle is None or (self._coming and idle.has_served):
             return False
         del self._connections[idle]
         idle.drain()
-        # one that reads nothing does not close by itself, and nobody counts it any more
+        # it does not close by itself if its peer reads nothing, and it is no longer counted
         asyncio.get_running_loop().call_later(LINGER_SECONDS, idle.drop)
         return True
 

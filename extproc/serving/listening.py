@@ -175,7 +175,7 @@ def try_address(options: ExtProc) -> None:
 
 
 def listening_sockets(listen: str, backlog: int = BACKLOG) -> list[socket.socket]:
-    """Listens on a host and a port: one socket for each address of the host.
+    """Returns sockets that listen on a host and a port, one for each address of the host.
 
     Raises:
         OSError: one of the addresses cannot be bound.
@@ -217,7 +217,7 @@ def remove_stale_socket(path: Path) -> None:
 
 
 class TlsListener:
-    """Accepts connections, and counts handshakes from the start.
+    """Accepts TLS connections, and counts each handshake from its start.
 
     asyncio's own server does not report unfinished handshakes, so silent connections would escape
     every limit.
@@ -237,11 +237,11 @@ class TlsListener:
         self._protocol = protocol
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
-        # oldest first; the socket until a transport owns it
+        # oldest first; each with its socket until a transport owns that
         self._shaking: dict[asyncio.Task[None], socket.socket | None] = {}
 
     async def start(self, listen: str) -> None:
-        """Listens.
+        """Starts listening.
 
         Raises:
             OSError: the address cannot be bound.
@@ -257,7 +257,7 @@ class TlsListener:
     def drop_oldest(self) -> bool:
         """Ends the oldest handshake; returns False if none is running.
 
-        Not the newest one: an honest handshake ends before many others have begun.
+        Not the newest one, since an honest handshake ends before many others have begun.
         """
         for task in self._shaking:
             self._certificates.note_unfinished("too many at once, and this was the oldest")
@@ -288,7 +288,7 @@ class TlsListener:
                 self._begin(connected)
             else:
                 connected.close()
-            await asyncio.sleep(0)  # if many connections are waiting, accepting does not wait
+            await asyncio.sleep(0)  # accepting does not yield while connections are waiting
 
     def _begin(self, connected: socket.socket) -> None:
         if self.handshakes >= min(MAX_HANDSHAKES, max(1, proxy_connections() // 2)):
@@ -316,5 +316,5 @@ class TlsListener:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         connected = self._shaking.pop(task, None)
-        if connected is not None:  # ended before it began
+        if connected is not None:  # dropped before the handshake began
             connected.close()

@@ -1,10 +1,10 @@
 """One ext_proc stream, which is one HTTP request: messages in, answers out, no transport.
 
-There are two dialects. The first message's request body mode tells which one is spoken
-(`protocol_config`, since Envoy 1.34); without it, the configuration does:
+There are two dialects. The request body mode in the first message (`protocol_config`, since Envoy
+1.34) determines which one is used; without it, the configuration does:
 
 A  BUFFERED and every mode but B's: Envoy holds the request, and answers carry the pick.
-B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router gives every byte back.
+B  FULL_DUPLEX_STREAMED, the Endpoint Picker Protocol 1.0.0: the router sends every byte back.
 
     state    message            dialect A                       dialect B                 then
     HEAD     request_headers    a prompt to come: go on         say nothing, collect      BODY
@@ -36,8 +36,8 @@ direction has its own mode: a response is echoed if `response_body_mode` is FULL
 A pick on the headers in dialect A tells Envoy not to buffer the body (mode_override, which needs
 allow_mode_override). Envoy holds the headers until the body is answered, so a pick with the body
 still steers. A pick on trailers steers by its metadata: Envoy accepts no other headers there.
-Headers are never rebuilt: duplicates stay. A body is changed only in dialect A, if it must say
-which worker computes the prompt (disaggregation.mode: mirror).
+Headers are never rebuilt: duplicates stay. A body is changed only in dialect A: to say which worker
+computes the prompt or has its KV blocks, and to remove a client's own such fields (disaggregation).
 
 A response may begin at any time, even before the request has ended: its headers are read, and it
 passes unchanged.
@@ -67,8 +67,8 @@ from extproc.serving.stream_answers import Answers, Phrases, Placement
 _LENGTH_DIGITS = 19
 _STATUS_DIGITS = 3
 
-# Longer header values are cut: no expected value is this long. The text is kept for the whole
-# stream.
+# Header values are cut at this length, since they are kept for the whole stream; no expected value
+# is this long.
 _TEXT_BYTES = 1024
 
 # Media types of responses that may carry usage (OpenAI's, Anthropic's and SGLang's APIs).
@@ -77,9 +77,9 @@ EVENTS = "text/event-stream"
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a response's headers that are accounted for.
+    """The parts of a response's headers that accounting uses.
 
-    status: None if unreadable. is_readable: whether its body may report usage: JSON or server-sent
+    status: None if unreadable. is_readable: whether the body may report usage: JSON or server-sent
     events, not compressed. served: ip:port of the endpoint that sent it, "" if unknown.
     """
 
@@ -93,8 +93,8 @@ def head_of(
 ) -> Head:
     """Returns the parts of a request's headers on which its treatment depends.
 
-    policy_header, session_header: the headers that may name a policy, and the client's session, in
-    lower case; None if none may.
+    policy_header, session_header: the headers that may name a policy and the client's session, in
+    lower case; None if there is no such header.
     """
     method = path = session = ""
     length: int | None = None
@@ -128,7 +128,7 @@ def header_of(message: ProcessingRequest, name: str) -> str:
 
 
 def response_head_of(message: ProcessingRequest) -> ResponseHead:
-    """Returns the parts of a response's headers that are accounted for."""
+    """Returns the parts of a response's headers that accounting uses."""
     status: int | None = None
     media_type = ""
     is_plain = True
@@ -144,7 +144,7 @@ def response_head_of(message: ProcessingRequest) -> ResponseHead:
 
 
 def _subset(message: ProcessingRequest) -> frozenset[str] | None:
-    """Returns the proxy's hint at the allowed endpoints, None without one."""
+    """Returns the endpoints that the proxy's hint allows, None without a hint."""
     if not message.HasField("metadata_context"):
         return None
     namespace = message.metadata_context.filter_metadata.get(headers.SUBSET_NAMESPACE)
@@ -159,7 +159,7 @@ def _subset(message: ProcessingRequest) -> frozenset[str] | None:
 def _served(message: ProcessingRequest) -> str:
     """Returns the endpoint that answered, "" if unknown.
 
-    The proxy tells it as in the Endpoint Picker Protocol 1.0.0, or in an attribute of Envoy's.
+    The proxy reports it as in the Endpoint Picker Protocol 1.0.0, or in an attribute of Envoy's.
     """
     if message.HasField("metadata_context"):
         namespace = message.metadata_context.filter_metadata.get(headers.DESTINATION_NAMESPACE)
@@ -184,7 +184,7 @@ def _text(header: HeaderValue) -> str:
 
 
 # Smaller pieces are joined, this many at a time: a client may send single bytes, and a piece of one
-# byte takes forty. The joined piece fits into one echo (stream_answers.MAX_ECHO_BYTES).
+# byte takes forty of memory. The joined piece fits into one echo (stream_answers.MAX_ECHO_BYTES).
 SMALL_BYTES = 960
 SMALL_PIECES = 64
 
@@ -202,7 +202,7 @@ class CollectedBody:
         self._small: list[bytes] = []
 
     def add(self, piece: bytes) -> bool:
-        """Keeps the next piece; returns False if it exceeds the budget: then it must go soon."""
+        """Keeps the next piece; returns False if it exceeds the budget: then release it soon."""
         self.size_bytes += len(piece)
         has_room = self._budget.take(len(piece))
         if has_room:
@@ -268,14 +268,14 @@ class Spoken(msgspec.Struct, frozen=True):
     content-length says so. bodies: the limit for the bodies of all streams together; a body that
     exceeds it counts as too long.
     names_model: whether routes choose a cluster by the model header that the router sets.
-    policy_header, session_header: the request headers that may name a policy, and the client's
-    session, in lower case; None if none may.
-    conversation_header: the header by which requests are steered together, likewise.
+    policy_header, session_header: the request headers that may name a policy and the client's
+    session, in lower case; None if there is no such header.
+    conversation_header: the header by which requests are steered together, in lower case, or None.
     dialect: `extproc.dialect`: "buffered" refuses dialect B, "epp" uses it with a proxy that
     declares no mode.
-    reads_usage: whether to request responses in dialect A that may report usage.
+    reads_usage: whether to request, in dialect A, the bodies of responses that may report usage.
     owned: headers that say where a prompt is computed, and that no client may set.
-    phrases: the answers of most streams.
+    phrases: the answers that most streams get.
     """
 
     max_body_bytes: int
@@ -295,7 +295,7 @@ class Stream:
 
     wants_status: whether to request this response's headers in dialect A, if Envoy would not send
     them; needs allow_mode_override, and a proxy that declares its modes.
-    is_duplex: whether dialect B is spoken: there, a request that cannot be placed must be refused.
+    is_duplex: whether dialect B is used; in it, a request that cannot be placed must be refused.
     response_head: None until the response's headers arrive.
     """
 
@@ -309,15 +309,15 @@ class Stream:
         self._wants_status = wants_status
         self._reads_usage = spoken.reads_usage
         self._head = _NO_HEAD
-        self._collected: CollectedBody | None = None  # of dialect B alone
+        self._collected: CollectedBody | None = None  # used in dialect B only
         self._asked_with = ""
         self._is_last = False
 
     def receive(self, message: ProcessingRequest) -> Step:
-        """Takes one message from Envoy; returns the answers, or the request to be placed.
+        """Handles one message from Envoy; returns the answers, or the request to be placed.
 
         Raises:
-            ProtocolError: it is out of order, or in an unsupported body mode.
+            ProtocolError: the message is out of order, or sets an unsupported body mode.
         """
         kind = message.WhichOneof("request")
         if kind is None:
@@ -356,7 +356,7 @@ class Stream:
         return answers
 
     def refuse(self, refusal: Refusal) -> Answers:
-        """Returns the answer to the last `Ask` that refuses the request instead of a worker."""
+        """Returns the answer that refuses the request of the last `Ask`."""
         self.state = State.REFUSED
         self.close()
         return [say.refused(refusal)]
@@ -460,7 +460,7 @@ class Stream:
         return [] if self.is_duplex else [say.request_body_goes_on()]
 
     def _request_trailers_with_pick(self, _: ProcessingRequest) -> Step:
-        """Handles trailers without a body before: in dialect A, that means there is none."""
+        """Handles trailers before the body's end is known; in dialect A, there is no body then."""
         self._is_last = True
         if self._collected is not None and self._collected.size_bytes:
             return self._ask("request_trailers", self._collected.whole())
@@ -477,7 +477,7 @@ class Stream:
         return []
 
     def _response(self, kind: str, message: ProcessingRequest) -> Answers:
-        """Returns the answers that pass a message of the response on unchanged."""
+        """Returns the answers that let a message of the response pass unchanged."""
         if kind == "response_headers":
             self.response_head = head = response_head_of(message)
             may_tell = head.is_readable and not message.response_headers.end_of_stream

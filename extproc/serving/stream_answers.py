@@ -36,7 +36,7 @@ class Placement(Light, frozen=True, gc=False):
 
     destination: ip:port, best first, comma-separated. model: for routes by model. rank: name and
     value of the header that names a data-parallel rank. legs: names and values of the headers that
-    say where the prompt is computed. body: replaces the request's own, if that came whole.
+    say where the prompt is computed. body: replaces the request's own, if that was received whole.
     """
 
     destination: str = ""
@@ -92,7 +92,7 @@ class Phrases:
         return answer
 
 
-# In these modes a whole body arrives in one message, which may not be marked as the last one:
+# In these modes a whole body arrives in one message, which is not always marked as the last one:
 # request trailers may follow it.
 WHOLE_BODY_MODES = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
 
@@ -234,19 +234,19 @@ def response_trailers_go_on() -> ProcessingResponse:
 
 
 def request_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[ProcessingResponse]:
-    """Yields answers that give back a piece of a request body in FULL_DUPLEX_STREAMED."""
+    """Yields answers that send back a piece of a request body in FULL_DUPLEX_STREAMED."""
     for common in _echo(body, end_of_stream=end_of_stream):
         yield ProcessingResponse(request_body=BodyResponse(response=common))
 
 
 def response_body_echo(body: bytes, *, end_of_stream: bool) -> Iterator[ProcessingResponse]:
-    """Yields answers that give back a piece of a response body in FULL_DUPLEX_STREAMED."""
+    """Yields answers that send back a piece of a response body in FULL_DUPLEX_STREAMED."""
     for common in _echo(body, end_of_stream=end_of_stream):
         yield ProcessingResponse(response_body=BodyResponse(response=common))
 
 
 def refused(refusal: Refusal) -> ProcessingResponse:
-    """Returns the immediate response that refuses a request instead of a worker."""
+    """Returns the immediate response with which the router itself refuses a request."""
     mutation = HeaderMutation(set_headers=[_overwrite(*pair) for pair in refusal.headers])
     answer = ImmediateResponse(headers=mutation, body=refusal.body, details="kvsteer")
     answer.status.code = refusal.status

@@ -44,10 +44,10 @@ _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 def tagged(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the text to be continued, and its message with the tag behind it.
+    """Returns the text to be continued, and its message with the tag appended.
 
     Raises:
-        RequestError: there is none, as engines find too.
+        RequestError: the message has no text; engines refuse that too.
     """
     content = message["content"]
     if isinstance(content, str):
@@ -60,7 +60,9 @@ def tagged(message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def up_to_tag(text: str, final: str) -> str:
-    """Cuts like newer releases: at the tag, with the spaces before it if the template kept them.
+    """Returns the text before the tag, as newer releases do.
+
+    Spaces before the tag are dropped if the template dropped the one at the tag's end.
 
     Raises:
         RequestError: the template leaves the message out; engines refuse that too.
@@ -74,10 +76,10 @@ def up_to_tag(text: str, final: str) -> str:
 
 
 def up_to_final(text: str, final: str) -> str:
-    """Cuts like 4.55: after the last occurrence of the continued text.
+    """Returns the text up to the end of the last occurrence of the continued text, as 4.55 does.
 
     Raises:
-        RequestError: there is none.
+        RequestError: it does not occur.
     """
     stripped = final.strip()
     if stripped not in text:
@@ -88,11 +90,11 @@ def up_to_final(text: str, final: str) -> str:
 
 
 class _UntrackedError(Exception):
-    """A name is bound in a way that the engine does not follow; it then assumes text."""
+    """A name is bound in a way that the engine does not track; the engine then assumes text."""
 
 
 def content_formats(tree: nodes.Template) -> frozenset[bool]:
-    """Returns the results of all releases: True for parts, False for text."""
+    """Returns the formats that releases detect: True for parts, False for text."""
     return frozenset(_finds_parts(rule, tree) for rule in (_oldest, _newer, _newest))
 
 
@@ -127,7 +129,7 @@ def _newest(tree: nodes.Template, items: set[str]) -> bool:
 
 
 def _given_content(tree: nodes.Template, macro: nodes.Macro, items: set[str]) -> set[str]:
-    """The parameters of a macro that somewhere get the content of a message."""
+    """Returns the parameters of a macro to which any call passes the content of a message."""
     names = [argument.name for argument in macro.args]
     given = set()
     for call in tree.find_all(nodes.Call):
@@ -141,7 +143,7 @@ def _given_content(tree: nodes.Template, macro: nodes.Macro, items: set[str]) ->
 
 
 def _aliases(tree: nodes.Template, name: str) -> set[str]:
-    """A name and all that the template assigns it, or a slice or filtering of it, to."""
+    """Returns a name and the names assigned from it, or from a slice or filtering of it."""
     known = {name}
     pending = [name]
     while pending:
@@ -156,7 +158,7 @@ def _aliases(tree: nodes.Template, name: str) -> set[str]:
 
 
 def _loop_names(tree: nodes.Template, sources: set[str]) -> set[str]:
-    """The names under which loops over these sources know an item."""
+    """Returns the names that loops over these sources give to an item."""
     return {
         _name(loop.target)
         for loop in tree.find_all(nodes.For)
@@ -180,7 +182,7 @@ def _name(target: nodes.Node) -> str:
 
 
 def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
-    """Whether an expression is a variable, or a key of it, perhaps filtered, tested or sliced."""
+    """Returns whether an expression is a variable or its key, maybe filtered, tested or sliced."""
     while True:
         match node:
             case nodes.Filter() | nodes.Test():
@@ -206,14 +208,14 @@ MAX_CHARACTERS = 8 * 1024 * 1024
 # How large a product may become: characters or items of what is repeated, bits of a number.
 _MAX_PRODUCT = 1_000_000
 
-# The name by which the compiled template asks for its budget; no template has it.
+# The name by which compiled templates check their time budget; no template uses it for itself.
 _TICK = "kvsteer_tick_"
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with what transformers adds.
 
-    now: what strftime_now formats; local time, as there.
+    now: returns the time that strftime_now formats; local time, as in transformers.
     """
 
     intercepted_binops = frozenset(("*", "**"))
@@ -244,19 +246,19 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         turns: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For)]
         turns += tree.find_all(nodes.Macro)
         for node in turns:
-            # a filter, since the sandbox asks more of a call than the rest of a turn costs
+            # a filter, since the sandbox's checks of a call cost more than the rest of a turn
             asking = nodes.Filter(nodes.Name(_TICK, "load"), _TICK, [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(asking).set_lineno(node.lineno))
         return self.from_string(tree)
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} blocks mark what a model wrote; for a prompt they are their contents."""
+    """{% generation %} blocks mark what a model wrote; in a prompt, only their contents appear."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
-        """The block as a scope of its own: names set in it end with it."""
+        """Returns the block as a separate scope: names set in it end with it."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
@@ -270,7 +272,7 @@ def rendered(
 ) -> str:
     """Returns the text that a template makes of its variables.
 
-    monotonic: seconds; at its `end` the rendering is given up.
+    monotonic: returns seconds. end: when the rendering is given up, by the same clock.
 
     Raises:
         RequestError: the template fails (template_failed), takes too long
@@ -282,7 +284,7 @@ def rendered(
             raise RequestError("template_too_slow")
 
     environment = template.environment
-    # as template.generate, at half the cost: that merges globals and errors' line numbers anew
+    # like template.generate at half the cost: that merges globals and finds errors' lines anew
     context = environment.context_class(
         environment,
         {**environment.globals, **variables, _TICK: tick},
@@ -339,16 +341,16 @@ def _raise_exception(message: str) -> None:
 # A rendering takes under a millisecond; one that takes this long is given up.
 BUDGET_SECONDS = 0.25
 
-# What a model thought before an answer, under the names that clients send back.
+# The keys under which clients send back what a model thought before an answer.
 _REASONING = frozenset(("reasoning", "reasoning_content"))
 
 
 class ChatTemplate:
     """One compiled template; safe to use from several threads.
 
-    special_tokens: by the names templates know them (bos_token, eos_token, ...).
-    monotonic: seconds, for the budget of a rendering.
-    now: local time, for templates that print the date.
+    special_tokens: by the names that templates use for them (bos_token, eos_token, ...).
+    monotonic: returns seconds, for the budget of a rendering.
+    now: returns local time, for templates that print the date.
 
     Raises:
         ValueError: the source is no template.
@@ -426,8 +428,8 @@ class ChatTemplate:
         added_tokens: the tokenizer's, which include the model's placeholders.
 
         Raises:
-            RequestError: as `render`; or the template expects texts, before which engines write
-                placeholders of their own; or a message holds the text of an added token.
+            RequestError: as in `render`; or the template expects texts, before which engines write
+                their own placeholders; or a message contains the text of an added token.
         """
         self._refuse_what_differs(messages, has_reasoning_effort)
         if self._formats != {True} or variables.get("continue_final_message"):
@@ -459,7 +461,11 @@ class ChatTemplate:
         return rendered(self._template, context, self._monotonic, end)
 
     def _continued(self, messages: Messages, variables: Mapping[str, Any], end: float) -> str:
-        """The text up to the end of the final message, if both of transformers' ways agree."""
+        """Returns the text up to the end of the final message, by both of transformers' ways.
+
+        Raises:
+            RequestError: the two ways differ, or the template fails.
+        """
         final, open_ended = tagged(messages[-1])
         if not self._reads_content:
             raise RequestError("template_failed")
@@ -472,12 +478,12 @@ class ChatTemplate:
 
 
 def _are_texts(messages: Messages) -> bool:
-    """Whether all contents are plain texts, as nearly always."""
+    """Returns whether all contents are plain texts, as they nearly always are."""
     return {type(message.get("content")) for message in messages} <= {str}
 
 
 def _names(tree: nodes.Template, key: str) -> bool:
-    """Whether a template names a key of something, by attribute or by text."""
+    """Returns whether a template contains a key, as an attribute or as a constant."""
     attributes = (node.attr for node in tree.find_all(nodes.Getattr))
     texts = (node.value for node in tree.find_all(nodes.Const))
     return key in (*attributes, *texts)

@@ -14,8 +14,8 @@ from kvstate.overlap import Tokens
 
 AnyTokenizer = Tokenizer | RemoteTokenizer
 
-# A conversation of up to this many messages is rendered at once. If it takes too long, a thread
-# renders it from the start: most templates take 5 to 30 us a message.
+# A conversation of up to this many messages is rendered without a thread: most templates take 5 to
+# 30 us a message. If it takes longer than INLINE_SECONDS, a thread renders it from the start.
 INLINE_MESSAGES = 64
 INLINE_SECONDS = 0.002
 
@@ -57,7 +57,7 @@ class PromptTokens:
         model: the configured one. body_bytes: the size of the request's body.
 
         Raises:
-            RequestError: they are not certain. TimeoutError: not within the deadline.
+            RequestError: they are not certain. TimeoutError: they are not known by the deadline.
         """
         whole = _ids_of(request)
         if whole is None:
@@ -116,7 +116,7 @@ class PromptTokens:
     def _release(self, done: asyncio.Future[Any]) -> None:
         self._free.release()
         if not done.cancelled():
-            done.exception()  # after the deadline nobody else asks for it
+            done.exception()  # after the deadline nobody else retrieves it
 
     async def _asked(self, tokenizer: RemoteTokenizer, request: InferenceRequest) -> list[Tokens]:
         await _in_a_task()
@@ -146,7 +146,7 @@ async def _in_a_task() -> None:
 
 def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
     """Returns the prompts if all of them are token ids already, else None."""
-    if not _IDS.issuperset(map(type, request.prompts)):  # as nearly always
+    if not _IDS.issuperset(map(type, request.prompts)):  # nearly always
         return None
     return [prompt for prompt in request.prompts if isinstance(prompt, array)]
 
@@ -154,7 +154,7 @@ def _ids_of(request: InferenceRequest) -> list[Tokens] | None:
 def _is_short(prompt: Prompt) -> bool:
     """Returns whether a prompt may be rendered at once, without a thread.
 
-    If it has media, every text before them is searched for every added token.
+    With media it may not: every text before them is searched for every added token.
     """
     if not isinstance(prompt, Chat):
         return True

@@ -1,4 +1,4 @@
-"""Gets token ids from the workers: POST /tokenize, with a deadline, and a retry elsewhere."""
+"""Gets token ids from workers: POST /tokenize, with a deadline, and a retry at another one."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ PROBE_SECONDS = (1.0, 30.0)
 
 @dataclass(eq=False, slots=True)
 class Failures:
-    """The failures in a row of one worker's tokenizer; part of the worker's record.
+    """The consecutive failures of one worker's tokenizer; part of the worker's record.
 
     Times are seconds of one monotonic clock.
     """
@@ -77,7 +77,7 @@ def left_alone(workers: Endpoints) -> int:
 
 
 def to_probe(workers: Endpoints, now: float) -> str | None:
-    """Returns a worker that is due for a probe, None if none is; it counts as asked until told."""
+    """Returns a worker due for a probe and marks it as being probed; None if none is due."""
     for worker, one in workers.items():
         if one.is_open and not one.is_probed and now >= one.probe_at:
             one.is_probed = True
@@ -95,7 +95,7 @@ def key_of(question: bytes) -> bytes:
 
 
 class TokenCache:
-    """Token ids by question; bounded in bytes, the least recently used are dropped first.
+    """Token ids by question, bounded in bytes: the least recently used are dropped first.
 
     limit_bytes: for all entries; 0 keeps none.
     """
@@ -155,14 +155,14 @@ _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 class _FailedError(Exception):
-    """The worker gave no answer."""
+    """The worker gave no valid answer."""
 
 
 class RemoteTokenizer:
     """Asks the workers of one model for the token ids of prompts.
 
-    endpoints: returns the workers that may be asked now. count: gets the outcome of every question;
-    docs/metrics.md lists them. Belongs to the event loop in which it was created.
+    endpoints: returns the workers that may be asked now. count: called with the outcome of every
+    question; docs/metrics.md lists them. Belongs to the event loop in which it was created.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class RemoteTokenizer:
         model: as the client wrote it.
 
         Raises:
-            RequestError: no worker answered in time, or the answer would be uncertain.
+            RequestError: no worker answered in time, one refused, or the answer would be uncertain.
         """
         if isinstance(prompt, array):
             return prompt
@@ -228,7 +228,7 @@ class RemoteTokenizer:
     def _landed(self, key: bytes, flight: asyncio.Task[Tokens]) -> None:
         del self._flights[key]
         if not flight.cancelled():
-            flight.exception()  # all waiting requests may be gone
+            flight.exception()  # marks it as retrieved: all waiting requests may be gone
 
     async def _fly(self, key: bytes, asked: bytes) -> Tokens:
         try:
@@ -282,7 +282,7 @@ class RemoteTokenizer:
         """Returns one worker's answer.
 
         Raises:
-            RequestError: it refuses this prompt. _FailedError: it gave no answer.
+            RequestError: it refuses this prompt. _FailedError: it gave no valid answer.
         """
         try:
             content = await self._post(worker, asked)

@@ -92,7 +92,7 @@ def _chat(prompt: Chat) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Returns a message as clients send it: without parsed additions, call arguments as text."""
+    """Returns a message as clients send it: without what parsing added, call arguments as text."""
     sent = {key: value for key, value in message.items() if key != "tools"}
     if "tool_calls" in message:
         sent["tool_calls"] = [_call(call) for call in message["tool_calls"]]

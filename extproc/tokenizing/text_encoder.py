@@ -2,8 +2,8 @@
 
 A conversation's next turn begins with the text of the turn before, so only the new text must be
 tokenized. Earlier texts are found by hashes of samples of their beginnings, and then compared, so
-that a hash never decides about tokens. Bounded in bytes; the least recently used text is dropped
-first.
+that tokens never depend on a hash alone. Memory is bounded in bytes; the least recently used text
+is dropped first.
 """
 
 import sys
@@ -20,15 +20,16 @@ from extproc.structs import Alone, Light
 from extproc.tokenizing.tokenizer_layout import Cutter
 from kvstate.overlap import Tokens
 
-# Longest beginning with a key.
+# Length of the longest beginning that has a key.
 _MAX_CHARACTERS = 8 * 1024 * 1024
 
-# Distance between beginnings with keys: this many characters, or this share of the text so far.
+# The first beginnings with keys; then the distance to the next: this many characters, or the length
+# so far divided by this share if that is more.
 _FIRST_STEPS = (256, 512)
 _STEP_CHARACTERS = 1_024
 _STEP_SHARE = 32
 
-# How much before the end of each is hashed; hashing all of it would cost more than everything else.
+# How much of the end of each is hashed; hashing all of it would cost more than everything else.
 _SAMPLE_CHARACTERS = 64
 
 # Memory besides text and ids (measured): for an entry, a key, a cut.
@@ -36,7 +37,7 @@ _ENTRY_BYTES = 300
 _KEY_BYTES = 180
 _CUT_BYTES = 150
 
-# The largest share of the memory for one text.
+# One text may take at most the memory divided by this.
 _LARGEST_SHARE = 4
 
 
@@ -65,7 +66,7 @@ class Cut(Light, frozen=True, gc=False):
 
 
 class _Entry(Alone, frozen=True, gc=False, eq=False):
-    """One text. keys: its beginnings'. Not tracked by the garbage collector, like its cuts."""
+    """One text. keys: of its beginnings. Not tracked by the garbage collector, like its cuts."""
 
     text: str
     ids: Tokens
@@ -153,7 +154,7 @@ class KnownTexts:
     def remember(self, text: str, known: Known, ids: Tokens, cuts: Sequence[Cut]) -> None:
         """Keeps a text with all its ids and cuts, in order.
 
-        It replaces the text with the same beginning, if it has all of that text's cuts.
+        It replaces the earlier text with the same beginning, if it has all of that text's cuts.
 
         known: the result of `find`.
         """
@@ -174,7 +175,7 @@ class KnownTexts:
             self._forget(next(iter(self._entries)))
 
     def _alike(self, keys: tuple[int, ...]) -> _Entry | None:
-        """Returns the entry with the longest common beginning with a key; the latest of several."""
+        """Returns the latest entry that shares the longest beginning with a key, or None."""
         for key in reversed(keys):
             entry = self._by_beginning.get(key)
             if entry is not None:
@@ -202,7 +203,7 @@ class Encoder(Protocol):
     """Tokenizes whole texts; safe to use from several threads.
 
     name: the library's name and version.
-    inline_characters: this much text takes under a millisecond.
+    inline_characters: this much prose takes under a millisecond, and no text three.
     max_characters: this much of the worst text takes a thread a second or two.
     forgotten_characters: tokenizing this much again is cheaper than remembering it.
     """
@@ -244,7 +245,7 @@ class Work(Light, frozen=True, gc=False):
     new_characters: int
 
 
-# A cache for the last parts of texts, usually the end of a chat template: few, and short.
+# A cache for the last parts of texts, usually the end of a chat template: these are few and short.
 MAX_ENDING_CHARACTERS = 128
 MAX_ENDINGS = 64
 
@@ -264,11 +265,11 @@ class TextEncoder:
         self._lock = threading.Lock()
 
     def is_cheap(self, new_characters: int) -> bool:
-        """Returns whether so many new characters are tokenized within a millisecond."""
+        """Returns whether this many new characters are tokenized without a thread."""
         return new_characters <= self._encoder.inline_characters
 
     def begin(self, text: str) -> Work:
-        """Looks a text up, in about a third of a microsecond per kilobyte."""
+        """Returns the work that a text needs, in about a third of a microsecond per kilobyte."""
         with self._lock:
             known = self._known.find(text)
         new_from = known.new_from

@@ -2,18 +2,18 @@
 
 Source: the format of the `tokenizers` library (0.22 to 0.23), as `Tokenizer.to_str` writes it.
 
-The `tokenizers` library first extracts the added tokens that are not normalized from the text: the
+The `tokenizers` library first extracts from the text the added tokens that are not normalized: the
 leftmost first, and the longest of those at the same position. Every later step works on the single
 pieces between them. So a cut right before such a token changes nothing, if the token is found there
 whatever surrounds it:
 
-- it overlaps no occurrence of another added token, nor of itself;
+- it overlaps no occurrence of another added token, or of itself;
 - it takes no white space to its left (lstrip), and does not depend on what is there (single_word);
-- it starts with a punctuation mark: not with a part of a word, which an added token to its left may
-  require (single_word), nor with white space, which that token may take (rstrip).
+- it starts with a punctuation mark: not with a part of a word, since an added token to its left may
+  depend on that (single_word), nor with white space, which that token may take (rstrip).
 
-A part that does not begin the text begins with its token, so steps that treat the beginning of a
-text differently (Metaspace "first") work on the same in the part as in the whole.
+Every part but the first begins with its token, so steps that treat the beginning of a text
+differently (Metaspace "first") do the same in the part as in the whole.
 """
 
 import re
@@ -92,7 +92,7 @@ def read(text: str) -> Layout:
     """Returns the layout of a tokenizer.json.
 
     Raises:
-        msgspec.DecodeError: it is none.
+        msgspec.DecodeError: the text is not one.
     """
     return _layout.decode(text)
 
@@ -161,14 +161,16 @@ def _template_frame(pieces: list[Step], known: dict[str, Any]) -> Frame | None:
     return Frame(tuple(sides[0]), tuple(sides[1])) if len(sides) > 1 else None
 
 
-# Least length of a part, in characters and as a share of the text before it: cuts cost time.
+# Least length of a part: this many characters, or the text before it divided by this share if that
+# is more; cuts cost time.
 PART_CHARACTERS = 2_048
 _PART_SHARE = 8
 
 # Text of this length or more between two tokens counts as a message, shorter text as a role's name.
 MESSAGE_CHARACTERS = 24
 
-# Most different first characters of tokens: each needs one search through the text.
+# Texts are cut only at tokens with one of the most common first characters, up to this many: each
+# needs one search through the text.
 _MAX_FIRST_CHARACTERS = 4
 
 # Longer tokens would nest the search pattern too deeply; no known tokenizer has any.
@@ -213,8 +215,8 @@ class Cutter:
     def find(self, text: str, after: int) -> list[Span]:
         """Returns cuts in order, at the least distance from `after` and each other, and the last.
 
-        The last are the very last one, where the next turn continues, and the one before the last
-        message, where other conversations with the same beginning may differ.
+        The last are the one before the last message, where other conversations with the same
+        beginning may differ, and the very last one, where the next turn continues.
 
         after: the position of a cut, or 0.
         """
@@ -239,7 +241,7 @@ class Cutter:
 
 
 def _last(close: list[Span]) -> list[Span]:
-    """Returns the last cut, preceded by the one before the last message."""
+    """Returns the last cut, preceded by the one before the last message if there is one."""
     following = close[-1:]
     for span in reversed(close[:-1]):
         if following[0][0] - span[1] >= MESSAGE_CHARACTERS:
@@ -265,7 +267,7 @@ def _stands_alone(token: AddedToken) -> bool:
 
 
 def _overlapping(tokens: set[str]) -> set[str]:
-    """Returns the tokens of which an occurrence can overlap with another token's or its own."""
+    """Returns the tokens that can overlap with another token or with themselves in a text."""
     beginning: dict[str, set[str]] = {}
     for token in tokens:
         for end in range(1, len(token)):

@@ -138,8 +138,9 @@ class Started(msgspec.Struct, frozen=True, gc=False):
     """A prompt that is rendered and looked up, but not tokenized.
 
     new_characters: how many characters of its text are new.
-    is_cheap: whether tokenizing them takes under a millisecond, so that no thread is needed.
-    finish: returns the token ids, which must not be changed, or raises RequestError; in any thread.
+    is_cheap: whether they are tokenized without a thread (see `Encoder.inline_characters`).
+    finish: returns the token ids, which must not be changed, or raises RequestError; any thread may
+        call it.
     """
 
     new_characters: int
@@ -182,8 +183,8 @@ class Tokenizer:
             raise StartError(f"model {model.name}: {model.tokenizer}: {error}") from None
 
     def encode(self, prompt: Prompt) -> Tokens:
-        """Returns the token ids of a prompt, which must not be changed; of a chat with media, those
-        before it.
+        """Returns the token ids of a prompt, which must not be changed; for a chat with media, only
+        those before it.
 
         Raises:
             RequestError: the chat template refuses it, the model has none, or its text cannot be
@@ -199,7 +200,7 @@ class Tokenizer:
         return self._library.decode(list(tokens), skip_special_tokens=False)
 
     def start(self, prompt: Prompt, render_seconds: float = BUDGET_SECONDS) -> Started:
-        """Renders a prompt and looks it up.
+        """Renders a prompt, looks it up, and returns the rest of the work.
 
         render_seconds: how long the template may take.
 
@@ -249,7 +250,7 @@ class Tokenizer:
 
 
 def _before_media(encoded: Encoded, around: Frame) -> Tokens:
-    """Returns the ids that stay whatever the engine inserts for media."""
+    """Returns the ids that stay the same whatever the engine inserts for media."""
     if not encoded.lasting:
         raise RequestError("unsupported_media")
     return framed_ids(encoded.ids[: encoded.lasting], Frame(around.before))

@@ -1,1 +1,1 @@
-"""OpenTelemetry, if it is asked for: spans of decisions, and the metrics."""
+"""OpenTelemetry, if it is configured: spans of decisions, and the metrics."""

@@ -1,14 +1,14 @@
 """Spans and metrics for OpenTelemetry, and the OTLP exporters that send them over HTTP or gRPC.
 
-A decision is one span and one for each phase, made once they are over. Nothing is measured for them
-that is not measured anyway, so a request that is not sampled costs the sampling alone. Spans carry
-counts and reasons, never anything of a prompt.
+A decision has one span, and one for each of its phases, made after they end. Their times are
+measured in any case, so a request that is not sampled costs only the sampling. Spans carry counts
+and reasons, never any part of a prompt.
 
 Metrics are the figures of /metrics, read when they are sent and never counted twice. They are made
-without the SDK's instruments, which remember every series that ever existed and put all beyond some
-2,000 into one: workers come and go, and each has series of its own.
+without the SDK's instruments, which remember every series that ever existed and merge all beyond
+some 2,000 into one: workers come and go, and each has its own series.
 
-What the exporters read of OTEL_* themselves is not repeated here.
+The OTEL_* variables that the exporters read themselves are not handled here.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class SpanRecorder:
         span = self._tracer.start_span(
             "kvsteer decision",
             _context_of(course.traceparent),
-            kind=SpanKind.SERVER,  # its parent is the proxy's call of us
+            kind=SpanKind.SERVER,  # its parent is the proxy's call to us
             start_time=at(course.started_at),
         )
         if span.is_recording():
@@ -138,8 +138,8 @@ def _describe(span: Span, decision: Decision) -> None:
     )
 
 
-# The parts of a family, each a metric of its own: how its samples' names end, and how the metric's
-# does. What is of another type is sent as a gauge.
+# The parts of a family by its type, each sent as a separate metric: how the names of its samples
+# end, and how the metric's name ends. Families of other types are sent as gauges.
 _PARTS: Mapping[str, Sequence[tuple[str, str]]] = {
     "counter": (("_total", ""),),
     "histogram": (("_bucket", "_bucket"), ("_count", "_count"), ("_sum", "_sum")),
@@ -179,7 +179,7 @@ def _sum(points: Sequence[NumberDataPoint]) -> Sum:
     return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True)
 
 
-# How long the last spans and figures may take at the end.
+# How long sending the last spans, or the last metrics, may take at the end.
 FLUSH_SECONDS = 2.0
 
 _SCOPE = "kvsteer"
@@ -188,7 +188,7 @@ _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
 
 @contextlib.asynccontextmanager
 async def exporting_spans(protocol: str) -> AsyncIterator[SpanRecorder]:
-    """Sends spans until the block ends; gives their recorder.
+    """Sends spans until the block ends; yields their recorder.
 
     protocol: http/protobuf or grpc.
     """
@@ -206,9 +206,9 @@ async def exporting_spans(protocol: str) -> AsyncIterator[SpanRecorder]:
 async def exporting_metrics(
     read: Callable[[], Awaitable[Collector]], protocol: str, interval_ms: int
 ) -> AsyncIterator[None]:
-    """Sends all metrics at an interval, and once more at the end.
+    """Sends all metrics at an interval, and again at the end.
 
-    read: takes the figures in the event loop; they are then collected in a thread. protocol:
+    read: reads the figures in the event loop; they are then collected in a thread. protocol:
     http/protobuf or grpc.
     """
     exporter = _metric_exporter(protocol)
@@ -235,7 +235,7 @@ async def _keep_sending(
 ) -> None:
     while True:
         await asyncio.sleep(interval_seconds)
-        with _faults_told():  # the next figures are to be sent all the same
+        with _faults_told():  # the next metrics must still be sent
             await asyncio.to_thread(await sender())
 
 
@@ -248,16 +248,16 @@ def _faults_told() -> Iterator[None]:
 
 
 async def _end(send: Callable[[], object], exporter: SpanExporter | MetricExporter) -> None:
-    """Sends what is left, but waits only `FLUSH_SECONDS` for a collector that is away."""
+    """Sends what is left, but waits at most `FLUSH_SECONDS`, since the collector may be down."""
     sending = asyncio.create_task(asyncio.to_thread(send))
     await asyncio.wait({sending}, timeout=FLUSH_SECONDS)
     if not sending.done():
-        exporter.shutdown()  # gives up its tries; the call under way ends with its own timeout
+        exporter.shutdown()  # stops retrying; the call in progress ends with its own timeout
     await asyncio.gather(sending, return_exceptions=True)
 
 
 def _resource() -> Resource:
-    # what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say counts more
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence if they name the service
     own = Resource({"service.name": _SCOPE, "service.version": version(_SCOPE)})
     told = Resource.create()
     if str(told.attributes.get("service.name")).startswith("unknown_service"):

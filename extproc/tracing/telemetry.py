@@ -1,7 +1,7 @@
-"""Starts the telemetry that OpenTelemetry's environment variables ask for, and loads no more.
+"""Starts the telemetry that OpenTelemetry's environment variables request, and loads nothing else.
 
-docs/tracing.md lists the variables. Unlike an OpenTelemetry SDK alone, which would send to a
-collector on this host, nothing is sent before an exporter or an endpoint is named.
+docs/tracing.md lists the variables. Nothing is sent unless they name an exporter or an endpoint; an
+OpenTelemetry SDK alone would send to a collector on this host.
 """
 
 import contextlib
@@ -13,19 +13,20 @@ from extproc.errors import StartError
 from extproc.observing.decisions import Traces
 from extproc.observing.metrics import Metrics
 
-# What may be asked for; none of it is sent as OTLP.
+# Other exporters that the variables may name; for these, nothing is sent as OTLP.
 _ELSEWHERE = {"traces": ("none",), "metrics": ("none", "prometheus")}
 _PROTOCOLS = ("http/protobuf", "grpc")
 
-# The specification's default, and the least that is taken: each export reads all metrics.
+# The specification's default, and the minimum that is accepted: each export reads all metrics.
 DEFAULT_INTERVAL_MS = 60_000
 MIN_INTERVAL_MS = 100
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")
 
 
 class Wanted(NamedTuple):
-    """What to send: by OTLP's protocol for it (http/protobuf or grpc), "" if it is not sent.
+    """What to send, and how.
 
+    traces, metrics: the OTLP protocol for each (http/protobuf or grpc), "" if it is not sent.
     interval_ms: milliseconds between two exports of the metrics.
     """
 
@@ -35,10 +36,10 @@ class Wanted(NamedTuple):
 
 
 def wanted(environment: Mapping[str, str]) -> Wanted:
-    """Returns what an environment asks for.
+    """Returns what an environment requests.
 
     Raises:
-        StartError: it asks for something that is not supported.
+        StartError: it requests something that is not supported.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Wanted()
@@ -79,10 +80,10 @@ def _interval_ms(environment: Mapping[str, str]) -> int:
 async def telemetry(
     environment: Mapping[str, str], metrics: Metrics
 ) -> AsyncIterator[Traces | None]:
-    """Sends what an environment asks for until the block ends; gives the recorder of spans, if any.
+    """Sends what an environment requests until the block ends; yields the span recorder, if any.
 
     Raises:
-        StartError: it asks for something that is not supported, or the extra `otel` is not
+        StartError: it requests something that is not supported, or the extra `otel` is not
             installed.
     """
     asked = wanted(environment)

@@ -70,7 +70,7 @@ _UNHEALTHY = "fails its health probe"
 class HealthProbe:
     """Probes the health of workers regularly.
 
-    monotonic: the clock that the load is kept in.
+    monotonic: the clock of the loads.
     """
 
     def __init__(self, table: Table, pace: Pace, monotonic: Callable[[], float]) -> None:
@@ -80,7 +80,10 @@ class HealthProbe:
         self.question = pace.question("health")
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Asks one worker; vLLM and SGLang answer 200 without a body where they are well."""
+        """Asks one worker; returns the seconds until it is asked again.
+
+        vLLM and SGLang answer 200 without a body if they are healthy.
+        """
         asked_at, upstream = self._monotonic(), worker.upstream
         if upstream is not None:
             self._take(worker, upstream, await self._fault(client, upstream))
@@ -96,7 +99,7 @@ class HealthProbe:
         return "" if is_well else f"HTTP status {status}"
 
     def _take(self, worker: Worker, upstream: Upstream, fault: str) -> None:
-        is_told = Judge.SCRAPES in upstream.against  # then the scrapes tell
+        is_told = Judge.SCRAPES in upstream.against  # then the scrapes log it
         if not fault:
             if self._upstreams.restore(upstream, Judge.PROBE) and not is_told:
                 log.info("worker %s is healthy again", worker.name)
@@ -107,8 +110,8 @@ class HealthProbe:
                 log.warning("worker %s %s: %s", worker.name, _UNHEALTHY, fault)
 
 
-# How long a worker in doubt may take to answer: with all its other signs of life missing, longer
-# than that is no pause.
+# How long a worker in doubt may take to answer: without any other sign of life, a longer silence is
+# no mere pause.
 ANSWER_SECONDS = 1.0
 
 # If the timer is later than this, the router itself was held up, and may have missed the answer.
@@ -166,7 +169,7 @@ class Doubts:
             asked_at, batches = self._monotonic(), self._sign_of_life(worker.name)[1]
             fault = await _fault(client, upstream.endpoint)
         if worker.upstream is not upstream:
-            return  # it is gone, or elsewhere
+            return  # it has gone, or moved
         now = self._monotonic()
         was_held_up = now - asked_at > ANSWER_SECONDS + _HELD_UP_SECONDS
         lives = was_held_up or self._sign_of_life(worker.name)[1] != batches
@@ -243,9 +246,10 @@ class LoadReports:
                 self._loads.report(worker.endpoint, report, now)
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Scrapes one worker; one that fails repeatedly gets no requests until it answers.
+        """Scrapes one worker, and ejects one that fails repeatedly, until it answers again.
 
-        A worker whose feeds report its load is not asked, unless it failed before.
+        A worker whose feeds report its load is not asked, unless it is ejected. Returns the seconds
+        until it is asked again.
         """
         asked_at, upstream = self._monotonic(), worker.upstream
         if upstream is not None and (
@@ -271,7 +275,7 @@ class LoadReports:
             self._note_failure(worker, upstream, error)
             return
         was_unfit = self._table.upstreams.restore(upstream, Judge.SCRAPES)
-        if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe tells
+        if was_unfit and Judge.PROBE not in upstream.against:  # else its health probe logs it
             log.info("worker %s answers again", worker.name)
         if status != _OK or worker.upstream is not upstream or self._is_told(worker):
             return
@@ -287,28 +291,27 @@ class LoadReports:
                 log.warning("worker %s %s: %s", worker.name, _UNFIT, type(error).__name__)
 
 
-# How often prompts under way are looked up in the index; what is measured is that coarse.
+# How often prompts in flight are looked up in the index: the resolution of the measured times.
 LOOK_SECONDS = 0.05
 
-# Looks between two at a worker with nothing under way, of which what was measured fades.
+# Every this many looks, workers without waiting prompts are included: their measurements fade.
 LOOKS_WHILE_IDLE = 20
 
-# After a batch came; it may take some time until it is applied.
+# Looks after a batch has arrived, since it may take some time until it is applied.
 LOOKS_A_BATCH = 2
 
-# So many of a worker's oldest prompts are looked up: one whose answer was broken off before it was
-# computed does not hide those behind it.
+# This many of a worker's oldest prompts are looked up: one whose answer was aborted before it was
+# computed must not hide those behind it.
 MAX_AHEAD = 3
 
-# Of all workers, what is looked up at once: decisions wait meanwhile.
+# Tokens to look up at once, over all workers: decisions wait meanwhile.
 MAX_TOKENS_A_LOOK = 100_000
 
 
 class Computed:
-    """Tells the load records when a prompt is computed, so that speeds are learned.
+    """Notes in the load records when a prompt is computed, so that speeds are learned.
 
-    overlaps, batches: of the fleet, as `kvstate.fleet` has them. monotonic: the clock that the load
-    is kept in.
+    overlaps, batches: the methods of `kvstate.fleet.Fleet`. monotonic: the clock of the loads.
     """
 
     def __init__(
@@ -326,7 +329,7 @@ class Computed:
         self._monotonic = monotonic
         self._looks = 0
         self._left_tokens = 0
-        self._after = ""  # the worker at which the look before ended early
+        self._after = ""  # the worker at which the previous look ended early
 
     async def keep_looking(self) -> None:
         """Looks until it is cancelled."""
@@ -334,11 +337,11 @@ class Computed:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 self.look()
-            except Exception:  # one look must not end all
+            except Exception:  # a failed look must not end the others
                 log.exception("prompts under way could not be looked up")
 
     def look(self) -> None:
-        """Looks once, at all workers."""
+        """Looks once at the workers that are due, up to a limit of tokens."""
         self._looks += 1
         self._left_tokens = MAX_TOKENS_A_LOOK
         now, resting = self._monotonic(), self._looks % LOOKS_WHILE_IDLE == 0

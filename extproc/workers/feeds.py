@@ -3,9 +3,9 @@
 A worker may only name its own host, or hosts that the operator lists: otherwise it could make the
 router connect to anything, and get credit for another worker's blocks.
 
-Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the ports it really has;
-`GET /server_info` of SGLang (0.5.23: `kv_events` with base ports of its events, of their replays
-and of its load, to which a rank adds its own).
+Sources: `GET /kv_event_sources` of vLLM 0.32, by data-parallel rank, with the ports that it really
+uses; `GET /server_info` of SGLang (0.5.23: `kv_events` with the base ports of its events, their
+replays and its load, to which each rank adds its number).
 """
 
 import asyncio
@@ -155,7 +155,7 @@ def _endpoint(host: str, port: int) -> str:
 
 
 def _of_rank(endpoint: str, rank: int) -> str:
-    """vLLM and SGLang publish rank r on the configured port + r."""
+    """Returns a rank's endpoint: vLLM and SGLang publish rank r on the configured port + r."""
     place = address.parse_tcp(endpoint)
     return f"tcp://{place._replace(port=place.port + rank)}"
 
@@ -164,7 +164,7 @@ RESOLVE_SECONDS = 2.0
 
 
 class Told(NamedTuple):
-    """A worker's sources, one a rank, and where these are, as no other worker may have them."""
+    """A worker's sources, one for each rank, and their places, which no other worker may have."""
 
     sources: tuple[ZmqSource, ...]
     places: frozenset[Place]
@@ -252,14 +252,14 @@ def _load(reported: ReportedLoad) -> dict[str, Any]:
 
 log = logging.getLogger("kvsteer.workers")
 
-# A worker that told where its feed is, is asked again: soon while the feed is away, since a worker
-# that restarted may publish elsewhere, and seldom while all is well.
+# A worker is asked again where its feed is: soon while the feed is not working, since a worker that
+# restarted may publish elsewhere, and rarely while all is well.
 ASK_SOON_SECONDS = 5.0
 ASK_SELDOM_SECONDS = 60.0
 
 _DISABLED = "disabled: requests are routed by load and by earlier requests"
 
-# Feeds that are started or ended without a pause, on the event loop that picks.
+# Feeds that are started or ended without a pause, since the same event loop also picks.
 AT_ONCE = 8
 
 OpenTransports = Callable[[FeedSource], Sequence[Transport]]
@@ -268,8 +268,8 @@ OpenTransports = Callable[[FeedSource], Sequence[Transport]]
 class Feeds:
     """Follows the workers' feeds while events are enabled.
 
-    wanted: a worker's feed as it is to be followed, None for none. open_transports: opens a source,
-    one transport a rank.
+    wanted: returns a worker's feed as it should be followed, None for none. open_transports: opens
+    a source; returns one transport for each rank.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Feeds:
         self._wanted = wanted
         self._open_transports = open_transports
         self._question = Question("feed", asyncio.Semaphore(MAX_QUESTIONS), ASK_SOON_SECONDS)
-        self._gone: list[Worker] = []  # whose feeds are to be ended
+        self._gone: list[Worker] = []  # their feeds are still to be ended
         self._switching = asyncio.Lock()
         self.enabled = False
         self._rank_header = config.policy.rank_header
@@ -296,7 +296,7 @@ class Feeds:
 
     async def enable(self, *, enabled: bool) -> None:
         """Switches events on or off: without them, every worker counts as publishing none."""
-        # switched off and on at once, feeds must not be closed that were just started
+        # if events are switched off and on quickly, feeds just started must not be closed
         async with self._switching:
             if enabled == self.enabled:
                 return
@@ -336,7 +336,7 @@ class Feeds:
         return self._wanted(worker) if self.enabled else None
 
     async def _follow_wanted(self) -> None:
-        # as of now: who comes meanwhile may have the name of one whose feed is still to be ended
+        # a copy: a worker added meanwhile may have the name of one whose feed is still to be ended
         workers = list(self._table)
         changed = [
             *self._gone,
@@ -354,14 +354,14 @@ class Feeds:
             if begun % AT_ONCE == 0:
                 await asyncio.sleep(0)
             if not self._table.has(worker):
-                continue  # it went meanwhile
+                continue  # it was removed meanwhile
             worker.following.wanted = target
             try:
                 self._begin(worker, target)
-            except StartError as error:  # found while the router runs: it is told, and goes on
+            except StartError as error:  # found while the router runs, which continues
                 log.error("worker %s: %s", worker.name, error)
                 worker.following.reason = str(error)
-            except Exception as error:  # one feed that cannot be opened must not keep others away
+            except Exception as error:  # a feed that cannot be opened must not prevent others
                 log.exception("worker %s: its feed cannot be followed", worker.name)
                 worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
         self._note_ranks()
@@ -406,7 +406,7 @@ class Feeds:
         try:
             hosts, max_ranks = self._events.auto_hosts, self._events.auto_ranks
             await self._take(worker, one, await permitted(client, name, hosts, max_ranks))
-        except Exception as error:  # one worker's answer must not end its asking
+        except Exception as error:  # a bad answer must not end the asking
             log.exception("worker %s: events: auto: its feed cannot be followed", name)
             worker.following.reason = f"its feed cannot be followed: {type(error).__name__}"
         is_well = self._fleet.state(name) in (State.LIVE, State.DEGRADED)

@@ -46,7 +46,7 @@ class _ServerInfo(msgspec.Struct):
 
 
 def from_models(answer: bytes, models: Sequence[Model]) -> Learned:
-    """Returns what an answer to /v1/models tells; nothing if it cannot be read.
+    """Returns what an answer to /v1/models reports; nothing if it cannot be read.
 
     models: the configured ones; a worker that lists none of them serves no known model.
     """
@@ -68,7 +68,7 @@ def cards_in(answer: bytes) -> list[Card] | None:
 
 
 def block_size_in(answer: bytes) -> int | None:
-    """Returns the tokens of a block in an answer to /server_info; None if it does not tell."""
+    """Returns the tokens of a block in an answer to /server_info; None if it is missing."""
     try:
         info = msgspec.json.decode(answer, type=_ServerInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -103,7 +103,7 @@ class Learning:
         self.question = Question("models", asyncio.Semaphore(MAX_QUESTIONS), ASK_AGAIN_SECONDS)
 
     def ask_now(self, worker: Worker) -> None:
-        """Asks a worker now, if it is asked at all: it has moved, or become ready."""
+        """Asks a worker at once, if it is asked at all, since it has moved or become ready."""
         if worker.retries is not None:
             worker.retries.reset()
         poll = worker.polls.get(self.question.name)
@@ -133,7 +133,7 @@ class Learning:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             log.debug("worker %s does not say what it serves: %s", name, type(error).__name__)
             return False
-        except Exception:  # one worker's answer must not end its asking
+        except Exception:  # a bad answer must not end the asking
             log.exception("worker %s: its answer cannot be used", name)
         return True
 

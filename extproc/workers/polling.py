@@ -9,10 +9,10 @@ import aiohttp
 
 log = logging.getLogger("kvsteer.workers")
 
-# How often it is looked for what needs no answer: loads that feeds carry, and reasons for doubt.
+# How often the looks run, which ask no worker: loads from feeds, and reasons for doubt.
 LOOK_SECONDS = 0.25
 
-# Of what workers tell of themselves: within which an answer is to be there, and how much is read.
+# For what workers report about themselves: the time limit of an answer, and how much is read.
 TIMEOUT_SECONDS = 5.0
 MAX_ANSWER_BYTES = 1024 * 1024
 
@@ -26,13 +26,13 @@ _JSON = {"Content-Type": "application/json"}
 class Client:
     """The HTTP client for all questions to workers; made in a running event loop.
 
-    How many are under way at once is bounded by each question, so that none waits for another's.
+    Each question limits how many of it are under way at once, so that none waits for another.
     """
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
             cookie_jar=aiohttp.DummyCookieJar(),
-            # without a cache: a worker that moved must not be asked where it was
+            # without a cache: a worker that moved must not be asked at its old address
             connector=aiohttp.TCPConnector(limit=0, use_dns_cache=False),
         )
 
@@ -43,9 +43,9 @@ class Client:
     async def get(
         self, endpoint: str, path: str, seconds: float, max_bytes: int = 0
     ) -> tuple[int, bytes]:
-        """Returns an answer's status, and at most this many bytes of its body if that is 200.
+        """Returns an answer's status, and at most this many bytes of its body if the status is 200.
 
-        endpoint: host:port of the worker's HTTP server. seconds: within which all is to be there.
+        endpoint: host:port of the worker's HTTP server. seconds: the limit for the whole answer.
 
         Raises:
             OSError, aiohttp.ClientError, TimeoutError: it does not answer.
@@ -92,7 +92,7 @@ class Client:
 class Question(NamedTuple):
     """A question to workers.
 
-    name: one of a few, in words. at_once: how many workers are asked at the same time.
+    name: one of a few fixed names. at_once: how many workers are asked at the same time.
     retry_seconds: when a worker is asked again after an internal error.
     """
 
@@ -102,7 +102,7 @@ class Question(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is looked at every `LOOK_SECONDS`, over all workers; fault: logged if that fails."""
+    """A check of all workers that runs every `LOOK_SECONDS`; fault: logged if it fails."""
 
     run: Callable[[], None]
     fault: str
@@ -132,12 +132,12 @@ class Poll:
         self._is_wanted = False
 
     def begin(self, seconds: float) -> None:
-        """Asks after this time."""
+        """Asks after this many seconds."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(max(0.0, seconds), self._start)
 
     def now(self) -> None:
-        """Asks at once, or once more if it is being asked."""
+        """Asks at once, or again as soon as the question under way ends."""
         if self._task is not None:
             self._is_wanted = True
         elif self._timer is not None:
@@ -183,7 +183,7 @@ class Polling:
         return self._client
 
     def start(self, looks: Sequence[Look]) -> None:
-        """Begins to look at what is looked at besides, each apart from the others."""
+        """Starts the regular looks; one that fails does not affect the others."""
         self.run(self._keep_looking(looks))
 
     def poll(
@@ -193,20 +193,20 @@ class Polling:
         ask: Callable[[], Awaitable[float]],
         seconds: float = 0.0,
     ) -> Poll:
-        """Asks a worker again and again, the first time after so many seconds."""
+        """Starts to ask a worker regularly, the first time after this many seconds."""
         made = Poll(self, question, worker, ask)
         made.begin(seconds)
         return made
 
     def run(self, asking: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs a question beside others until it is over, or this is closed."""
+        """Runs a question beside others until it ends, or `close` cancels it; returns its task."""
         task = asyncio.get_running_loop().create_task(asking)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """Ends all questions that are under way; polls are to be cancelled before."""
+        """Ends all questions under way, and the client; polls must be cancelled before."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -220,13 +220,13 @@ class Polling:
             for look in looks:
                 try:
                     look.run()
-                except Exception:  # one look must not end all
+                except Exception:  # a failed look must not end the others
                     log.exception(look.fault)
             await asyncio.sleep(LOOK_SECONDS)
 
 
 async def told(client: Client, endpoint: str, path: str) -> bytes | str:
-    """The body of what a worker tells of itself, or why there is none.
+    """Returns the body of what a worker reports about itself, or why there is none.
 
     endpoint: host:port of the worker's HTTP server.
 

@@ -1,7 +1,7 @@
 """The record of a worker, with everything known about it; and the table that owns the records.
 
-All state about workers is in their records, or in weak references to a part of them. So it goes
-when the worker is removed, and nobody has to be told.
+All state about workers is in their records, or in weak references to a part of them. So it
+disappears with the worker, and nothing else needs to be notified.
 """
 
 import math
@@ -46,7 +46,7 @@ class Wanted(NamedTuple):
     adapters: tuple[tuple[int, str], ...] = ()
 
 
-# What no two workers may name: of which socket, where, and with which topic.
+# What no two workers may share: the kind of socket, its host and port, and the topic.
 Place = tuple[str, str, int, str]
 
 
@@ -55,7 +55,7 @@ class Following:
     """How one worker's feed is followed.
 
     wanted: as it is followed now, None if it is not. found: the sources that the worker reported.
-    places: of its publishers. reason: why it has no feed, "" if nothing is known against it.
+    places: of its publishers. reason: why it has no feed, "" if no reason is known.
     """
 
     wanted: Wanted | None = None
@@ -118,16 +118,16 @@ class Worker:
 
     @property
     def endpoint(self) -> str:
-        """Its ip:port now; its name while that could not be resolved."""
+        """Its ip:port now; its name until that is resolved."""
         return self.name if self.upstream is None else self.upstream.endpoint
 
     @property
     def is_draining(self) -> bool:
-        """Whether it gets no new requests: by the operator, or as it was found."""
+        """Whether it gets no new requests: the operator drained it, or it was found draining."""
         return self.is_drained or self.found.worker.draining
 
     def stop_asking(self, question: str) -> None:
-        """Ends a question."""
+        """Stops asking a question."""
         poll = self.polls.pop(question, None)
         if poll is not None:
             poll.cancel()
@@ -135,16 +135,17 @@ class Worker:
 
 @dataclass(slots=True)
 class Changes:
-    """What a new fleet changed: workers that are new, and those that are no more."""
+    """What a new list of workers changed: those that are new, and those that have gone."""
 
     come: list[Worker] = field(default_factory=list)
     gone: list[Worker] = field(default_factory=list)
 
 
 class Table:
-    """All workers. Adds, replaces and removes their records, and nobody else does.
+    """All workers. Only this table adds, replaces and removes their records.
 
-    by_name: the records, by name in the order of the fleet. upstreams: those of their endpoints.
+    by_name: the records, by name in the order of the fleet. upstreams: the records of their
+    endpoints.
     """
 
     def __init__(self, members: Members) -> None:
@@ -156,19 +157,19 @@ class Table:
         return iter(self.by_name.values())
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of workers."""
         return len(self.by_name)
 
     def get(self, name: str) -> Worker | None:
-        """The record of a worker, None if there is no such worker."""
+        """Returns the record of a worker, None if there is no such worker."""
         return self.by_name.get(name)
 
     def has(self, worker: Worker) -> bool:
-        """Whether this is the record of a worker still."""
+        """Returns whether this is still the record of a worker."""
         return self.by_name.get(worker.name) is worker
 
     def replace(self, members: Members) -> Changes:
-        """Replaces the list of workers; those that stay keep their records.
+        """Replaces the list of workers and returns the changes; those that stay keep their records.
 
         Another engine at the same address is a new worker.
         """
@@ -199,7 +200,7 @@ class Table:
         worker.upstream = self.upstreams.enter(endpoint)
 
     def _place(self, worker: Worker, before: Worker | None) -> None:
-        """Puts a new worker at its address: that of the one before it while none else is known."""
+        """Gives a new worker an address: that of the old one of its name, or its own if an IP."""
         if before is not None and before.upstream is not None:
             self.upstreams.leave(before.upstream)
             worker.upstream = self.upstreams.enter(before.upstream.endpoint)

@@ -1,7 +1,7 @@
-"""Asks workers for the tokens of golden requests, and tells which models' tokens match theirs.
+"""Asks workers for the tokens of golden requests, and reports which models' tokens match.
 
-A worker is asked from the start on, beside its requests: no request waits for the answer or fails
-because of it. It is asked again later, sooner if its tokens differ, and at once when it lost its
+A worker is asked from the start, beside its requests: no request waits for the answer or fails
+because of it. It is asked again later, sooner if its tokens differ, and at once if it lost its
 cache, since it may have been restarted with another template.
 """
 
@@ -42,21 +42,21 @@ AGAIN_WHILE_DIFFERENT_SECONDS = 10.0
 RETRY_SECONDS = (1.0, 30.0)
 
 # Asking one worker takes about 7 ms of CPU. So the first questions are spread over this time for
-# each worker of the fleet, and the next ones come at least this much later.
+# each worker of the fleet, and later pauses take at least this long for each worker.
 FIRST_SECONDS_A_WORKER = 0.02
 AGAIN_SECONDS_A_WORKER = 0.7
 AGAIN_WHILE_DIFFERENT_SECONDS_A_WORKER = 0.15
 
-# Shortest time between questions, however often it loses its cache.
+# Shortest time between questions, however often a worker loses its cache.
 LEAST_SECONDS = 2.0
 
-# Until the model of a worker is known.
+# The pause until the next try while a worker's model is unknown.
 UNKNOWN_SECONDS = 1.0
 
-# All golden requests of one worker; each has `TIMEOUT_SECONDS`.
+# The limit for all golden requests of one worker; each one has `TIMEOUT_SECONDS`.
 ALL_SECONDS = 30.0
 
-# No golden request has a thousandth of the tokens that an answer of this size holds.
+# Far more than an answer to any golden request takes.
 MAX_ANSWER_BYTES = 64 * 1024
 
 # Workers that are asked at the same time.
@@ -65,7 +65,7 @@ AT_ONCE = 16
 # How long KVSteer's own tokens are cached: templates may write the date.
 OURS_SECONDS = 60.0
 
-# Differences of one model that are logged, until all is well again.
+# Differences and failures of one model that are logged, until its tokens match again.
 MAX_SAID = 8
 
 _OK = 200
@@ -74,17 +74,17 @@ _REFUSALS = (400, 413, 422)
 
 
 class Encoder(Protocol):
-    """A model's tokenizer here."""
+    """KVSteer's tokenizer of a model."""
 
     def encode(self, prompt: Prompt) -> Tokens:
-        """The token ids of a prompt.
+        """Returns the token ids of a prompt.
 
         Raises:
             RequestError: they are not certain.
         """
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
 
 
 class _SilentError(Exception):
@@ -96,11 +96,11 @@ class _NoTokenizeError(Exception):
 
 
 class Verifying:
-    """Compares the tokens of golden requests with every worker that serves a model.
+    """Compares the tokens of golden requests with those of every worker that serves a model.
 
-    encoders: the tokenizers here, by model. model_of: the model that a worker serves, None while
-    that is not known. judge: takes what a worker told. chance: 0 to 1, for jitter. monotonic:
-    seconds.
+    encoders: KVSteer's tokenizers, by model. model_of: returns the model that a worker serves, None
+    while it is unknown. judge: receives the result for a worker. chance: returns 0 to 1, for
+    jitter. monotonic: returns seconds.
     """
 
     def __init__(
@@ -134,18 +134,18 @@ class Verifying:
         return bool(self._encoders)
 
     def ask_now(self, worker: Worker) -> None:
-        """A worker may not be what it was; if it is asked, then now."""
+        """Asks a worker at once, if it is asked at all: it may have changed."""
         poll = worker.polls.get(self.question.name)
         if poll is not None:
             poll.now()
 
     def expect(self, worker: Worker) -> None:
-        """A worker is going to be asked: until it tells, its tokens are not verified."""
+        """Marks the tokens of a worker that will be asked as not verified until it answers."""
         if worker.check.verification.result == OFF and self._model_of(worker) in self._encoders:
             self._judge(worker, NOT_ASKED)
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Asks a worker once; the seconds until it is to be asked again."""
+        """Asks a worker once; returns the seconds until it is asked again."""
         model, questioned, now = self._model_of(worker), worker.questioned, self._monotonic()
         if model is None:
             return UNKNOWN_SECONDS
@@ -172,7 +172,7 @@ class Verifying:
         return self._pause_after(told)
 
     def first_seconds(self) -> float:
-        """Until a worker is asked the first time."""
+        """Returns the seconds until a worker is asked the first time."""
         return FIRST_SECONDS_A_WORKER * len(self._table) * self._chance()
 
     def _pause_after(self, told: Verification) -> float:
@@ -184,7 +184,7 @@ class Verifying:
     async def _compared(
         self, client: Client, worker: Worker, model: str, encoder: Encoder
     ) -> Verification:
-        """Compares all golden requests; a difference that is new counts once it is found again."""
+        """Returns the result of all golden requests; a new difference counts if found twice."""
         for _ in range(2):
             ours = await self._ours_of(model, encoder)
             theirs = await self._theirs(client, worker)
@@ -192,7 +192,7 @@ class Verifying:
             found = verification(told, encoder.text_of)
             if found.result != DIFFERENT or found == worker.check.verification:
                 break
-            self._ours.pop(model, None)  # the date that a template wrote may be over
+            self._ours.pop(model, None)  # the date that a template wrote may be outdated
         return found
 
     async def _ours_of(self, model: str, encoder: Encoder) -> list[Tokens | str]:
@@ -204,10 +204,10 @@ class Verifying:
         return ours
 
     async def _theirs(self, client: Client, worker: Worker) -> list[Tokens | str]:
-        """What a worker tells of every golden request, each question asked once.
+        """Returns a worker's answer to every golden request; equal questions are asked once.
 
         Raises:
-            _SilentError, _NoTokenizeError: it does not tell at all.
+            _SilentError, _NoTokenizeError: it does not answer at all.
         """
         told: dict[bytes, Tokens | str] = {}
         for golden in GOLDEN:
@@ -217,7 +217,7 @@ class Verifying:
         return [told[golden.question(None)] for golden in GOLDEN]
 
     def _note_silence(self, worker: Worker, why: str) -> None:
-        """What a worker told before holds while it does not answer."""
+        """Updates why a worker is not verified; any other result remains while it is silent."""
         if worker.check.verification.result == NOT_VERIFIED:
             self._judge(worker, Verification(NOT_VERIFIED, why))
 
@@ -228,7 +228,7 @@ class Verifying:
             self._say(worker, model, told)
 
     def _say(self, worker: Worker, model: str, told: Verification) -> None:
-        """Logs once what is new of a model."""
+        """Logs each new result of a model once."""
         said = self._said.setdefault(model, set())
         if told.result == VERIFIED and self.of_models()[model].told.result == VERIFIED:
             if (VERIFIED,) not in said:
@@ -256,7 +256,7 @@ class Verifying:
             )
 
     def of_models(self) -> dict[str, "OfModel"]:
-        """What is known of every model, by its name, in one look at the workers."""
+        """Returns what is known about every model, by name, in one pass over the workers."""
         found = {model.name: OfModel(model.name in self._encoders) for model in self._models}
         for worker in self._table:
             model = found.get(self._model_of(worker) or "")
@@ -279,7 +279,7 @@ class Verifying:
         ]
 
     def note(self) -> str:
-        """Returns what GET /readyz shows about models that are not verified, a line each."""
+        """Returns what GET /readyz shows about models that are not verified, one line each."""
         lines = []
         for name, one in self.of_models().items():
             by = f" by worker {one.worker}: {one.told.why}" if one.worker else ""
@@ -291,10 +291,10 @@ class Verifying:
 
 
 class OfModel:
-    """What is known of a model's tokens.
+    """What is known about a model's tokens.
 
-    is_compared: whether they are compared at all. counts: its workers, by what they told. first:
-    of each result, what was told and by which worker.
+    is_compared: whether they are compared at all. counts: the numbers of its workers, by result.
+    first: for each result, the first verification that has it, and its worker.
     """
 
     def __init__(self, is_compared: bool) -> None:  # noqa: FBT001
@@ -304,12 +304,12 @@ class OfModel:
 
     @property
     def told(self) -> Verification:
-        """What counts: one worker whose tokens differ is enough, and else one that has the same."""
+        """The result that counts: a difference of any worker, else a match of any worker."""
         return self._counting[0]
 
     @property
     def worker(self) -> str:
-        """The worker that told that, "" if there is none."""
+        """The worker with that result, "" if there is none."""
         return self._counting[1]
 
     @property
@@ -326,7 +326,7 @@ def _encoded(encoder: Encoder, golden: Golden) -> Tokens | str:
 
 
 async def _asked(client: Client, endpoint: str, question: bytes) -> Tokens | str:
-    """The engine's tokens of one question, or why it refuses that one."""
+    """Returns the engine's tokens for one question, or why it refuses that one."""
     try:
         status, body = await client.post(
             endpoint, PATH, question, TIMEOUT_SECONDS, MAX_ANSWER_BYTES + 1
@@ -350,16 +350,16 @@ async def _asked(client: Client, endpoint: str, question: bytes) -> Tokens | str
 
 
 class VerifiedCollector(Collector):
-    """Shows at every scrape which model's tokens are verified.
+    """Shows at every scrape which models' tokens are verified.
 
-    of_models: as `Verifying.of_models`.
+    of_models: `Verifying.of_models`.
     """
 
     def __init__(self, of_models: Callable[[], Mapping[str, OfModel]]) -> None:
         self._of_models = of_models
 
     def collect(self) -> Iterator[Metric]:
-        """The family of models."""
+        """Yields the metric family, with a sample for each model and result."""
         family = GaugeMetricFamily(
             "kvsteer_model_verified",
             "1 for the result of comparing a model's tokens by golden requests",

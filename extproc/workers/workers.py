@@ -41,13 +41,13 @@ def _no_fault(_: str) -> str:
 
 
 class _Asked(Protocol):
-    """What every worker is asked at a pace."""
+    """A question that every worker is asked at a pace."""
 
     pace: Pace
     question: Question
 
     async def ask(self, client: Client, worker: Worker) -> float:
-        """Asks once; the seconds until the worker is to be asked again."""
+        """Asks once; returns the seconds until the worker is asked again."""
 
 
 class Workers:
@@ -55,11 +55,10 @@ class Workers:
 
     open_transports: opens a worker's event source, one transport for each rank. source_fault:
     returns what is wrong with a source of workers, by its name; "" if nothing is. chance: returns
-    0 to 1, for jitter.
-    monotonic: seconds; the clock of the loads. checks: the self-check of their tokens. records: by
-    name. upstreams: the records of their endpoints. loads: their load. telling: tells other routers
-    of requests, None if routers do not share. tokenizers: local ones, by model. verifying: compares
-    their tokens with the workers'.
+    0 to 1, for jitter. monotonic: seconds; the clock of the loads. checks: the self-check of their
+    tokens. records: by name. upstreams: the records of their endpoints. loads: their load. telling:
+    reports requests to other routers, None if routers do not share. tokenizers: local ones, by
+    model. verifying: compares their tokens with the workers'.
     """
 
     def __init__(  # noqa: PLR0913 - the root of all that is known of workers
@@ -212,7 +211,7 @@ class Workers:
 
     @property
     def events_enabled(self) -> bool:
-        """Whether the workers' events are followed."""
+        """Returns whether the workers' events are followed."""
         return self._feeds.enabled
 
     def next_change(self) -> asyncio.Event:
@@ -251,7 +250,7 @@ class Workers:
 
     @property
     def has_roles(self) -> bool:
-        """Whether any worker takes only a part of requests."""
+        """Returns whether any worker takes only a part of requests."""
         if self._has_roles is None:
             self._has_roles = any(one.found.worker.role != BOTH for one in self._table)
         return self._has_roles
@@ -269,7 +268,7 @@ class Workers:
         }
 
     def names(self) -> set[str]:
-        """The names of all workers."""
+        """Returns the names of all workers."""
         return set(self.records)
 
     def places(self) -> list[tuple[str, str]]:
@@ -286,15 +285,15 @@ class Workers:
         return model or only
 
     def draining(self) -> set[str]:
-        """The endpoints of the workers that get no new requests."""
+        """Returns the endpoints of the workers that get no new requests."""
         if self._draining is None:
             self._draining = {one.endpoint for one in self._table if one.is_draining}
         return self._draining
 
     def lanes(self) -> dict[str, list[tuple[str, bool]]]:
-        """By model, ip:port of each worker that answers, and whether it takes new requests.
+        """Returns, by model, ip:port of each answering worker, and whether it takes new requests.
 
-        Envoy itself gives none to a worker that cannot do without a prefill worker.
+        Envoy itself sends none to a worker that cannot answer without a prefill worker.
         """
         disaggregation = self._config.disaggregation
         lanes: dict[str, list[tuple[str, bool]]] = {}
@@ -307,7 +306,7 @@ class Workers:
         return lanes
 
     def prefill_lanes(self) -> dict[str, list[tuple[str, bool]]]:
-        """By model, the same of each worker that computes prompts for others."""
+        """Returns the same for each worker that computes prompts for others."""
         lanes: dict[str, list[tuple[str, bool]]] = {}
         for worker in self._table:
             if worker.upstream is not None and worker.found.worker.role == PREFILL:
@@ -316,22 +315,22 @@ class Workers:
         return lanes
 
     def unplaced(self) -> set[str] | None:
-        """ip:port of the workers whose model is not known yet; None while one has no address."""
+        """Returns ip:port of the workers of unknown model; None while any worker has no address."""
         if any(worker.upstream is None for worker in self._table):
             return None
         return {one.endpoint for one in self._table if self._model_of(one) is None}
 
     def state(self, name: str) -> str:
-        """The state of a worker's feeds."""
+        """Returns the state of a worker's feeds."""
         return self._fleet.state(name).value
 
     def ranks(self, name: str) -> int:
-        """How many ranks a worker has; 0 where that is not known."""
+        """Returns how many ranks a worker has; 0 if unknown."""
         return self._fleet.ranks(name)
 
     @property
     def names_ranks(self) -> bool:
-        """Whether requests may name the rank that is to compute them."""
+        """Returns whether requests may name the rank that computes them."""
         return self._fleet.names_ranks
 
     def holdings(self, name: str) -> Holdings:
@@ -340,7 +339,7 @@ class Workers:
         return Holdings(name) if worker is None else worker.holdings
 
     def in_flight(self, endpoint: str) -> int:
-        """Requests under way on an endpoint."""
+        """Returns this router's requests in flight on an endpoint."""
         return self.loads.in_flight(endpoint)
 
     def tokens_per_second(self, name: str) -> float:
@@ -391,13 +390,13 @@ class Workers:
         return states.isdisjoint((State.CONNECTING, State.REPLAYING))
 
     def status(self) -> list[dict[str, Any]]:
-        """The answer of GET /workers, at one moment."""
+        """Returns the answer of GET /workers, for one moment."""
         return list(self.statuses())
 
     def statuses(self) -> Iterator[dict[str, Any]]:
-        """The same, of one worker after the other: each is looked at when it is asked for.
+        """Yields the same one worker after the other, each as it is when it is reached.
 
-        A worker that goes meanwhile is left out, and so is one that comes.
+        Workers that are added or removed meanwhile are left out.
         """
         for name in list(self.records):
             worker = self.records.get(name)
@@ -405,7 +404,7 @@ class Workers:
                 yield self._status(worker)
 
     def fills(self) -> Iterator[tuple[str, int, int]]:
-        """Name, requests in flight and blocks, of one worker after the other."""
+        """Yields the name, requests in flight and blocks of one worker after the other."""
         for worker in list(self._table):
             blocks = sum(self._fleet.blocks_by_tier(worker.name))
             yield worker.name, self.in_flight(worker.endpoint), blocks
@@ -441,13 +440,13 @@ class Workers:
         }
 
     def _reason(self, worker: Worker) -> str:
-        """Why a worker has no feed, "" if it has."""
+        """Returns why a worker has no feed, "" if it has one."""
         if self.events_enabled and self._model_of(worker) is None:
             return "its model is not known yet"
         return self._feeds.reason(worker)
 
     def block_size(self, name: str) -> int:
-        """Tokens in a worker's block: as its events tell, else as configured, else as it tells."""
+        """Returns the tokens in a worker's block, by its events, configuration or own report."""
         told = self._fleet.block_size(name)
         if told is not None:
             return told
@@ -458,17 +457,17 @@ class Workers:
         return given or self._config.policy.block_size
 
     def _feed_loads(self, name: str) -> list[tuple[EngineLoad, float]]:
-        """What a worker's feeds said last of its load, each with its age in seconds."""
+        """Returns the last load that each of a worker's feeds reported, with its age in seconds."""
         said = self._fleet.loads(name)
         return [(one.load, one.age_seconds) for one in said if one is not None]
 
     def _sign_of_life(self, name: str) -> tuple[bool, int]:
-        """Whether a worker's feed has no connection, and how many batches came of it so far."""
+        """Returns whether a worker's feed has no connection, and its number of batches so far."""
         is_cut = self._fleet.state(name) in (State.STALE, State.CONNECTING)
         return is_cut, self._fleet.batches(name)
 
     def _wanted(self, worker: Worker) -> Wanted | None:
-        """A worker's feed as it is to be followed; None while its model is not known, too."""
+        """Returns a worker's feed as it should be followed; None also if its model is unknown."""
         model, found = self._model_of(worker), worker.found
         events = found.worker.events
         if model and (events == AUTO or isinstance(events, WorkerEvents)):
@@ -476,7 +475,7 @@ class Workers:
         return None
 
     def _note_learned(self) -> None:
-        """A worker's feed can be followed once its model is known."""
+        """Follows feeds again: a worker's feed can be followed once its model is known."""
         self._note_change()
         self._learned_more = True
         if self._following is None or self._following.done():
@@ -495,17 +494,17 @@ class Workers:
             self.verifying.ask_now(worker)
 
     def cut(self, name: str) -> None:
-        """The feed of a worker lost its connection: mostly that is how it dies.
+        """Notes that a worker's feed lost its connection, mostly because the worker died.
 
-        Until its health was asked for, it computes no prompt for another worker where others can:
-        a request that names one which is dead cannot be mended by a retry.
+        Until a health probe, it computes prompts for other workers only if no other can: a request
+        that names a dead worker cannot be saved by a retry.
         """
         worker = self.records.get(name)
         if worker is not None:
             self.upstreams.doubt(worker.endpoint, is_doubted=True)
 
     def _note_moved(self, worker: Worker, endpoint: str) -> None:
-        """A worker has another address."""
+        """Notes that a worker has another address."""
         self._table.move(worker, endpoint)
         self._learning.ask_now(worker)
         self.verifying.ask_now(worker)
@@ -519,10 +518,10 @@ class Workers:
 
 
 def _adapters(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
-    """The adapters that a worker serves; None for all of its model's.
+    """Returns the adapters that a worker serves; None for all of its model's.
 
-    is_listed: whether any worker of the model lists adapters. Where none does, a list without
-    adapters says nothing: some engines list models only.
+    is_listed: whether any worker of the model lists adapters. If none does, a list without adapters
+    means nothing: some engines list only models.
     """
     given = worker.found.worker.lora
     if given is not None:
@@ -531,10 +530,10 @@ def _adapters(worker: Worker, *, is_listed: bool) -> frozenset[str] | None:
     return told if told or is_listed else None
 
 
-# Host names are looked up again so often; Envoy's own DNS clusters do it every 5 s.
+# How often host names are looked up again; Envoy's own DNS clusters do it every 5 s.
 RESOLVE_INTERVAL_SECONDS = 5.0
 
-# How long start-up waits for the first answers; a resolver that is away must not hold it up.
+# How long start-up waits for the first answers; a silent resolver must not delay it further.
 FIRST_RESOLVE_SECONDS = 2.0
 
 
@@ -552,7 +551,7 @@ class Resolving:
         self._is_started = False
 
     async def start(self) -> None:
-        """Looks all names up once, then again and again."""
+        """Looks up all names, and keeps doing so; waits a limited time for the first answers."""
         self._is_started = True
         self.run_if_needed()
         if self._task is not None:
@@ -568,7 +567,7 @@ class Resolving:
             self._task = None
 
     def run_if_needed(self) -> None:
-        """Begins where it was started and there are names to be looked up."""
+        """Begins if it was started and there are names to look up."""
         if self._is_started and self._task is None and self._named():
             self._task = asyncio.create_task(self._keep_resolved())
 
@@ -579,17 +578,17 @@ class Resolving:
         while True:
             try:
                 await asyncio.gather(*(self._resolve(worker) for worker in self._named()))
-            except Exception:  # one name must not end the looking up of all
+            except Exception:  # a failed look-up must not end the others
                 log.exception("workers: a name cannot be looked up")
             self._resolved_once.set()
             await asyncio.sleep(RESOLVE_INTERVAL_SECONDS)
 
     async def _resolve(self, worker: Worker) -> None:
-        """Looks a host name up; the last address that was found stays where none is found now."""
+        """Looks up a host name; the last address found remains if none is found now."""
         loop, place = asyncio.get_running_loop(), worker.place
         try:
             found = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError) as error:  # the latter of what can be no name at all
+        except (OSError, ValueError) as error:  # ValueError: it cannot be a host name
             if worker.upstream is None:
                 log.warning("worker %s: cannot be resolved yet: %s", worker.name, error)
             return

@@ -40,7 +40,7 @@ _NOT_SERVING = b"\x08\x02"
 
 
 def subscribe(ranks: Sequence[BridgedRank], start: int) -> "Subscription | Ended":
-    """Starts a stream.
+    """Starts a stream, or returns why it cannot.
 
     start: the first batch wanted of every rank; 0 for the current state and all later batches.
     """
@@ -79,7 +79,7 @@ class Subscription:
         return next((fault for fault in faults if fault is not None), None)
 
     def _next_batch(self) -> bytes | None:
-        """Takes the ranks in turn, so that none has to wait for all batches of another."""
+        """Returns the next batch; takes ranks in turn, so that none waits for all of another."""
         for position, cursor in enumerate(self._cursors):
             batch = cursor.take()
             if batch is not None:
@@ -120,7 +120,7 @@ def _snapshots(states: list[StateOfRank]) -> Iterator[bytes]:
 
 
 def _pieces(state: StateOfRank) -> Iterator[bytes]:
-    """The messages of a snapshot, numbered consecutively up to the number of the state."""
+    """Yields the messages of a snapshot, numbered consecutively up to the number of the state."""
     count = len(state.pieces)
     for index, copies in enumerate(state.pieces):
         chunk = KvSnapshotChunk(
@@ -209,7 +209,7 @@ class Bridge:
         return _STOPPED if self.is_stopped else subscribe(self.ranks, start)
 
     async def next_message(self, subscription: Subscription) -> bytes | Ended:
-        """Waits for the next message of a stream."""
+        """Waits for the next message of a stream, or its end, and returns it."""
         while True:
             bell = self._bell
             message = _STOPPED if self.is_stopped else subscription.take()
@@ -269,7 +269,7 @@ class BridgeServer:
 
 
 def handlers(bridge: Bridge) -> Sequence[grpc.GenericRpcHandler]:
-    """The bridge's services, for a grpc.aio server of your own."""
+    """Returns the handlers of the bridge's services, for the caller's own grpc.aio server."""
     subscribe = grpc.unary_stream_rpc_method_handler(_Subscribe(bridge).stream)
     health = _Health(bridge)
     checks = {
@@ -296,7 +296,7 @@ class _Subscribe:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no SubscribeKvEventsRequest")
             return
         stream = self._bridge.subscribe(start)
-        if isinstance(stream, Ended):  # before the metadata: this is a refusal, no failure
+        if isinstance(stream, Ended):  # before the metadata: a refusal, not a failure
             await _end(context, stream)
         log.info("stream to %s starts at %s", context.peer(), start or "the current state")
         await context.send_initial_metadata(())

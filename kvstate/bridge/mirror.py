@@ -35,7 +35,10 @@ class Origin(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One copy of a block. last_token: as the engine counts tokens, for its children."""
+    """One copy of a block.
+
+    last_token: the last one that the engine sent for it, to convert its children if they are pairs.
+    """
 
     origin: Origin
     parent: int | None
@@ -57,7 +60,7 @@ class Mirror:
     """The blocks of one rank.
 
     max_bytes: memory for them; further copies are rejected, so that what subscribers get stays
-    true.
+    correct.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -68,7 +71,7 @@ class Mirror:
         self._blocks: dict[int, list[Copy]] = {}
 
     def namespace_of(self, stored: BlocksStored) -> Namespace:
-        """The namespace of a store; engines name the salt only at the root of a chain."""
+        """Returns the namespace of a store; engines name the salt only at the root of a chain."""
         if stored.parent is not None:
             parent = self._blocks.get(signed_hash(stored.parent))
             return Namespace(stored.lora, None if parent is None else parent[0].origin.salt)
@@ -79,7 +82,7 @@ class Mirror:
     def plain(self, stored: BlocksStored) -> BlocksStored | None:
         """Converts a store of pairs to one of their first tokens, as SMG's relay does.
 
-        None if the very first token is not known, because the parent of the store is not.
+        Returns None if the very first token is unknown, because the store's parent is unknown.
         """
         if not stored.bigrams:
             return stored
@@ -98,7 +101,7 @@ class Mirror:
     def store(self, stored: BlocksStored, encoded: EncodedStore, ends: Tokens) -> None:
         """Adds a copy of each block.
 
-        ends: the tokens as the engine gave them; with pairs, they are one ahead.
+        ends: the tokens as the engine sent them; with pairs, they are one position ahead.
         """
         origin = Origin(stored.medium, stored.group, encoded.namespace.salt, encoded.origin)
         parent = None if stored.parent is None else signed_hash(stored.parent)
@@ -137,7 +140,7 @@ class Mirror:
         self.copies = self.size_bytes = 0
 
     def in_order(self) -> list[Copy]:
-        """Every copy, parents before children."""
+        """Returns every copy, parents before children."""
         ordered: list[Copy] = []
         told: set[int] = set()
         for number, copies in self._blocks.items():
@@ -151,7 +154,7 @@ class Mirror:
         return ordered
 
     def _line(self, number: int, told: set[int]) -> Iterator[int]:
-        """A block and its ancestors that were not sent yet, oldest first.
+        """Returns a block and its ancestors that are not listed yet, oldest first.
 
         A parent may have been stored again after its children.
         """

@@ -1,7 +1,7 @@
 """One rank of the bridge: follows the engine's feed, and keeps its state and recent batches.
 
-The batches kept are numbered for subscribers. Numbers ascend by one and do not depend on who
-listens. They begin at a number that no earlier run of the bridge has reached, so a cursor of an
+The batches kept are numbered for subscribers. Numbers ascend by one, independently of the
+subscribers. They begin at a number that no earlier run of the bridge has reached, so a cursor of an
 earlier run is never mistaken for one of this run. A hole takes a number of its own, so that no
 cursor from before it can continue.
 
@@ -49,7 +49,7 @@ from kvstate.wire.zmq_wire import decoding
 
 @dataclass(frozen=True, slots=True)
 class BridgeLimits:
-    """What one rank may make us keep: batches that can be had again, and the live blocks."""
+    """Limits on what is kept for one rank: batches for later subscribers, and the live blocks."""
 
     history_batches: int = 10_000
     history_bytes: int = 256 * 1024 * 1024
@@ -60,8 +60,8 @@ class History:
     """One rank's batches.
 
     first: the number of the first batch. timestamp: of the last batch, in seconds by the engine's
-    clock; of the start before there is one. At most `max_batches` and `max_bytes` are kept, oldest
-    dropped first; one batch is kept whatever its size.
+    clock; before the first batch, of the start. At most `max_batches` and `max_bytes` are kept, the
+    oldest dropped first; one batch is kept whatever its size.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class History:
         self.size_bytes = 0
 
     def close_past(self) -> None:
-        """Lets no subscriber continue from a number up to the last one.
+        """Prevents subscribers from continuing at any number up to the last one.
 
-        A snapshot in several pieces has numbers of batches. A subscriber that lost its connection
-        within it would otherwise mistake those batches for the rest of the snapshot.
+        The pieces of a snapshot are numbered like batches. A subscriber that lost its connection
+        between two pieces would otherwise mistake those batches for the rest of the snapshot.
         """
         self._resumable = self.next
 
@@ -169,7 +169,7 @@ class Standing:
                 self.fault = Ended(Status.UNAVAILABLE, f"the engine's feed is {state}: {reason}")
 
 
-# As in TensorRT-LLM's own bridge: one event a batch would saturate the serving process.
+# As in TensorRT-LLM's own bridge: one event per batch would saturate the serving process.
 MAX_BATCH_EVENTS = 1_024
 # Far below the 4 MiB that consumers accept, even with the last entry.
 MAX_BATCH_BYTES = 1024 * 1024
@@ -180,8 +180,9 @@ _Item = TypeVar("_Item")
 class StateOfRank(NamedTuple):
     """The state of a rank, for a new subscriber.
 
-    head: of the last batch included. pieces: the content of each message. blocks: their number.
-    unknown_before: the least number of losses whose blocks may be missing; 0 if none is missing.
+    head: of the last batch included. pieces: the content of each message. blocks: the number of
+    copies in all pieces. unknown_before: at least this many losses, whose blocks may be missing; 0
+    if none is missing.
     """
 
     head: Head
@@ -215,7 +216,7 @@ class BridgedRank:
         self._may_hold = False  # whether a subscriber may hold a block of this rank
 
     def applying(self, body: Body) -> Generator[None, None, Taken]:
-        """Applies one batch of the engine, event by event; raises WireError if it is none."""
+        """Applies one batch of the engine, event by event; raises WireError if it is not one."""
         batch = (yield from decoding(body)) if isinstance(body, bytes) else body
         self._timestamp = batch.timestamp
         refused, doubtful = self.mirror.refused, len(self._doubtful)
@@ -232,7 +233,7 @@ class BridgedRank:
         return Taken(batch.clears and not missed, missed, tuple(faults))
 
     def forgetting(self) -> Generator[None, None, None]:
-        """The engine restarted: subscribers get a cleared event."""
+        """Forgets all blocks, because the engine restarted: subscribers get a cleared event."""
         yield
         self._holes = 0
         self._groups.forget()
@@ -242,7 +243,7 @@ class BridgedRank:
             self._changed()
 
     def demoting(self) -> Generator[None, None, None]:
-        """A hole: earlier blocks may be gone, so new subscribers no longer get them."""
+        """Notes a hole: earlier blocks may be gone, so new subscribers no longer get them."""
         yield
         self._holes += 1
         self.unknown_before = self._holes
@@ -261,7 +262,7 @@ class BridgedRank:
         self._changed()
 
     def flush(self) -> None:
-        """Numbers the events since the last time, in as few batches as the limits allow."""
+        """Numbers the events since the last flush, in as few batches as the limits allow."""
         for entries in _packed(self._pending, len, MAX_BATCH_EVENTS):
             self.history.append(entries, self._timestamp)
         self._pending = []
@@ -279,7 +280,7 @@ class BridgedRank:
         return StateOfRank(head, pieces, len(copies), self.unknown_before)
 
     def _apply(self, event: Event) -> Iterator[str]:
-        """Applies one event; returns the names of its faults."""
+        """Applies one event; yields the names of its faults."""
         self._event_id += 1
         match event:
             case BlocksStored():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 class Backoff:
     """Computes the waits between tries of one operation.
 
-    chance: 0 to 1, evenly distributed. A wait is between 0.5 and 1.5 times its nominal length, so
-    that clients that failed together do not retry together.
+    chance: 0 to 1, uniformly distributed. A wait is between 0.5 and 1.5 times its nominal length,
+    so that clients that failed together do not retry together.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The state machine of one rank's event feed: what can be concluded from its sequence numbers.
 
-It knows sequence numbers and stamps (the publisher's time stamps), never blocks. Its methods report
-what happened, and return what to do as effects, in order.
+It knows sequence numbers and stamps (the publisher's time stamps), never blocks. The caller reports
+what happens through its methods, which return what to do as effects, in order.
 
     state        means                                                      credits are
     connecting   no connection was made yet                                 none
@@ -52,7 +52,7 @@ be replayed on request (`Recovery.REPLAY`), or a new connection brings them, or 
     missed within a batch        degraded until healed           degraded until healed
     healed                       nothing earlier matters         nothing earlier matters
 
-Which states lead to which, by the first letters (S for stale; a dot: always the same state):
+The possible next states, by their first letters (S for stale; a dot: always the same state):
 
     event           C     R     L     D     S     U
     connected       RD    .     RD    RD    RD    RD
@@ -166,7 +166,7 @@ class Held:
         return len(self._batches)
 
     def append(self, batch: Batch) -> None:
-        """Adds one; the newest stays, whatever its size."""
+        """Adds a batch and drops the oldest beyond the limits; the newest always stays."""
         self._batches.append(batch)
         self._bytes += batch.size_bytes
         while len(self._batches) > 1 and self._is_over_limit():
@@ -195,8 +195,8 @@ class Held:
 class Feed:
     """One rank's feed, not connected yet.
 
-    recovery: how missed batches are recovered. wants_everything: a replay failed; a complete one
-    may repair that.
+    recovery: how missed batches are recovered. wants_everything: a replay failed, and a complete
+    one may repair this.
     """
 
     def __init__(self, recovery: Recovery) -> None:
@@ -211,18 +211,18 @@ class Feed:
         self._next: int | None = None
         self._stamps: OrderedDict[int, float] = OrderedDict()
         self._incomplete = ""
-        self._unproven: int | None = None  # the batch that, coming again, proves the publisher
+        self._unproven: int | None = None  # this batch, repeated, proves the publisher
         self._snapshot_last: int | None = None
-        # of a publisher that can be asked
+        # only for publishers with replays
         self._held: Held = Held()
         self._asked_at: int | None = None
-        self._overtaken: int | None = None  # where the live stream was when it was started over
+        self._overtaken: int | None = None  # expected before a replay started over
         self._proof: float | None = None  # the stamp of the batch that proves the publisher
         self._asks_everything = False
         self._heard = False
         self._heard_stamps: OrderedDict[int, float] = OrderedDict()
         self._restarts_in_a_row = 0
-        self._was_answered = False  # since the last of them
+        self._was_answered = False  # since the last restart
 
     @property
     def last_sequence(self) -> int | None:
@@ -240,11 +240,11 @@ class Feed:
         return self._asks and self._restarts_in_a_row < MAX_RESTARTS_IN_A_ROW
 
     def connected(self) -> list[Effect]:
-        """The subscription is in place, for the first time or again."""
+        """Notes that the subscription is in place, for the first time or again."""
         if self._asks:
-            self._heard = True  # it may reach the publisher after the replay and one batch more
+            self._heard = True  # it may take effect only after the replay and one more batch
             self._heard_stamps.clear()
-            self.wants_everything |= not self._has_replays  # they may be this publisher's now
+            self.wants_everything |= not self._has_replays  # replays may be this one's now
             self._restarts_in_a_row, self._was_answered = 0, False
             return self._ask("connected")
         is_without = self._recovery is Recovery.NONE
@@ -259,7 +259,7 @@ class Feed:
         return []
 
     def disconnected(self, reason: str = "connection lost") -> list[Effect]:
-        """The connection is lost, or cannot be made; events published meanwhile are missed."""
+        """Handles a connection that is lost or cannot be made; events sent meanwhile are missed."""
         self.reason = reason
         if self.state is not State.CONNECTING:  # else there never was one
             self.state = State.STALE
@@ -267,9 +267,9 @@ class Feed:
         return []
 
     def failed(self, reason: str) -> list[Effect]:
-        """An error on this side: the last batches may not have been applied.
+        """Notes an error on this side: the last batches may not have been applied.
 
-        Treated as a lost connection; the caller calls `connected` when to try again.
+        It is treated as a lost connection; the caller calls `connected` to try again.
         """
         self.disconnected(reason)
         self._incomplete = reason
@@ -277,7 +277,7 @@ class Feed:
         return [Demote()]
 
     def refused(self, reason: str) -> list[Effect]:
-        """The publisher reports that it has no events; its earlier ones are forgotten."""
+        """Handles the publisher's report that it has no events; its earlier ones are forgotten."""
         self.state, self.reason = State.UNSUPPORTED, reason
         self._drop_pending()
         self._next = None
@@ -285,7 +285,7 @@ class Feed:
         return [Forget()]
 
     def received(self, batch: Batch) -> list[Effect]:
-        """A batch of the live stream arrived, or a remnant of the last connection."""
+        """Handles a batch of the live stream, or a remnant of the last connection."""
         if self.state in _WITHOUT_CONNECTION:
             return []
         if self._asks:
@@ -299,7 +299,7 @@ class Feed:
         return self._live(batch)
 
     def replayed(self, batch: Batch) -> list[Effect]:
-        """A batch of the requested replay arrived."""
+        """Handles a batch of the requested replay."""
         if not self._has_replays or self.state in _WITHOUT_CONNECTION:
             return []
         self._was_answered = True
@@ -324,7 +324,7 @@ class Feed:
         return effects + self._take(batch)
 
     def replay_ended(self) -> list[Effect]:
-        """The replay is complete."""
+        """Notes that the replay is complete."""
         if not self._has_replays or self.state in _WITHOUT_CONNECTION:
             return []
         self._was_answered = True
@@ -338,7 +338,7 @@ class Feed:
         return self._catch_up("missing in the replay")
 
     def replay_failed(self, reason: str) -> list[Effect]:
-        """The replay failed or broke off, for this reason."""
+        """Notes that the replay failed or broke off, for this reason."""
         self._asks_everything = False
         if not self._asks or self.state is not State.REPLAYING:
             return []  # nothing is repaired or proven by it
@@ -364,7 +364,7 @@ class Feed:
         return [Replay(0)]
 
     def snapshot(self, first: int, last: int, unknown_before: int) -> list[Effect]:
-        """Batches `first` to `last`, which follow, are a snapshot of all that the publisher has."""
+        """Notes that batches `first` to `last`, which follow, are a snapshot of all blocks."""
         self._drop_pending()
         self._stamps.clear()
         self._next, self._snapshot_last = first, last
@@ -373,30 +373,30 @@ class Feed:
         return [Forget()]
 
     def healed(self) -> None:
-        """Nothing uncertain is left, or the cache was emptied: earlier holes no longer matter."""
+        """Forgets earlier holes: nothing uncertain is left, or the cache was emptied."""
         self._incomplete = ""
         self.wants_everything = False
         if self.state is State.DEGRADED:
             self._settle()
 
     def miss(self, reason: str) -> None:
-        """A part of a batch is not known, for a reason other than its number."""
+        """Notes that a part of a batch is not known, for a reason other than its number."""
         self._incomplete = reason
         if self.state is State.LIVE:
             self._settle()
 
     def quiet(self, *, for_long: bool = False) -> list[Effect]:
-        """No batch arrived for a while, or for another long while.
+        """Handles silence: no batch for a while, or (for_long) for another long while.
 
-        Checks by a replay whether the last batch was lost, once and then now and then; or gives up
-        waiting for the proof that none was.
+        Requests a replay to check whether the last batch was lost, once and then seldom; or stops
+        waiting for the batch that proves that none was.
         """
         if self._asks:
             heard, self._heard = self._heard, False
             can_ask = self.certain and self._has_replays and not self._asks_everything
             return self._request() if can_ask and (heard or for_long) else []
         if self._unproven is None or self._recovery is Recovery.QUEUED:
-            return []  # so does a snapshot under way, or a queue that may have lost events
+            return []  # a snapshot, and a queue that may have lost events, keep waiting
         return self._end_resuming(f"batch {self._unproven} did not come again: another publisher?")
 
     # Batches of the live stream
@@ -426,7 +426,7 @@ class Feed:
         return effects
 
     def _regress(self, batch: Batch, expected: int) -> list[Effect]:
-        """A number that came before: a duplicate, or a publisher that counts from 0 again."""
+        """Handles an earlier number: a duplicate, or a publisher that counts from 0 again."""
         known = self._stamps.get(batch.sequence)
         latest = self._stamps.get(expected - 1, batch.stamp)
         if known == batch.stamp or (known is None and batch.stamp < latest):
@@ -445,7 +445,7 @@ class Feed:
         return effects
 
     def _resumed(self, batch: Batch, unproven: int) -> list[Effect]:
-        """A batch of a new connection, whose publisher has not proven yet to be the same one."""
+        """Handles a batch of a new connection, whose publisher is not known to be the same yet."""
         if batch.sequence <= unproven:
             if self._stamps.get(batch.sequence) != batch.stamp:
                 return self._regress(batch, unproven + 1)
@@ -456,7 +456,7 @@ class Feed:
         return lost + self._live(batch)
 
     def _end_resuming(self, reason: str) -> list[Effect]:
-        """No batch came again. Only a queue does not need one: its next number is the proof."""
+        """Stops waiting for a repeated batch; a queue needs none, as its next number is proof."""
         self._unproven = None
         effects = [] if self._recovery is Recovery.QUEUED else self._hole(reason)
         self._settle()
@@ -490,8 +490,8 @@ class Feed:
         return [Forget(), *self._ask(f"publisher restarted: {reason}")]
 
     def _overlap(self, batch: Batch) -> list[Effect]:
-        """A replayed batch that came before: it proves the publisher, or disproves it."""
-        # live batches may have pushed the stamp of the proving one out since it was asked for
+        """Handles a replayed batch that came before: it proves or disproves the publisher."""
+        # since the request, live batches may have evicted the stamp of the proving batch
         is_proof = batch.sequence == self._unproven
         known = self._proof if is_proof else self._stamps.get(batch.sequence)
         if known is not None and known != batch.stamp:
@@ -501,7 +501,7 @@ class Feed:
         return []
 
     def _start_over(self) -> list[Effect]:
-        """The first batch of a complete replay: it replaces the blocks held so far."""
+        """Handles the first batch of a complete replay, which replaces the blocks held so far."""
         self._asks_everything = self.wants_everything = False
         self._overtaken, self._next = self._next, None
         self._incomplete = ""
@@ -520,7 +520,7 @@ class Feed:
                 effects += self._take(batch)
                 continue
             effects += self._live(batch)
-            if self.state is State.REPLAYING:  # it restarted once more
+            if self.state is State.REPLAYING:  # it restarted again
                 self._held.extend(held[position + 1 :])
                 break
         return effects
@@ -548,7 +548,7 @@ class Feed:
         return effects
 
     def _forget_publisher(self) -> None:
-        """The publisher restarted: nothing that it stored is held any more."""
+        """Forgets a publisher that restarted: nothing that it stored is held any more."""
         self.restarts += 1
         self._next = None
         self._stamps.clear()
@@ -570,7 +570,7 @@ class Feed:
         return [Demote()]
 
     def _settle(self) -> None:
-        """Live if nothing is missing, degraded otherwise."""
+        """Sets the state: live if nothing is missing, degraded otherwise."""
         if self._asks and not self._has_replays:  # earlier events are not known
             self._incomplete = OTHER_PUBLISHER
         self.state = State.DEGRADED if self._incomplete else State.LIVE

@@ -33,7 +33,7 @@ from kvstate.feeds.transport import (
 from kvstate.pb.kvsteer_kv_events_pb2 import KvEventBatch, SubscribeKvEventsRequest
 from kvstate.wire.grpc_wire import decoding, load_of, parsing, rank_of, snapshot_of
 
-# The gRPC service that each engine's server has the method on.
+# The gRPC service that has the method, by engine.
 SERVICES = {
     "vllm": "vllm.grpc.engine.VllmEngine",
     "sglang": "sglang.grpc.scheduler.SglangScheduler",
@@ -53,7 +53,7 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),  # an idle engine sends none
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long an attempt may take
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # the longest time of one attempt
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),  # workers are near: ignore a proxy set in the environment
@@ -67,12 +67,12 @@ Subscribe = Callable[[SubscribeKvEventsRequest], Any]
 
 @contextlib.asynccontextmanager
 async def subscribing(source: GrpcSource, keepalive_ms: int) -> AsyncIterator[Subscribe]:
-    """Subscribes to a source over one channel, pinged at this interval."""
+    """Opens a channel to a source, pinged at this interval, and yields its subscription call."""
     options = (
         *_OPTIONS,
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # what gRPC 1.85 goes by
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # the option that gRPC 1.85 follows
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     )
     async with grpc.aio.insecure_channel(source.target, options=options) as channel:
@@ -107,8 +107,8 @@ _NOT_CONNECTED = re.compile(
 class _Lost(Exception):  # noqa: N818 - control flow inside this module, not an error
     """The stream can no longer be used, for this reason.
 
-    starts_over: earlier batches cannot be trusted either: the next stream requests everything, at
-    once.
+    starts_over: earlier batches cannot be trusted either, so the next stream requests everything,
+    at once.
     """
 
     def __init__(self, reason: str, *, starts_over: bool = False) -> None:
@@ -189,7 +189,7 @@ class _GrpcFeeds:
         self._shared.tell(Connected())
 
     async def _read(self, call: Any) -> NoReturn:  # noqa: ANN401 - grpc.aio is not typed
-        """Takes the stream's messages until it ends, by an exception."""
+        """Processes the stream's messages until it ends with an exception."""
         while True:
             patience_seconds = HEARTBEAT_TIMEOUT_SECONDS if self._has_heartbeats else None
             try:
@@ -204,7 +204,7 @@ class _GrpcFeeds:
     async def _take(self, raw: bytes) -> None:
         try:
             message = await _sliced(parsing(raw))
-        except WireError:  # the next number shows whose it was
+        except WireError:  # the next number shows which rank it was for
             await self.transports[0].hand(Malformed())
             return
         rank = rank_of(message)
@@ -270,7 +270,7 @@ class _GrpcFeeds:
 
 
 async def _sliced(steps: Generator[None, None, Done]) -> Done:
-    """Runs steps in slices of time, so that others have their turn, and returns the result."""
+    """Runs steps in slices of time, so that other tasks can run, and returns the result."""
     loop = asyncio.get_running_loop()
     slice_ends = loop.time() + SLICE_SECONDS
     while True:

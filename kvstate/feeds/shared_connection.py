@@ -1,7 +1,7 @@
 """One connection that carries all ranks of a worker, with one transport for each rank.
 
 The connection's loop (`follow`) signals connections to every rank and hands each its batches. A
-rank's queue is bounded: if it is full, the loop waits, and so does the server. A rank that takes
+rank's queue is bounded: if it is full, the loop waits, and so does the server. A rank that reads
 nothing for long must not hold up the others: its batches are then dropped, which its feed detects
 by their numbers.
 """
@@ -19,19 +19,19 @@ from kvstate.feeds.transport import Connected, Disconnected, Malformed, Refused,
 
 log = logging.getLogger("kvsteer.feed")
 
-# The most that waits for a rank's subscriber, which applies some 10 MB a second.
+# The most that is queued for a rank's subscriber, which applies about 10 MB a second.
 MAX_QUEUED_BYTES = 8 * 1024 * 1024
 MAX_QUEUED_SIGNALS = 1024
 # Signals returned at once, as by the ZMQ transport.
 MAX_SIGNALS = 64
 
-# A subscriber is busy for that long only if it is dead.
+# A subscriber that does not read for this long is assumed to be dead.
 STALL_SECONDS = 10.0
 
 # The wait after an unexpected error.
 RETRY_SECONDS = 5.0
 
-# A broken server may name any number of ranks.
+# A broken server may name any number of ranks; at most this many are logged.
 MAX_UNKNOWN_RANKS = 64
 
 
@@ -61,7 +61,7 @@ class RankTransport:
 
     @property
     def recovery(self) -> Recovery:
-        """That of the connection."""
+        """The recovery of the connection."""
         return self._recovery
 
     async def receive(self) -> list[Signal]:
@@ -136,7 +136,7 @@ class RankTransport:
 class SharedConnection:
     """The transports of a worker's ranks, and the loop that serves them.
 
-    name: of the worker's server, for messages. follow: connects again and again, for ever; it is
+    name: of the worker's server, for messages. follow: connects repeatedly and never returns; it is
     started when the first rank receives, and cancelled when the last one closes.
     """
 
@@ -161,7 +161,7 @@ class SharedConnection:
             await asyncio.wait([self._task])
 
     def of_rank(self, rank: int) -> RankTransport | None:
-        """The transport of a rank; None, logged once, if the rank is not configured."""
+        """Returns the transport of a rank; None, logged once, if the rank is not configured."""
         if 0 <= rank < len(self.transports):
             return self.transports[rank]
         if rank not in self.unknown_ranks and len(self.unknown_ranks) < MAX_UNKNOWN_RANKS:

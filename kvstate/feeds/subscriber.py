@@ -29,7 +29,7 @@ from kvstate.wire.zmq_wire import stamp_of
 
 log = logging.getLogger("kvsteer.feed")
 
-# Larger batches are not shown to listeners, who process each in one go.
+# Larger batches are not passed to listeners, which process each without pauses.
 MAX_SHOWN_BYTES = 128 * 1024
 MAX_SHOWN_EVENTS = 1_024
 
@@ -41,17 +41,17 @@ Call = Callable[[], None]
 # Feeds that continue in one round of the loop, each with at least one batch.
 MAX_TURNS_AT_ONCE = 8
 
-# The most time that the feeds of one worker may take of the loop, in seconds per second, and at
-# once: a start with vLLM's full buffer takes 1.3 s. Reading messages, and decoding those of gRPC,
-# is not included.
+# The most loop time that the feeds of one worker may use, in seconds per second, and in one burst:
+# a start with vLLM's full buffer takes 1.3 s. Reading messages, and decoding those of gRPC, is not
+# included.
 SHARE_OF_LOOP = 0.2
 BURST_SECONDS = 4.0
-# The most time that it can owe: after an hour's stop, the process must not wait for five.
+# The most time that it can owe: after a stop of an hour, it must not wait for five hours.
 MAX_DEBT_SECONDS = 0.1
 # A worker that used up its time waits until it has this much again; otherwise it would wait for
 # every message.
 RESUME_SECONDS = 0.01
-# A worker that did not have this much time left for so long is behind with its events.
+# A worker is behind with its events if it had less than CALM_SECONDS left for BEHIND_SECONDS.
 CALM_SECONDS = 0.1
 BEHIND_SECONDS = 2.0
 
@@ -74,14 +74,14 @@ class Sink(Protocol):
         """Applies one batch.
 
         Raises:
-            WireError: it is no event batch; nothing has happened.
+            WireError: it is not an event batch; nothing was changed.
         """
 
     def forgetting(self) -> Generator[None, None, None]:
-        """The publisher restarted: nothing is held any more."""
+        """Forgets all blocks: the publisher restarted."""
 
     def demoting(self) -> Generator[None, None, None]:
-        """There is a hole: the blocks held become uncertain."""
+        """Makes the blocks held uncertain: there is a hole."""
 
     def trust(self, trusted: bool) -> None:  # noqa: FBT001 - a fact, not a mode
         """Sets whether certain blocks count as certain now."""
@@ -90,9 +90,9 @@ class Sink(Protocol):
 class Turns:
     """The time slices of all feeds of a process.
 
-    A feed checks `is_over` before each batch, and then waits for the `next` slice. Between two
-    slices everything else in the process has its turn, however many feeds have work. Workers take
-    turns, so none waits for all ranks of another.
+    A feed checks `is_over` before each step, and if so waits for the `next` slice. Between two
+    slices everything else in the process can run, however many feeds have work. Workers take turns,
+    so none waits for all ranks of another.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Turns:
     async def next(self, worker: str = "") -> None:
         """Waits for a slice: workers take turns, and a worker's feeds queue in order.
 
-        worker: the feed's worker; "" for work on none.
+        worker: the feed's worker; "" for work of no worker.
         """
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(worker, deque()).append(turn)
@@ -136,7 +136,7 @@ class Turns:
 
 
 class Allowance:
-    """The time that the feeds of one worker may take of the loop: a token bucket of seconds.
+    """The loop time that the feeds of one worker may use: a token bucket of seconds.
 
     A worker that sends too many events is read later, with all its ranks; its messages wait in its
     socket, then in the publisher. now: the loop's time, in seconds.
@@ -148,17 +148,17 @@ class Allowance:
         self._restless_since = math.inf
 
     def spend(self, seconds: float, now: float) -> None:
-        """Takes this many seconds out of it."""
+        """Removes this many seconds from it."""
         self._left_seconds -= seconds
         if self._left_seconds > 0:
-            return  # as mostly: it is filled when that matters
+            return  # the usual case: it is refilled only when needed
         self._fill(now)
         if self._left_seconds <= 0:
             self._left_seconds = max(self._left_seconds, -MAX_DEBT_SECONDS)
             self._restless_since = min(self._restless_since, now)
 
     def wait_seconds(self, now: float) -> float:
-        """How long to wait before the next event; 0 if time is left, as is usual."""
+        """Returns the seconds to wait before the next event; 0 if time is left, as is usual."""
         if self._left_seconds > 0:
             return 0.0
         self._fill(now)
@@ -166,7 +166,7 @@ class Allowance:
         return missing / SHARE_OF_LOOP if self._left_seconds <= 0 else 0.0
 
     def is_behind(self, now: float) -> bool:
-        """Whether it was used up for so long that the state held is outdated."""
+        """Whether so little was left for so long that the state held is outdated."""
         if self._restless_since == math.inf:
             return False
         self._fill(now)
@@ -245,7 +245,7 @@ class FeedNews:
             self._emptied()
 
     def tell_undecodable(self, error: WireError) -> None:
-        """Counts it; logs the 1st, 2nd, 4th ..., lest a broken publisher fill the log."""
+        """Counts an undecodable batch; logs only the 1st, 2nd, 4th ..., to keep the log short."""
         self.counts["undecodable_batch"] += 1
         count = self.counts["undecodable_batch"]
         if count & (count - 1) == 0:
@@ -317,7 +317,7 @@ class Effects:
         self._healed = False
 
     def put_off(self, effects: Sequence[Effect]) -> None:
-        """Postpones effects until before the next ones; nothing is certain until then."""
+        """Queues effects to precede the next ones; nothing is certain until they are done."""
         self._pending.extend(effects)
         self._sink.trust(False)  # noqa: FBT003
 
@@ -332,7 +332,7 @@ class Effects:
     async def carry_out(self, effects: Sequence[Effect], began_at: float | None = None) -> None:
         """Carries out effects, then updates the sink's trust.
 
-        began_at: when the loop began to work on their cause; None for now.
+        began_at: the loop's time when work on their cause began, in seconds; None for now.
 
         Live stream and replay both call this; effects are carried out in the order in which the
         feed returned them, whoever carries them out. Demote and Forget withdraw trust at once,
@@ -358,7 +358,7 @@ class Effects:
         self._news.tell_change()
 
     def _spend(self, began_at: float) -> bool:
-        """Charges the time since then to the worker; returns whether it is behind."""
+        """Charges the time since `began_at` to the worker; returns whether it is behind."""
         if self._allowance is None:
             return False
         now = asyncio.get_running_loop().time()
@@ -400,7 +400,7 @@ class Effects:
                 self._start_replay(start)
 
     def _missing(self, error: WireError) -> Generator[None, None, None]:
-        """A batch could not be decoded: a hole."""
+        """Handles a batch that could not be decoded: a hole."""
         self._news.tell_undecodable(error)
         self._sink.trust(False)  # noqa: FBT003
         yield from self._sink.demoting()
@@ -471,7 +471,7 @@ class Subscriber:
         self._retry_at = 0.0
         self._is_connected = False
         self._failures = Backoff(*RETRY_SECONDS, shared.chance)
-        self._again_at = math.inf  # when a feed that failed is to go on
+        self._again_at = math.inf  # when a failed feed continues
         self._signals: deque[Signal] = deque()
         self._quiet_since = self._quiet_told_at = 0.0
 

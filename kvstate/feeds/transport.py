@@ -33,7 +33,7 @@ class Connected:
 class Disconnected:
     """The connection is lost, or could not be made yet; the transport keeps trying.
 
-    reason: may hold words of the peer, which are made printable.
+    reason: may quote the peer; it is made printable.
     """
 
     reason: str = "connection lost"
@@ -44,9 +44,9 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The publisher reports that it has no events; the transport asks again, seldom.
+    """The publisher reports that it has no events; the transport tries again, at long intervals.
 
-    reason: may hold words of the peer, which are made printable.
+    reason: may quote the peer; it is made printable.
     """
 
     reason: str
@@ -94,12 +94,12 @@ class Transport(Protocol):
         """How missed batches can be recovered."""
 
     async def receive(self) -> list[Signal]:
-        """Waits for signals, and returns at least one. A cancellation loses none."""
+        """Waits for signals and returns at least one; a cancellation loses none."""
 
     def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
         """Yields the publisher's batches from number `start` on, as many as it still has.
 
-        Only if the recovery is a replay.
+        To be called only if `recovery` is `Recovery.REPLAY`.
 
         Raises:
             ReplayError: no answer in time, or an incomplete one.

@@ -1,13 +1,12 @@
 """TensorRT-LLM feeds by `POST /kv_cache_events`: the server returns each queued event once.
 
-trtllm-serve keeps the events since its start, up to `event_buffer_max_size`, and gives each to one
-caller only. So one poller serves all ranks of a worker, nobody else may drain it, and a lost answer
-is a gap in the numbers.
+trtllm-serve keeps the events since its start, up to `event_buffer_max_size`, and returns each to
+one caller only. So one poller serves all ranks of a worker, nobody else may drain it, and a lost
+answer is a gap in the numbers.
 
-TensorRT-LLM's events from its own process: from an iterator such as get_kv_cache_events_async.
-
-For a server that embeds `tensorrt_llm.LLM` and runs the bridge beside it; the drain by HTTP is in
-`kvstate.feeds.trtllm_transport`. Either way, each event is delivered to one consumer only, once.
+`trtllm_events` is for a server that embeds `tensorrt_llm.LLM` and runs the bridge beside it: it
+reads the events from an iterator such as get_kv_cache_events_async. Either way, each event is
+delivered to one consumer only, once.
 """
 
 import asyncio
@@ -109,7 +108,7 @@ class _Drained:
     async def _hand(self, raw: bytes) -> None:
         try:
             event = parse_event(msgspec.Raw(raw))
-        except WireError:  # the next number shows whose it was
+        except WireError:  # the next number shows which rank it was for
             await self.shared.transports[0].hand(Malformed())
             return
         transport = self.shared.of_rank(event.rank)
@@ -148,8 +147,6 @@ _READ_BYTES = 65_536
 _REFUSALS = (404, 405, 501)
 _OK = 200
 _MAX_WORDS = 200
-
-# Stamps differ between drains by at least this, however coarse the clock is.
 
 
 class _Refusal(Exception):  # noqa: N818 - control flow inside this module, not an error
@@ -244,7 +241,7 @@ class _Drain:
     async def _hand_one(self, raw: Raw) -> None:
         try:
             event = parse_event(raw)
-        except WireError:  # the next number shows whose it was
+        except WireError:  # the next number shows which rank it was for
             await self.transports[0].hand(Malformed())
             return
         transport = self._shared.of_rank(event.rank)

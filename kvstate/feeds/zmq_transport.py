@@ -1,10 +1,10 @@
 """ZMQ feeds: a subscription that reconnects by itself, and separate connections for replays.
 
-vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket, which each replay
-asks as a DEALER over connections of its own. The request is [empty, first number (8 bytes
-big-endian)], the answer is every batch from there on and an end marker; `kvstate.wire.zmq_wire`
-parses both. There is no flow control: beyond the 1,000 messages that libzmq queues for a
-connection, the ROUTER drops batches and the end marker alike, and a full buffer has 10,000 batches.
+vLLM and SGLang publish on a PUB socket and answer replays on a ROUTER socket, to which each replay
+connects separately, as a DEALER. The request is [empty, first number (8 bytes big-endian)], the
+answer is every batch from there on and an end marker; `kvstate.wire.zmq_wire` parses both. There is
+no flow control: beyond the 1,000 messages that libzmq queues for a connection, the ROUTER drops
+batches and the end marker alike, and a full buffer has 10,000 batches.
 
 So an answer is read as fast as it arrives, independently of the code that applies it, and missing
 batches are requested again, each time over a new connection, whose queue is empty. None of an
@@ -59,7 +59,7 @@ NEVER_DROPPED = 500
 MAX_READ_BYTES = 40 * 1024 * 1024
 _BATCH_BYTES = 192  # of memory for a batch, besides its payload
 
-# Messages read before other tasks have their turn; seven more replays may be under way: about 0.1
+# Messages read before other tasks can run; seven more replays may be under way: about 0.1
 # ms.
 MAX_MESSAGES = 16
 
@@ -155,7 +155,7 @@ class _Reading:
 
     async def _messages(self, connection: Connection, wake: asyncio.Event) -> list[list[bytes]]:
         """Returns messages of an answer; none after a silence that may be its end."""
-        await asyncio.sleep(0)  # other tasks have their turn, however many wait
+        await asyncio.sleep(0)  # lets other tasks run, however many messages wait
         while self._read_bytes > MAX_READ_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -169,7 +169,7 @@ class _Reading:
                     await wake.wait()
             except TimeoutError:
                 if self._has_new:
-                    return connection.take(MAX_MESSAGES)  # it may have come at the last moment
+                    return connection.take(MAX_MESSAGES)  # some may have arrived just now
                 raise ReplayError(f"no answer within {seconds:g} s") from None
         return messages
 
@@ -206,7 +206,7 @@ class _Reading:
 
 
 async def _connect(connection: Connection, endpoint: str) -> None:
-    """Connects for a replay; a starting publisher may open its sockets one by one."""
+    """Connects for a replay, with retries: a publisher may open its sockets one by one."""
     place = place_of(endpoint)
     if place is None:
         raise ReplayError(f"{endpoint} is neither tcp://host:port nor ipc://path")
@@ -265,9 +265,9 @@ class ZmqTransport:
         return Recovery.NONE if self._source.replay is None else Recovery.REPLAY
 
     async def receive(self) -> list[Signal]:
-        """Waits for signals, and returns up to `MAX_SIGNALS` of messages.
+        """Waits for signals, and returns them; of messages, up to `MAX_SIGNALS`.
 
-        It does not wait after a signal was taken, so that a cancellation loses none.
+        It does not wait after removing a signal, so that a cancellation loses none.
         """
         await asyncio.sleep(0)  # a publisher that always has messages must not block the loop
         while not (signals := self._waiting()):
@@ -288,7 +288,7 @@ class ZmqTransport:
         await asyncio.wait([self._keeper])
 
     def _waiting(self) -> list[Signal]:
-        """Returns the events not signalled yet, in their order."""
+        """Returns the signals not returned yet, in order."""
         signals, self._changes = self._changes, []
         if len(self._peers) == 1:
             messages = self._peers[0].take(MAX_SIGNALS)
@@ -344,7 +344,7 @@ class ZmqTransport:
                 if connection.is_ready:
                     retries.reset()
                     await connection.lost.wait()
-            except OSError:  # a time-out is one, too
+            except OSError:  # includes a time-out
                 pass
             finally:
                 connection.give_up("closed")
@@ -375,7 +375,7 @@ class ZmqTransport:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     await connection.open(place)
                 fault = f"what answers there is no ZMQ publisher: {connection.fault or _HANGS_UP}"
-            except OSError as error:  # a time-out is one, too
+            except OSError as error:  # includes a time-out
                 fault = f"cannot connect: {_reason(error)}"
                 connection.give_up("no connection")
             if connection.is_ready:
@@ -426,7 +426,7 @@ class ZmqTransport:
 
 
 def _reason(error: OSError) -> str:
-    """Why a connection could not be opened, without the address."""
+    """Returns why a connection could not be opened, without the address."""
     if isinstance(error, socket.gaierror):
         return error.strerror or "its name is not known"
     if error.errno:

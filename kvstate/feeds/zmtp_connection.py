@@ -2,7 +2,7 @@
 
 It does not use libzmq: with a full receive queue, libzmq aborts the process when the publisher dies
 or stalls while either side has heartbeats (zeromq/libzmq#3937 and `!_io_error`, both in 4.3.5), and
-without a limit to that queue it takes ever more memory while the loop is busy.
+without a limit to that queue, its memory grows while the loop is busy.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kvstate.errors import WireError
 from kvstate.wire.zmtp import Session, message
 
-# The most bytes that wait here while the loop is busy, besides an incomplete message. Further
+# The most bytes queued here while the loop is busy, besides an incomplete message. Further
 # messages wait in the publisher, which drops those beyond its own limit (hwm).
 QUEUE_BYTES = 1024 * 1024
 # Twice the largest message that is decoded (kvstate.wire.zmq_wire), so that a batch that is too
@@ -29,7 +29,7 @@ MAX_COMMANDS = 256
 COMMANDS_SECONDS = 2.0
 
 # A peer that sends nothing for this many intervals, and answers no heartbeats, is dead or hangs.
-# Intervals are counted, not timed: a delay of this process's own loop must not count against it.
+# Intervals are counted, not timed: a delay of this process's own loop is not the peer's fault.
 HEARTBEAT_SECONDS = 2.0
 MAX_SILENT_HEARTBEATS = 2
 
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._silent_heartbeats = 0
         self._is_paused = False
-        self._commands, self._commands_at = 0, 0.0  # where the present count of them began
+        self._commands, self._commands_at = 0, 0.0  # at the start of the present count
 
     @property
     def is_ready(self) -> bool:
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         """Connects and waits for the handshake to succeed or fail.
 
         Raises:
-            OSError: nobody answers there.
+            OSError: the connection cannot be made.
         """
         loop = asyncio.get_running_loop()
         if place.path:
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         await self.settled.wait()
 
     def take(self, limit: int) -> list[list[bytes]]:
-        """Returns the waiting messages, in order."""
+        """Returns at most `limit` of the waiting messages, in order."""
         taken: list[list[bytes]] = []
         before = self._session.commands
         try:
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
         self._changed(self)
 
     def _count_commands(self) -> None:
-        """Closes the connection if the peer sends too many commands; else goes on with the rest."""
+        """Closes the connection if the peer sends too many commands; calls `changed` again soon."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._commands_at + COMMANDS_SECONDS:
             self._commands, self._commands_at = self._session.commands, loop.time()

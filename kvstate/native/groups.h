@@ -1,4 +1,4 @@
-/* An owner's attention groups; kvstate/wire/extras.py explains them, and does the same. */
+/* An owner's attention groups; kvstate/wire/extras.py explains them, and has the same in Python. */
 #ifndef KVSTEER_GROUPS_H
 #define KVSTEER_GROUPS_H
 
@@ -48,7 +48,8 @@ static inline GroupState groups_next(const Group *group, GroupKind kind) {
     return !group || group->state == STATE_OTHER ? STATE_OTHER : STATE_CONTRADICTED;
 }
 
-/* Notes a store. If there is no memory for a new group, its blocks are not indexed. */
+/* Notes a store; returns how its blocks are treated. Without memory for a new group, they are not
+ * indexed. */
 static inline Admission groups_stored(Groups *groups, int64_t number, GroupKind kind) {
     if (number == NO_GROUP) return kind == KIND_OTHER ? GROUP_OTHER : GROUP_INDEXED;
     Group *group = groups_find(groups, number);

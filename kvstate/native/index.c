@@ -101,7 +101,7 @@ void index_forget_media(Index *index, uint32_t number) {
     index->owners[number].removing = REMOVING_MEDIA;
 }
 
-/* Counts blocks of one size in a model; negative to count down. */
+/* Counts blocks of one size in a model, down if negative; returns false if out of memory. */
 static bool count_size(Model *model, uint32_t block_size, int64_t change) {
     for (uint32_t n = 0; n < model->size_count; n++) {
         if (model->sizes[n].block_size == block_size) {
@@ -132,7 +132,7 @@ static bool pool_is_before(const Pool *pool, const PoolName *name) {
     return pool->block_size < name->block_size;
 }
 
-/* Finds the place of a new pool in the order; moves the others up. */
+/* Makes room for a new pool; moves later pools up, and returns the new one's position. */
 static uint32_t make_place(Owner *owner, const PoolName *name) {
     uint32_t at = owner->pool_count++;
     for (; at && !pool_is_before(owner->pools[at - 1], name); at--)
@@ -151,7 +151,7 @@ static IndexResult pool_make(Index *index, Owner *owner, const PoolName *name, P
     *pool = (Pool){.medium = name->medium, .group = name->group, .block_size = name->block_size,
                    .tier = name->tier};
     for (int segment = 0; segment < SEGMENTS; segment++)
-        /* a secret for each: blocks moved in the order of one table would crowd in the other */
+        /* a secret for each: blocks moved in the order of one table would cluster in the other */
         table_init(&pool->blocks[segment], mix64(index->secret + 3 + segment), true);
     owner->pools[make_place(owner, name)] = pool;
     if (!has_medium(owner->removing, name->medium)) {
@@ -174,7 +174,7 @@ static void forget(Index *index, uint32_t owner, Pool *pool, uint32_t segment, S
     count_block(index, &index->owners[owner], pool, -1);
 }
 
-/* Holds `copies` more copies of a block; of an aging medium that is its age. */
+/* Adds `copies` copies of a block (on an aging medium: its age); false if out of memory. */
 static bool hold(Index *index, uint32_t number, Pool *pool, uint32_t segment, uint64_t hash,
                  uint64_t key, uint32_t copies) {
     Owner *owner = &index->owners[number];
@@ -316,7 +316,7 @@ bool index_expire(Index *index, uint32_t number, size_t slots) {
             if (!slots--) return false;
             Slot slot = {shard, owner->swept_slot};
             if (shard->tags[slot.at] && shard->tags[slot.at] < owner->age)
-                forget(index, number, pool, segment, slot); /* another may be in its slot now */
+                forget(index, number, pool, segment, slot); /* another may have moved up here */
             else
                 owner->swept_slot++;
         }
@@ -327,8 +327,8 @@ bool index_expire(Index *index, uint32_t number, size_t slots) {
     return true;
 }
 
-/* Empties one of a pool's tables from the ends of its shards, where nothing has to move up; moves
- * what it holds to another segment, if that is another one. */
+/* Empties a pool's table for segment `from`, beginning at the ends of its shards, where nothing has
+ * to move up; moves its blocks to segment `to`, if that is another one. */
 static IndexResult empty_segment(Index *index, uint32_t number, Pool *pool, uint32_t from,
                                  uint32_t to) {
     for (unsigned n = 0; n < SHARDS; n++) {
@@ -382,7 +382,7 @@ static bool segment_is_empty(const Owner *owner, uint32_t segment) {
     return true;
 }
 
-/* Moves certain blocks to the uncertain ones; copies in both count once. */
+/* Moves certain blocks to the uncertain ones; of a block in both, the certain copies are kept. */
 IndexResult index_demote_some(Index *index, uint32_t number) {
     Owner *owner = &index->owners[number];
     uint32_t from = owner->certain;

@@ -10,8 +10,8 @@
  *  2. `sharers` counts the hashes behind one (holder, key) wherever there are two or more;
  *  3. each set counts its rows;
  *  4. each model counts its blocks of each block size, and each owner its blocks.
- * Whatever comes from outside has been checked before it comes here; a function that returns
- * INDEX_NO_MEMORY has left the invariants standing.
+ * Input from outside is checked before it gets here; the invariants still hold after a function
+ * returned INDEX_NO_MEMORY.
  */
 #ifndef KVSTEER_INDEX_H
 #define KVSTEER_INDEX_H
@@ -26,10 +26,10 @@
 
 #define SEGMENTS 2 /* certain, and uncertain */
 
-/* Media whose every source announces removals, a bit each, in the order of kvstate/overlap.py: GPU,
- * DEVICE, CPU_PINNED. Of another one, removals are only known to come once one came, or
- * once a block was copied there by its hash alone; until then it is doubted: what lies there is
- * never certain, and forgotten when it gets old. */
+/* Media for which all known sources announce removals, one bit each, in the order of
+ * kvstate/overlap.py: GPU, DEVICE, CPU_PINNED. Any other medium is doubted until a removal from it
+ * arrives or, on the host tier, a block is copied there by its hash alone: blocks on a doubted
+ * medium are never certain, and are forgotten when they get old. */
 #define REMOVING_MEDIA 0x0bu
 #define HOST_TIER 1u
 
@@ -46,8 +46,8 @@ typedef struct {
     int64_t group;   /* or NO_GROUP */
     uint32_t block_size;
     uint32_t tier;
-    /* hash -> copies (tag), block key (extra); by physical segment. Of an aging medium the tag is
-     * the age in which the block was stored last. */
+    /* hash -> copies (tag), block key (extra); by physical segment. On an aging medium the tag is
+     * the age in which the block was last stored. */
     Table blocks[SEGMENTS];
 } Pool;
 
@@ -73,13 +73,13 @@ typedef struct {
     uint32_t pool_count;
     size_t blocks, limit_blocks; /* how many it holds, and its limit */
     Groups groups;
-    int8_t names_salts, names_loras; /* what layouts could say: -1 unknown, 0 no, 1 yes */
+    int8_t names_salts, names_loras; /* whether stores could name them: -1 unknown, 0 no, 1 yes */
     uint32_t removing; /* media whose removals are announced, one bit each */
-    uint32_t aging;    /* media that were doubted when their first block came */
-    uint32_t doubted;  /* tiers on which a doubted medium lies, a bit each */
+    uint32_t aging;    /* media that were doubted when their first block arrived */
+    uint32_t doubted;  /* tiers that have a doubted medium, one bit each */
     uint32_t age;      /* from 1 on */
-    uint32_t swept, swept_slot; /* how far index_expire() came in this age */
-    void *pending; /* a message that is applied in part, see module.c */
+    uint32_t swept, swept_slot; /* how far index_expire() got in this age */
+    void *pending; /* a message applied in part, see module.c */
     uint64_t removed_unknown, restored_with_other_tokens, over_limit, copied_unknown;
 } Owner;
 
@@ -94,8 +94,8 @@ typedef struct {
     uint64_t secret;
     uint64_t *lanes; /* random multipliers, one for each token of a block */
     uint32_t lane_count;
-    size_t limit_blocks; /* of an owner, unless it was given another limit */
-    uint64_t work, work_limit; /* looks at tables, or as much; who may stop does so at the limit */
+    size_t limit_blocks; /* of an owner without a limit of its own */
+    uint64_t work, work_limit; /* table lookups or equivalent; steps end at the limit */
 } Index;
 
 typedef struct {
@@ -103,7 +103,7 @@ typedef struct {
     int64_t group;
 } PoolName;
 
-/* A chain of blocks to store; extras is NULL, or a hash for each block, 0 where only tokens count. */
+/* A chain of blocks to store; extras is NULL, or a hash for each block, 0 if only tokens count. */
 typedef struct {
     PoolName pool;
     const uint64_t *hashes;
@@ -140,8 +140,8 @@ IndexResult index_store(Index *index, uint32_t owner, const Stored *stored);
 IndexResult index_copy(Index *index, uint32_t owner, const PoolName *pool, const uint64_t *hashes,
                        uint32_t count);
 bool index_remove(Index *index, uint32_t owner, uint32_t medium, int64_t group, uint64_t hash);
-/* Looks at up to so many more slots of doubted media and forgets what was stored before this age;
- * true once all were looked at: the next age has begun. */
+/* Checks up to this many more slots of doubted media, and forgets blocks last stored before this
+ * age; returns true once all are checked: the next age has begun. */
 bool index_expire(Index *index, uint32_t owner, size_t slots);
 /* Forgets what was learned of an owner's media: it may be another engine. */
 void index_forget_media(Index *index, uint32_t owner);
@@ -152,14 +152,14 @@ const char *index_check(Index *index);
 
 /* lookup.c */
 
-/* Memory that lookups use again and again; all zero at first. */
+/* Memory that lookups reuse; all zero at first. */
 typedef struct {
     uint32_t *holders; /* owners that hold the first block */
     uint32_t *active;  /* those that hold every block so far */
     uint64_t *seen;    /* by owner: the last run that it holds */
-    uint8_t *bits;     /* by owner: what it holds of that run; bit t certain on tier t, 4 + t not */
+    uint8_t *bits;     /* by owner: how it holds that run; bit t: certain on tier t, 4 + t: not */
     Overlap *overlaps; /* by owner */
-    uint32_t *place;   /* by worker: 1 + where its overlap is in `answer`, or 0 */
+    uint32_t *place;   /* by worker: 1 + index of its overlap in `answer`, or 0 */
     Overlap *answer;
     uint64_t run;
     uint32_t owners, workers;
@@ -174,7 +174,7 @@ typedef struct {
 } Prompt;
 
 /* Writes the best overlap of each worker that holds the first block to space->answer; returns how
- * many, or -1 where memory is short. At most (count - 1) / block size blocks are looked at. */
+ * many, or -1 if out of memory. At most (count - 1) / block size blocks are looked up. */
 int64_t index_overlaps(Index *index, LookupSpace *space, const Prompt *prompt);
 void lookup_free(LookupSpace *space);
 
@@ -197,13 +197,13 @@ static inline uint64_t index_root(const Index *index, uint32_t model, uint64_t l
 
 static inline bool index_is_over(const Index *index) { return index->work >= index->work_limit; }
 
-/* Begins a piece of work of this size. */
+/* Begins a step that ends at this limit of work. */
 static inline void index_begin(Index *index, uint64_t limit) {
     index->work = 0;
     index->work_limit = limit;
 }
 
-/* Makes sure that blocks of this size can be keyed. */
+/* Makes room to compute keys of blocks of this size; returns false if out of memory. */
 bool index_widen(Index *index, uint32_t block_size);
 
 #endif

@@ -3,15 +3,15 @@
 /* Blocks whose rows are fetched together, so that their cache misses overlap. */
 #define CHUNK 64
 
-/* The walk along one prompt in one block size. */
+/* The walk along one prompt, for one block size. */
 typedef struct {
     Index *index;
     LookupSpace *space;
     uint32_t block_size;
     uint32_t holders, active;
     bool started;
-    SetId set;       /* of the run that is being counted */
-    uint32_t length; /* of it, in blocks */
+    SetId set;       /* of the present run */
+    uint32_t length; /* of this run, in blocks */
 } Walk;
 
 static bool resize(void **array, size_t count, size_t size) {
@@ -83,7 +83,7 @@ static void note_holders(Walk *walk) {
     walk->started = true;
 }
 
-/* Counts the run for the owners that hold it; the others are at their end. */
+/* Counts the run for the owners that hold it; the overlaps of the others end before it. */
 static void count_run(Walk *walk) {
     LookupSpace *space = walk->space;
     note_holders(walk);
@@ -102,7 +102,7 @@ static void count_run(Walk *walk) {
     walk->active = kept;
 }
 
-/* Takes the next block's set; false if no owner holds it and all before. */
+/* Adds the next block, with its set; returns false if no owner holds all blocks up to it. */
 static bool step(Walk *walk, SetId set) {
     if (set == walk->set && set) {
         walk->length++;

@@ -1,6 +1,6 @@
 /* The Python module kvstate._core: checks and converts, then calls the index.
  *
- * kvstate/core.py describes the interface, kvstate/plain_core.py has the same in Python.
+ * kvstate/core.py describes the interface; kvstate/plain_core.py implements it in Python.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -9,28 +9,28 @@
 #include "scan.h"
 #include "wire.h"
 
-/* Longer ones are refused before they come here. */
+/* The feed rejects longer payloads before they get here. */
 #define MAX_FAST_PAYLOAD (8u << 20)
 
-/* The most of a store that is applied at once, if it has more than one block. */
+/* The largest piece of a store applied at once; it has at least one block, however large. */
 #define PIECE_TOKENS 16384u
 #define PIECE_BLOCKS 1024u
 
 /* One message while it is applied. */
 typedef struct {
     WireBatch batch;
-    Py_buffer view;   /* the payload; without an object where there is none */
+    Py_buffer view;   /* the payload; its obj is NULL if there is none */
     PyObject *faults; /* a list of names */
     bool parsed, clears;
     size_t done;     /* events */
-    uint32_t offset; /* blocks of the next one that are done */
+    uint32_t offset; /* blocks of the next event that are done */
 } Message;
 
 typedef struct {
     PyObject_HEAD
     Index index;
     LookupSpace space;
-    Message message; /* the one in hand; its arrays are used again */
+    Message message; /* the present one; its arrays are reused */
     PyTypeObject *overlap;
 } Core;
 
@@ -54,7 +54,7 @@ static bool arguments_are(Py_ssize_t given, Py_ssize_t wanted) {
     return false;
 }
 
-/* An engine hash, int or bytes, as the number that stands for it. */
+/* Converts an engine hash, int or bytes, to the number that stands for it. */
 static bool hash_of(Core *self, PyObject *object, uint64_t *hash) {
     if (PyBytes_Check(object)) {
         char *bytes;
@@ -67,7 +67,7 @@ static bool hash_of(Core *self, PyObject *object, uint64_t *hash) {
     return !PyErr_Occurred();
 }
 
-/* An adapter: None, its name, or its number. */
+/* Converts an adapter: None, its name, or its number. */
 static bool lora_of(Core *self, PyObject *object, uint64_t *lora) {
     *lora = 0;
     if (object == Py_None) return true;
@@ -86,7 +86,7 @@ static bool lora_of(Core *self, PyObject *object, uint64_t *lora) {
     return true;
 }
 
-/* A block's extra keys: None, or bytes. */
+/* Converts a block's extra keys: None, or bytes. */
 static bool extra_of(Core *self, PyObject *object, uint64_t *extra) {
     *extra = 0;
     if (object == Py_None) return true;
@@ -113,7 +113,7 @@ static bool place_of(PyObject *medium, PyObject *group, PoolName *pool) {
     return group_of(group, &pool->group);
 }
 
-/* A buffer of uint32; released by the caller. */
+/* Gets a buffer of uint32, which the caller releases. */
 static bool tokens_of(PyObject *object, Py_buffer *view) {
     if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT)) return false;
     bool aligned = !view->len || (uintptr_t)view->buf % sizeof(uint32_t) == 0;
@@ -236,7 +236,7 @@ static PyObject *core_demote(Core *self, PyObject *number) {
     return nothing(go_on(self, number, UINT64_MAX, index_demote_some));
 }
 
-/* How much work may be done at once. */
+/* Reads how much work may be done at once. */
 static bool work_of(PyObject *object, uint64_t *work) {
     *work = PyLong_AsUnsignedLongLong(object);
     return !PyErr_Occurred();
@@ -263,7 +263,7 @@ static PyObject *core_trust(Core *self, PyObject *const *arguments, Py_ssize_t c
     Py_RETURN_NONE;
 }
 
-/* The hashes and extras of a store, in one array each. */
+/* Converts the hashes and extras of a store; both are in `memory`, which the caller frees. */
 static bool blocks_of(Core *self, PyObject *hashes, PyObject *extras, Stored *stored,
                       uint64_t **memory) {
     Py_ssize_t count = PyList_Size(hashes);
@@ -396,7 +396,7 @@ static Step step_of(IndexResult result) {
     return result == INDEX_MORE ? STEP_MORE : STEP_DONE;
 }
 
-/* The next piece of a store; blocks after the first piece are children of the one before them. */
+/* Applies the next piece of a store; each later piece continues the chain of the one before. */
 static Step apply_stored(Core *self, uint32_t number, Message *message, const WireEvent *event) {
     Owner *owner = &self->index.owners[number];
     if (event->names_salts > owner->names_salts) owner->names_salts = event->names_salts;
@@ -448,13 +448,13 @@ static Step apply_copied(Core *self, uint32_t number, Message *message, const Wi
     return STEP_DONE;
 }
 
-/* Handles the result of a stored event of any kind. */
+/* Returns how a stored event's blocks are treated; notes its group, unless it is a copy. */
 static Admission admit(Owner *owner, const WireEvent *event) {
     if (event->kind == EVENT_COPIED) return groups_admission(&owner->groups, event->pool.group);
     return groups_stored(&owner->groups, event->pool.group, event->group_kind);
 }
 
-/* Applies one event of a parsed message; `fault` is the name of what is skipped. */
+/* Applies one event of a parsed message; if it is skipped, `fault` names why. */
 static Step apply_event(Core *self, uint32_t number, Message *message, const WireEvent *event,
                         const char **fault) {
     switch (event->kind) {
@@ -481,7 +481,7 @@ static bool append_name(PyObject *names, const char *name) {
     return done;
 }
 
-/* Goes on with a parsed message until the limit of work; false with an exception set. */
+/* Continues a parsed message until the limit of work; returns false with an exception set. */
 static bool apply_events(Core *self, uint32_t number, Message *message, Step *step) {
     for (*step = STEP_DONE; message->done < message->batch.event_count; message->done++) {
         const WireEvent *event = &message->batch.events[message->done];
@@ -499,7 +499,7 @@ static bool apply_events(Core *self, uint32_t number, Message *message, Step *st
     return true;
 }
 
-/* Goes on with a message; true or false as an object where there is more, or a surprise. */
+/* Continues a message; returns True if there is more, False for a surprise, else the outcome. */
 static PyObject *proceed(Core *self, uint32_t number, Message *message, uint64_t work) {
     index_begin(&self->index, work);
     if (!message->parsed) {
@@ -517,7 +517,7 @@ static PyObject *proceed(Core *self, uint32_t number, Message *message, uint64_t
                          message->clears ? Py_True : Py_False, PyList_AsTuple(message->faults));
 }
 
-/* Keeps the message in hand for its owner, until the rest of it is asked for. */
+/* Keeps the present message for its owner until the rest of it is requested. */
 static bool put_aside(Core *self, Owner *owner) {
     Message *kept = PyMem_Malloc(sizeof *kept);
     if (!kept) return PyErr_NoMemory(), false;

@@ -1,4 +1,4 @@
-/* A reader of msgpack: nothing but bounds-checked steps. */
+/* A msgpack reader; every step is bounds-checked. */
 #ifndef KVSTEER_READER_H
 #define KVSTEER_READER_H
 
@@ -9,7 +9,7 @@
 
 #define MAX_NESTING 32
 
-/* A reader never goes past `end`; once it has failed, it stays failed and yields zeros. */
+/* A reader never goes past `end`; once it has failed, it stays failed and returns zeros. */
 typedef struct {
     const unsigned char *at, *end;
     bool failed;
@@ -76,7 +76,7 @@ static inline Text take_bytes(Reader *reader, size_t length) {
     return text;
 }
 
-/* A text of ASCII: whether others are sound UTF-8 is for the typed decoder to judge. */
+/* An ASCII text; fails for others, whose UTF-8 the typed decoder checks. */
 static inline Text take_text(Reader *reader) {
     unsigned tag = peek(reader);
     if (tag == 0xc1) return (Text){reader->at, fail(reader)};
@@ -92,7 +92,7 @@ static inline Text take_text(Reader *reader) {
     return text;
 }
 
-/* Any integer as its 64 bits. */
+/* Any integer, as its 64 bits. */
 static inline uint64_t take_integer(Reader *reader) {
     unsigned tag = peek(reader);
     if (tag == 0xc1) return fail(reader);
@@ -112,7 +112,7 @@ static inline uint64_t take_integer(Reader *reader) {
     }
 }
 
-/* An integer from 0 to limit; fails for others, negative ones too. */
+/* An integer from 0 to limit; fails for any other, including negative ones. */
 static inline uint64_t take_count(Reader *reader, uint64_t limit) {
     unsigned tag = peek(reader);
     bool negative = tag >= 0xe0 || (tag >= 0xd0 && tag <= 0xd3);
@@ -139,9 +139,9 @@ static inline void skip_scalar(Reader *reader) {
     }
 }
 
-/* Steps over one value of any type, without recursion. Fails where values are nested deeper than
- * any engine does, and where a map has an array or a map for a key: the typed decoder refuses such
- * messages as a whole. */
+/* Skips one value of any type, without recursion. Fails if values are nested deeper than any engine
+ * nests them, or if a map has an array or a map as a key: the typed decoder rejects such messages
+ * as a whole. */
 static inline void skip(Reader *reader) {
     uint64_t left[MAX_NESTING] = {1}; /* values, on each level */
     bool is_map[MAX_NESTING] = {false};

@@ -1,4 +1,4 @@
-/* Rows: which holders have a block key, and how many hashes of a holder stand for it. */
+/* Rows: which holders have a block key, and how many of a holder's hashes have it. */
 #ifndef KVSTEER_ROWS_H
 #define KVSTEER_ROWS_H
 
@@ -8,7 +8,7 @@ static inline uint64_t sharer_key(const Index *index, Holder holder, uint64_t ke
     return mix64(key ^ mix64(holder + index->secret));
 }
 
-/* Adds a hash of this holder for this key. */
+/* Adds a hash of this holder for this key; returns false if out of memory. */
 static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
     Slot row = table_find(&index->rows, key);
     SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
@@ -37,8 +37,8 @@ static inline bool row_hold(Index *index, Holder holder, uint64_t key) {
     return true;
 }
 
-/* Gives up a whole row, for want of memory to change it: what others hold of it is not credited any
- * more, which is never wrong. Their own release of it finds nothing. */
+/* Drops a whole row because there is no memory to change it: its other holders get no credit for it
+ * any more, which is never wrong. When they release it, they find nothing. */
 static inline void row_drop(Index *index, Slot row) {
     SetId set = row.shard->tags[row.at];
     table_remove(&index->rows, row);
@@ -57,7 +57,7 @@ static inline void row_release(Index *index, Holder holder, uint64_t key) {
     }
     Slot row = table_find(&index->rows, key);
     SetId from = row.shard ? row.shard->tags[row.at] : EMPTY_SET;
-    if (!sets_contain(&index->sets, from, holder)) return; /* its row was given up */
+    if (!sets_contain(&index->sets, from, holder)) return; /* its row was dropped */
     SetId to = sets_step(&index->sets, from, holder, false);
     if (to == NO_SET) {
         row_drop(index, row);

@@ -2,10 +2,10 @@
 
 #include <stdbool.h>
 
-#define TO_BRACE 0x20u /* sets "[" to "{", and nothing else */
+#define TO_BRACE 0x20u /* turns "[" into "{", and no other byte */
 #define MULTIPLIER 0x9E3779B97F4A7C15u
 
-/* At most 255 bytes at once, so that one byte holds each count: compilers make vectors of this. */
+/* At most 255 bytes at once, so that each count fits in one byte: compilers vectorize this. */
 Marks scan_marks(const uint8_t *body, size_t length) {
     Marks all = {0};
     for (size_t at = 0; at < length; at += 255) {

@@ -15,8 +15,8 @@ typedef struct {
 /* All marks, including those within texts. */
 Marks scan_marks(const uint8_t *body, size_t length);
 
-/* The marks that the decoder will see: no escaped quotes, and nothing that stands in a text.
- * max_quotes: where there are more, the rest is not looked at. */
+/* The marks that the decoder will see: no escaped quotes, and nothing within texts.
+ * max_quotes: with more, the rest is not scanned. */
 Marks scan_marks_outside(const uint8_t *body, size_t length, size_t max_quotes);
 
 /* Writes a number for each run of RUN_TOKENS tokens, count - RUN_TOKENS + 1 of them. */

@@ -1,8 +1,8 @@
-/* Sets of holders, each kept once: a row of the index needs four bytes however many hold its block.
+/* Sets of holders, each kept once: a row of the index needs four bytes however many holders it has.
  *
- * A holder is a 32-bit id, a set a sorted array of them. Id 0 is the empty set. Sets are counted by
- * the rows that use them and freed with the last. A small cache remembers what adding or taking a
- * holder leads to, since the same few transitions come again and again.
+ * A holder is a 32-bit id, a set a sorted array of holders. Set 0 is the empty set. Each set counts
+ * the rows that use it, and is freed with the last. A small cache keeps the results of adding or
+ * removing a holder, because the same few transitions recur.
  */
 #ifndef KVSTEER_SETS_H
 #define KVSTEER_SETS_H
@@ -13,14 +13,14 @@ typedef uint32_t Holder;
 typedef uint32_t SetId;
 
 #define EMPTY_SET 0u
-#define NO_SET UINT32_MAX /* memory is short */
+#define NO_SET UINT32_MAX /* out of memory */
 #define TRANSITIONS 4096u
 
 typedef struct {
     Holder *members;
     uint32_t length;
     uint32_t rows;       /* that use it */
-    uint32_t generation; /* of this id, so that remembered transitions of a freed set are void */
+    uint32_t generation; /* of this id; makes cached transitions of a freed set invalid */
     SetId next;          /* in its bucket, or in the list of free ids */
     uint64_t hash;
 } Set;
@@ -65,7 +65,7 @@ static inline uint64_t sets_hash(const Holder *members, uint32_t length) {
     return hash;
 }
 
-/* Where a holder is in a set, or would be. */
+/* Returns where a holder is in a set, or would be. */
 static inline uint32_t sets_position(const Set *set, Holder holder) {
     uint32_t low = 0, high = set->length;
     while (low < high) {

@@ -2,10 +2,10 @@
  *
  * Open addressing with linear probing, split over shards that grow one by one: the longest pause is
  * the rehash of one shard. A slot is empty when its tag is 0, so tags are counts or ids from 1 on.
- * An optional second value (extra) lies in an array of its own.
+ * An optional second value (extra) is in a separate array.
  *
- * Keys may be chosen by somebody hostile: slots are found by a hash with a secret, so that nobody
- * can aim for long probe chains.
+ * Keys may be chosen by an attacker: slots are found by a hash with a secret, so that nobody can
+ * cause long probe chains on purpose.
  */
 #ifndef KVSTEER_TABLE_H
 #define KVSTEER_TABLE_H
@@ -35,7 +35,7 @@ typedef struct {
     bool has_extras;
 } Table;
 
-/* A slot of a table; good until the next insertion into or removal from it. */
+/* A slot of a table; valid until the next insertion into the table or removal from it. */
 typedef struct {
     Shard *shard; /* NULL: there is none */
     uint32_t at;
@@ -105,7 +105,7 @@ static inline Slot table_find(Table *table, uint64_t key) {
     return (Slot){NULL, 0};
 }
 
-/* Puts a key that is not there into a shard that has room. */
+/* Adds a key that a shard does not have yet; the shard must have room. */
 static inline uint32_t table_place(Shard *shard, uint64_t key, uint64_t hash, uint32_t tag) {
     uint32_t at = table_home(shard, hash);
     while (shard->tags[at])

@@ -58,7 +58,7 @@ bool wire_medium(const unsigned char *name, size_t length, uint32_t *medium, uin
     return false;
 }
 
-/* An event's fields while it is read; what was not sent keeps its default. */
+/* An event's fields while it is read; fields not sent keep their defaults. */
 typedef struct {
     WireEvent event;
     bool has_hashes, has_tokens, has_block_size;
@@ -140,7 +140,7 @@ static void read_rare_field(Reader *reader, Text name, Fields *fields) {
     } else if (text_is(name, "ownership")) {
         fields->is_foreign = read_is_foreign(reader);
     } else if (text_is(name, "cache_salt")) {
-        if (!take_nil(reader)) fail(reader); /* salted chains are the typed decoder's */
+        if (!take_nil(reader)) fail(reader); /* salted chains are left to the typed decoder */
     } else if (text_is(name, "type")) {
         fail(reader); /* a second one */
     } else {
@@ -150,7 +150,7 @@ static void read_rare_field(Reader *reader, Text name, Fields *fields) {
     }
 }
 
-/* Reads the field of this name; false where memory is short. */
+/* Reads the field of this name; returns false if out of memory. */
 static bool read_field(Index *index, Reader *reader, Text name, WireBatch *batch, Fields *fields) {
     WireEvent *event = &fields->event;
     if (text_is(name, "block_hashes")) return read_hashes(index, reader, batch, fields);
@@ -217,7 +217,7 @@ static bool stored_is_sound(const Reader *reader, const Fields *fields) {
            extras_are_plain(*reader, fields) && images_are_none(*reader, fields);
 }
 
-/* Says what the event is by all of its fields; false where that is for the typed decoder to say. */
+/* Finds the event's kind from all its fields; returns false if the typed decoder must find it. */
 static bool classify(const Reader *reader, Fields *fields) {
     WireEvent *event = &fields->event;
     bool is_placeholder = (fields->has_block_size && !event->pool.block_size) ||
@@ -264,14 +264,14 @@ static size_t named_positions(EventKind kind) {
     return kind == EVENT_REMOVED ? sizeof removed_names / sizeof *removed_names : 0;
 }
 
-/* Notes whether a store of this layout could say that there is a salt, or an adapter; that it can
- * name one shows when its field is read. */
+/* Notes whether a store of this layout could name a salt, or an adapter; if it has the field of an
+ * adapter's name, read_field() notes that it could. */
 static void note_layout(WireEvent *event, bool by_position, size_t count) {
     event->names_salts = !by_position || count > 8; /* its tag, and fields up to extra_keys */
     event->names_loras = by_position ? 0 : -1;
 }
 
-/* Reads an event's fields, named or by position. */
+/* Reads an event's fields, named or by position; returns false if out of memory. */
 static bool read_fields(Index *index, Reader *reader, WireBatch *batch, Fields *fields) {
     bool by_position = is_array(reader);
     size_t count = by_position ? take_array(reader) : take_map(reader);
@@ -310,7 +310,7 @@ WireResult wire_begin(WireBatch *batch, const unsigned char *bytes, size_t lengt
     if (peek(reader) != 0xcb) return WIRE_SURPRISE;
     reader->at++;
     uint64_t stamp = big_endian(reader, 8);
-    if ((stamp >> 52 & 0x7ff) == 0x7ff) return WIRE_SURPRISE; /* infinite, or no number */
+    if ((stamp >> 52 & 0x7ff) == 0x7ff) return WIRE_SURPRISE; /* infinite, or not a number */
     batch->left = take_array(reader);
     return reader->failed || batch->left > MAX_EVENTS ? WIRE_SURPRISE : WIRE_OK;
 }

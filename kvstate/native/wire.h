@@ -1,9 +1,9 @@
-/* Event batches as vLLM and its kin publish them, parsed without building Python objects.
+/* Event batches as vLLM and similar engines publish them, parsed without building Python objects.
  *
  * [timestamp, [event...], rank?] in msgpack; an event is a tagged array (vLLM before 0.24) or a
- * tagged map (since). Positions and names: vllm.distributed.kv_events, as kvstate/wire/zmq_wire.py has
- * them. Anything that is not exactly what is expected makes wire_parse() say WIRE_SURPRISE, before
- * anything was applied: the typed decoder in Python then names the fault.
+ * tagged map (since). Positions and names: vllm.distributed.kv_events, as in
+ * kvstate/wire/zmq_wire.py. For anything unexpected wire_begin() or wire_parse() returns
+ * WIRE_SURPRISE, before anything is applied: the typed decoder in Python then names the fault.
  */
 #ifndef KVSTEER_WIRE_H
 #define KVSTEER_WIRE_H
@@ -13,7 +13,7 @@
 
 typedef enum { WIRE_OK, WIRE_SURPRISE, WIRE_NO_MEMORY, WIRE_MORE } WireResult;
 
-/* Of one message, as kvstate/wire/zmq_wire.py has them. */
+/* Limits of one message, as in kvstate/wire/zmq_wire.py. */
 #define MAX_EVENTS 65536u
 #define MAX_HASHES 262144u
 #define MAX_HASH_BYTES 64u
@@ -40,10 +40,10 @@ typedef struct {
     int8_t names_salts, names_loras; /* as in Owner */
 } WireEvent;
 
-/* A batch while it is parsed, and then; its arrays may be used again for the next one. */
+/* A batch during and after parsing; its arrays may be reused for the next one. */
 typedef struct {
     Reader reader;
-    size_t fields, left; /* of the batch, and events that are not read yet */
+    size_t fields, left; /* of the batch; events not read yet */
     WireEvent *events;
     uint64_t *hashes;
     uint32_t *tokens;
@@ -51,17 +51,17 @@ typedef struct {
     size_t event_room, hash_room, token_room;
 } WireBatch;
 
-/* Begins a payload, then reads its events until the index's limit of work; WIRE_MORE where some are
- * left. */
+/* wire_begin() begins a payload; wire_parse() reads its events up to the index's limit of work, and
+ * returns WIRE_MORE if some are left. */
 WireResult wire_begin(WireBatch *batch, const unsigned char *bytes, size_t length);
 WireResult wire_parse(Index *index, WireBatch *batch);
 void wire_free(WireBatch *batch);
 
-/* The number and tier of a medium's name, upper case; false if it is unknown. */
+/* Finds the number and tier of a medium by its name in upper case; false if it is unknown. */
 bool wire_medium(const unsigned char *name, size_t length, uint32_t *medium, uint32_t *tier);
-/* An engine hash given as bytes, as the number that stands for it here. */
+/* Returns the number that stands for an engine hash given as bytes. */
 uint64_t wire_fold_hash(Index *index, const unsigned char *bytes, size_t length);
-/* The number that stands for an adapter known by this name. */
+/* Returns the number that stands for an adapter known by this name. */
 uint64_t wire_lora(Index *index, const unsigned char *name, size_t length);
 
 #endif

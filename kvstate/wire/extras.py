@@ -10,7 +10,7 @@ a list of {"hash", "start_offset"}.
 A model with several kinds of attention stores every prompt once for each group of its layers. Only
 groups that hold the whole prefix are indexed. Stores name their group's kind since vLLM 0.22;
 events that do not name it (removals, copies) follow the last kind named for their group. vLLM 0.20
-has groups without kinds: a single such group is the only one, but of two it is not known which one
+has groups without kinds: a single such group is the only one; with two, it is not known which one
 holds the prefix, so the blocks of neither count.
 """
 
@@ -67,7 +67,7 @@ class Groups:
         self._states: dict[int, _State] = {}
 
     def stored(self, group: int | None, *, holds_prefix: bool | None) -> Admission:
-        """Notes a store; holds_prefix is None if its kind is not named."""
+        """Notes a store; returns how its blocks are treated. holds_prefix: None if not named."""
         if group is None:
             return Admission.OTHER_GROUP if holds_prefix is False else Admission.INDEXED
         state = self._states.get(group)
@@ -208,9 +208,10 @@ def is_huge(extra: Extra) -> bool:
 def with_root(
     extras: list[Extra] | None, first_token: int | None, salt: object, blocks: int
 ) -> list[Extra] | None:
-    """Adds the extras of a chain that begins a prompt.
+    """Returns the extras of a chain that begins a prompt, with those of the root block added.
 
-    first_token: of bigrams, whose pages hold only the second tokens. salt: SGLang's.
+    first_token: of bigrams, whose pages hold only the second tokens. salt: of the store; None
+    if it has none.
 
     Raises:
         Skipped: bad_cache_salt.
@@ -244,7 +245,10 @@ def _extra(raw: object, lora: str | int | None) -> Extra:
 
 
 def _is_plain(item: object) -> bool:
-    """A scalar, or scalars such as vLLM's [image hash, offset]: no engine nests deeper."""
+    """Whether it is a scalar or a list of scalars, such as vLLM's [image hash, offset].
+
+    No engine nests deeper.
+    """
     scalars = item if isinstance(item, list) else [item]
     return all(
         isinstance(scalar, _SCALARS) and (type(scalar) is not int or scalar in INTEGERS)

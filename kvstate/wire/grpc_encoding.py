@@ -1,8 +1,8 @@
 """Encodes typed events as messages of SMG's feed, for both of its generations at once.
 
 Messages are composed of pieces: serialized protobuf messages of one type, concatenated, are read as
-one message. So a block is encoded once, for the stream and for all new subscribers; an event is a
-batch that holds nothing else (an entry), and a batch is a head followed by entries.
+one message. So a block is encoded once, for the stream and for all new subscribers; an event is
+encoded as a batch that holds nothing else (an entry), and a batch is a head followed by entries.
 
 Field numbers and meanings: proto/kvsteer_kv_events.proto. Consumers of smg-grpc-proto 0.4.14 read
 `cache_level` where those of 0.4.28 read `tier` and `medium`; both are written.
@@ -53,7 +53,7 @@ def signed_hash(block_hash: BlockHash) -> int:
 
 
 def is_text(item: str) -> bool:
-    """Whether a text can be a protobuf string: JSON allows halves of surrogate pairs."""
+    """Whether a text can be a protobuf string; JSON also allows halves of surrogate pairs."""
     try:
         item.encode()
     except UnicodeEncodeError:
@@ -62,7 +62,7 @@ def is_text(item: str) -> bool:
 
 
 def varint(number: int) -> bytes:
-    """Encodes a number as protobuf does: seven bits a byte, lowest first."""
+    """Encodes a number as protobuf does: seven bits per byte, lowest first."""
     written = bytearray()
     while number > 0x7F:  # noqa: PLR2004 - what seven bits hold
         written.append(number & 0x7F | 0x80)
@@ -88,28 +88,28 @@ def extra_key(item: object) -> KvBlockExtraKey:
 
 
 def proto_tier(medium: str) -> KvCacheTier:
-    """The proto's tier of a medium; unspecified if it has none."""
+    """Returns the proto's tier of a medium; unspecified if it has none."""
     tier = tier_of(medium)
     return KV_CACHE_TIER_UNSPECIFIED if tier is None else _TIERS[tier]
 
 
 def cache_level_of(medium: str) -> int | None:
-    """The cache level of the first generation: none for the device."""
+    """Returns the cache level of the first generation; None for the device or an unknown medium."""
     tier = tier_of(medium)
     return None if tier is None or tier is Tier.DEVICE else int(tier)
 
 
 def uint32_or_none(number: int | None) -> int | None:
-    """Returns the number if a uint32 field can hold it."""
+    """Returns the number if a uint32 field can hold it, else None."""
     return number if number is not None and 0 <= number < 1 << 32 else None
 
 
-# Consumers reject messages above 4 MiB by default, so events are split long before: a store of many
-# blocks becomes several of fewer blocks, each the child of the one before.
+# Consumers reject messages above 4 MiB by default, so larger events are split well below that: a
+# store of many blocks becomes several of fewer blocks, each the child of the one before.
 MAX_EVENT_TOKENS = 65_536
 MAX_EVENT_BLOCKS = 4_096
 MAX_EVENT_HASHES = 16_384
-# No correct event is longer after that; one that is, because of its extra keys, cannot be sent.
+# After a split no correct event is longer; one that is, because of its extra keys, is not sent.
 MAX_ENTRY_BYTES = 1024 * 1024
 
 # Tags (field number and wire type): KvEventBatch.events, KvCacheEvent.event_id and .stored,
@@ -150,7 +150,7 @@ def encode_cleared(event_id: int) -> bytes:
 
 
 def encode_removed(removed: BlocksRemoved, event_id: int) -> Iterator[bytes]:
-    """Encodes the entries of a removal."""
+    """Yields the encoded entries of a removal."""
     level = cache_level_of(removed.medium)
     for start in range(0, len(removed.hashes), MAX_EVENT_HASHES):
         hashes = removed.hashes[start : start + MAX_EVENT_HASHES]
@@ -206,7 +206,7 @@ def encode_store(stored: BlocksStored, namespace: Namespace) -> EncodedStore:
 
 
 def encode_stored(stored: BlocksStored, encoded: EncodedStore, event_id: int) -> Iterator[bytes]:
-    """Encodes the entries of a store."""
+    """Yields the encoded entries of a store."""
     step = max(1, min(MAX_EVENT_BLOCKS, MAX_EVENT_TOKENS // stored.block_size))
     cuts = [*range(0, len(stored.hashes), step), len(stored.hashes)]
     for start, end in pairwise(cuts):

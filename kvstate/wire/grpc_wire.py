@@ -66,7 +66,7 @@ def event_steps(raw: KvCacheEvent, full_block_size: int) -> Generator[None, None
     full_block_size: blocks of fewer tokens are partial ones.
 
     Raises:
-        Skipped: it cannot be indexed; the name under which it is counted.
+        Skipped: it cannot be indexed; the text is the name under which it is counted.
     """
     kind = raw.WhichOneof("data")
     if kind == "stored":
@@ -85,11 +85,11 @@ class _Columns:
     def __init__(self) -> None:
         self.hashes: list[BlockHash] = []
         self.tokens = array("I")
-        self.sizes: list[int] = []  # as the blocks give them
-        self.counts: list[int] = []  # of their tokens
+        self.sizes: list[int] = []  # as the blocks state them
+        self.counts: list[int] = []  # how many tokens each has
         self.loras: list[int | None] = []
         self.levels: set[int] = set()
-        self.keys: dict[int, Sequence[KvBlockExtraKey]] = {}  # by the block's place
+        self.keys: dict[int, Sequence[KvBlockExtraKey]] = {}  # by the block's position
 
     def take(self, block: KvBlock) -> None:
         """Adds a block."""
@@ -183,9 +183,10 @@ def _group(raw: KvBlocksStored | KvBlocksRemoved) -> int | None:
 def _medium(
     raw: KvBlocksStored | KvBlocksRemoved, levels: set[int], first: KvBlock | KvBlocksRemoved
 ) -> str:
-    """The medium's own name if it is known, else a name for its tier.
+    """Returns the medium's own name if it is known, else a name for its tier.
 
-    levels: the cache levels given, which must all be the same; first: a block that gives one.
+    levels: the cache levels named, which must all be the same. first: the first block of a store,
+    or the removal, which names one.
     """
     if tier_of(raw.medium) is not None:
         return raw.medium.upper()
@@ -213,7 +214,7 @@ def _adapter_number(loras: list[int | None]) -> int | None:
 def _extras(
     raw: KvBlocksStored, columns: _Columns, lora: str | int | None
 ) -> Generator[None, None, list[Extra] | None]:
-    """The extra keys of each block, without the adapter's name.
+    """Returns the extra keys of each block, without the adapter's name.
 
     Relays repeat the salt on a child's store; it belongs only to the root block, where vLLM's extra
     keys have it too.
@@ -280,8 +281,8 @@ def parsing(raw: bytes) -> Generator[None, None, KvEventBatch]:
     """Parses one message of the stream, a piece at a time.
 
     Raises:
-        WireError: it is not a KvEventBatch, or it has no time stamp, an absurd snapshot, or more
-            fields than a message can have.
+        WireError: it is not a KvEventBatch, has no finite time stamp, or has more snapshot chunks
+            or fields than allowed.
     """
     message = KvEventBatch()
     try:
@@ -347,7 +348,7 @@ def _merging_one(
 
 
 def _field(raw: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """A field's number, where its content begins, and where it ends."""
+    """Returns a field's number, where its content begins, and where it ends."""
     if at + 2 <= end and raw[at] & _SHORT == _LENGTH and raw[at + 1] < _MORE:  # the usual case
         behind = at + 2 + raw[at + 1]
         if behind <= end:
@@ -391,12 +392,12 @@ def _varint(value: int) -> bytes:
 
 
 def rank_of(message: KvEventBatch) -> int:
-    """The rank of a message; servers with one rank leave it out."""
+    """Returns the rank of a message; 0 if none is named, as by servers with one rank."""
     return message.dp_rank if message.HasField("dp_rank") else 0
 
 
 def snapshot_of(message: KvEventBatch) -> SnapshotSpan | None:
-    """The snapshot that this message begins, or None."""
+    """Returns the snapshot that this message begins, or None."""
     if not _begins_snapshot(message):
         return None
     first = message.sequence_number
@@ -405,7 +406,7 @@ def snapshot_of(message: KvEventBatch) -> SnapshotSpan | None:
 
 
 def load_of(message: KvEventBatch) -> EngineLoad | None:
-    """The engine's load in the message, or None."""
+    """Returns the engine's load in the message, or None."""
     if not message.HasField("load"):
         return None
     load = message.load
@@ -461,7 +462,7 @@ def decoding(message: KvEventBatch, full_block_size: int = 0) -> Generator[None,
 
 
 def _lost_as_a_whole(message: KvEventBatch) -> str:
-    """Why the contents of the message are lost, "" if they are not.
+    """Returns why the contents of the message are lost, "" if they are not.
 
     SMG's relays forward a payload that they cannot decode as an empty batch without a time stamp.
     """

@@ -2,10 +2,10 @@
 
 The answer is a JSON list. Every event has a number, `event_id`, counted by each rank from 0 since
 the server's start, and becomes a batch of its own. Names are those of `KVCacheEventSerializer`
-(tensorrt_llm/_utils.py): created, stored, removed and updated, of the pool with some `window_size`
+(tensorrt_llm/_utils.py): created, stored, removed and updated, of the pool with this `window_size`
 (the attention window in tokens).
 
-A block of JSON is {"block_hash", "tokens": [{"token_id", "token_extra_id"}], "cache_level",
+A block in JSON is {"block_hash", "tokens": [{"token_id", "token_extra_id"}], "cache_level",
 "mm_keys"?, "cache_salt"?, "lora_id"?}; the last three came later; no release sends the adapter's
 number yet. The last block of a prompt may be partial.
 """
@@ -28,7 +28,7 @@ MAX_SEQUENCE = 0xFFFF_FFFF_FFFF_FFFF
 # The most events of one answer. The engine's queue (`event_buffer_max_size`) usually has 1,024.
 MAX_EVENTS = 65_536
 
-# A list is parsed only up to the first item that is not an event: 16 MiB of zeros would be 8
+# A longer list is parsed only up to the first item that is not an event: 16 MiB of zeros would be 8
 # million items, and block the event loop for seconds.
 MAX_SPOILT_BYTES = 64 * 1024
 
@@ -140,18 +140,18 @@ class StoredData(msgspec.Struct):
 
 
 def fold(number: int) -> BlockHash:
-    """A hash as unsigned 64 bits."""
+    """Returns a hash as unsigned 64 bits."""
     return number & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def medium_of(cache_level: int | None) -> str | None:
-    """The medium of a cache level, None if unknown."""
+    """Returns the medium of a cache level, None if unknown."""
     level = cache_level or 0
     return _MEDIA[level] if 0 <= level < len(_MEDIA) else None
 
 
 def largest(blocks: Sequence[Block]) -> int:
-    """Tokens of the largest block, which is full if any block is.
+    """Returns the tokens of the largest block, which is full if any block is; 0 for no blocks.
 
     Raises:
         Skipped: bad_block_size.
@@ -163,7 +163,7 @@ def largest(blocks: Sequence[Block]) -> int:
 
 
 def full(blocks: Sequence[Block], block_size: int) -> Sequence[Block]:
-    """The blocks before the first partial one, which cannot have children."""
+    """Returns the blocks before the first partial one, which cannot have children."""
     for position, block in enumerate(blocks):
         if len(block.tokens) != block_size:
             return blocks[:position]
@@ -174,7 +174,7 @@ def chains(blocks: Sequence[Block], parent: int | None, group: int | None) -> li
     """Converts a chain of full blocks to one event for each run on the same medium.
 
     Raises:
-        Skipped: a name for what cannot be indexed.
+        Skipped: they cannot be indexed; the text is the name of the fault.
     """
     loras = {block.lora_id for block in blocks}
     if len(loras) > 1:
@@ -208,7 +208,7 @@ def _chain(
         extras=extras,
         medium=medium,
         group=group,
-        kind="full_attention",  # `trtllm_wire` leaves the other windows out
+        kind="full_attention",  # `RankDecoder` leaves out the other windows
         names_salts=salt is not msgspec.UNSET,
         names_loras=lora is not msgspec.UNSET,
     )
@@ -240,7 +240,7 @@ def _with_token_extras(extras: list[Extra] | None, blocks: Sequence[Block]) -> l
     return [(*first, *second) for first, second in zip(known, carried, strict=True)]
 
 
-# The most blocks of one rank that are remembered outside the device.
+# The most blocks outside the device that are remembered for one rank.
 MAX_ELSEWHERE = 1_048_576
 
 # Blocks of smaller windows are never stored here.
@@ -316,7 +316,7 @@ class RankDecoder:
         self._elsewhere: dict[tuple[int | None, BlockHash], str] = {}
 
     def _see_window(self, window_tokens: int | None) -> bool:
-        """Whether the blocks indexed so far turn out to have too small a window."""
+        """Notes a window; returns whether blocks were indexed under a smaller one."""
         if (window_tokens or 0) <= self._largest_tokens:
             return False
         self._largest_tokens = window_tokens or 0
@@ -357,7 +357,7 @@ class RankDecoder:
 
     def _moved(self, updated: _UpdatedData, window: int | None) -> list[Event]:
         if updated.cache_level is None:
-            return []  # another priority
+            return []  # only the priority changed
         block = fold(updated.block_hash)
         old = self._elsewhere.get((window, block), DEFAULT_MEDIUM)
         new = medium_of(updated.cache_level.new_value)

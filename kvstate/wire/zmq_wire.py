@@ -58,8 +58,8 @@ def ends_replay(batch: Batch) -> bool:
 def parse_frames(frames: Sequence[bytes]) -> Batch:
     """Splits a message, live or replayed, into its parts.
 
-    Counted from the end: replays put an empty frame in front, and since vLLM 0.26, SGLang 0.5.22
-    and in TensorRT-LLM the topic too.
+    Frames are counted from the end: replays put an empty frame in front, followed since vLLM 0.26
+    and SGLang 0.5.22, and in TensorRT-LLM, by the topic.
 
     Raises:
         WireError: fewer than two frames, or a sequence number that is not 8 bytes.
@@ -129,7 +129,7 @@ Fields = Mapping[str, Any]
 
 
 def tag_of(raw: object) -> object:
-    """The event's kind as it names it, None if it names none."""
+    """Returns the kind that an event names, None if it names none."""
     if isinstance(raw, list):
         return raw[0] if raw else None
     return raw.get("type") if isinstance(raw, Mapping) else None
@@ -139,7 +139,7 @@ def decode_event(raw: object) -> Event:
     """Decodes to a typed event.
 
     Raises:
-        Skipped: it cannot be indexed, under the name it is counted by.
+        Skipped: it cannot be indexed; the text is the name under which it is counted.
     """
     tag = tag_of(raw)
     if tag == "BlockStored":
@@ -206,7 +206,7 @@ def _chain(fields: Fields, hashes: list[BlockHash], *, is_array: bool) -> Blocks
 
 
 def _names_loras(fields: Fields, *, salt_follows: bool, is_array: bool) -> bool | None:
-    """Only since 0.5.22 do SGLang's maps have names, and they leave them out without an adapter."""
+    """SGLang's maps have names only since 0.5.22, and leave them out if there is no adapter."""
     if "lora_name" in fields:
         return not salt_follows
     return False if is_array else None
@@ -238,14 +238,14 @@ def _hashes(raw: object) -> list[BlockHash]:
 
 
 def _tokens(raw: object) -> tuple[Tokens, int | None]:
-    """The tokens of all blocks; for bigrams the second ones, and the very first separately."""
+    """Returns the tokens of all blocks; of bigrams the second ones, and the very first apart."""
     if not isinstance(raw, list):
         raise Skipped("bad_tokens")
     if raw and isinstance(raw[0], list):
         return _bigrams(raw)
     try:
         return array("I", raw), None
-    except (TypeError, OverflowError):  # TensorRT-LLM may have texts for tokens
+    except (TypeError, OverflowError):  # TensorRT-LLM may send texts as tokens
         raise Skipped("bad_tokens") from None
 
 
@@ -275,7 +275,7 @@ _stamp = struct.Struct(">d")
 STAMP_END = 2 + _stamp.size
 
 # A batch beyond any of these limits is rejected: one publisher must not hold up all others. An
-# event that the core cannot read itself is decoded at once, so its bytes are bounded too.
+# event that the core cannot read itself is decoded in one step, so its bytes are bounded too.
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 MAX_EVENTS = 65_536
 MAX_BLOCKS = 262_144
@@ -374,14 +374,14 @@ def _head(payload: bytes) -> _Head:
 
 
 def _scalar(raw: msgspec.Raw | None) -> Any:  # noqa: ANN401 - whatever it is
-    """Returns a field that is neither text nor list; None for others."""
+    """Decodes a field that is no longer than a number can be; None for others."""
     if raw is None or len(memoryview(raw)) > _MAX_SCALAR_BYTES:
         return None
     return _decoded(_decoder, raw)
 
 
 def _count_of(raw: msgspec.Raw) -> int | None:
-    """The number of items in an array, None if it is not an array."""
+    """Returns the number of items in an array, None if it is not an array."""
     start = bytes(memoryview(raw)[:5])
     if _FIX_ARRAY <= start[0] < _FIX_TEXT:
         return start[0] - _FIX_ARRAY
@@ -417,5 +417,5 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes | msgspec.Raw) ->
 
 
 def _without_content(error: Exception) -> str:
-    """The error without its bytes, which may be part of a prompt."""
+    """Returns the error's text without the bytes, which may be part of a prompt."""
     return error.reason if isinstance(error, UnicodeDecodeError) else str(error)

@@ -2,8 +2,8 @@
 
 Source: ZMTP 3.1 (https://rfc.zeromq.org/spec/37) with the mechanism NULL. Both sides send a
 greeting of 64 octets, then the command READY with their Socket-Type. A frame is flags, size (one
-octet, or eight where it is long) and body; a message is its frames up to one without MORE. A peer
-of ZMTP 3.0 (spec/23) knows no heartbeats, and takes a subscription as the message [1, topic].
+octet, or eight if it is long) and body; a message is its frames up to one without MORE. A peer of
+ZMTP 3.0 (spec/23) has no heartbeats, and expects a subscription as the message [1, topic].
 """
 
 import struct
@@ -59,7 +59,7 @@ class Session:
         self._max_message_bytes = max_message_bytes
         self._answers = bytearray(GREETING)
         self._is_greeted = False
-        self._buffer = b""  # slices of bytes are the frames, copied once
+        self._buffer = b""  # frames are slices of it, copied once
         self._at = 0
         self._pending = bytearray()
         self._frames: list[bytes] = []
@@ -81,7 +81,7 @@ class Session:
         return answers
 
     def ping(self) -> None:
-        """Sends a heartbeat, if the peer's version knows heartbeats."""
+        """Sends a heartbeat, if the peer's version has heartbeats."""
         if self.is_ready and self.has_heartbeats:
             self._answers += _frame(_COMMAND, b"\x04PING" + bytes(_TTL_BYTES))
 
@@ -161,7 +161,7 @@ class Session:
             raise WireError(_refusal(data))
 
     def _read(self, max_bytes: int) -> tuple[int, bytes] | None:
-        """Reads flags and body of the next frame."""
+        """Returns flags and body of the next frame; None if it is incomplete."""
         if not self._has(_SHORT_HEAD):
             return None
         flags, head_bytes, size = self._buffer[self._at], _SHORT_HEAD, self._buffer[self._at + 1]
@@ -202,7 +202,7 @@ def _frame(flags: int, body: bytes) -> bytes:
 
 
 def _named(command: bytes) -> tuple[bytes, bytes]:
-    """Name and data of a command."""
+    """Returns name and data of a command."""
     if not command or len(command) <= command[0]:
         raise WireError("command without a name")
     return command[1 : 1 + command[0]], command[1 + command[0] :]
@@ -226,5 +226,5 @@ def _refusal(data: bytes) -> str:
 
 
 def _shown(words: bytes) -> str:
-    """The beginning of the peer's data, as text."""
+    """Returns the beginning of the peer's data, as text."""
     return words[:_MAX_WORDS].decode("ascii", "replace")

@@ -24,7 +24,7 @@ WAIT_SECONDS = 60.0
 
 @dataclass
 class Pair:
-    """Envoy and one worker, whose answers end when they are let."""
+    """Envoy and one worker, whose answers end once `may_end` is set."""
 
     url: str
     admin_port: int
@@ -41,7 +41,7 @@ class Pair:
         return response
 
     async def drain(self, limit: int) -> Process:
-        """Begins what Kubernetes does before it ends the container; without a time of notice."""
+        """Starts the hook that Kubernetes runs before it stops the container; 0 s of notice."""
         arguments = map(str, (limit, 0, self.admin_port))
         return await asyncio.create_subprocess_exec(
             "bash", str(DRAIN), *arguments, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE

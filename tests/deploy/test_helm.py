@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skipif(
     reason="needs helm, on PATH or named by KVSTEER_TEST_HELM (CONTRIBUTING.md)",
 )
 
-# What Helm writes into labels that kustomize does not know.
+# Labels that Helm writes and kustomize does not.
 HELMS = {"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} | {
     "app.kubernetes.io/version"
 }
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # a helm that `go install` built takes the cluster for an ancient one
+    # a helm built by `go install` assumes a very old cluster
     command = [str(HELM), *arguments, "--kube-version", f"{OLDEST_KUBERNETES}.0"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
@@ -54,7 +54,7 @@ def pod(manifests: list[Manifest]) -> Manifest:
 
 
 def without(node: Any, *names: str) -> Any:
-    """A manifest without what the two tools write each in its own way."""
+    """A manifest without these keys, which the two tools write differently, and empty maps."""
     if isinstance(node, dict):
         kept = {key: without(value, *names) for key, value in node.items() if key not in names}
         return {key: value for key, value in kept.items() if value != {}}
@@ -71,7 +71,7 @@ def comparable(manifest: Manifest) -> Manifest:
         container = spec["containers"][0]
         container["image"] = container["image"].partition(":")[0]  # the base has no tag
         assert container.pop("imagePullPolicy", "IfNotPresent") == "IfNotPresent"
-        # kustomize names it by its content, for which the chart has an annotation
+        # kustomize names it by its content; the chart has an annotation for that instead
         spec["volumes"][0]["configMap"]["name"] = "kvsteer"
     if manifest["kind"] == "ConfigMap":
         plain["metadata"]["name"] = "kvsteer"
@@ -120,7 +120,7 @@ def test_numbers_of_a_configuration_stay_whole() -> None:
     manifests = rendered("config.extproc.max_body_bytes=33554432")
     config = parse(one_of("ConfigMap", manifests)["data"]["kvsteer.yaml"], "chart")
     assert config.extproc.max_body_bytes == 33_554_432
-    assert config.extproc.listen == "0.0.0.0:9002"  # what was not set stays as it was
+    assert config.extproc.listen == "0.0.0.0:9002"  # what was not set keeps its value
 
 
 def test_a_changed_configuration_rolls_the_pods_out_anew() -> None:

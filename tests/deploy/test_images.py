@@ -1,4 +1,4 @@
-"""Which images others make, and how exactly they are named."""
+"""Third-party images have a version, and a digest where it is known."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.manifests import OVERLAYS, ROOT, containers, pod_templates
 
-# Their digests are not known here: whoever deploys them pins them.
+# Their digests are not known here; those who deploy them pin them.
 BY_TAG_ALONE = {"envoyproxy/envoy", "valkey/valkey", "vllm/vllm-openai", "lmsysorg/sglang"}
 OURS = {"kvsteer", "registry.example.com/kvsteer"}
 
@@ -22,7 +22,7 @@ PINS = {
 
 
 def defaults(text: str) -> dict[str, tuple[str, str]]:
-    """Image and tag of each variable that a compose file has."""
+    """Returns image and tag for each variable of a compose file."""
     found = re.findall(r"\$\{(\w+_IMAGE):-([^}]+)\}", text)
     return {name: split(image) for name, image in found}
 

@@ -21,7 +21,7 @@ METRICS = set(
     re.findall(r"^\| `(kvsteer_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
 )
 
-# What a small system in which all is well does not show.
+# Parts of queries that have no samples in a small, healthy system.
 ABSENT = (
     "kind!~",
     "kvsteer_answered_elsewhere_total",
@@ -45,7 +45,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def exprs() -> list[str]:
-    """What the panels ask, as Grafana would ask it for all of everything."""
+    """The panels' queries, as Grafana sends them with every variable set to all."""
     found = [target["expr"] for panel in panels() for target in panel["targets"]]
     return [re.sub(r"\$(instance|model|worker)", ".*", one) for one in found]
 
@@ -97,7 +97,7 @@ def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_
 
 
 async def talk(system: System) -> None:
-    """Conversations whose follow-ups find their prefix."""
+    """Holds conversations whose follow-ups find their prefix."""
     for name in ("a", "b", "c"):
         body = chat(long_text(name))
         _, worker, _ = await system.send(body)
@@ -142,7 +142,7 @@ async def test_every_panel_shows_something_of_a_running_system() -> None:
 
 
 def impatient(rules: str) -> str:
-    """The same rules, which wait for seconds where they wait for minutes."""
+    """The same rules, with 10 s in place of every number of minutes."""
     return re.sub(r"\b\d+m\b", "10s", rules)
 
 

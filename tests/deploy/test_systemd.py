@@ -24,7 +24,7 @@ def service() -> configparser.SectionProxy:
 
 
 def analyzed(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What systemd-analyze says of the unit, whose command is one that is there."""
+    """What systemd-analyze reports on the unit, with its command replaced by one that exists."""
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("needs systemd-analyze (on Debian: the package systemd)")
@@ -46,7 +46,7 @@ def test_the_service_is_confined(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze security --offline needs systemd 250 or newer")
     found = re.search(r"Overall exposure level for kvsteer.service: ([\d.]+)", done.stdout)
     assert found is not None, done.stderr
-    assert float(found[1]) <= 2.0  # of 10; 9.6 without any of its settings
+    assert float(found[1]) <= 2.0  # on a scale to 10; 9.6 without any of its settings
 
 
 def test_the_service_ends_no_sooner_than_the_router_has_drained() -> None:
@@ -63,7 +63,7 @@ def test_the_service_reloads_by_sighup_and_does_not_repeat_a_refused_configurati
 
 
 def test_envoy_may_open_a_socket_that_the_service_makes() -> None:
-    """A dynamic user's directories are hidden, except this one while it is not preserved."""
+    """systemd hides a dynamic user's directories, but not this one unless it is preserved."""
     unit = service()
     assert (unit["DynamicUser"], unit["RuntimeDirectory"]) == ("yes", "kvsteer")
     assert unit.get("RuntimeDirectoryPreserve", "no") == "no"

@@ -76,7 +76,7 @@ class Stack:
     def _post(
         self, service: str, port: int, path: str, body: object
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        # Asked for anew: the engine gives a restarted container other ports.
+        # Looked up each time: Docker gives a restarted container other ports.
         host, published = self.compose.get_service_host_and_port(service, port)
         connection = http.client.HTTPConnection(str(host), published, timeout=30)
         try:
@@ -108,7 +108,7 @@ def docker(*command: str) -> str:
 
 
 def fetch(image: str) -> None:
-    """Skips where an image is not here and cannot be pulled."""
+    """Pulls an image unless it is here; skips the test if that fails."""
     if not docker("image", "ls", "--quiet", image):
         try:
             docker("pull", "--quiet", image)
@@ -135,7 +135,7 @@ def stack() -> Iterator[Stack]:
         pytest.skip(f"needs a Docker engine with compose: {reason}")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("TESTCONTAINERS_RYUK_DISABLED", "true")
-        # Apart from a stack that the user may have up.
+        # Separate from a stack that the user may be running.
         environment.setenv("COMPOSE_PROJECT_NAME", "kvsteer-test")
         environment.setenv("KVSTEER_IMAGE", "kvsteer:test")
         for port in ("", "_ADMIN", "_METRICS", "_ENVOY_ADMIN", "_SCALE"):
@@ -153,7 +153,7 @@ def stopped_router(stack: Stack) -> Iterator[None]:
 
 @pytest.fixture
 def scale(stack: Stack) -> Iterator[Stack]:
-    """With the services of the profile `scale` besides."""
+    """The stack with the services of the profile `scale` as well."""
     found = services()
     fetch(image_of(found["valkey"]))
     names = [name for name, service in found.items() if service.get("profiles") == ["scale"]]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Compose(yaml.SafeLoader):
-    """Reads compose's own tags as what they mark."""
+    """Reads a mapping with one of compose's own tags as a mapping, anything else as None."""
 
 
 def _marked(loader: Compose, _: str, node: yaml.Node) -> Any:
@@ -43,7 +43,7 @@ def volumes_of(service: dict[str, Any]) -> list[str]:
 
 
 def image_of(service: dict[str, Any]) -> str:
-    """The one that its variable names, or else the compose file."""
+    """The image that its variable names, or else the one that the compose file names."""
     name, _, usual = str(service["image"]).removeprefix("${").rstrip("}").partition(":-")
     return os.environ.get(name, usual)
 

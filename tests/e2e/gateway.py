@@ -37,7 +37,7 @@ PROMPT = {"model": "m", "prompt": [1, 2, 3]}
 
 @dataclass
 class Gateway:
-    """What runs; port is Envoy's."""
+    """The running Envoy and router; port is Envoy's."""
 
     url: str
     port: int
@@ -50,7 +50,7 @@ class Gateway:
     async def post(
         self, body: Any = None, path: str = "/v1/completions", **options: Any
     ) -> tuple[int, str, bytes]:
-        """A request: status, the worker that answered, the answer."""
+        """Sends a request; returns the status, the worker that answered and the answer."""
         body = json.dumps(PROMPT).encode() if body is None else body
         async with self.session.post(f"{self.url}{path}", data=body, **options) as response:
             return response.status, response.headers.get("x-worker", ""), await response.read()
@@ -126,7 +126,7 @@ class Picker:
 async def picker(
     endpoints: Sequence[str], changes: Tree | None = None, *, starts: bool = True
 ) -> AsyncIterator[Picker]:
-    """A router before these workers; starts: whether it listens."""
+    """A router in front of these workers; starts: whether it listens."""
     changes = dict(changes or {})
     own = {"listen": f"127.0.0.1:{free_port()}", **changes.pop("extproc", {})}
     text = yaml.safe_dump(
@@ -165,7 +165,7 @@ async def gateway(
     edits: Sequence[Edit] = (),
     starts: bool = True,
 ) -> AsyncIterator[Gateway]:
-    """Envoy and a router before workers that listen, or do not, on these endpoints.
+    """Envoy and a router in front of workers that listen, or do not, on these endpoints.
 
     changes: sections of the router's configuration. edits: of Envoy's. starts: whether the router
     listens.
@@ -234,7 +234,7 @@ def without_retries(tree: Tree) -> None:
 
 
 def with_original_destination(tree: Tree) -> None:
-    """The workers' cluster as Envoy AI Gateway makes it: the header is the one address to use."""
+    """Makes the workers' cluster as Envoy AI Gateway does: only the header names an address."""
     (workers, *_) = tree["static_resources"]["clusters"]
     for key in ("load_assignment", "load_balancing_policy", "outlier_detection"):
         workers.pop(key, None)

@@ -34,7 +34,7 @@ def istio(envoy: Tree, router_port: int) -> Tree:
     manager = connection_manager(envoy)
     (host,) = manager["route_config"]["virtual_hosts"]
     (route,) = host["routes"]
-    # Istio writes a policy of its own on every route.
+    # Istio writes its own retry policy on every route.
     route["route"]["retry_policy"] = {"retry_on": "connect-failure", "num_retries": 2}
     (http,) = envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
     targets = {

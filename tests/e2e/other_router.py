@@ -81,7 +81,7 @@ class OtherRouter:
         return decision
 
     async def running(self, text: str) -> float:
-        """The cost of requests under way, of all candidates."""
+        """The cost of running requests, summed over all candidates."""
         decision = await self.explain(text)
         return float(sum(one["cost_terms"]["running"] for one in decision["candidates"]))
 

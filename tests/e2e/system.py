@@ -44,10 +44,10 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 async def all_answer(
     send: Callable[[], Awaitable[tuple[int, str, Any]]], workers: Collection[str]
 ) -> None:
-    """Sends until each of these workers has answered, and no other.
+    """Sends until each of these workers has answered; fails if another one answers.
 
-    Where Envoy chooses by chance, one of three workers gets none of so many requests less than once
-    in 10^17 runs.
+    Where Envoy chooses at random, one of three workers gets none of 100 requests less than once in
+    10^17 runs.
     """
     answered = set()
     for number in range(100):
@@ -66,9 +66,9 @@ Stop = Callable[[], Awaitable[None]]
 async def started(
     stack: contextlib.AsyncExitStack, settings: Sequence[Settings]
 ) -> tuple[list[Worker], dict[str, Stop]]:
-    """Starts workers that end with the stack; returns them, and functions to stop each earlier.
+    """Starts workers that end with the stack.
 
-    The latter by endpoint.
+    Returns them, and by endpoint the functions that stop one of them earlier.
     """
     workers: list[Worker] = []
     stops: dict[str, Stop] = {}
@@ -172,7 +172,7 @@ class System:
             return decision
 
     async def send(self, body: dict[str, Any], **options: Any) -> Answer:
-        """A chat request through Envoy: status, the worker that answered, the answer."""
+        """Sends a chat request through Envoy; returns status, answering worker and answer."""
         async with self.session.post(f"{self.envoy}{CHAT}", json=body, **options) as response:
             is_json = response.content_type == "application/json"
             answer = await response.json() if is_json else {"text": await response.text()}
@@ -226,12 +226,12 @@ async def running(
     each: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> AsyncIterator[System]:
-    """Workers for each model (in turn), a router that is ready, and Envoy.
+    """Workers (of each model in turn), a router that is ready, and Envoy.
 
-    changes: sections of the configuration to replace. envoy_config: makes Envoy's of it. settings:
-    of the simulated workers. roles: of the workers, instead of their number. proxied: the address
-    of a worker for the router and Envoy, where requests reach it through something else. each: of
-    one worker's settings what others have not, for all workers, instead of their number.
+    changes: sections of the configuration to replace. envoy_config: makes Envoy's from it.
+    settings: those that all simulated workers share. roles: one for each worker, instead of their
+    number. proxied: returns the address of a worker for the router and Envoy, where requests reach
+    it through something else. each: further settings of each worker, instead of their number.
     """
     async with contextlib.AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvsteer-test-")))
@@ -264,7 +264,7 @@ async def running(
 
 
 def _ports() -> dict[str, str]:
-    """Reserves the ports of a worker of one rank while it is stopped."""
+    """Chooses the ports of a worker of one rank, so that it keeps them while it is stopped."""
     listen, events, replay = (free_port() for _ in range(3))
     return {
         "listen": f"127.0.0.1:{listen}",

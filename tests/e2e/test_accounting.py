@@ -53,7 +53,7 @@ async def test_requests_that_envoy_sent_elsewhere_are_seen_there() -> None:
 
 
 async def compared(system: System, count: int) -> Counter[str]:
-    """The causes of drifts, all workers together, once so many predictions were compared."""
+    """Waits until this many predictions were compared; returns the causes of all drifts."""
     causes: Counter[str] = Counter()
 
     async def all_over() -> bool:
@@ -90,7 +90,7 @@ async def queued(
     paths_and_bodies: Sequence[tuple[str, Any]],
     before_the_last: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Has the one worker take these in this order, each placed before any of them is computed."""
+    """Has the only worker get these in this order, each placed before any of them is computed."""
     (worker,) = system.workers
     engine = worker.ranks[0].engine
 
@@ -103,7 +103,7 @@ async def queued(
             if before_the_last is not None:
                 await before_the_last()
 
-    # the lock is handed on in the order of asking
+    # waiters get the lock in the order in which they asked for it
     async with asyncio.TaskGroup() as tasks, engine._prefilling:
         for place, (path, body) in enumerate(paths_and_bodies, 1):
             if place == len(paths_and_bodies):
@@ -113,7 +113,7 @@ async def queued(
 
 
 async def waits(system: System, count: int) -> bool:
-    """Whether so many requests are placed, and the one worker has them."""
+    """Whether this many requests are placed, and the only worker has them."""
     (worker,) = system.workers
     return worker.ranks[0].engine.counters.in_flight == count and await system.in_flight(count)
 
@@ -123,7 +123,7 @@ async def test_blocks_that_left_before_the_prefill_are_named_evicted() -> None:
         wanted, others = long_text("wanted"), [long_text(str(number)) for number in range(8)]
         await system.send(chat(wanted))
         await system.learned(chat(wanted), system.workers[0].endpoint)
-        # what is in front of it takes the whole cache
+        # the requests before it take the whole cache
         await queued(system, [(CHAT, chat(text)) for text in [*others, wanted]])
         assert await compared(system, 10) == {"evicted": 1}
 
@@ -136,7 +136,7 @@ async def test_of_several_answers_nothing_is_compared() -> None:
 
 
 async def test_a_message_with_cached_tokens_is_no_token_mismatch() -> None:
-    """Its `input_tokens` leaves the cached ones out."""
+    """The `input_tokens` of a message exclude the cached ones."""
     async with running(workers=1, changes=USAGE) as system:
         (worker,) = system.workers
         alpha = chat(long_text("alpha"))
@@ -153,7 +153,7 @@ async def test_an_engine_that_leaves_0_out_is_compared_there_too() -> None:
     async with running(workers=1, changes=USAGE, dialect="vllm-0.26") as system:
         (worker,) = system.workers
         alpha = chat(long_text("alpha"))
-        await system.send(alpha)  # nothing is known yet of how it reports
+        await system.send(alpha)  # it is not yet known how it reports
         await system.learned(alpha, worker.endpoint)
         await system.send(alpha)
         await compared(system, 1)

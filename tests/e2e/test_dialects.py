@@ -1,4 +1,4 @@
-"""What is credited to a simulated worker is what it holds, whatever it speaks; real sockets."""
+"""A simulated worker is credited with exactly what it holds, in every dialect; real sockets."""
 
 import asyncio
 import random
@@ -46,7 +46,7 @@ class Followed:
             assert response.status == 200, await response.text()
 
     async def exact(self, prompts: Sequence[Sequence[int]], salt: str | None = None) -> list[int]:
-        """Waits until what is certain of all prompts is what the worker holds; how much that is."""
+        """Waits until each prompt's certain tokens are what the worker holds; returns them."""
         try:
             async with asyncio.timeout(10):
                 while self.certain(prompts, salt) != self.held(prompts, salt):  # noqa: ASYNC110
@@ -86,7 +86,7 @@ async def followed(settings: Settings, *, drains: bool = False) -> AsyncIterator
 
 
 def conversations(seed: int) -> list[list[int]]:
-    """Prompts that share prefixes, more than the cache holds together."""
+    """Prompts that share prefixes; together they are more than the cache holds."""
     chance = random.Random(seed)
     systems = [[chance.randrange(8000) for _ in range(20)] for _ in range(3)]
     return [
@@ -142,7 +142,7 @@ async def test_salted_prompts_meet_their_own_blocks_only(dialect: str) -> None:
 
 async def test_ranks_are_followed_each() -> None:
     async with followed(settings("vllm-0.32", ranks=2)) as one:
-        one.fleet.names_ranks = True  # as these requests do
+        one.fleet.names_ranks = True  # as these requests name one
         prompts = [list(range(start, start + 30)) for start in range(0, 600, 100)]
         for number, prompt in enumerate(prompts):
             await one.ask(prompt, rank=number % 2)

@@ -32,7 +32,7 @@ def of(system: System, role: str) -> list[Worker]:
 
 
 def halves(system: System) -> tuple[int, int]:
-    """Halves of requests that were finished, and that were left without the other one."""
+    """How many halves of requests were finished, and how many were left without the other half."""
     done = sum(worker.handover.finished for worker in system.workers)
     return done, sum(worker.handover.left_alone for worker in system.workers)
 
@@ -59,7 +59,7 @@ async def two_and_two() -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sglang() -> AsyncIterator[System]:
-    """For tests that leave it as it was; each has prompts of its own."""
+    """For tests that leave the system as it was; each has its own prompts."""
     async with two_and_two() as one:
         yield one
 
@@ -73,7 +73,7 @@ async def test_sglang_answers_with_two_workers_and_no_sidecar(sglang: System) ->
     assert {worker for _, worker, _ in answers} <= decoding
     assert halves(sglang) == (done + 16, 0)
 
-    async def both_compute() -> bool:  # which one, chance decides where they cost the same
+    async def both_compute() -> bool:  # chance decides which one, since they cost the same
         await sglang.send(chat(long_text(f"request {next(numbers)}")))
         return all(queried(worker) for worker in of(sglang, "prefill"))
 
@@ -183,9 +183,9 @@ async def test_a_long_body_comes_whole_to_both_workers() -> None:
 
 
 class Sidecar:
-    """Stands before a decode worker as llm-d's does, for vLLM's OffloadingConnector.
+    """Stands in front of a decode worker as llm-d's does, for vLLM's OffloadingConnector.
 
-    named: whom requests named in x-prefiller-host-port.
+    named: x-prefiller-host-port of each request, None where it had none.
     """
 
     def __init__(self, address: str) -> None:

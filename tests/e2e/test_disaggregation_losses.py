@@ -27,7 +27,7 @@ PLAIN = ("both",) * len(SPLIT)
 
 
 class Lost(NamedTuple):
-    """Failed requests: that were under way when a worker was killed, and that came later."""
+    """Failed requests: those under way when a worker was killed, and those that came later."""
 
     under_way: int
     later: int
@@ -92,10 +92,10 @@ async def _is_whole(system: System, number: int) -> bool:
 async def test_hardly_more_is_lost_than_plain_workers_would_lose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "_SHUTDOWN_SECONDS", 0.001)  # whatever they do is cut
+    monkeypatch.setattr(server, "_SHUTDOWN_SECONDS", 0.001)  # cuts off whatever they are doing
     split = await lost_of(SPLIT, {"disaggregation": SGLANG})
     plain = await lost_of(PLAIN, {})
     print(f"\nof {REQUESTS:,} requests each: split {split}, plain {plain}")
     assert plain.later == 0
-    # those that name a prefill worker before the first of them has failed
+    # requests that name a prefill worker before the first of them has failed
     assert split.later <= split.kills

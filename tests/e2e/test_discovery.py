@@ -30,7 +30,7 @@ class Following:
         self._file = file
 
     def name(self, workers: Iterable[Worker], **more: object) -> None:
-        """Writes the file anew; more: for every worker in it."""
+        """Rewrites the file with these workers; more: further keys of every worker."""
         listed = [
             {
                 "endpoint": one.endpoint,
@@ -47,7 +47,7 @@ class Following:
         name_in(self._file, text)
 
     async def answering(self, seed: str) -> str:
-        """Who answers a request that no other is like."""
+        """Sends a request with this seed; returns the worker that answers."""
         status, worker, _ = await self.system.send(chat(long_text(seed)))
         assert status == 200
         return worker
@@ -77,7 +77,7 @@ async def following() -> AsyncIterator[Following]:
         system = System(session, config_file, fleet)
         one = Following(system, directory / "workers.yaml")
         one.name(fleet[:1])
-        # Envoy starts only where the file is; an earlier router left it
+        # Envoy starts only if the file exists; here an earlier router has left it
         left = assignment("workers", [Lane(fleet[0].endpoint, is_open=True)])
         name_in(Path(path_of(str(directory), "workers")), left)
         config = load(str(config_file))

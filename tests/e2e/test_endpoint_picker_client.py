@@ -1,6 +1,6 @@
-"""A gateway's client as NGINX Gateway Fabric has it: headers, body, end of stream, at once.
+"""A gateway's client like NGINX Gateway Fabric's: it sends headers, body and end of stream at once.
 
-It names no protocol, shows neither method nor path, and takes the pick from the answer to the
+It names no protocol, sends neither method nor path, and takes the pick from the answer to the
 headers alone.
 """
 

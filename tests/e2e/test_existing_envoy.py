@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def system(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[System]:
-    """For tests that leave it as it was."""
+    """For tests that leave the system as it was."""
     async with behind(tmp_path_factory.mktemp("system"), steered) as one:
         await one.start_router()
         yield one
@@ -100,7 +100,7 @@ async def test_of_two_routers_one_that_died_is_soon_asked_no_more(tmp_path: Path
         await second.stop_router()
         before = await unsteered(system)
         assert {(await system.send(body))[0] for _ in range(100)} == {200}
-        # without outlier detection half of them; with it, one at each return, every 2 s and rarer
+        # without outlier detection half of them; with it, one per return, every 2 s or less often
         assert 1 <= await unsteered(system) - before <= 25
 
 
@@ -124,7 +124,7 @@ async def test_a_route_that_is_not_for_workers_never_asks_the_router(tmp_path: P
 
 
 def another_router(system: System, directory: Path, port: int) -> System:
-    """A second router before the same workers."""
+    """A second router in front of the same workers."""
     tree = yaml.safe_load(system.config_file.read_text())
     tree["extproc"]["listen"] = f"127.0.0.1:{port}"
     for name in ("admin", "metrics"):
@@ -135,7 +135,7 @@ def another_router(system: System, directory: Path, port: int) -> System:
 
 
 async def unsteered(system: System) -> int:
-    """Requests that went on without an answer of a router, by Envoy's own count."""
+    """How many requests Envoy sent on without a router's answer, by its own count."""
     async with system.session.get(f"{system.envoy_admin}/stats?filter=failure_mode_allowed") as got:
         (line,) = (await got.text()).splitlines()
     return int(line.rpartition(" ")[2])

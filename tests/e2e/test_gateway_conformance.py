@@ -188,7 +188,7 @@ async def test_two_pools_share_requests_by_weight_and_each_follows_its_own_picke
             answers = [await one.post() for _ in range(100)]
             assert {status for status, _, _ in answers} == {200}
             shares = Counter(worker in endpoints[2:] for _, worker, _ in answers)
-            # 30 of 100 are expected in the second pool, and others less than once in 10^9 runs
+            # 30 of 100 are expected there; these bounds fail less than once in 10^9 runs
             assert 5 <= shares[True] <= 60
             for chosen in (endpoints[0], endpoints[3]):
                 headers = {SUBSET: chosen, "x-test-pool": str(endpoints.index(chosen) // 2)}

@@ -1,4 +1,4 @@
-"""The idle servers that benchmarks compare the router with: they are to answer like it."""
+"""The idle servers that benchmarks compare the router with: they have to answer like it."""
 
 import asyncio
 import sys

@@ -14,7 +14,7 @@ from tests.e2e.system import CHAT, System, all_answer, chat, long_text, until
 pytestmark = pytest.mark.slow
 
 INGRESSES = {"istio-envoyfilter": istio, "envoy-gateway": envoy_gateway}
-# Above both of Envoy Gateway's default, 32 KiB, and Envoy's own, 1 MiB.
+# Above both the default of Envoy Gateway, 32 KiB, and that of Envoy, 1 MiB.
 LONG_PROMPT = "word " * 300_000
 
 

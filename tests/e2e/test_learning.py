@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.e2e.system import CHAT, System, chat, long_text, running, until
 
-RATE = 1_000  # prompt tokens a second that are configured, and right for one of the two workers
+RATE = 1_000  # configured prompt tokens a second, right for one of the two workers
 
 
 async def test_a_worker_at_half_the_speed_is_found_out_and_gets_fewer_prompts() -> None:

@@ -15,7 +15,7 @@ def pids(system: System, number: int) -> list[int]:
 
 
 async def decisions(system: System) -> list[float]:
-    """How many each process has placed, 0 where it does not answer."""
+    """How many requests each process has decided; raises OSError where one does not listen."""
     placed = []
     for number in range(2):
         url = f"http://{address.nth(system.metrics.removeprefix('http://'), number)}/metrics"
@@ -33,14 +33,14 @@ async def test_requests_go_on_while_one_of_two_processes_dies_and_comes_back() -
     changes["extproc"]["processes"] = 2  # type: ignore[assignment]
     async with running(workers=2, changes=changes) as system:
 
-        async def all_ready() -> bool:  # the first process says so for both
+        async def all_ready() -> bool:  # the first process answers for both
             async with system.session.get(f"{system.metrics}/readyz") as response:
                 return response.status == 200
 
         await until(all_ready, "both are ready")
         for number in range(20):
             assert (await system.send(chat(long_text(f"before {number}"))))[0] == 200
-        assert min(await decisions(system)) >= 5  # Envoy goes round
+        assert min(await decisions(system)) >= 5  # Envoy takes turns
 
         os.kill(pids(system, 1)[0], signal.SIGKILL)
 

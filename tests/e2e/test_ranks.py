@@ -16,7 +16,7 @@ HEADER = "X-data-parallel-rank"
 
 
 def free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
+    """The first of `count` consecutive free ports."""
     while True:
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
             first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]

@@ -1,4 +1,4 @@
-"""Recording without prompts, in a running router; and what is foretold by such a recording."""
+"""Recording without prompts, in a running router; and what such a recording predicts."""
 
 import argparse
 import asyncio
@@ -68,7 +68,7 @@ async def test_processes_record_to_files_that_are_played_together(tmp_path: Path
     changes["extproc"]["processes"] = 2
     async with running(1, changes={**changes, "recorder": {"file": str(path)}}) as system:
 
-        async def both_record() -> bool:  # Envoy goes round
+        async def both_record() -> bool:  # Envoy takes turns
             assert (await system.send(chat(long_text("alpha"))))[0] == 200
             files = [path, path.with_name("trace.jsonl.1")]
             return all(map(has_lines, files))
@@ -102,8 +102,8 @@ async def test_a_recording_that_cannot_be_written_harms_no_request(tmp_path: Pat
         assert system.log.read_text().count("requests are not recorded") == 1
 
 
-# Prompt tokens that a simulated worker computes in a second: so few that what this machine takes
-# for a request is little beside it, however busy it is.
+# Prompt tokens that a simulated worker computes in a second: so few that the time that this machine
+# itself takes for a request hardly matters, however busy it is.
 SPEED = 150
 WORKERS = 8
 
@@ -113,7 +113,7 @@ def facts(name: str, count: int) -> str:
 
 
 class Talks:
-    """Chats about a document each; what their requests took, and found cached."""
+    """Chats about one document each; the seconds that requests took, and their cached tokens."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -155,7 +155,7 @@ async def test_what_a_recording_foretells_comes_true(tmp_path: Path) -> None:
         foretold = whatif(str(path), f"--workers={WORKERS}", "--seeds=8", *options)
     share, p90 = talks.cached_tokens / talks.tokens, sorted(talks.taken)[int(0.9 * 72)]
     ours, measured = foretold["policies"]["cost"], foretold["recorded"]
-    print(f"cached {share:.4f}, p90 {p90:.3f} s, {ours}, {measured}")  # shown where it fails
+    print(f"cached {share:.4f}, p90 {p90:.3f} s, {ours}, {measured}")  # shown if the test fails
     assert share > 0.5
     assert ours["hit_rate"] == pytest.approx(share, abs=0.03)
     assert ours["p90"] == pytest.approx(p90, rel=0.15)

@@ -12,7 +12,7 @@ USAGE = {"accounting": {"responses": "usage"}}
 
 
 async def reported(system: System, admin: str = "") -> dict[str, Any]:
-    """The last hour, as GET /report tells it."""
+    """The report on the last hour, from GET /report."""
     url = f"{admin or system.admin}/report?format=json&since=1h"
     async with system.session.get(url) as response:
         assert response.status == 200, await response.text()
@@ -23,7 +23,7 @@ async def reported(system: System, admin: str = "") -> dict[str, Any]:
 
 
 async def over(system: System, count: int) -> dict[str, Any]:
-    """The steered side, once so many requests are over."""
+    """Waits until this many steered requests are over; returns the steered side."""
 
     async def all_over() -> bool:
         return bool((await reported(system))["steered"]["requests"] == count)
@@ -65,7 +65,7 @@ async def test_each_process_tells_of_the_requests_of_both() -> None:
     changes["extproc"]["processes"] = 2
     async with running(workers=2, changes=changes | USAGE) as system:
 
-        async def all_ready() -> bool:  # the first process says so for both
+        async def all_ready() -> bool:  # the first process answers for both
             async with system.session.get(f"{system.metrics}/readyz") as response:
                 return response.status == 200
 

@@ -28,14 +28,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def system() -> AsyncIterator[System]:
-    """For a test that stops a part of it."""
+    """For a test that stops a part of the system."""
     async with running() as one:
         yield one
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared() -> AsyncIterator[System]:
-    """For tests that leave it as it was; each has prompts of its own."""
+    """For tests that leave the system as it was; each has its own prompts."""
     async with running() as one:
         yield one
 

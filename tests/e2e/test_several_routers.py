@@ -15,20 +15,20 @@ from tests.ports import free_port
 
 CONVERSATIONS = 12
 
-# Of each worker: nothing is evicted.
+# Of each worker: so many that nothing is evicted.
 BLOCKS = 20_000
 HEADER = "X-Session-Id"
 
 
 class Routers:
-    """The first router, which the system has, and one more; Envoy knows both."""
+    """The system's own router, the first, and one more; Envoy knows both."""
 
     def __init__(self, system: System, other: OtherRouter) -> None:
         self.system = system
         self.other = other
 
     async def decided(self) -> tuple[int, int]:
-        """By the first, if it is there, and by the other."""
+        """How many requests the first router, 0 if it does not run, and the other decided."""
         first = self.system.router
         runs = first is not None and first.returncode is None
         mine = await decisions(self.system.session, self.system.metrics) if runs else 0
@@ -69,9 +69,10 @@ _NUMBERS = iter(range(10**6))
 async def two(
     choice: str, extproc: dict[str, Any] | None = None, dead: int = 0, **changes: Any
 ) -> AsyncIterator[Routers]:
-    """Both, and Envoy, which is told of more that are dead.
+    """Runs both routers, and an Envoy that also has addresses of `dead` routers that never run.
 
-    extproc: more of that section. changes: sections to replace in the other's configuration.
+    extproc: further keys of that section. changes: sections to replace in the other's
+    configuration.
     """
     listen = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     addresses = [*listen, *(f"127.0.0.1:{free_port()}" for _ in range(dead))]
@@ -107,7 +108,7 @@ async def under_load(routers: Routers) -> AsyncIterator[None]:
 
 
 def heavy_text(seed: str) -> str:
-    """Long enough that no difference in load outweighs it."""
+    """A text long enough that no difference in load outweighs it."""
     return " ".join(long_text(f"{seed} {part}") for part in range(6))
 
 

@@ -29,7 +29,7 @@ async def two(engine: EngineProcess, **settings: Any) -> AsyncIterator[tuple[Sys
 @needs_engine
 async def test_a_request_of_one_router_is_load_and_a_claim_for_the_other(tmp_path: Path) -> None:
     text = " ".join(long_text(word) for word in ("shared", "long", "prompt"))
-    # none of what is computed is published before the other router is asked, which may take long
+    # nothing computed is published before the other router is asked, which may take long
     slow = {"prefill_tokens_per_second": 80.0}
     async with running_engine(tmp_path) as engine, two(engine, **slow) as (system, second):
         assert await second.running(text) == 0

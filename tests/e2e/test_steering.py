@@ -29,7 +29,7 @@ def prompt(seed: int) -> bytes:
 
 
 async def sent(one: Gateway, seed: int, headers: dict[str, str] | None = None) -> tuple[str, bool]:
-    """Sends a request: who answered, and whether Envoy was told where to send it."""
+    """Sends a request; returns who answered, and whether Envoy was told where to send it."""
     url, body = f"{one.url}/v1/completions", prompt(seed)
     async with one.session.post(url, data=body, headers=headers) as response:
         assert response.status == 200
@@ -53,7 +53,7 @@ async def test_of_0_percent_envoy_chooses_and_tells_whom(mode: str) -> None:
         answered: list[str] = []
         while len(answered) < 20 or set(answered) != set(endpoints):
             client_steers = {DESTINATION: endpoints[0]}
-            worker, is_named = await sent(one, 1, client_steers)  # a steered one would stay put
+            worker, is_named = await sent(one, 1, client_steers)  # steered ones go to one worker
             answered.append(worker)
             assert not is_named
             assert len(answered) < 200
@@ -120,7 +120,7 @@ async def test_what_is_steered_is_seen_to_be_delivered() -> None:
         for seed in range(16):
             await sent(one, seed)
         delivered = 'kvsteer_steered_total{model="m",result="delivered"}'
-        assert one.counted(delivered) == 2  # of the one in eight that is looked at
+        assert one.counted(delivered) == 2  # one request in eight is checked
         assert one.counted('kvsteer_steered_total{model="m",result="unknown"}') == 14
         assert one.counted('kvsteer_steered_total{model="m",result="elsewhere"}') == 0
         assert one.router.undelivered() == ""

@@ -23,7 +23,7 @@ async def system(
     router_tls: dict[str, str],
     envoy_config: Callable[[Config], str] = render,
 ) -> AsyncIterator[System]:
-    """Workers, a router that wants a client's certificate, and Envoy with that of `router_tls`."""
+    """Workers, a router that requires client certificates, and Envoy with that of `router_tls`."""
     tls = identities.tls(is_mutual=True)
     files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
     extproc = {"listen": f"127.0.0.1:{free_port()}", "server": kind, "tls": files}
@@ -41,7 +41,7 @@ def own(identities: Identities, name: str = NAME) -> dict[str, str]:
 
 
 def without_certificate(config: Config) -> str:
-    """The configuration of an Envoy that shows none."""
+    """The configuration of an Envoy that presents no certificate."""
     assert config.envoy.router_tls is not None
     router_tls = replace(config.envoy.router_tls, certificate=None, key=None)
     return render(replace(config, envoy=replace(config.envoy, router_tls=router_tls)))

@@ -21,13 +21,13 @@ CALL = "async envoy.service.ext_proc.v3.ExternalProcessor.Process egress"
 
 
 def export_to(sink: OtlpSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has a router that starts from now on send its spans, and soon, and its metrics."""
+    """Makes routers that start later export their spans, with little delay, and their metrics."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
 
 
 def traced_envoy(sink: OtlpSink) -> Callable[[Config], str]:
-    """An Envoy's configuration that has it send its spans too."""
+    """Returns a renderer of an Envoy configuration that exports Envoy's spans, too."""
     host, _, port = sink.url.removeprefix("http://").rpartition(":")
     place = {"socket_address": {"address": host, "port_value": int(port)}}
     collector = {

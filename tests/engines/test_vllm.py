@@ -1,4 +1,4 @@
-"""Two real vLLM engines behind the router and a real Envoy: what is predicted is what they report.
+"""Two real vLLM engines behind the router and a real Envoy: they report what was predicted.
 
 Needs vLLM in an environment of its own, on any CPU (some 6 GB with the ordinary torch; 2 GB of
 memory an engine), and its interpreter in KVSTEER_VLLM_PYTHON:
@@ -51,8 +51,8 @@ pytestmark = [
 # Small caches, so that they turn over.
 BLOCKS = (120, 160)
 
-# vLLM's own buffer, and more in it than libzmq's send limit of 1,000 messages, which vLLM leaves as
-# it is on its replay socket: what is beyond it may be dropped, the end as well.
+# vLLM's own buffer size, and more batches than libzmq's send limit of 1,000 messages, which vLLM
+# does not change on its replay socket: what exceeds it may be dropped, including the end marker.
 BUFFER_BATCHES = 10_000
 REPLAYED_BATCHES = 1_500
 
@@ -67,7 +67,7 @@ Body = dict[str, Any]
 class Fleet:
     """The engines, what each holds by its own events, and the router with its Envoy.
 
-    conversations: those that may go on.
+    conversations: those that may be continued.
     """
 
     engines: list[Engine]
@@ -77,7 +77,7 @@ class Fleet:
     conversations: list[list[Body]] = field(default_factory=list)
 
     async def send(self, path: str, body: Body) -> Body:
-        """A request through Envoy; its answer, {} for a stream."""
+        """Sends a request through Envoy; returns its answer, {} for a stream."""
         async with self.system.session.post(f"{self.system.envoy}{path}", json=body) as answer:
             text = await answer.text()
             assert answer.status == 200, text
@@ -86,7 +86,7 @@ class Fleet:
             return found
 
     async def converse(self, requests: int) -> None:
-        """Clients that begin conversations, and go on with old ones."""
+        """Runs clients that begin conversations and continue old ones."""
         numbers = iter(range(requests))
 
         async def client() -> None:
@@ -110,7 +110,7 @@ class Fleet:
             self.conversations.append([*messages, reply])
 
     async def fill(self, at: int, batches: int) -> None:
-        """Has an engine publish so many batches, past the router."""
+        """Sends to an engine, past the router, until it has published this many batches."""
         url = f"http://{self.engines[at].ports.endpoint}/v1/completions"
 
         async def client() -> None:
@@ -123,7 +123,7 @@ class Fleet:
         await asyncio.gather(*(client() for _ in range(2)))
 
     async def compared(self, requests: int) -> tuple[int, Counter[str]]:
-        """How many predictions were compared once there are so many, and causes of the wrong."""
+        """Waits for this many compared predictions; returns their number, and causes of errors."""
 
         async def all_over() -> bool:
             return bool(sum(one["requests"] for one in await self._predictions()) >= requests)
@@ -138,7 +138,7 @@ class Fleet:
         return [worker["predictions"] for worker in await self.system.status()]
 
     async def credits(self) -> tuple[int, list[str]]:
-        """Certain tokens of all conversations on all engines, and where they exceed the truth."""
+        """Certain tokens of all conversations on all engines, and where they are wrong."""
         wrong: list[str] = []
         total = 0
         for messages in self.conversations:
@@ -161,7 +161,7 @@ class Fleet:
             return found
 
     async def settled(self) -> None:
-        """Waits until nothing is under way, and both readers heard the last batch."""
+        """Waits until nothing is under way, and both readers have received the last batch."""
 
         async def is_quiet() -> bool:
             if not await self.system.in_flight(0):
@@ -180,7 +180,7 @@ KINDS = ("chat", "chat", "chat", "stream", "completion", "messages", "responses"
 
 
 def text(seed: object, words: int) -> str:
-    """So many words that depend on the seed alone."""
+    """This many words, which depend on the seed alone."""
     chances = random.Random(str(seed))
     return " ".join(chances.choice(WORDS) for _ in range(words))
 
@@ -192,7 +192,7 @@ WORDS = (
 
 
 def asked(kind: str, messages: list[Body]) -> tuple[str, Body]:
-    """A request of some kind for the same conversation."""
+    """Path and body of a request of this kind that goes on with a conversation."""
     common = {"model": "tiny", "temperature": 0}
     if kind == "completion":
         prompt = " ".join(one["content"] for one in messages)
@@ -243,7 +243,7 @@ async def router_before(engines: list[Engine], directory: Path) -> AsyncIterator
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """Engines that have answered some requests."""
+    """The engines, and the router and Envoy in front of them."""
     directory = tmp_path_factory.mktemp("engines")
     async with vllm_engine.running(directory, *BLOCKS, buffer_batches=BUFFER_BATCHES) as engines:
         held = [Held(one.ports.events) for one in engines]
@@ -253,7 +253,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 
 def report(what: str, figures: object) -> None:
-    """Shown with `pytest -rP`."""
+    """Prints figures, which `pytest -rP` shows."""
     print(f"{what}: {figures}")
 
 
@@ -262,7 +262,7 @@ def log_lines(system: System) -> list[str]:
 
 
 def replaying_seconds(lines: list[str]) -> float:
-    """From the first feed's connection until the last one is live, by the router's log."""
+    """Seconds from the first feed's connection until the last one is live, by the router's log."""
     times = [
         datetime.fromisoformat(line[:23].replace(",", "."))
         for line in lines
@@ -300,7 +300,7 @@ async def test_of_several_answers_nothing_is_compared(fleet: Fleet) -> None:
 
 
 async def test_a_router_that_restarts_is_certain_by_replay(fleet: Fleet) -> None:
-    """Of buffers that vLLM's replay socket does not send in one go."""
+    """The buffers are larger than what vLLM's replay socket sends in one go."""
     await asyncio.gather(*(fleet.fill(at, REPLAYED_BATCHES) for at in range(len(fleet.engines))))
     await fleet.converse(80)
     await fleet.settled()
@@ -324,7 +324,7 @@ async def test_an_engine_that_restarts_is_credited_with_nothing_it_lost(fleet: F
     await engine.start()
     numbers = itertools.count()
     before = held.batches
-    while held.batches == before:  # the recorder may not be there yet for the first batches
+    while held.batches == before:  # the recorder may miss the first batches
         url = f"http://{engine.ports.endpoint}/v1/completions"
         prompt = text(("warm", next(numbers)), 60)
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}

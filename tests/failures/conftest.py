@@ -12,9 +12,10 @@ from tests.tables import Table, add_row
 class Row(NamedTuple):
     """One line of the table.
 
-    lost: not answered, though no worker had begun. begun: not answered after a worker had. plain:
-    the same two of an Envoy without ext_proc, where the failure concerns it. steers_ms: from the
-    end of the failure until requests went where their prefix is; None where that was not asked.
+    lost: requests not answered, though no worker had begun one. begun: not answered after a worker
+    had begun. plain: the same two for an Envoy without ext_proc, where the failure affects it.
+    steers_ms: milliseconds from the end of the failure until requests went to the worker that holds
+    their prefix; None where that was not measured.
     """
 
     failure: str
@@ -64,7 +65,7 @@ def stage(one_stage: Stage) -> Stage:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
-    """Rows put in here are printed when all tests are done, and have to show nothing lost."""
+    """Prints its rows when all tests are done; none may lose more than without a router."""
     rows: list[Row] = []
     yield rows
     for row in rows:

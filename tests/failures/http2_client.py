@@ -27,7 +27,7 @@ class _Answer:
 
 
 class Http2Client:
-    """One connection, which its owner reads by `read`."""
+    """One connection; its owner has to run `read`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -40,7 +40,7 @@ class Http2Client:
     async def post(
         self, authority: str, prompt: dict[str, Any], trailers: Sequence[tuple[str, str]] = ()
     ) -> Outcome:
-        """One chat request."""
+        """Sends one chat request."""
         started = time.monotonic()
         body = json.dumps(prompt).encode()
         stream = self._connection.get_next_available_stream_id()
@@ -66,7 +66,7 @@ class Http2Client:
         return Outcome(status, worker, fault, started, time.monotonic())
 
     async def read(self) -> None:
-        """Takes what comes, until the connection ends."""
+        """Receives until the connection ends."""
         while data := await self._reader.read(READ_BYTES):
             for event in self._connection.receive_data(data):
                 self._take(event)

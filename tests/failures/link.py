@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator
 CHUNK_BYTES = 64 * 1024
 LOOK_SECONDS = 0.01
 
-# From standard input: nothing passes, and all stays open; otherwise seconds that each piece takes.
+# A state: nothing passes, and all stays open. Other states are the seconds that each piece takes.
 CUT = "cut"
 
 
 class Carrier:
-    """What runs in the process."""
+    """Forwards connections; runs in the link's process."""
 
     def __init__(self, to_port: int) -> None:
         self.state = "0"
         self._to_port = to_port
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carries one connection."""
+        """Forwards one connection."""
         with contextlib.suppress(OSError):
             there = await asyncio.open_connection("127.0.0.1", self._to_port)
             pumps = [self._pump(reader, there[1]), self._pump(there[0], writer)]
@@ -46,7 +46,7 @@ class Carrier:
 
 
 async def carry(from_port: int, to_port: int) -> None:
-    """Carries until standard input ends; each line of it is a new state, and is echoed."""
+    """Forwards until standard input ends; answers each line, a new state, with an empty line."""
     carrier = Carrier(to_port)
     server = await asyncio.start_server(carrier.carry, "127.0.0.1", from_port)
     print(flush=True)

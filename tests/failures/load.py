@@ -17,8 +17,9 @@ CLIENTS = 8
 REQUESTS_PER_SECOND = 60
 TIMEOUT_SECONDS = 60.0
 
-# Envoy's words for an upstream that took the request and went away before it answered
-# (StreamResetReason in source/common/http/utility.cc); what it never took, Envoy sends elsewhere.
+# Envoy's words for an upstream that accepted the request and went away before it answered
+# (StreamResetReason in source/common/http/utility.cc); what it never accepted, Envoy sends
+# elsewhere.
 _BEGUN = ("reset reason: connection termination", "reset reason: remote reset")
 
 _numbers = itertools.count()
@@ -29,7 +30,7 @@ class Outcome:
     """The outcome of one request.
 
     status: 0 where no response came. fault: Envoy's words, or the exception, where it was not
-    answered in full. seconds: since the clock's start.
+    answered in full. started, ended: in seconds, by the monotonic clock.
     """
 
     status: int
@@ -55,18 +56,18 @@ Send = Callable[[], Awaitable[Outcome]]
 
 
 def body() -> dict[str, Any]:
-    """A new prompt."""
+    """A request with a new prompt."""
     return chat(long_text(f"number {next(_numbers)}"))
 
 
 def client() -> aiohttp.ClientSession:
-    """A client of HTTP/1.1 with as many connections as it likes."""
+    """An HTTP/1.1 client without a limit of connections."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
 
 async def post(session: aiohttp.ClientSession, url: str, prompt: dict[str, Any]) -> Outcome:
-    """One chat request; its whole answer is read."""
+    """Sends one chat request, and reads its whole answer."""
     started = time.monotonic()
     status, worker, fault = 0, "", ""
     try:

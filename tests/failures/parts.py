@@ -43,7 +43,7 @@ class Part:
         return self._log.read_text(errors="replace").splitlines()
 
     def start(self) -> None:
-        """Starts it; `wait` says when it is there."""
+        """Starts it, without waiting until it can be reached."""
         assert not self.runs
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -60,7 +60,7 @@ class Part:
             time.sleep(POLL_SECONDS)
 
     def check(self) -> None:
-        """Fails, with the end of its log, where it has ended."""
+        """Fails, with the end of its log, if it has ended."""
         assert self.runs, f"{self.name} has ended: {self._tail()}"
 
     def is_there(self) -> bool:

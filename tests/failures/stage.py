@@ -49,9 +49,9 @@ class Place:
 
 
 class Stage:
-    """All processes. Those that a test has broken are made whole by `heal`.
+    """All processes; `heal` restores those that a test has broken.
 
-    sharing: where the two routers meet, "" if they share nothing.
+    sharing: the URL through which the two routers share, "" if they share nothing.
     """
 
     def __init__(self, directory: Path, server: str, sharing: str = "") -> None:
@@ -82,7 +82,7 @@ class Stage:
         return self.places[0].admin
 
     def heal(self) -> None:
-        """Starts what every test begins with, where it does not run."""
+        """Starts or continues what every test begins with, and waits until it can be reached."""
         parts = [*self.workers, self.routers[0], self.envoy, self.plain]
         for part in parts:
             if part.runs and not part.is_sound:
@@ -186,7 +186,7 @@ def _port_line(old: str, new: str) -> tuple[str, str]:
 
 
 def _without_router(printed: str) -> str:
-    """The same Envoy, but that it asks nobody."""
+    """The same Envoy, but without ext_proc."""
     tree = yaml.safe_load(printed)
     for listener in tree["static_resources"]["listeners"]:
         for chain in listener["filter_chains"]:

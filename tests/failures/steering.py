@@ -15,7 +15,7 @@ from tests.failures.stage import Stage
 STREAK = 4
 PROBES = 120
 PATIENCE_SECONDS = 60.0
-# After a miss; longer each time, so that the probes last.
+# After a miss; the pause grows each time, so that the probes last.
 PAUSE_SECONDS = 0.02
 PAUSE_GROWS = 1.1
 LONGEST_PAUSE_SECONDS = 0.5
@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 
 class Probes:
-    """Prompts that one worker each holds, and that each are asked about once."""
+    """Prompts that are each held by one worker, and each sent once."""
 
     def __init__(self, session: aiohttp.ClientSession, stage: Stage, url: str) -> None:
         self._session = session
@@ -33,7 +33,7 @@ class Probes:
         self._left: list[tuple[dict[str, Any], str]] = []
 
     async def prepare(self, count: int = PROBES) -> None:
-        """Has sound workers compute them, past the router, and waits until it has heard."""
+        """Has sound workers compute them, past the router; waits until a sound router knows."""
         sound = [
             endpoint
             for endpoint, worker in zip(self._stage.endpoints, self._stage.workers, strict=True)
@@ -76,6 +76,6 @@ class Probes:
 
 
 def _prompt() -> dict[str, Any]:
-    """Long enough that no difference in load outweighs it."""
+    """A prompt long enough that no difference in load outweighs it."""
     seed = f"probe {next(_numbers)}"
     return chat(" ".join(f"{seed} argument {number} of the parser" for number in range(150)))

@@ -1,4 +1,4 @@
-"""What clients do and what Envoy may suffer: no request is worse off for the router."""
+"""What clients do and what Envoy may suffer: no request fares worse with the router."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.failures.steering import Probes
 MIB = 1024 * 1024
 TRAILERS = [("x-checksum", "abc")]
 STREAMS = 1_500
-# Arrive in one moment: more than this would be a test of how fast the machine is.
+# Streams that start at the same time: more would test how fast the machine is.
 BATCH = 100
 CHUNK_BYTES = 65_536
 
@@ -36,7 +36,7 @@ def padded(size: int) -> bytes:
 
 
 async def answer(session: aiohttp.ClientSession, url: str, size: int, *, chunked: bool) -> str:
-    """The status of one request of that size, with a content-length or without, or the error."""
+    """Sends a request of this size, chunked or with its length; returns the status or the error."""
     data = padded(size)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -69,7 +69,7 @@ async def test_large_bodies_fare_as_without_a_router(
             for chunked in (False, True):
                 ours = [await answer(session, stage.url, size, chunked=chunked) for _ in "123"]
                 plain = await answer(session, stage.plain_url, size, chunked=chunked)
-                # What Envoy cannot hold it may refuse, as documented: no pick could help.
+                # Envoy may refuse what it cannot buffer, as documented: no pick could help.
                 held = size > BUFFER_LIMIT_BYTES and router == "up"
                 lost = sum(one not in ((plain, "413") if held else (plain,)) for one in ours)
                 what = f"{name}, {'chunked' if chunked else 'length told'}, router {router}"
@@ -122,7 +122,7 @@ async def test_streams_cut_by_their_clients_leave_nothing_behind(
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 async def test_many_streams_at_once(stage: Stage, table: list[Row], *, killed: bool) -> None:
-    """All of them wait for workers that stand still, so that all are under way at one time."""
+    """All of them wait for stopped workers, so that all are under way at the same time."""
     prompt = body() | {"stream": True}
     async with client() as session:
         for worker in stage.workers:
@@ -140,7 +140,7 @@ async def test_many_streams_at_once(stage: Stage, table: list[Row], *, killed: b
         if not killed:
             await until(lambda: _none_in_flight(session, stage), "none in flight any more")
     name = f"{STREAMS:,} streams at once{', router killed' if killed else ''}"
-    # Those that waited for longer than message_timeout have gone on without it.
+    # Those that waited longer than message_timeout have gone on without the router.
     note = f"{known:,} of them placed by the router"
     table.append(Row(name, stage.server, "-", len(outcomes), *counted(outcomes), note=note))
 
@@ -148,7 +148,7 @@ async def test_many_streams_at_once(stage: Stage, table: list[Row], *, killed: b
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["closed", "open"])
 async def test_envoy_restarted(stage: Stage, table: list[Row], loop: str) -> None:
-    """What Envoy itself loses is lost without a router as well: what comes after it counts."""
+    """What Envoy itself loses is lost without a router, too: only what comes later counts."""
     listens = asyncio.Event()
     listens.set()
     async with client() as session:
@@ -172,7 +172,7 @@ async def test_envoy_restarted(stage: Stage, table: list[Row], loop: str) -> Non
 
 
 async def _patiently(session: aiohttp.ClientSession, url: str, listens: asyncio.Event) -> Outcome:
-    """A client that does not ask at full speed while nobody listens."""
+    """Sends a request; without an answer, waits until Envoy listens, to not send at full speed."""
     outcome = await post(session, url, body())
     if not outcome.status:
         await listens.wait()
@@ -180,7 +180,7 @@ async def _patiently(session: aiohttp.ClientSession, url: str, listens: asyncio.
 
 
 async def _cut(session: aiohttp.ClientSession, url: str) -> bool:
-    """Leaves in the middle of an answer; whether it had begun."""
+    """Disconnects in the middle of an answer; returns whether it had begun."""
     prompt = body() | {"stream": True, "max_tokens": 200}
     async with session.post(f"{url}{CHAT}", json=prompt) as response:
         began = bool(await response.content.readany())
@@ -216,7 +216,7 @@ async def _none_in_flight(session: aiohttp.ClientSession, stage: Stage) -> bool:
 
 
 async def _are_sent(session: aiohttp.ClientSession, stage: Stage, count: int) -> bool:
-    """Whether so many streams wait for a worker."""
+    """Whether this many streams wait for a worker."""
     name = "cluster.workers.upstream_rq_active"
     async with session.get(f"{stage.envoy_admin}/stats?filter=^{name}$") as response:
         return (await response.text()).strip() == f"{name}: {count}"

@@ -1,6 +1,6 @@
-"""A worker dies, or its host falls silent: it is found out and left out until it is back.
+"""A worker dies, or its host falls silent: this is detected, and it is left out until it is back.
 
-Nothing of the router's configuration asks for probes. The workers' processes are real.
+The router's configuration asks for no probes. The workers' processes are real.
 """
 
 import time
@@ -36,7 +36,7 @@ class Seen:
         return str(one["down"])
 
     async def first_picks(self, behind: int) -> tuple[int, int]:
-        """Decisions behind a number: how many went to it first, and the number of the last."""
+        """How many decisions after this number picked it first, and the last one's number."""
         url = f"{self._stage.admin}/decisions?since={behind}"
         async with self._session.get(url) as response:
             told = (await response.json())["decisions"]
@@ -44,7 +44,7 @@ class Seen:
         return picks.count(self._stage.endpoints[0]), told[-1]["id"] if told else behind
 
     async def becomes(self, *, down: bool) -> float:
-        """Waits for it; the seconds that took."""
+        """Waits until the worker is down, or up again; returns the seconds that this took."""
         began = time.monotonic()
 
         async def so() -> bool:

@@ -53,7 +53,7 @@ async def slow(stage: Stage, load: Load) -> None:
 
 
 async def listens(stage: Stage) -> float:
-    """Since when the first router can be connected to."""
+    """Waits until the first router can be connected to; returns the time."""
     await asyncio.to_thread(stage.routers[0].wait)
     return time.monotonic()
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, needs_engine]
 
 AWAY_REQUESTS = 60
 
-# A router is alone after ten ticks and 100 ms. What this adds is for a machine that does much else.
+# A router is alone after ten ticks and 100 ms; the rest allows for a busy machine.
 ALONE_SECONDS = 5.0
 
 ALONE = "not sharing with other routers"
@@ -40,7 +40,7 @@ class Failure:
         """Breaks it."""
 
     async def end(self) -> None:
-        """Makes it whole."""
+        """Repairs it."""
 
 
 class Stopped(Failure):
@@ -80,7 +80,7 @@ class Partitioned(Failure):
 
 
 class Full(Failure):
-    """It has as many clients as it may have, and the routers are not among them."""
+    """It has as many clients as it accepts, and the routers are not among them."""
 
     async def begin(self) -> None:
         self._own = await asyncio.open_connection("127.0.0.1", self.engine.port)
@@ -154,7 +154,7 @@ class Told:
         self._stage = stage
 
     async def all_share(self) -> bool:
-        """Whether all say so, by readiness and metrics."""
+        """Whether all say that they share, by readiness and metrics."""
         return all([await self._alone(place) == ("ready", "0.0", "1.0") for place in self._places])
 
     async def all_are_alone(self) -> bool:
@@ -168,7 +168,7 @@ class Told:
     def has_warned_once_since(self, before: list[int]) -> bool:
         """Whether each has said once that it is alone, and nothing after that.
 
-        One that had said so before, since this machine is busy, need not say it again.
+        One that had already said so, because this machine is busy, need not say it again.
         """
         return all(
             lines[-1].count(ALONE) == 1 and sum(ALONE in line for line in lines[logged:]) <= 1
@@ -186,7 +186,7 @@ class Told:
         return self._stage.places
 
     async def _alone(self, place: Place) -> tuple[str, str, str]:
-        """What /readyz begins with, and two metrics; they have to agree."""
+        """The first line of /readyz, and two metrics: alone ("?" if /readyz disagrees), routers."""
         async with self._session.get(f"{place.metrics}/readyz") as response:
             first, _, rest = (await response.text()).partition("\n")
         async with self._session.get(f"{place.metrics}/metrics") as response:

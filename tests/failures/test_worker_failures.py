@@ -32,17 +32,17 @@ class Failure:
     """Something that happens to workers under load."""
 
     async def prepare(self, stage: Stage) -> None:
-        """Before there is load."""
+        """Runs before there is load."""
 
     async def begin(self, stage: Stage) -> None:
-        """Under load."""
+        """Begins the failure, under load."""
 
     async def lasts(self, loads: Sequence[Load]) -> None:
-        """For as many requests."""
+        """Waits for `DURING` requests of each load."""
         await asyncio.gather(*(load.goes_on(DURING) for load in loads))
 
     async def end(self) -> None:
-        """Nothing, where the next test's stage repairs it."""
+        """Ends the failure; not needed where the next test's stage repairs it."""
 
 
 class HalfDie(Failure):
@@ -60,7 +60,7 @@ class OneHangs(Failure):
         self._worker.stop()
 
     async def lasts(self, _: Sequence[Load]) -> None:
-        """So long: in a closed loop, every client may wait for it in the end."""
+        """A fixed time: in a closed loop, every client may end up waiting for the worker."""
         await asyncio.sleep(HANG_SECONDS)
 
     async def end(self) -> None:
@@ -69,7 +69,7 @@ class OneHangs(Failure):
 
 
 class OneRefuses(Failure):
-    """Before there is load, so that no Envoy finds the port closed and keeps away from it."""
+    """Begins before there is load, so that no Envoy finds the port closed and avoids it."""
 
     def __init__(self) -> None:
         self._instead: Part | None = None
@@ -86,7 +86,7 @@ class OneRefuses(Failure):
 
 
 async def under_both(stage: Stage, loop: str, failure: Failure) -> tuple[Load, Load, Times]:
-    """The outcomes through Envoy, and through one without ext_proc, of the same failure."""
+    """Returns the loads through Envoy and through one without ext_proc, and the failure's times."""
     run = LOOPS[loop]
     await failure.prepare(stage)
     async with (
@@ -130,7 +130,7 @@ async def test_a_worker_that_answers_503(stage: Stage, table: list[Row], loop: s
 
 
 def _share(load: Load, stage: Stage, times: Times) -> float:
-    """Of the requests sent meanwhile, those that the first worker answered in the end."""
+    """The share of the requests sent meanwhile that the first worker answered."""
     meanwhile = [one for one in load.outcomes if times[0] < one.started < times[1]]
     return sum(one.worker == stage.endpoints[0] for one in meanwhile) / len(meanwhile)
 

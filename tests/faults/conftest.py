@@ -22,7 +22,7 @@ TABLE = Table(
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
-    """Rows put in here are printed when all tests are done, and have to show no wrong credit."""
+    """Prints its rows when all tests are done; none may show wrong credit."""
     rows: list[Row] = []
     yield rows
     for row in rows:

@@ -1,6 +1,6 @@
 """A process with many engines, or one that sends garbage; prints where they publish, then serves.
 
-python crowd.py WORKERS BATCHES    engines that have published so much before anybody listens
+python crowd.py WORKERS BATCHES    engines that have published this much before anybody listens
 python crowd.py garbage            one that sends random bytes at full speed, under rising numbers
 """
 

@@ -27,7 +27,7 @@ _lives = itertools.count(1)
 
 
 def prompt(chain: Sequence[int]) -> Prompt:
-    """A prompt whose blocks are these, and one token more."""
+    """A prompt of these blocks, and one more token."""
     tokens = [number for number in chain for _ in range(BLOCK_SIZE)]
     return Prompt(MODEL, Tokens("I", [*tokens, 7]))
 
@@ -82,7 +82,7 @@ class Engine:
 
     def open(self) -> None:
         """Binds the sockets, again on the same ports if they were bound before."""
-        # as a PUB, never waiting: it drops; but tells who subscribes
+        # like a PUB it drops messages instead of waiting, but it reports who subscribes
         self._pub = zmq.Context(self._context).socket(zmq.XPUB)
         self._is_subscribed = False
         self._pub.sndhwm = self._hwm
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether what is published now reaches somebody."""
+        """Whether anybody is subscribed."""
         with contextlib.suppress(zmq.Again):
             while True:
                 self._is_subscribed = self._pub.recv(zmq.NOBLOCK)[:1] == b"\x01"
@@ -127,7 +127,7 @@ class Engine:
         self.open()
 
     def store(self, chain: Sequence[int], known: int = 0) -> dict[str, Any]:
-        """Holds one more copy of all blocks of a chain but the first `known`; the event."""
+        """Holds one more copy of all blocks of a chain but the first `known`; returns the event."""
         new = range(known + 1, len(chain) + 1)
         for end in new:
             self.cache.copies[tuple(chain[:end])] += 1
@@ -143,12 +143,12 @@ class Engine:
         }
 
     def remove(self, chain: Sequence[int]) -> dict[str, Any]:
-        """Drops one copy of a chain's last block; the event."""
+        """Drops one copy of a chain's last block; returns the event."""
         self.cache.copies[tuple(chain)] -= 1
         return {"type": "BlockRemoved", "block_hashes": [self._hash(chain)], "medium": "GPU"}
 
     def clear(self) -> dict[str, Any]:
-        """Drops everything; the event."""
+        """Drops everything; returns the event."""
         self.cache.copies.clear()
         return {"type": "AllBlocksCleared"}
 
@@ -165,7 +165,7 @@ class Engine:
         self._number(self.batch(*events), keep=keep)
 
     def repeat(self) -> None:
-        """Sends the last batch once more."""
+        """Sends the last batch again."""
         self._send(self.sequence - 1, self._kept[self.sequence - 1])
 
     def batch(self, *events: Any) -> bytes:
@@ -200,7 +200,7 @@ class Engine:
 
 
 def _bound(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> str:
-    """Binds; libzmq closes in the background, so a port may be taken for a moment yet."""
+    """Binds; libzmq closes in the background, so a port may still be in use for a moment."""
     deadline = time.monotonic() + 5
     while True:
         try:

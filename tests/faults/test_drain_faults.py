@@ -34,7 +34,7 @@ class Drained:
             assert response.status == 200
 
     async def steal(self) -> int:
-        """Another consumer drains; how many events it got."""
+        """Drains as another consumer; returns how many events it got."""
         async with self.client.post(f"{self.worker.url}/kv_cache_events") as response:
             return len(await response.json())
 
@@ -47,7 +47,7 @@ class Drained:
         return [self.worker.held_prefix_tokens(prompt) for prompt in PROMPTS]
 
     async def until(self, condition: Callable[[], bool]) -> float:
-        """Waits; how long, in milliseconds."""
+        """Waits for a condition; returns how long that took, in milliseconds."""
         started_at = asyncio.get_running_loop().time()
         async with asyncio.timeout(20):
             while not condition():  # noqa: ASYNC110 - no event tells
@@ -80,7 +80,7 @@ async def test_events_that_another_consumer_took_are_missed(table: list[Row]) ->
     async with drained() as one:
         stolen = number = 0
         async with asyncio.timeout(20):
-            while not stolen:  # our own drain may be the faster one
+            while not stolen:  # our own drain may be faster
                 number += 100
                 await one.ask(range(1000 + number, 1020 + number))
                 stolen = await one.steal()

@@ -27,7 +27,7 @@ WORKERS, BATCHES = 200, 20
 async def process(
     *arguments: str,
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[ZmqSource]]]:
-    """Engines in a process of their own, and where they publish."""
+    """Runs engines in their own process; yields it, and where they publish."""
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.faults.crowd", *arguments,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1024 * 1024,
@@ -44,7 +44,7 @@ async def process(
 
 @asynccontextmanager
 async def fleet() -> AsyncIterator[Fleet]:
-    """A router's side."""
+    """A router's fleet, without workers yet."""
     made = Fleet(0xC0FFEE, lambda: 0.0)
     yield made
     await made.close()
@@ -57,7 +57,7 @@ def certain(fleet: Fleet, worker: str, chain: tuple[int, ...]) -> int:
 
 
 async def state(fleet: Fleet, worker: str, *states: State) -> None:
-    """Waits until a worker's feeds are in such a state."""
+    """Waits until a worker's feeds are in one of these states."""
     async with asyncio.timeout(60):
         while fleet.state(worker) not in states:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.002)

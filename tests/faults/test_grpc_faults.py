@@ -106,7 +106,7 @@ async def following(fault: str, engine: Engine, server: Beside) -> AsyncIterator
 
 
 async def subscribed(engine: Engine) -> None:
-    """Until what the engine publishes reaches the server beside it."""
+    """Waits until what the engine publishes reaches the server beside it."""
     async with asyncio.timeout(10):
         while not engine.is_subscribed:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.001)
@@ -116,7 +116,7 @@ async def subscribed(engine: Engine) -> None:
 async def warm(
     fault: str, engine: Engine, beside: Callable[[Engine], Beside]
 ) -> AsyncIterator[tuple[Watch, Beside]]:
-    """The same, from the engine's first batch on, with something cached."""
+    """The same, followed from the engine's first batch on, with something cached."""
     server = beside(engine)
     await server.start()
     async with following(fault, engine, server) as watch:
@@ -198,7 +198,7 @@ async def test_restarted_engine_is_found_behind_a_server(
         engine = watch.engine
         watch.happens(a_clear if beside is BridgeBeside else the_end)
         await engine.restart()
-        await subscribed(engine)  # the relay sees a restart by the first number only
+        await subscribed(engine)  # the relay notices a restart only by the first number
         engine.publish(engine.store(C))
         await asyncio.wait_for(watch.transport.handled.wait(), 10)
         await in_state(watch, State.LIVE, State.DEGRADED)

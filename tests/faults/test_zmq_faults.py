@@ -1,6 +1,6 @@
 """Everything that can go wrong with one ZMQ feed; real sockets, and an engine whose cache is known.
 
-After each fault what is credited is compared with what the engine holds.
+After each fault, the credit is compared with what the engine holds.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ async def following(fault: str, engine: Engine) -> AsyncIterator[Watch]:
 
 @asynccontextmanager
 async def warm(fault: str, engine: Engine) -> AsyncIterator[Watch]:
-    """The same, from the engine's first batch on, with something cached."""
+    """The same, followed from the engine's first batch on, with something cached."""
     async with following(fault, engine) as watch:
         await connected(watch)
         engine.publish(engine.store(A))
@@ -108,7 +108,7 @@ async def test_last_batch_lost_before_silence_is_found(
     async with warm("last batch lost, then silence", Engine()) as watch:
         engine = watch.engine
         engine.lose(engine.remove(A))
-        await watch.settled()  # no signal tells: only our own question does
+        await watch.settled()  # no signal shows it: only our own request does
         assert watch.is_exact()
 
 
@@ -150,7 +150,7 @@ async def test_restart_without_replay_credits_nothing_old(table: list[Row]) -> N
         async with asyncio.timeout(10):
             while not (watch.state in (State.LIVE, State.DEGRADED) and watch._has_all()):
                 engine.publish(engine.store((engine.sequence + 60,)))
-                await asyncio.sleep(0.02)  # the first may come before the subscription
+                await asyncio.sleep(0.02)  # the first may be sent before the subscription
         table.append(await watch.row("new connection, first batch"))
         assert watch.is_honest()
 
@@ -279,7 +279,7 @@ async def test_batch_that_comes_twice_counts_once(table: list[Row]) -> None:
 async def test_reset_while_idle_is_known_with_the_next_batch(table: list[Row]) -> None:
     async with warm("reset while idle", Engine()) as watch:
         engine = watch.engine
-        reset = engine.clear()  # vLLM says it with the next request only
+        reset = engine.clear()  # vLLM announces it only with the next request
         watch.happens(batch(2))
         engine.publish(reset, engine.store(C))
         await watch.settled()
@@ -296,7 +296,7 @@ async def test_slow_consumer_at_the_high_water_mark_notices(
         watch.happens(batch(2))
         filler: dict[str, Any] = {"type": "Filler", "text": "x" * 50_000}
         engine.publish(engine.remove(A), filler)
-        for number in range(600):  # without a turn for the subscriber: 30 MB
+        for number in range(600):  # 30 MB, while the subscriber cannot run
             engine.publish(engine.store([100 + number]), filler)
         await asyncio.sleep(0)
         engine.publish(engine.store(C))

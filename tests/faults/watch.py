@@ -23,7 +23,7 @@ Evidence = Callable[[Signal], bool]
 class Row(NamedTuple):
     """One line of the table; times since the fault, in milliseconds, None where there is none.
 
-    wrong: None where the credits were looked at once, when all had settled, and not all the time.
+    wrong: None where the credits were checked only once, when all had settled.
     """
 
     fault: str
@@ -52,11 +52,11 @@ class Watched:
 
     @property
     def recovery(self) -> Recovery:
-        """As the transport has it."""
+        """The transport's."""
         return self._inner.recovery
 
     async def receive(self) -> list[Signal]:
-        """The transport's signals; when it is asked again, the ones before have been handled."""
+        """The transport's signals; a further call means that the ones before have been handled."""
         if self.known_at is not None:
             self.handled.set()
         signals = await self._inner.receive()
@@ -77,9 +77,9 @@ class Watched:
 class Watch:
     """One followed worker, and the repeated lookups of its credit.
 
-    probes: chains of blocks. wrong: looks at which something was credited as certain that the
-    engine no longer had, although the evidence had been handled. renumbered: the feed has other
-    numbers than the engine, so that what it took is only known to be of some moment since the
+    probes: chains of blocks. wrong: the number of lookups that credited something as certain that
+    the engine no longer had, although the evidence had been handled. renumbered: the feed has other
+    numbers than the engine, so that what it took is only known to date from some moment since the
     fault.
     """
 
@@ -98,7 +98,7 @@ class Watch:
     _looking: asyncio.Task[None] | None = field(default=None)
 
     async def settled(self, *states: State) -> None:
-        """Waits until all that the engine published is taken, and the feed is in such a state."""
+        """Waits until all published batches are taken and the feed is in one of these states."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             wanted = states or (State.LIVE,)
             while not (self._has_all() and self.state in wanted):  # noqa: ASYNC110 - no event tells
@@ -115,14 +115,14 @@ class Watch:
         return self.fleet.feeds(WORKER)[0].reason
 
     def happens(self, evidence: Evidence, *, to_the_engine: bool = True) -> None:
-        """The fault happens now, to the engine or to others; this is what tells of it."""
+        """Watches a fault that happens now, to the engine or others; evidence: its first sign."""
         self._faulted_at = asyncio.get_running_loop().time()
         self._faulted = Moment(self.engine.life, self.engine.sequence - (not to_the_engine))
         self.transport.arm(evidence)
         self._looking = asyncio.create_task(self._look())
 
     async def row(self, how: str) -> Row:
-        """The result; to be asked for once all has settled."""
+        """Returns the result; to be called once all has settled."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self.right_at is None or (self.exact_at is None and self.is_exact()):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.001)
@@ -140,7 +140,7 @@ class Watch:
         await self.engine.end()
 
     def credited(self, probe: Sequence[int]) -> Overlap:
-        """What is credited to the worker of a prompt."""
+        """The part of a prompt that is credited to the worker."""
         return self.fleet.overlaps(prompt(probe)).get(WORKER, Overlap(1))
 
     def certain(self) -> list[int]:
@@ -186,12 +186,12 @@ class Watch:
                 self.exact_at = loop.time()
 
     def _credits_too_much(self) -> bool:
-        """Measured by what the engine had after the last batch that the feed has taken."""
+        """Whether more is certain than the engine had after the last batch that the feed took."""
         held = [max(cache.overlap(probe) for cache in self._then()) for probe in self.probes]
         return any(sure > real for sure, real in zip(self.certain(), held, strict=True))
 
     def _then(self) -> list[Cache]:
-        """What the engine held when what was taken, or waits for its turn, was published."""
+        """What the engine held after the last applied batch, and after each one taken since."""
         if self.renumbered:
             since = (
                 cache for moment, cache in self.engine.truth.items() if moment >= self._faulted
@@ -205,7 +205,7 @@ class Watch:
         return [self.engine.truth.get(moment, Cache()) for moment in moments]
 
     def _is_settled(self) -> bool:
-        """Whether it is exact, or knows that it is not."""
+        """Whether the credit is exact, or the feed reports that it is not."""
         if self.state is State.LIVE:
             return self._has_all() and self.is_exact()
         return self.state in (State.DEGRADED, State.STALE, State.UNSUPPORTED)

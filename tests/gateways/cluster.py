@@ -34,7 +34,7 @@ class _Where(NamedTuple):
 
 
 class Cluster:
-    """The objects, by kind, namespace and name, and all that ever happened to them."""
+    """The objects, by kind, namespace and name, and all events about them."""
 
     def __init__(self) -> None:
         self._objects: dict[_Kind, dict[tuple[str, str], Tree]] = {}
@@ -59,7 +59,7 @@ class Cluster:
             await self.write(_Where(kind, one["metadata"].get("namespace", place), "", ""), one)
 
     async def write(self, where: _Where, given: Tree) -> Tree:
-        """Puts an object in its place; the same again is no change."""
+        """Writes an object; an equal one again is no change."""
         name = where.name or given["metadata"]["name"]
         held = self._objects.setdefault(where.kind, {})
         before = held.get((where.namespace, name))
@@ -94,7 +94,7 @@ class Cluster:
         return one
 
     async def remove(self, where: _Where) -> Tree | None:
-        """Takes an object away."""
+        """Removes an object, and returns it if it was there."""
         one = self._objects.get(where.kind, {}).pop((where.namespace, where.name), None)
         if one is not None:
             gone = copy.deepcopy(one)
@@ -103,11 +103,11 @@ class Cluster:
         return one
 
     def get(self, where: _Where) -> Tree | None:
-        """An object, if it is there."""
+        """Returns an object, or None."""
         return self._objects.get(where.kind, {}).get((where.namespace, where.name))
 
     async def since(self, kind: _Kind, version: int) -> AsyncIterator[tuple[str, Tree]]:
-        """What happened to objects of a kind after a version, without end."""
+        """Yields the changes of objects of a kind after a version, without end."""
         while True:
             async with self._changed:
                 while len(self._events) <= version:
@@ -204,7 +204,7 @@ def _matches(one: Tree, query: Mapping[str, str], namespace: str) -> bool:
 
 
 def _terms(selector: str) -> list[str]:
-    """The terms of a selector: commas in brackets belong to their term."""
+    """The terms of a selector; a comma in brackets does not separate terms."""
     return [term.strip() for term in re.split(r",(?![^(]*\))", selector) if term.strip()]
 
 
@@ -263,7 +263,7 @@ class _Api:
         elif request.method == "PATCH":
             if before is None and "apply" not in request.content_type:
                 return self._refused(404, "NotFound")
-            # a list of operations: nobody here depends on one
+            # nobody here depends on a patch that is a list of operations
             given = _merge(before or {}, given) if isinstance(given, dict) else before
         elif before is None:
             return self._refused(404, "NotFound")
@@ -321,7 +321,7 @@ async def serving(cluster: Cluster) -> AsyncIterator[str]:
 
 
 def kubeconfig(url: str) -> str:
-    """What a client is given to reach it."""
+    """The kubeconfig of a client of this API."""
     named = {"clusters": [{"name": "here", "cluster": {"server": url}}]}
     named |= {"contexts": [{"name": "here", "context": {"cluster": "here", "user": "test"}}]}
     named |= {"users": [{"name": "test", "user": {}}]}

@@ -26,5 +26,5 @@ def program() -> Callable[[str], Path]:
 
 @pytest.fixture
 def ran(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Adds a line to what the run prints at its end: the gateway, its version, what it did."""
+    """Adds a line to the summary of the run: the gateway, its version, what it did."""
     return lambda line: add_row(request.node, _RAN, line)

@@ -1,7 +1,7 @@
 """Envoy Gateway without Kubernetes: its own control plane, from files, starts the Envoy here.
 
-Its file provider knows no Services, so the two of the overlay become Backends: nothing else of the
-published manifests changes, but the port that the Gateway listens on.
+Its file provider knows no Services, so the two of the overlay become Backends: only they
+and the port that the Gateway listens on differ from the published manifests.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _GROUP = "gateway.envoyproxy.io"
 _CONTROLLER = f"{_GROUP}/gatewayclass-controller"
 _NAMESPACE = "llm"
 
-# Where Envoy Gateway looks before it would download one: any name serves that it takes for one.
+# Where Envoy Gateway looks before it downloads an Envoy: any version that it accepts will do.
 ENVOY_VERSION = "1.40.0"
 
 
@@ -38,7 +38,7 @@ async def running(
 ) -> AsyncIterator[None]:
     """Runs Envoy Gateway with the overlay's manifests, until the block ends.
 
-    change: what an operator changes in them.
+    change: returns the manifests as an operator has changed them.
     """
     home = place.directory / "gateway"
     found = home / f"data/envoy-versions/{ENVOY_VERSION}/bin/envoy"
@@ -118,7 +118,7 @@ def gateway_class() -> tuple[Tree, Tree]:
 
 
 def _with_backends(manifest: Tree) -> Tree:
-    """The manifest with each reference to a Service made one to a Backend of its name."""
+    """The manifest with each reference to a Service changed to a Backend of the same name."""
     told = copy.deepcopy(manifest)
     for part in [*told["spec"].get("rules", []), *told["spec"].get("extProc", [])]:
         for reference in part["backendRefs"]:

@@ -29,7 +29,7 @@ Tree = dict[str, Any]
 
 
 class Place(NamedTuple):
-    """What a gateway is told: where it listens, where the router and the workers are.
+    """Where a gateway listens, and where the router and the workers are.
 
     directory: for its files. workers: host:port of each.
     """
@@ -60,7 +60,7 @@ class Program:
             raise DiedError(f"{self.process.returncode}, after\n{self.log_tail()}")
 
     def log(self) -> str:
-        """What it has said."""
+        """The text of its log."""
         return self._log.read_text(errors="replace")
 
     def log_tail(self) -> str:
@@ -74,7 +74,7 @@ async def running_program(
 ) -> AsyncIterator[Program]:
     """Runs a program of a gateway until the block ends; it ends what it started itself.
 
-    environment: what is added to ours.
+    environment: variables to add to ours.
     """
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(
@@ -154,9 +154,9 @@ def here(configuration: Tree, workers: Sequence[Worker], port: int, directory: P
 async def behind(
     directory: Path, start: Start, configuration: Tree, **settings: Any
 ) -> AsyncIterator[System]:
-    """Three workers, the router, ready, and a gateway before them.
+    """Runs three workers, a router that is ready, and a gateway in front of them.
 
-    The workers are pods in that each has an address of its own, and all the same port.
+    Like pods, the workers have an address each, and all the same port.
 
     configuration: the router's, as it is published. settings: of the workers.
     """

@@ -4,7 +4,7 @@
 
 Needs Go. Builds what is named, or everything, unless it is there already. The first build of a
 gateway takes minutes, and some GB in Go's own caches. The programs go to ~/.cache/kvsteer/gateways,
-or to the folder that KVSTEER_GATEWAYS names: one folder a program, and in it one a version.
+or to the folder that KVSTEER_GATEWAYS names: one folder per program, and in it one per version.
 """
 
 import os
@@ -21,7 +21,7 @@ GO_VERSION = "1.26"
 class Program(NamedTuple):
     """A program of a Go module.
 
-    package: its path without the version; "" where it is not built here, but put there by hand.
+    package: its path without the version; "" where it is not built here, but installed by hand.
     """
 
     package: str
@@ -40,13 +40,13 @@ class MissingError(LookupError):
 
 
 def folder() -> Path:
-    """Where the programs are."""
+    """The folder of the programs."""
     named = os.environ.get("KVSTEER_GATEWAYS")
     return Path(named) if named else Path.home() / ".cache/kvsteer/gateways"
 
 
 def binary(name: str) -> Path:
-    """A program that was built.
+    """Path of a program that was built.
 
     Raises:
         MissingError: it was not, or not in this version.

@@ -29,7 +29,7 @@ _KINDS = {"EnvoyFilter", "Gateway", "HTTPRoute", "InferencePool", "Service"}
 
 _ENVIRONMENT = {
     "ENABLE_GATEWAY_API_INFERENCE_EXTENSION": "true",
-    # what upstream's Envoy does not have
+    # features that upstream's Envoy lacks
     "PILOT_ENABLE_ALPN_FILTER": "false",
     "PILOT_ENABLE_METADATA_EXCHANGE": "false",
     # no certificates, no injection, no Deployments: nothing here would use them
@@ -37,7 +37,7 @@ _ENVIRONMENT = {
     "ENABLE_CA_SERVER": "false",
     "INJECT_ENABLED": "false",
     "PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER": "false",
-    # what our cluster speaks
+    # the protocol that our cluster speaks
     "ISTIO_KUBE_CLIENT_CONTENT_TYPE": "json",
     "KUBE_FEATURE_WatchListClient": "false",
     "POD_NAME": "istiod",
@@ -115,7 +115,7 @@ def _manifests(overlay: str, place: Place) -> list[Tree]:
         if one["kind"] == "InferencePool":
             one["spec"]["targetPorts"] = [{"number": _port(place.workers[0])}]
         if one["kind"] == "Service":
-            # as the API server would give it one
+            # the API server would assign one
             one["spec"].setdefault("clusterIP", "10.96.0.10")
     return told
 

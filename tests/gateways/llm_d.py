@@ -1,6 +1,7 @@
-"""Envoy as the standalone chart of llm-d-router 0.10 configures it, and what it gives its picker.
+"""Envoy as the standalone chart of llm-d-router 0.10 configures it, and the settings of its picker.
 
-The sidecar's default: the picker is asked by TLS, whoever it is, and the header names the address.
+The sidecar's default: Envoy reaches the picker by TLS without verifying it, and the header names
+the address.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _MANY = {"thresholds": [dict.fromkeys(("max_connections", "max_requests"), 40_00
 
 
 def configuration() -> Tree:
-    """The router's, of the values that the chart is given."""
+    """The router's configuration, from the chart's values."""
     values = yaml.safe_load((FOLDER / "values.yaml").read_text())
     told: Tree = yaml.safe_load(values["router"]["epp"]["pluginsCustomConfig"]["kvsteer.yaml"])
     return told

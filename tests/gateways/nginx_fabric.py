@@ -1,7 +1,7 @@
 """NGINX Gateway Fabric without its cluster: its nginx, its script and its shim for the picker.
 
 nginx is configured as the controller of 2.6 does it for a Gateway, an HTTPRoute to an InferencePool
-with FailOpen and, as far as a test asks for it, its policies.
+with FailOpen and, if a test asks for them, its policies.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Tree = dict[str, Any]
 OVERLAY = KUBERNETES / "overlays/nginx-gateway-fabric"
 COMPONENTS = KUBERNETES / "components"
 RELEASE = "2.6.7"
-SHIM_PORT = 54800  # of the shim, and written into the script
+SHIM_PORT = 54800  # the shim's port, which is fixed in the script
 MODULES = (
     Path("/usr/lib/nginx/modules/ngx_http_js_module.so"),
     Path("/usr/share/nginx/modules/ngx_http_js_module.so"),

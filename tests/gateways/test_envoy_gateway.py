@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.system import System, chat, long_text, until
 
-# A certificate has that name: tests/extproc/serving/identities.py.
+# The name in the router's certificate.
 from tests.extproc.serving.identities import NAME
 from tests.gateways import envoy_gateway
 from tests.gateways.gateways import MODEL, Place, Tree, behind, published

@@ -22,7 +22,7 @@ Running = Callable[[Path, Place], AbstractAsyncContextManager[None]]
 
 
 class Gateway(NamedTuple):
-    """program: of tests/gateways/install.py. fails_open: answers while the router is away."""
+    """program: its name in tests/gateways/install.py. fails_open: answers without the router."""
 
     program: str
     overlay: str
@@ -48,7 +48,7 @@ GATEWAYS = {
     ),
 }
 
-# Above both of Envoy Gateway's default, 32 KiB, and Envoy's own, 1 MiB.
+# Above both the default of Envoy Gateway, 32 KiB, and that of Envoy, 1 MiB.
 LONG_PROMPT = "word " * 300_000
 WORKERS = {"decode_tokens_per_second": 20.0, "max_model_len_tokens": 400_000, "blocks": 25_000}
 

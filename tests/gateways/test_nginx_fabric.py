@@ -39,7 +39,7 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
 
 
 async def held(system: System) -> tuple[dict[str, object], str]:
-    """A request whose prompt is known to lie on one worker."""
+    """A request whose prompt one worker is known to hold."""
     body = chat(long_text("alpha"), model=MODEL)
     status, holder, _ = await system.send(body)
     assert status == 200
@@ -73,7 +73,7 @@ async def test_tokens_come_as_they_are_made(system: System) -> None:
         assert response.status == 200
         pieces = [piece async for piece in response.content.iter_any()]
     assert pieces[-1].rstrip().endswith(b"data: [DONE]")
-    # of 60 tokens, each some 220 bytes: nginx's buffers would make four of it
+    # 60 tokens of some 220 bytes each: buffered by nginx, these would be four pieces
     assert len(pieces) > 20
 
 

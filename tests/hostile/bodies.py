@@ -11,7 +11,7 @@ TOO_MANY = "too_many_parts"
 
 @dataclass(frozen=True)
 class Body:
-    """reason: why it is not keyed, "" where it is."""
+    """reason: why its prompt gets no block keys, "" where it gets them."""
 
     name: str
     path: str
@@ -23,7 +23,7 @@ class Body:
 
 
 def _filled(before: bytes, unit: bytes, behind: bytes, length: int = MAX_BYTES) -> bytes:
-    """A body of that length, with a list of as many units as there is room for."""
+    """A body of this length, with a list of as many units as fit."""
     count = (length - len(before) - len(behind)) // (len(unit) + 1)
     return before + (unit + b",") * (count - 1) + unit + behind
 

@@ -40,7 +40,7 @@ async def either(_either: Victim) -> AsyncIterator[Victim]:
 
 @pytest.fixture(params=["lean", "grpcio"])
 async def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
-    """A router of its own, which nobody has talked to: to see what something takes."""
+    """A new router, which has served nobody yet: to measure what something takes."""
     with running_victim(request.param, tmp_path) as victim:
         yield victim
         victim.leave()

@@ -15,9 +15,9 @@ MANY = 20_000
 
 @dataclass(frozen=True)
 class Flood:
-    """make: what is sent, made when it is needed: to some it takes a second.
+    """make: builds what is sent, only when it is needed: some take a second.
 
-    goaway: the code that the lean server ends it with, None if it is borne.
+    goaway: the code with which the lean server ends it, None if the server tolerates it.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Flood:
 
 
 def _streams(count: int, rest: bytes = b"", *, resets: bool = False) -> bytes:
-    """So many calls, one after the other; rest: of the frames of stream 1."""
+    """This many calls, one after the other; rest: the payload of each call's DATA frame."""
     parts = []
     for number in range(1, 2 * count, 2):
         parts += [headers(number), data(number, rest) if rest else b""]
@@ -38,7 +38,7 @@ def _streams(count: int, rest: bytes = b"", *, resets: bool = False) -> bytes:
 
 
 def _bomb() -> bytes:
-    """A field of 4,000 bytes that goes into the table, and a thousand fields that name it."""
+    """A field of 4,000 bytes that enters the table, and a thousand fields that refer to it."""
     return raw(HEADERS, 4, 1, Encoder().encode([("x", "\0" * 3990)]) + b"\xbe" * 1000)
 
 

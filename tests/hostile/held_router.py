@@ -1,8 +1,8 @@
-"""The router, with a look at its event loop: for how long one holds it up.
+"""The router, with a watch that measures for how long something holds up its event loop.
 
-The loop is looked at again and again; the CPU seconds that its thread took between two looks are
-written to the file, where they are more than a pause that nobody notices. A machine that is busy
-elsewhere does not lengthen them.
+The watch runs on the loop again and again, and writes to the file the CPU seconds that the thread
+used between two runs, where they are more than a pause that nobody notices. Other work on the
+machine does not lengthen them.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ NOTICED_SECONDS = 0.01
 
 
 class Watch:
-    """Looks at a loop."""
+    """Watches a loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, file: IO[str]) -> None:
         self._loop, self._file = loop, file
@@ -33,9 +33,9 @@ class Watch:
 
 
 def watching(path: str) -> None:
-    """Has the loop that the router makes be looked at."""
+    """Makes the router's event loop be watched."""
     make = event_loop._new_event_loop
-    file = Path(path).open("a", buffering=1)  # noqa: SIM115 - as long as the process
+    file = Path(path).open("a", buffering=1)  # noqa: SIM115 - open as long as the process runs
 
     def made() -> asyncio.AbstractEventLoop:
         loop = make()
@@ -46,6 +46,6 @@ def watching(path: str) -> None:
 
 
 def watching_with_few_files(path: str, files: str) -> None:
-    """The same, in a process that may have no more files open."""
+    """The same, in a process that may open no more than this many files."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), int(files)))
     watching(path)

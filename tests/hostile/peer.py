@@ -45,7 +45,7 @@ def raw(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> byt
 
 
 def block(fields: Fields = CALL, *, size_updates: int = 1) -> bytes:
-    """A header block that has no state: it brings the table down to nothing, and adds nothing."""
+    """A header block without state: it reduces the table to size 0, and adds nothing to it."""
     return b"\x20" * size_updates + _encoded(tuple(fields))
 
 
@@ -67,7 +67,7 @@ def data(stream: int, payload: bytes = b"", *, last: bool = False) -> bytes:
 
 
 def reset(stream: int, code: int = 8) -> bytes:
-    """RST_STREAM, with CANCEL."""
+    """RST_STREAM, by default with CANCEL."""
     return RstStreamFrame(stream, error_code=code).serialize()
 
 
@@ -105,12 +105,12 @@ class Peer:
             self._writer.writelines(frames)
 
     async def flood(self, frames: bytes) -> "Peer":
-        """Writes as fast as it is read, and reads until all was seen, or the connection ends."""
+        """Writes frames, and reads until all were seen, or the connection ends."""
         self.send(frames)
         return await self.seen()
 
     async def is_choked(self, part: Callable[[int], bytes], limit: int) -> bool:
-        """Whether the other side has enough before it took so many bytes; part: of a stream."""
+        """Whether the other side stops reading before `limit` bytes; part: builds a stream's."""
         number = 1
         while limit > 0:
             sent = b"".join(part(n) for n in range(number, number + 2 * AT_ONCE, 2))
@@ -123,16 +123,16 @@ class Peer:
         return False
 
     def half_close(self) -> None:
-        """Says that nothing more comes."""
-        with contextlib.suppress(OSError):  # it may be gone already
+        """Ends our side of the connection."""
+        with contextlib.suppress(OSError):  # the connection may be gone already
             self._writer.write_eof()
 
     def close(self) -> None:
-        """Goes, without a word."""
+        """Aborts the connection."""
         self._writer.transport.abort()
 
     async def until(self, is_enough: Callable[["Peer"], bool]) -> "Peer":
-        """Reads until that is so, or the connection ends."""
+        """Reads until a condition holds, or the connection ends."""
         async with asyncio.timeout(WAIT_SECONDS):
             while not self.is_over and not is_enough(self):
                 await self._read()
@@ -165,7 +165,7 @@ class Peer:
 
     @property
     def trailers(self) -> dict[int, bytes]:
-        """The last HEADERS of the streams that were answered whole."""
+        """The last HEADERS of each stream that was answered completely."""
         found = [one for one in self.frames if isinstance(one, HeadersFrame)]
         return {one.stream_id: one.data for one in found if "END_STREAM" in one.flags}
 

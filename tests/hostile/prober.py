@@ -1,8 +1,8 @@
-"""Asks a router for decisions, a few times a second, from a process of its own.
+"""Asks a router for decisions, a few times a second, from its own process.
 
-`python -m tests.hostile.prober PORT PID SECONDS` prints for each question how long its answer took,
-how much of that the router worked, and what memory its process has then, in seconds, CPU seconds
-and bytes; it ends when its input does.
+`python -m tests.hostile.prober PORT PID SECONDS` prints for each request how long its answer took,
+how much of that time the router worked, and how much memory its process then has, in seconds, CPU
+seconds and bytes; it ends when its input does.
 """
 
 import re
@@ -25,7 +25,7 @@ _SCHEDULED = 2
 
 
 def ask(channel: grpc.Channel) -> None:
-    """One decision, as Envoy asks for it."""
+    """Requests one decision, as Envoy does."""
     call = channel.stream_stream(
         PROCESS,
         request_serializer=ProcessingRequest.SerializeToString,
@@ -37,14 +37,14 @@ def ask(channel: grpc.Channel) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process."""
+    """Resident memory of a process."""
     found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None, "it has ended"
     return int(found[1]) * 1024
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has worked, all its threads together."""
+    """CPU seconds that a process has used, all its threads together."""
     return time.clock_gettime(~pid << 3 | _SCHEDULED)
 
 

@@ -35,7 +35,7 @@ READY = command(b"READY", b"\x0bSocket-Type" + struct.pack(">I", 3) + b"PUB")
 
 
 class Publisher:
-    """Sends the same to whoever subscribes: what comes first, then the flood again and again."""
+    """Sends subscribers what comes first, and then, once `flooding` is set, the flood."""
 
     def __init__(self, first: Iterable[bytes], flood: Iterable[bytes]) -> None:
         self.subscribed = asyncio.Event()
@@ -44,7 +44,7 @@ class Publisher:
         self._first, self._flood = list(first), iter(flood)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serves one connection."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             writer.write(GREETING)
             await reader.readexactly(len(GREETING))
@@ -61,7 +61,7 @@ class Publisher:
 
     @contextlib.asynccontextmanager
     async def running(self, port: int) -> AsyncIterator["Publisher"]:
-        """Listens while it is used."""
+        """Listens until the block ends."""
         server = await asyncio.start_server(self.serve, "127.0.0.1", port)
         try:
             yield self

@@ -28,8 +28,8 @@ FRAME_SIZE_ERROR, COMPRESSION_ERROR, CALM = 6, 9, 11
 @dataclass(frozen=True)
 class Rule:
     """section: of RFC 9113, or RFC 7541. sent: after the greeting, and after `before` was seen.
-    goaway: the code that ends the connection; reset: the code that ends stream 1; neither: it is
-    let pass."""
+    goaway: the code that ends the connection; reset: the code that ends stream 1; without either,
+    it is tolerated."""
 
     section: str
     broken: str
@@ -43,7 +43,7 @@ class Rule:
 
 
 def _call(*fields: tuple[str, str], **instead: str) -> Fields:
-    """The good head with other or more fields; "" leaves one out."""
+    """The good head with fields replaced or added; "" leaves one out."""
     named = {name.replace("_", "-"): value for name, value in instead.items()}
     kept = [(name, named.pop(name.lstrip(":"), value)) for name, value in CALL]
     return [pair for pair in kept if pair[1]] + list(named.items()) + list(fields)
@@ -55,7 +55,7 @@ def _malformed(section: str, broken: str, fields: Fields) -> Rule:
 
 OPEN = headers(1)
 LAST = headers(1, flags=("END_HEADERS", "END_STREAM"))
-# A call that is over on both sides: 415 is said at once, to a request that has ended.
+# A call that is over on both sides: its request has ended, and is answered 415 at once.
 OVER = headers(1, _call(content_type="x"), flags=("END_HEADERS", "END_STREAM"))
 LONG = bytes(16_384)
 MOST = 2**31 - 1

@@ -1,4 +1,4 @@
-"""Bodies that are costly to read: others get their decisions meanwhile."""
+"""Bodies that are costly to read: meanwhile, others get their decisions."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from simulator.settings import TINY_MODEL
 from tests.hostile.bodies import BODIES, CHAT, Body
 from tests.hostile.victim import MIB, Harm, Victim, assert_undelayed, running_victim
 
-# What a template with reasoning, tools and macros costs, and a conversation of 64 KiB of turns.
+# As costly as a template with reasoning, tools and macros; and a conversation of 64 KiB of turns.
 TEMPLATE = """{% for m in messages %}{% for i in range(60) %}{% set x = i %}{% endfor %}\
 {{ m.role }}: {{ m.content | trim }}
 {% endfor %}"""
@@ -21,7 +21,7 @@ SHORT_TURNS = Body("short turns", CHAT, json.dumps({"messages": TURNS}).encode()
 
 @pytest.fixture(params=["lean", "grpcio"])
 async def rendering(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
-    """A router with a tokenizer and a template that takes its time."""
+    """A router with a tokenizer and a slow template."""
     (tmp_path / "slow.jinja").write_text(TEMPLATE)
     keys = f"tokenizer: '{TINY_MODEL}', chat_template: '{tmp_path}/slow.jinja'"
     with running_victim(request.param, tmp_path, model_keys=keys) as victim:
@@ -30,7 +30,7 @@ async def rendering(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
 
 
 async def sent(victim: Victim, bodies: list[Body], interval_seconds: float = 0.0) -> None:
-    """Sends bodies one after the other, at most so often."""
+    """Sends bodies one after the other, no faster than one per interval."""
     async with victim.channel() as channel:
         for one in bodies:
             rest = asyncio.create_task(asyncio.sleep(interval_seconds))
@@ -39,9 +39,9 @@ async def sent(victim: Victim, bodies: list[Body], interval_seconds: float = 0.0
 
 
 async def harm_of(victim: Victim, bodies: list[Body], tries: int = 3) -> Harm:
-    """What bodies do, in the try in which they held up the loop least.
+    """The effects of bodies, in the try in which they held up the loop least.
 
-    A core that runs other work beside makes the same work take more CPU time.
+    The same work takes more CPU time on a core that also runs other work.
     """
     harms: list[Harm] = []
     while len(harms) < tries and not any(harm.worst_held < 0.05 for harm in harms):

@@ -25,20 +25,20 @@ from tests.hostile.victim import (
 )
 from tests.ports import free_port
 
-MAX_LATENCY_SECONDS = 10.0  # on a machine that does other things as well
+MAX_LATENCY_SECONDS = 10.0  # on a machine that does other work, too
 MAX_GROWN_BYTES = 256 * MIB
 # For how long a flood may go on before its feed says so.
 MARK_SECONDS = 30.0
 
 
 def stores(first: int, count: int, size: int = 1) -> list[Any]:
-    """A chain."""
+    """The event that stores a chain of `count` blocks."""
     hashes = list(range(first, first + count))
     return ["BlockStored", hashes, None, [7] * (count * size), size, None, "GPU"]
 
 
 def numbered(start: int, make: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Message after message."""
+    """Messages from this number on, without end."""
     return map(make, itertools.count(start))
 
 
@@ -91,9 +91,9 @@ def one_block() -> list[bytes]:
 
 @dataclass(frozen=True)
 class Attack:
-    """first: what comes before, so that the feed is live. flood: then this, as fast as it goes.
+    """first: sent before, so that the feed is live. flood: sent then, as fast as possible.
 
-    is_marked: whether its feed says afterwards that not all is known of it; else it is only slow.
+    is_marked: whether its feed then reports that it does not know everything; else it is only slow.
     """
 
     name: str
@@ -126,12 +126,12 @@ ATTACKS = [
     Attack("PINGs", lambda: itertools.repeat(command(b"PING", b"\0\0") * 5_000)),
 ]
 
-# Those that delay others most, of all of these.
+# Those of them that delay others most.
 WORST = ("removals over many pools", "holes with two full segments", "orphans of large extra keys")
 
 
 async def harm_of(victim: Victim, publisher: Publisher) -> Harm:
-    """What others suffer while it lasts."""
+    """The effects of a publisher's flood on others."""
     async with asyncio.timeout(60):
         await publisher.subscribed.wait()
     async with victim.probed(at_least=40) as harm:
@@ -140,13 +140,13 @@ async def harm_of(victim: Victim, publisher: Publisher) -> Harm:
 
 
 def is_marked(feed: dict[str, Any]) -> bool:
-    """Whether it is not taken for a feed of which everything is known, and it is told why."""
+    """Whether the feed is reported as one of which not everything is known, with a reason."""
     is_behind = feed["reason"].startswith(BEHIND)
     return is_behind or (feed["state"] != "live" and bool(feed["reason"]))
 
 
 async def settled(victim: Victim, attack: Attack) -> dict[str, Any]:
-    """What its feed says in the end, while the flood goes on."""
+    """Waits for the feed to be marked, if it has to be, during the flood; returns the feed."""
     feed = (await victim.feeds())[0]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(MARK_SECONDS):
@@ -218,7 +218,7 @@ async def test_stores_without_end_hold_up_nobody_while_the_self_check_listens(
                 async def flooded() -> bool:
                     return publisher.sent_bytes > (seed + 1) * MIB
 
-                for seed in range(20):  # each is watched, and never stored
+                for seed in range(20):  # the self-check waits for each, and none is ever stored
                     text = f"{seed} " + "the quick brown fox " * 20
                     prompt = json.dumps({"model": "m", "prompt": text}).encode()
                     await victim.places(channel, "/v1/completions", prompt)

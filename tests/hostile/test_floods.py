@@ -1,4 +1,4 @@
-"""Floods over real sockets: they end, nothing of them stays, and others are answered meanwhile."""
+"""Floods over real sockets: they end, leave nothing behind, and others are answered meanwhile."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_a_flood_is_stopped_or_borne(lean: Victim, flood: Flood) -> None:
 @pytest.mark.parametrize("flood", FLOODS, ids=str)
 @pytest.mark.slow
 async def test_a_flood_from_many_hurts_nobody(either: Victim, flood: Flood) -> None:
-    # grpcio cancels calls of anybody when more than some thousand wait to be taken
+    # grpcio cancels anybody's calls when more than a few thousand wait to be accepted
     may_cancel = either.server == "grpcio"
     sent = GREETING + flood.make()
     async with either.unharmed(may_grow_bytes=192 * 2**20, may_cancel=may_cancel):

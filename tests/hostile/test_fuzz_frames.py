@@ -1,4 +1,4 @@
-"""Frames that are none, and good conversations spoilt: the core never fails, the server goes on."""
+"""Invalid frames, and good conversations corrupted: the core never fails, the server goes on."""
 
 import asyncio
 import random
@@ -25,7 +25,7 @@ SEED = 7_540
 _DUPLEX = message(head("/v1/completions", mode=4, response_mode=4).SerializeToString())
 _PARTS = [message(body(b"x" * 3000, end_of_stream=False).SerializeToString())] * 3
 
-# As a proxy speaks to us: calls in both dialects, side by side; resets, and a slow one.
+# What a proxy sends us: calls in both dialects, interleaved; a reset, and a slow call.
 GOOD = [
     headers(1),
     data(1, CALL),
@@ -55,7 +55,7 @@ FRAMES = st.builds(
 
 
 def told(connection: Connection) -> list[Sent]:
-    """All that it has to say."""
+    """Everything that the connection has to send."""
     found = b""
     while more := connection.data_to_send():
         found += more
@@ -63,13 +63,13 @@ def told(connection: Connection) -> list[Sent]:
 
 
 def codes(frames: list[Sent]) -> list[tuple[int, int, bytes]]:
-    """The errors in what was said."""
+    """The errors among the frames."""
     errors = (FrameType.RST_STREAM, FrameType.GOAWAY)
     return [(one.kind, one.stream_id, one.payload) for one in frames if one.kind in errors]
 
 
 def fed(pieces: list[bytes]) -> tuple[list[Sent], Connection]:
-    """What a new connection says to that; it keeps no more than a frame and its streams."""
+    """What a new connection replies to these pieces; it keeps no memory after it is closed."""
     budget = Budget(2**20)
     connection = Connection(Limits(), BlockCache(), budget)
     frames: list[Sent] = []
@@ -105,7 +105,7 @@ def test_any_bytes_are_borne(noise: bytes) -> None:
 
 
 def spoilt(rng: random.Random) -> bytes:
-    """The good conversation, with frames or bytes lost, doubled, swapped, changed or cut."""
+    """The good conversation, with frames or bytes lost, repeated, swapped, changed or cut."""
     frames = list(GOOD)
     for _ in range(rng.randint(0, 3)):
         at = rng.randrange(len(frames))
@@ -127,7 +127,7 @@ def spoilt(rng: random.Random) -> bytes:
 
 
 async def talk(victim: Victim, sent: bytes, rng: random.Random) -> None:
-    """Says that, in pieces, and goes without a farewell; or waits for what is said to it."""
+    """Sends this in pieces; then aborts the connection, or reads until the other side ends it."""
     peer = await victim.connect()
     at = 0
     while at < len(sent):
@@ -143,7 +143,7 @@ async def talk(victim: Victim, sent: bytes, rng: random.Random) -> None:
 
 
 async def talks(victim: Victim, count: int, seed: int) -> None:
-    """So many spoilt conversations, a few at a time."""
+    """Holds this many corrupted conversations, 20 at a time."""
     rng = random.Random(seed)
     async with victim.unharmed(may_grow_bytes=100 * 2**20):
         for _ in range(count // 20):

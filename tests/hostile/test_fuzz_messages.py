@@ -1,4 +1,4 @@
-"""Messages that are none, in any order: each ends its own stream at most."""
+"""Invalid messages, in any order: each ends at most its own stream."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ PARTS += [response_head(200).SerializeToString(), response_head("x" * 99).Serial
 
 
 def nested(depth: int) -> bytes:
-    """A structure within a structure (metadata_context), by hand: it is too deep to build."""
+    """Structures nested in metadata_context, encoded by hand: they are too deep to build."""
     inner = b""
     for _ in range(depth):
         value = b"\x2a" + _varint(len(inner)) + inner  # Value.struct_value
@@ -37,7 +37,7 @@ def _varint(number: int) -> bytes:
 
 
 def huge() -> Iterator[bytes]:
-    """Messages that are right, or nearly, and large."""
+    """Large messages that are valid, or nearly so."""
     yield from (nested(depth) for depth in (1, 50, 99, 101, 1000, 5000))
     yield head("/" + "a" * 2**20).SerializeToString()
     yield head(headers={f"x-{n}": "y" for n in range(20_000)}).SerializeToString()
@@ -62,7 +62,7 @@ BODIES = [
 
 
 def mutated(rng: random.Random, good: bytes) -> bytes:
-    """Some bytes of it changed, cut out or put in."""
+    """The message with some bytes changed, removed or inserted."""
     changed = bytearray(good)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(changed) + 1)
@@ -71,7 +71,7 @@ def mutated(rng: random.Random, good: bytes) -> bytes:
 
 
 def conversations(count: int) -> Iterator[bytes]:
-    """What is sent on a stream each: noise, changed messages, good ones in any order."""
+    """What to send on each stream: noise, changed messages, or good ones in any order."""
     rng = random.Random(SEED)
     for _ in range(count):
         kind = rng.randrange(3)

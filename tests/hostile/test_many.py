@@ -10,17 +10,17 @@ from tests.hostile.peer import GREETING, Peer, data, headers, window_update
 from tests.hostile.victim import Victim, until
 
 MIB = 2**20
-# What the lean server allows, extproc.serving.lean_server.MAX_CONNECTIONS.
+# The lean server's limit, extproc.serving.lean_server.MAX_CONNECTIONS.
 MAX_CONNECTIONS = 4096
 
 
 def connections_here(most: int) -> int:
-    """So many, or what a third of this machine's limit of open files allows."""
+    """This many, or fewer where that exceeds a third of this process's limit of open files."""
     return min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 3)
 
 
 async def greeted(victim: Victim, count: int) -> list[Peer]:
-    """Connections, a few at a time."""
+    """Opens this many connections, a hundred at a time."""
     peers: list[Peer] = []
     while len(peers) < count:
         some = [await victim.connect() for _ in range(min(100, count - len(peers)))]
@@ -56,7 +56,7 @@ async def test_more_connections_than_there_may_be_lock_nobody_out(lean: Victim) 
 
 
 async def opened(victim: Victim, connections: int, streams: int) -> list[Peer]:
-    """Calls that were answered and go on, as those of responses that take their time."""
+    """Opens calls that are answered and stay open, like those of slow responses."""
     calls = b"".join(headers(n) + data(n, CALL) for n in range(1, 2 * streams, 2))
     peers = [await victim.connect() for _ in range(connections)]
     sent = GREETING + window_update(0, 2**24) + calls

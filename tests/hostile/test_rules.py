@@ -1,4 +1,4 @@
-"""Every rule, broken over a real socket: the right code, and nothing else is hurt."""
+"""Every rule, broken over a real socket: the right code answers, and nothing else is affected."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.hostile.victim import Victim
 
 
 async def broken(peer: Peer, rule: Rule, greeting: bytes) -> None:
-    """Breaks it, and looks at what comes of it."""
+    """Breaks the rule, and checks the reaction."""
     peer.send(greeting, rule.before)
     if rule.before:
         await peer.seen()

@@ -15,7 +15,7 @@ FILES = 256
 
 @pytest.fixture(params=["lean", "grpcio"])
 async def narrow(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Victim]:
-    """A router that may have few files open."""
+    """A router that may open only a few files."""
     with running_victim(request.param, tmp_path, files=FILES) as victim:
         yield victim
         victim.leave()

@@ -1,4 +1,4 @@
-"""That the instruments of the other tests here tell what they are to tell."""
+"""The instruments of the other tests here measure what they should."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ async def test_a_router_that_nobody_harms_answers_and_its_loop_is_free(either: V
 async def test_a_loop_that_is_held_up_is_seen() -> None:
     file = io.StringIO()
     Watch(asyncio.get_running_loop(), file)
-    await asyncio.sleep(0)  # the first look
+    await asyncio.sleep(0)  # the watch's first run
     ends = time.thread_time() + 0.1
     while time.thread_time() < ends:
         pass

@@ -1,4 +1,4 @@
-"""A router in its own process, and the checks that it took no harm."""
+"""A router in its own process, and the checks that it was not harmed."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ PROMPT = b'{"model": "m", "prompt": [1, 2, 3]}'
 HEAD = head("/v1/completions").SerializeToString()
 BODY = body(PROMPT).SerializeToString()
 
-# What a fault of ours would leave in the log.
+# What a bug of ours would leave in the log.
 _FAULTS = re.compile("Traceback|internal error|Fatal error|never retrieved|MemoryError")
 
 _CONFIG = """
@@ -40,7 +40,7 @@ workers: [{{endpoint: '127.0.0.1:{worker}', {worker_keys}}}]
 """
 
 MIB = 2**20
-# For how long nobody else has a turn: CPU time of the loop's thread, on whatever machine.
+# The longest time for which nobody else may have a turn: CPU time of the loop's thread.
 MAX_HELD_SECONDS = 0.1
 PROBE_SECONDS = 0.1
 MAX_DELAY_SECONDS = 0.05
@@ -51,10 +51,10 @@ TRIES = 3
 class Harm:
     """The effects on other clients meanwhile; filled in at the end.
 
-    latencies: of their decisions, in seconds. worked: how much of each the router worked, in CPU
-    seconds, on whatever. held: CPU seconds of the event loop's thread between two looks at it,
-    where they were more than a pause that nobody notices. Unlike the latencies, both do not depend
-    on what else the machine does. grown_bytes: of memory, at its highest.
+    latencies: of their decisions, in seconds. worked: CPU seconds that the router used during each,
+    for whatever work. held: CPU seconds of the event loop's thread between two runs of the watch,
+    where they were more than a pause that nobody notices. Unlike the latencies, neither depends on
+    what else the machine does. grown_bytes: the largest growth of memory.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -68,11 +68,11 @@ class Harm:
         return max(self.held, default=0.0)
 
     def quantile(self, share: float) -> float:
-        """The latency that this share of the decisions kept to."""
+        """The latency that this share of the decisions did not exceed, in seconds."""
         return _quantile(self.latencies, share)
 
     def worked_quantile(self, share: float) -> float:
-        """What the router worked at most before this share of the decisions, in CPU seconds."""
+        """The router's work that this share of the decisions did not exceed, in CPU seconds."""
         return _quantile(self.worked, share)
 
     def __str__(self) -> str:
@@ -164,10 +164,10 @@ class Victim:
 
     @contextlib.asynccontextmanager
     async def probed(self, *, at_least: int = 10) -> AsyncIterator[Harm]:
-        """Whatever is done meanwhile: how long others wait for their decisions, and what it takes.
+        """Measures how long others wait for decisions while the block runs, and what that takes.
 
-        They ask from a process of their own, so that nothing of the attack slows them down.
-        at_least: decisions that are awaited before it is over.
+        They ask from their own process, so that the attack itself does not slow them down.
+        at_least: how many decisions to await before this ends.
         """
         harm, before, seen = Harm(), self.resident_bytes, self._held.stat().st_size
         asked = (str(self._port), str(self._process.pid), str(PROBE_SECONDS))
@@ -192,7 +192,7 @@ class Victim:
                 harm.held += [float(line) for line in file]
 
     async def is_quiet(self) -> bool:
-        """Whether no stream is open, and no request under way."""
+        """Whether no stream is open."""
         return await self.has_at_most(0)
 
     async def has_at_least(self, streams: int) -> bool:
@@ -211,7 +211,7 @@ class Victim:
             yield channel
 
     async def places(self, channel: grpc.aio.Channel, path: str, content: bytes) -> None:
-        """A request with that body is answered with a worker."""
+        """Checks that a request with this body is answered with a worker."""
         call = channel.stream_stream(
             PROCESS,
             request_serializer=ProcessingRequest.SerializeToString,
@@ -231,7 +231,7 @@ class Victim:
         return await self.metric(f'kvsteer_decisions_total{{model="m",reason="{reason}"}}')
 
     async def answers(self, channel: grpc.aio.Channel) -> None:
-        """A well-behaved stream is answered."""
+        """Checks that a well-behaved stream is answered."""
         call = channel.stream_stream(
             PROCESS,
             request_serializer=ProcessingRequest.SerializeToString,
@@ -247,7 +247,7 @@ class Victim:
             assert await call.code() == grpc.StatusCode.OK
 
     def _news(self) -> str:
-        """What it has logged since the last call: between two tests, too."""
+        """What it has logged since the last call, including between two tests."""
         news = self.log_text()[self._judged :]
         self._judged += len(news)
         return news
@@ -256,11 +256,11 @@ class Victim:
     async def unharmed(
         self, *, may_grow_bytes: int = 48 * 2**20, may_cancel: bool = False
     ) -> AsyncIterator[None]:
-        """Whatever is done meanwhile: a good client is answered, and nothing of it stays.
+        """Checks that a good client is answered while the block runs, which leaves nothing behind.
 
         Raw connections are closed at the end.
 
-        may_grow_bytes: what the process may keep: its allocator gives back late.
+        may_grow_bytes: memory that the process may keep: its allocator returns it late.
         may_cancel: whether the good client may have to wait until it is over.
         """
         before = self.resident_bytes
@@ -273,7 +273,7 @@ class Victim:
             try:
                 yield
             except BaseException:
-                self._news()  # the next test must not fail of these, too
+                self._news()  # the next test must not fail because of these, too
                 raise
             finally:
                 self.leave()
@@ -294,7 +294,7 @@ class Victim:
             await asyncio.sleep(0.01)
 
     async def _answers(self, channel: grpc.aio.Channel, *, may_cancel: bool) -> None:
-        """As `answers`, after as many attempts as it takes where calls may be cancelled."""
+        """Does what `answers` does, in as many attempts as needed where calls may be cancelled."""
         while True:
             try:
                 await self.answers(channel)
@@ -321,13 +321,13 @@ class Victim:
 async def assert_undelayed(
     victim: Victim, attack: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Decisions come in time during an attack; None: one that is going on.
+    """Checks that decisions come in time during an attack; None: one that is already going on.
 
     The goal is a p99 of at most 50 ms. Attack, router, prober and test share the machine's cores,
-    which alone delays one decision in a hundred by as much, so half of them are held to it here;
-    of what the router itself works meanwhile, in CPU seconds, 99 in a hundred. What counts is the
-    try in which it worked least, of at most three: a core whose other half runs other work takes
-    up to twice the CPU time.
+    which alone delays one decision in a hundred by as much, so only half of them have to meet it
+    here; of the router's own work meanwhile, in CPU seconds, 99 in a hundred have to. One quick try
+    of at most three is enough: a core whose other half runs other work takes up to twice the CPU
+    time.
     """
     harms: list[Harm] = []
     while len(harms) < TRIES and not any(map(_is_quick, harms)):
@@ -361,10 +361,10 @@ async def _read(stream: asyncio.StreamReader, harm: Harm, before: int) -> None:
 def running_victim(
     server: str, folder: Path, worker_keys: str = "", model_keys: str = "", files: int | None = None
 ) -> Iterator[Victim]:
-    """A router with that gRPC server, and one worker that gets no requests.
+    """Runs a router with this gRPC server, and one worker that gets no requests.
 
     worker_keys, model_keys: more of their configuration, in YAML's flow style. files: how many
-    files it may have open, the system's limit where it is None.
+    files it may open; None for the system's limit.
     """
     ports = {name: free_port() for name in ("extproc", "admin", "metrics", "worker")}
     file, log, held = folder / "config.yaml", folder / "router.log", folder / "held"

@@ -86,7 +86,7 @@ class Subscriber:
         return [batch.sequence_number for batch in self.batches if batch.dp_rank == rank]
 
     async def read(self, batches: int = 1) -> list[KvEventBatch]:
-        """The next ones."""
+        """Reads the next batches, and returns them."""
         for _ in range(batches):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 batch = await self.stream.read()
@@ -96,12 +96,12 @@ class Subscriber:
         return self.batches[-batches:]
 
     async def read_until(self, number: int, rank: int = 0) -> None:
-        """All up to this batch."""
+        """Reads all batches up to this number."""
         while (account := self.accounts.get(rank)) is None or (account.last or 0) < number:
             await self.read()
 
     async def end(self) -> tuple[str, str]:
-        """Status and reason with which the stream ends; what came before is taken."""
+        """Reads to the end of the stream; returns the status and reason with which it ends."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while isinstance(batch := await self.stream.read(), KvEventBatch):
@@ -123,7 +123,7 @@ class Engine:
         self._stamps = [0.0] * ranks  # of the last batches
 
     def publish(self, *events: object, rank: int = 0, life: int = 0) -> None:
-        """The rank's next batch."""
+        """Publishes the rank's next batch."""
         number = self._next[rank]
         self._next[rank] += 1
         body = payload(number, *events, life=life + 1)
@@ -134,7 +134,7 @@ class Engine:
         transport.put(Batch(number, body))
 
     def restart(self, rank: int = 0) -> None:
-        """Counts from 0 again."""
+        """Makes a rank count from 0 again."""
         self._next[rank] = 0
         if self.transports[rank].history is not None:
             self.transports[rank].history = {}
@@ -144,7 +144,7 @@ class Engine:
         self._next[rank] += batches
 
     async def follows(self) -> None:
-        """The bridge can be subscribed to and has numbered all that was published."""
+        """Waits until the bridge accepts subscribers and has numbered all that was published."""
         await until(lambda: self.bridge.fault is None)
         for bridged, stamp in zip(self.bridge.ranks, self._stamps, strict=True):
             await until(partial(_has_taken, bridged, stamp))

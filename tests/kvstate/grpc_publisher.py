@@ -20,7 +20,7 @@ from tests.kvstate.publishing import PATIENCE_SECONDS
 
 
 def store(number: int, parent: int | None = None, tokens: tuple[int, ...] = ()) -> KvCacheEvent:
-    """The event that stores block `number`, of one token, its number, if no other are given."""
+    """The event that stores block `number`; without `tokens`, of one token, its number."""
     tokens = tokens or (number,)
     block = KvBlock(block_hash=number, token_ids=tokens, block_size=len(tokens))
     return KvCacheEvent(stored=KvBlocksStored(blocks=[block], parent_block_hash=parent))
@@ -33,10 +33,10 @@ def batch(number: int, *events: KvCacheEvent, life: int = 0, **fields: Any) -> K
 
 
 class GrpcPublisher:
-    """Its fields control its behaviour, at any time.
+    """A publisher whose fields control its behaviour, at any time.
 
-    history: what there is to send. kept_from: a start below it, but 0, is out of range.
-    refusal: a status and words for every new stream. starts: what was asked for so far.
+    history: the messages to send. kept_from: a start below it, except 0, is out of range.
+    refusal: a status and words for every new stream. starts: the requested starts so far.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class GrpcPublisher:
         self._wake()
 
     def end(self, code: grpc.StatusCode = grpc.StatusCode.OK, words: str = "") -> None:
-        """Ends the streams that there are."""
+        """Ends the present streams."""
         self._end = code, words
         self._streams += 1
         self._wake()
@@ -66,7 +66,7 @@ class GrpcPublisher:
         self._changed = asyncio.Event()
 
     async def subscribe(self, raw: bytes, context: Any) -> AsyncIterator[bytes]:
-        """One stream."""
+        """Serves one stream."""
         request = SubscribeKvEventsRequest.FromString(raw)
         assert request.load_records_before_first_batch
         start = request.start_sequence_number
@@ -98,7 +98,7 @@ class GrpcPublisher:
 async def serving(
     publisher: GrpcPublisher, port: int = 0, options: tuple[tuple[str, int], ...] = ()
 ) -> AsyncIterator[int]:
-    """Serves under all service names on 127.0.0.1; gives the port."""
+    """Serves under all service names on 127.0.0.1; yields the port."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), *options))
     method = {"SubscribeKvEvents": grpc.unary_stream_rpc_method_handler(publisher.subscribe)}
     server.add_generic_rpc_handlers(

@@ -1,4 +1,4 @@
-"""The block index by brute force: every copy of every block, each with all its path."""
+"""The block index by brute force: every copy of every block, each with its whole path."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -101,7 +101,7 @@ class Rank:
         self.orphans = []
 
     def overlap(self, prompt: Prompt, size: int) -> Overlap | None:
-        """The leading blocks of a prompt that are held; None if there is not even the first."""
+        """The leading blocks of a prompt that are held; None if not even the first is."""
         mine = [
             copy for copy in self.copies if copy.held.size == size and copy.held.lora == prompt.lora
         ]
@@ -169,7 +169,7 @@ def best_overlaps(ranks: list[Rank], prompt: Prompt, sizes: set[int]) -> dict[st
 
 
 def _paths(prompt: Prompt, size: int) -> Iterator[tuple[tuple[tuple[int, ...], Extra], ...]]:
-    """What the prompt's blocks stand for, one after the other, short of its last token."""
+    """The path to each of the prompt's blocks, which leave out its last token."""
     path: tuple[tuple[tuple[int, ...], Extra], ...] = ()
     for start in range(0, len(prompt.tokens) - size, size):
         extra: Extra = prompt.namespace if start == 0 else ()

@@ -31,7 +31,7 @@ REMOVED = ("type", "block_hashes", "medium", "group_idx")
 
 @dataclass
 class Frame:
-    """One recorded message: its frames as bytes, and its payload as people read it."""
+    """One recorded message: its frames as bytes, and its payload in readable form."""
 
     frames: list[bytes]
     sequence: int
@@ -80,7 +80,7 @@ def replays(name: str) -> dict[str, list[list[bytes]]]:
 
 @dataclass
 class Replayed:
-    """What a worker holds by the decoded view: per hash copies, parent, tokens up to its end."""
+    """What a worker holds by the decoded events: copies, parent and path of each hash."""
 
     copies: Counter[int | str] = field(default_factory=Counter)
     parents: dict[int | str, int | str | None] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Replayed:
     chains: dict[int | str, list[int | str]] = field(default_factory=dict)  # since the last event
 
     def apply(self, event: dict[str, Any]) -> None:
-        """Follows one event."""
+        """Applies one event."""
         self.chains.clear()
         hashes = [_readable(block) for block in event.get("block_hashes", [])]
         if event["type"] == "AllBlocksCleared":
@@ -109,7 +109,7 @@ class Replayed:
         return self.chains[block]
 
     def overlap(self, tokens: list[int], lora: str | None, salt: str | None) -> int:
-        """Leading blocks held of a prompt, short of its last token."""
+        """How many leading blocks of a prompt are held, without its last token."""
         prompt = tuple(tokens)
         chains = [
             self.chain(block)
@@ -183,12 +183,12 @@ def _readable(block: Any) -> int | str:
 
 
 def split_tokens(ids: list[Any]) -> tuple[list[int], list[int]]:
-    """The tokens of a store; of bigrams the first of all, and what each of them adds."""
+    """The very first token of bigrams (else none), and the tokens that the blocks add."""
     if isinstance(ids[0], list):
         return [ids[0][0]], [second for _, second in ids]
     return [], ids
 
 
 def tokens_of(ids: list[int]) -> Tokens:
-    """Token ids as the index wants them."""
+    """Token ids in the index's type."""
     return Tokens("I", ids)

@@ -1,4 +1,4 @@
-"""An index of one trusted rank of worker w and model m, and what tests put in and ask."""
+"""An index of one trusted rank of worker w and model m, with its events and prompts."""
 
 from kvstate.events import BlockHash, BlocksStored
 from kvstate.index import Index

@@ -1,4 +1,4 @@
-"""Whatever the engine does and whenever somebody comes, every subscriber knows the truth."""
+"""Whatever the engine does and whenever somebody subscribes, every subscriber knows the truth."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def _stored(*hashes: int) -> BlocksStored:
 
 @dataclass
 class Truth:
-    """What the engine holds since the last hole, by the plainest means."""
+    """Computes in the simplest way what the engine holds of what it stored since the last hole."""
 
     copies: Counter[Lying] = field(default_factory=Counter)
 
@@ -91,14 +91,14 @@ class Truth:
 
 @dataclass
 class Gateway:
-    """A subscriber as SMG's is one: it goes on at the last number that it saw."""
+    """A subscriber like SMG's: it resumes at the last number that it saw."""
 
     rank: BridgedRank
     account: Account = field(default_factory=Account)
     stream: Subscription | None = None
 
     def read(self, messages: int = 1_000) -> None:
-        """So many messages, or all there are."""
+        """Reads this many messages, or all that there are."""
         if self.stream is None:
             self._connect()
         for _ in range(messages):
@@ -125,7 +125,7 @@ class Gateway:
 
 
 class Scene:
-    """An engine's rank, those who listen, and the truth; a method for each thing that happens."""
+    """An engine's rank, its subscribers, and the truth; a method for each thing that happens."""
 
     def __init__(self) -> None:
         history = History(0, 1_000, 0.0, max_batches=8, max_bytes=2**20)
@@ -141,7 +141,7 @@ class Scene:
             self.truth.apply(event)
 
     def store(self) -> None:
-        """Batches that say other things than the pieces of a snapshot with their numbers."""
+        """Applies batches that differ from the pieces of a snapshot with the same numbers."""
         for events in ([_stored(9)], [BlocksRemoved([9])], [_stored(1, 2, 3)], [_stored(4)]):
             self.apply(events)
             self.flush()

@@ -1,4 +1,4 @@
-"""The bridge as another KVSteer follows it: a second router, or one that the engine is far from."""
+"""The bridge as another KVSteer follows it: a second router, or one that is far from the engine."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -74,7 +74,7 @@ async def test_router_goes_on_after_the_engine_was_away_without_a_second_snapsho
         running.publish(block(2, 1))
         await follower.holds(2)
         assert follower.feed.state is State.LIVE
-        # the snapshot of nothing, the first batch, the first again as a proof, the second
+        # an empty snapshot, the first batch, the first again as a proof, the second
         assert follower.subscriber.counts["batches"] == 4
 
 

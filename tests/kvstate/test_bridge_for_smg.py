@@ -1,4 +1,4 @@
-"""The bridge as a gateway of SMG sees it: by the client and the messages of smg-grpc-proto."""
+"""The bridge as a gateway of SMG sees it: with the client and the messages of smg-grpc-proto."""
 
 import asyncio
 from collections.abc import AsyncIterator

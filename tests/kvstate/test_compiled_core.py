@@ -43,7 +43,7 @@ def core_with_owner() -> tuple[Core, int]:
 
 
 def carries_more_than_tokens(payload: bytes) -> bool:
-    """Salts, bigrams, and adapters known by number only, are the typed decoder's."""
+    """Whether it has what only the typed decoder reads: salts, bigrams, adapters' numbers."""
     stored = [one for one in decode_batch(payload).events if isinstance(one, BlocksStored)]
     return any(one.extras or isinstance(one.lora, int) for one in stored)
 
@@ -119,12 +119,12 @@ def prompts_of(payload: bytes) -> list[Prompt]:
 
 
 def first_token(stored: BlocksStored) -> Extra:
-    """Of bigrams, the one before their second tokens."""
+    """The first token of bigrams, which comes before their second tokens."""
     return stored.extras[0][:1] if stored.bigrams and stored.extras else ()
 
 
 def outcome(index: Index, owner: Owner, payload: bytes) -> object:
-    """What a message does, as far as it can be seen; nothing if it is refused."""
+    """The visible effects of a message; its result is None if it is refused."""
     try:
         applied = index.apply_message(owner, payload)
     except WireError:
@@ -134,7 +134,7 @@ def outcome(index: Index, owner: Owner, payload: bytes) -> object:
     return applied, owner.status["blocks"], owner.counts, len(owner.orphans), tiers
 
 
-# What a field may turn into.
+# Values that a field may get.
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2**63, 2**64 - 1, 1.5, float("nan"), "", "REMOTE", "LOCAL", "kvcr"),
     *("CPU", "DISK", "TAPE", "mamba", "full_attention", b"", b"h" * 32, [], [None], [[]], {}),
@@ -148,7 +148,7 @@ FIELDS = (
 
 
 def hostile(payload: bytes, rng: random.Random) -> bytes:
-    """The same message with fields of its events replaced, removed or added, and events doubled."""
+    """The same message with fields of its events replaced or added, and some events repeated."""
     timestamp, events, *rank = msgspec.msgpack.decode(payload)
     events = [*events, *rng.sample(events, rng.randint(0, len(events)))]
     for event in events:
@@ -161,7 +161,7 @@ def hostile(payload: bytes, rng: random.Random) -> bytes:
 
 
 def agrees(before: list[bytes], payload: bytes) -> bool:
-    """Applies a message to two cores, fast and typed; whether the fast path took it."""
+    """Applies a message to two cores, fast and typed; returns whether the fast path took it."""
     fast, typed = Index(1, compiled=True), Index(1, compiled=True)
     owners = fast.add("w", 0, "m"), typed.add("w", 0, "m")
     for index, owner in zip((fast, typed), owners, strict=True):

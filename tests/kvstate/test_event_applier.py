@@ -137,5 +137,5 @@ def test_copies_end_once_the_rank_is_full() -> None:
     index.apply(owner, [stored(hashes, list(range(100)))])
     index.apply(owner, [BlocksCopied(hashes, "CPU")])
     assert owner.blocks == 100
-    assert 0 < owner.counts["over_limit"] < 100  # not one look for each of them
+    assert 0 < owner.counts["over_limit"] < 100  # not one attempt for each of them
     index.check()

@@ -23,7 +23,7 @@ class Published(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> "Published":
-        """What a batch bears as its payload."""
+        """What the payload of a batch says."""
         assert isinstance(batch.body, bytes)
         life, number = map(int, batch.body.split())
         return cls(life, number)
@@ -158,7 +158,7 @@ class PublisherMachine(RuleBasedStateMachine):
             self.few_held.stop()
 
     def settle(self) -> None:
-        """Without further losses, what is certain is all that the publisher still has to say."""
+        """Checks that without further losses the feed is certain of all that is published next."""
         self.disconnect()
         self.connect()
         self.deliver(len(self.undelivered))
@@ -175,7 +175,7 @@ class PublisherMachine(RuleBasedStateMachine):
         self.what_is_certain_is_a_contiguous_run_of_the_present_publisher()
 
     def _is_told_for_sure(self, batch: Batch) -> bool:
-        """A queue is taken to lose events on the way, but not the first after a restart."""
+        """A queue is assumed to lose events on the way, but not the first after a restart."""
         return self.recovery is Recovery.QUEUED and batch.sequence == 0
 
     def _send(self, batch: Batch) -> None:
@@ -185,7 +185,7 @@ class PublisherMachine(RuleBasedStateMachine):
             self.queued.append(batch)
 
     def _begins_with(self) -> list[Batch]:
-        """What a new connection brings before anything is published on it."""
+        """What a new connection delivers before anything is published on it."""
         if self.recovery is Recovery.QUEUED:
             queued, self.queued = self.queued, []
             return queued

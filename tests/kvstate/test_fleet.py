@@ -151,7 +151,7 @@ async def test_replays_are_capped_over_the_fleet(
 
 
 class Trickling(MemoryTransport):
-    """A publisher whose replays neither end nor bring anything."""
+    """A publisher whose replays bring one batch, and never end."""
 
     async def replay(self, start: int) -> AsyncGenerator[Batch | Malformed]:
         yield Batch(start, payload(start))

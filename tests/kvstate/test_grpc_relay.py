@@ -48,7 +48,7 @@ class Engine:
         self.publishes = publishes
         self.replayed: list[list[bytes]] = []
         self.socket, self.address = self._bind(zmq.XPUB)
-        self.socket.set(zmq.XPUB_VERBOSE, 1)  # tells of a relay's subscription beside an old one
+        self.socket.set(zmq.XPUB_VERBOSE, 1)  # reports a relay's subscription beside an old one
         self.router: zmq.asyncio.Socket | None = None
         self.replay_address = None
         if replays:
@@ -99,7 +99,7 @@ class Engine:
 
 @asynccontextmanager
 async def relaying(engine: Engine, port: int = 0) -> AsyncIterator[int]:
-    """Serves the relay on 127.0.0.1; gives the port."""
+    """Serves the relay on 127.0.0.1; yields the port."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     method = {"SubscribeKvEvents": grpc.unary_stream_rpc_method_handler(engine.relay)}
     server.add_generic_rpc_handlers(
@@ -179,7 +179,7 @@ async def test_gap_that_the_relay_cannot_fill_is_a_hole() -> None:
     async with followed(engine) as fleet:
         await engine.publish(frames(0, block(1), block(2, 1)), frames(2, block(3, 2)))
         await engine.subscribed()
-        assert engine.starts == [0, 0]  # DATA_LOSS: not from where we were
+        assert engine.starts == [0, 0]  # DATA_LOSS: it does not resume where we were
         await engine.publish(frames(3, block(1)))
         await until(lambda: held(fleet) == (1, 1))
         assert fleet.state("w") is State.DEGRADED

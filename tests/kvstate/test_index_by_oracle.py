@@ -21,7 +21,7 @@ RANKS = (("w1", 0), ("w1", 1), ("w2", 0))
 PLACES = (Place("GPU", None), Place("GPU", 1), Place("CPU", None), Place("STORAGE", None))
 
 # Namespaces of the engine's blocks: block size, adapter, what the first block and the others carry
-# besides tokens. The first two mean the same under different hashes.
+# besides tokens. The first two have the same contents under different hashes.
 ROOTS: tuple[tuple[int, str | None, Extra, Extra], ...] = (
     (2, None, (), ()),
     (2, None, (), ()),
@@ -64,7 +64,7 @@ PROMPTS = [
     for salt in (None, "salt")
 ]
 
-# Mostly the first ones, so that things meet.
+# Mostly the first ones, so that they often coincide.
 ranks = st.sampled_from((0, 0, 0, 0, 1, 2))
 places = st.sampled_from(PLACES[:1] * 5 + PLACES)
 chains = st.sampled_from(CHAINS[: 2 * len(FILLS)] * 3 + CHAINS)
@@ -221,7 +221,7 @@ class IndexMachine(RuleBasedStateMachine):
             self.ranks[rank].remove(place, block)
 
     def _has_two_meanings(self, rank: int, block: Block) -> bool:
-        """Whether one hash stands for two contents here: none can say what a copy of it holds."""
+        """Whether one hash stands for two contents here: then nobody can say which a copy holds."""
         paths = {copy.held.path for copy in self.ranks[rank].copies if copy.held[0] == block[0]}
         return len(paths) > 1
 
@@ -233,7 +233,7 @@ class CompiledIndexMachine(IndexMachine):
     compiled = True
 
 
-# Forty steps an example on the plain core, and every second of these examples on the other.
+# Forty steps per example; the compiled core gets half as many examples as the plain one.
 TestPlainIndexByOracle = pytest.mark.slow(IndexMachine.TestCase)
 TestPlainIndexByOracle.settings = settings(stateful_step_count=40)
 TestCompiledIndexByOracle = needs_compiled_core(CompiledIndexMachine.TestCase)

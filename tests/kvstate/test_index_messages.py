@@ -38,7 +38,7 @@ def removed(block: int, group: int | None) -> dict[str, object]:
     return {"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU", "group_idx": group}
 
 
-# With this at its end a message goes the typed way: a salt is beyond the fast path.
+# With this at its end, a message takes the typed path: the fast one does not handle salts.
 TYPED = of_group(None, 99) | {"extra_keys": [["salt"]]}
 
 

@@ -21,7 +21,7 @@ def message(*events: object) -> bytes:
 
 
 def names(event: object) -> tuple[bool | None, bool | None]:
-    """What one store says that its layout names: salts, adapters."""
+    """Whether a store's layout names salts, and adapters; None where that is not known."""
     index, owner = an_owner()
     index.apply_message(owner, message(event))
     return owner.names_salts, owner.names_loras

@@ -164,7 +164,7 @@ def test_copies_are_counted_and_as_certain_as_their_source(core: Core) -> None:
     assert core.tiers(owner, True) == (1, 1, 0, 0)  # noqa: FBT003
     assert [core.remove(owner, 1, "GPU", None) for _ in range(4)] == [True] * 3 + [False]
     store(core, owner, [1], [1])
-    core.copy(owner, [1], "CPU", None)  # of the certain one, in the place of the other
+    core.copy(owner, [1], "CPU", None)  # a copy of the certain one, which replaces the other
     assert core.tiers(owner, False) == (1, 1, 0, 0)  # noqa: FBT003
     assert core.tiers(owner, True) == (0, 0, 0, 0)  # noqa: FBT003
     core.check()

@@ -1,4 +1,4 @@
-"""What the recordings hold, read by this package and by a replay that is obvious."""
+"""The recordings, as read by this package and by an obviously correct replay."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -80,7 +80,7 @@ def unsigned(block: Any) -> Any:
 
 
 def expected_extras(event: dict[str, Any], first: list[int]) -> list[list[object]]:
-    """What each block carries besides tokens: the root block a first token and a salt too."""
+    """What each block carries besides tokens: the root block also a first token and a salt."""
     keys = event.get("extra_keys") or [None] * len(event["block_hashes"])
     extras = [[key for key in block or [] if key != event.get("lora_name")] for block in keys]
     if event["parent_block_hash"] is None:
@@ -90,7 +90,7 @@ def expected_extras(event: dict[str, Any], first: list[int]) -> list[list[object
 
 
 def frame_by_frame(name: str) -> Iterator[tuple[Index, Replayed, list[Request]]]:
-    """The index and the obvious replay of a recording, after every frame."""
+    """The index and the simple replay of a recording, after every frame."""
     index, model = Index(12345678), Replayed()
     owner = index.add("w", 0, "tiny")
     owner.trusted = True

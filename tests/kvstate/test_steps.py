@@ -1,4 +1,4 @@
-"""What takes long is done in steps, to the same end as in one go, by both cores."""
+"""Long work is done in steps, with the same result as in one go, by both cores."""
 
 import time
 from collections.abc import Callable, Generator
@@ -42,7 +42,7 @@ def message(events: list[Any]) -> bytes:
 
 
 def taken(index: Index, owner: Owner, payload: bytes) -> None:
-    """As a subscriber takes a payload."""
+    """Applies a payload as a subscriber does."""
     stamp_of(payload)
     index.apply_message(owner, payload)
 
@@ -160,7 +160,7 @@ def test_what_no_engine_has_of_a_block_is_left_out(indexes: Any, event: Any, fau
 def test_a_hole_costs_what_the_blocks_cost_however_many_there_are(
     indexes: Any, request: pytest.FixtureRequest
 ) -> None:
-    # a table filled in the order of another one with the same secret takes time by the square
+    # filling a table in the order of another one with the same secret takes quadratic time
     index, owner = indexes()
     count = 18_000 if request.node.callspec.params["indexes"] == "plain" else 60_000
     began = time.thread_time()

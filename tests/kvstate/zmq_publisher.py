@@ -1,4 +1,4 @@
-"""A ZMQ publisher as an engine has it, for tests."""
+"""A ZMQ publisher like an engine's, for tests."""
 
 import zmq
 import zmq.asyncio
@@ -26,4 +26,4 @@ class Publisher:
     def close(self) -> None:
         for each in self._sockets:
             each.close(linger=0)
-        self.context.destroy(linger=0)  # where a test failed, what it left open would be waited for
+        self.context.destroy(linger=0)  # do not wait for what a failed test left open

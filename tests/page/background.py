@@ -27,7 +27,7 @@ class Background(Generic[T]):
 
 @contextlib.contextmanager
 def in_background(system: AbstractAsyncContextManager[T]) -> Iterator[Background[T]]:
-    """Runs it until the block ends."""
+    """Runs a system in its own thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

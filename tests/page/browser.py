@@ -56,7 +56,7 @@ class Browser:
 
     @contextlib.contextmanager
     def visiting(self) -> Iterator[None]:
-        """Leaves the page when the block ends, so that nothing is asked of a server that ends."""
+        """Leaves the page when the block ends, so that it asks nothing of a server that ends."""
         try:
             yield
         finally:
@@ -66,7 +66,7 @@ class Browser:
         """Awaits a state of the page; the failure names it."""
 
         def holds(_: object) -> bool:
-            # drawn anew meanwhile, or not drawn yet
+            # it may be redrawn meanwhile, or not drawn yet
             with contextlib.suppress(StaleElementReferenceException, IndexError):
                 return bool(condition())
             return False
@@ -82,14 +82,14 @@ class Browser:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def click(self, selector: str) -> None:
-        """Clicks the first element of a selector, where it does not move: scrolling is smooth."""
+        """Clicks a selector's first element, scrolled to at once: a smooth scroll would move it."""
         at_once = "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})"
 
         def clicked() -> bool:
             self.run(at_once, self.one(selector))
             try:
                 self.one(selector).click()
-            except ElementClickInterceptedException:  # what stands above it grew meanwhile
+            except ElementClickInterceptedException:  # something above it grew
                 return False
             return True
 
@@ -101,7 +101,7 @@ class Browser:
         self.until(lambda: self.all(f"#{section} > details[open]"), f"{section} is open")
 
     def texts(self, selector: str) -> list[str]:
-        """What the elements of a selector say, read at one moment."""
+        """The texts of a selector's elements, read at one moment."""
         told: list[str] = self.run(
             "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)",
             selector,
@@ -118,20 +118,20 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def prefer(self, **features: str) -> None:
-        """Asks for a look, as `prefers_color_scheme="dark"`."""
+        """Sets media features, such as `prefers_color_scheme="dark"`."""
         asked = [{"name": name.replace("_", "-"), "value": one} for name, one in features.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": asked})
 
     def complaints(self) -> list[str]:
-        """What was written to the console since this was asked last."""
+        """What was written to the console since the last call."""
         self._is_network_changed()
         heard, self._heard = self._heard, []
         return heard
 
     def _is_network_changed(self) -> bool:
-        """Whether the browser gave up requests since an interface of this machine came or went.
+        """Whether the browser gave up requests because a network interface came or went.
 
-        Containers that start do that; it is no fault of the page, which asks again.
+        Containers that start cause that; it is no fault of the page, which asks again.
         """
         log: list[dict[str, Any]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         told = [str(entry["message"]) for entry in log]

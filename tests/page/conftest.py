@@ -17,7 +17,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(chromium: Browser) -> Iterator[Browser]:
-    """At desktop size, in light; no page may write to the console."""
+    """The browser at desktop size, in light mode; no page may write to its console."""
     chromium.size(1280, 900)
     chromium.prefer(prefers_color_scheme="light", prefers_reduced_motion="no-preference")
     chromium.complaints()

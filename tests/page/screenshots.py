@@ -12,7 +12,7 @@ TURNS = 4
 
 
 def main(folder: Path) -> None:
-    """Takes both."""
+    """Takes both pictures."""
     fleet = running(workers=3, prefill_tokens_per_second=20_000.0, host_blocks=64)
     with in_background(fleet) as system, running_browser() as browser:
         _send(system)

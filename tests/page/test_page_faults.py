@@ -29,7 +29,7 @@ EVIL = "<img src=x onerror=document.title='taken'>"
 
 
 class Routers:
-    """What GET /routers tells."""
+    """The source of GET /routers."""
 
     def __init__(self) -> None:
         self.told: dict[str, Any] = {"alone": "", "routers": []}
@@ -151,7 +151,7 @@ def test_a_replay_socket_that_dies_is_shown_on_a_feed_that_lives(browser: Browse
 
 
 async def hidden(worker: Worker, *, events: bool | None = None, replay: bool | None = None) -> None:
-    """Takes sockets of a worker away, or gives them back."""
+    """Hides sockets of a worker, or shows them again."""
     if events is not None:
         worker.faults.hide_events(hidden=events)
     if replay is not None:
@@ -159,7 +159,7 @@ async def hidden(worker: Worker, *, events: bool | None = None, replay: bool | N
 
 
 async def lost(worker: Worker) -> None:
-    """The next batch reaches nobody."""
+    """Makes the next batch reach nobody."""
     worker.faults.drop(1)
 
 
@@ -196,13 +196,13 @@ def test_names_of_any_length_are_shown_with_their_history(browser: Browser) -> N
 
 
 async def _routed(served: Served, worker: str, steps: dict[str, tuple[int, int]]) -> None:
-    """Has a worker be sent something in the step before this one."""
+    """Records that a worker was sent a request in the step before this one."""
     chosen = decided({worker: Overlap(16, (1, 0, 0, 0), 0)}, names=list(steps))
     served.observed.decided(chosen, [])
     served.observed.sample(5.0, steps)
 
 
-# Of a worker that held nothing of a prompt any more when it had answered.
+# Those of a worker that no longer held anything of a prompt once it had answered.
 AFTERWARDS = Circumstances()
 
 
@@ -244,7 +244,7 @@ async def _drained(served: Served) -> None:
 
 
 class Away:
-    """A source that cannot be asked."""
+    """A source that does not answer."""
 
     name = "pods"
 

@@ -33,7 +33,7 @@ def recording() -> Callable[[str], list[dict[str, Any]]]:
 def recorded(
     recording: Callable[[str], list[dict[str, Any]]],
 ) -> Callable[[str], list[dict[str, Any]]]:
-    """The same of vLLM 0.32.0."""
+    """The same for vLLM 0.32.0."""
     return lambda name: recording(f"vllm_0.32.0_{name}")
 
 

@@ -30,7 +30,7 @@ async def post(client: Client, path: str, body: Body, **headers: str) -> Any:
 
 
 async def complete(client: Client, prompt: Sequence[int], *, generate: int = 1, **rest: Any) -> int:
-    """Run a prompt; how many of its tokens were cached."""
+    """Runs a prompt; returns how many of its tokens were cached."""
     body = {"prompt": list(prompt), "max_tokens": generate, **rest}
     usage = (await post(client, "/v1/completions", body))["usage"]
     cached: int = (usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"]
@@ -38,7 +38,7 @@ async def complete(client: Client, prompt: Sequence[int], *, generate: int = 1, 
 
 
 async def store_block(client: Client, **headers: str) -> None:
-    """Make the worker publish one batch: a new block of 16 tokens."""
+    """Makes the worker publish one batch: a new block of 16 tokens."""
     body = {"prompt": [next(_unique)] * 16, "max_tokens": 1}
     await post(client, "/v1/completions", body, **headers)
 
@@ -74,7 +74,7 @@ async def subscribed(worker: Worker, client: Client) -> AsyncIterator[zmq.asynci
 
 
 async def joined(worker: Worker, client: Client, sub: zmq.asyncio.Socket) -> None:
-    """A subscription has no answer: publish until it has arrived."""
+    """Publishes until a subscription has arrived, since it has no answer."""
     while not await sub.poll(20):
         await store_block(client)
     while sequence_of(await sub.recv_multipart()) + 1 < worker.next_sequence():

@@ -60,7 +60,7 @@ def outputs(prompts: list[list[int]], length: int, batches: Batches) -> list[lis
 
 
 def drive(cache: PrefixCache, record: dict[str, Any], tokens: ModelTokens) -> tuple[int, Batches]:
-    """Run one recorded request as vLLM's scheduler did; what was cached, and each step's events."""
+    """Runs a recorded request as vLLM's scheduler did; returns cached tokens, events by step."""
     prompts, wanted = prompts_of(record, tokens), recorded_batches(record)
     length = record["response"]["usage"]["completion_tokens"] // len(prompts)
     answers = outputs(prompts, length, wanted)

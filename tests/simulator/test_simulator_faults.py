@@ -1,4 +1,4 @@
-"""Misbehaviour on request, as a subscriber and one who asks again see it."""
+"""Misbehaviour on request, as a subscriber and a client of replays see it."""
 
 import asyncio
 from collections.abc import AsyncIterator

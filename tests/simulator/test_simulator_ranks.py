@@ -35,7 +35,7 @@ async def on_rank(client: Client, rank: int, prompt: range = PROMPT) -> int:
 
 
 def free_base(ports: int) -> int:
-    """The first of some free ports in a row."""
+    """The first of some consecutive free ports."""
     while True:
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(tcp.create_server(("127.0.0.1", 0)))

@@ -166,7 +166,7 @@ async def test_slow_gateway_is_cut_off_and_the_others_are_not() -> None:
     async with engine(limits=limits) as running:
         slow, fast = running.subscribe(), running.subscribe()
         await asyncio.gather(slow.read(), fast.read())
-        for _ in range(100):  # more than the sockets and gRPC keep
+        for _ in range(100):  # more than the sockets and gRPC buffer
             running.publish(large)
             await running.follows()
             await fast.read_until(running.last)

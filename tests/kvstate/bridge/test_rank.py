@@ -52,7 +52,7 @@ class Ringing:
         self.rank.trust(state in (State.LIVE, State.DEGRADED))
 
     def batches(self) -> list[KvEventBatch]:
-        """Numbered up to now."""
+        """The batches numbered so far."""
         self.rank.flush()
         history = self.rank.history
         numbers = range(history.oldest, history.next)

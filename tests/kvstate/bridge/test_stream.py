@@ -34,7 +34,7 @@ def begun(ranks: list[BridgedRank], start: int = 0) -> Subscription:
 
 
 def taken(stream: Subscription) -> list[KvEventBatch]:
-    """All that there is."""
+    """All messages that the stream has now."""
     messages: list[KvEventBatch] = []
     while isinstance(message := stream.take(), bytes):
         messages.append(KvEventBatch.FromString(message))

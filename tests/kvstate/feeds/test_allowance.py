@@ -82,7 +82,7 @@ class Flood:
         yield Malformed()
 
     async def close(self) -> None:
-        """Nothing to give up."""
+        """Has nothing to close."""
 
 
 @asynccontextmanager
@@ -107,8 +107,8 @@ async def test_a_flood_is_marked_and_takes_its_share_of_the_loop_only(
         cpu_seconds, began_at = time.thread_time(), time.monotonic()
         await until(lambda: time.thread_time() - cpu_seconds > 0.2)
         share = (time.thread_time() - cpu_seconds) / (time.monotonic() - began_at)
-        assert share < 3 * SHARE  # what the flood itself takes is in it
-        assert flood.sent > sent  # it is read all the same
+        assert share < 3 * SHARE  # this includes the flood's own share
+        assert flood.sent > sent  # it is still read
 
 
 async def test_the_events_of_others_are_applied_beside_a_flood(

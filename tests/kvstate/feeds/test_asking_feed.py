@@ -329,7 +329,7 @@ def test_batch_replayed_again_without_a_known_stamp_is_dropped(
 
 
 def replay_of_another(feed: Feed, last: int) -> list[Effect]:
-    """What comes of a replay by another publisher."""
+    """The effects of a replay by another publisher."""
     effects = [each for number in range(last + 1) for each in feed.replayed(batch(number, "new"))]
     return effects + feed.replay_ended()
 
@@ -352,7 +352,7 @@ def test_replays_of_another_worker_are_told_and_not_asked_for_again() -> None:
     assert feed.received(batch(4)) == applied(4)
     assert feed.received(batch(7)) == [Demote(), *applied(7)]
     assert (feed.quiet(), feed.quiet(for_long=True), feed.ask_everything()) == ([], [], [])
-    assert replay_of_another(feed, 9) == []  # one that was under way
+    assert replay_of_another(feed, 9) == []  # a replay that was under way
     feed.healed()
     assert (feed.state, feed.reason) == (State.DEGRADED, feed_module.OTHER_PUBLISHER)
 

@@ -1,4 +1,4 @@
-"""The table of states and events in kvstate.feeds.feed says what the code does, and all of it."""
+"""The table of states and events in kvstate.feeds.feed says exactly what the code does."""
 
 import random
 from collections import defaultdict
@@ -11,7 +11,7 @@ from tests.kvstate.feeding import batch, undecodable
 
 LETTERS = {"C": State.CONNECTING, "R": State.REPLAYING, "L": State.LIVE}
 LETTERS |= {"D": State.DEGRADED, "S": State.STALE, "U": State.UNSUPPORTED}
-# Of half of the walks, all that happens: the connection stands.
+# All that happens in half of the walks, whose connection stays up.
 STANDING = ("received", "received", "replayed", "replay_ended", "healed", "miss", "quiet")
 WALKS, STEPS = 1_000, 40
 
@@ -55,7 +55,7 @@ def events(feed: Feed, chance: random.Random) -> dict[str, Callable[[], object]]
 
 
 def walked() -> Iterator[tuple[str, State, State]]:
-    """Event, state before and state after, of many feeds that anything happens to."""
+    """Event, state before and state after, for random events of many feeds."""
     chance = random.Random(5)
     for walk in range(WALKS):
         feed = Feed(chance.choice([*Recovery, Recovery.REPLAY, Recovery.REPLAY]))

@@ -61,7 +61,7 @@ def publisher() -> GrpcPublisher:
 
 @asynccontextmanager
 async def following(port: int, ranks: int = 1, service: str = "vllm") -> AsyncIterator[Any]:
-    """The transports of a worker; of one rank, the transport itself."""
+    """The transports of a worker, or the transport itself if it has one rank."""
     source = GrpcSource(f"127.0.0.1:{port}", service, ranks)
     transports = grpc_transports(source, lambda: 0.5)
     try:
@@ -80,7 +80,7 @@ def reasons(signals: Iterable[Signal]) -> list[str]:
 
 
 async def ended(transport: RankTransport) -> str:
-    """Why the stream ended; nothing else may have come."""
+    """Why the stream ended; fails if another signal came first."""
     (signal,) = await received(transport, 1)
     assert isinstance(signal, Disconnected)
     return signal.reason
@@ -339,7 +339,7 @@ async def test_last_rank_that_closes_ends_the_connection(publisher: GrpcPublishe
 
 
 def connections() -> list[object]:
-    """The loops of shared connections that run."""
+    """The running loops of shared connections."""
     tasks = asyncio.all_tasks()
     return [task for task in tasks if "SharedConnection" in repr(task.get_coro())]
 

@@ -31,7 +31,7 @@ def test_the_oldest_goes_when_they_are_too_large(monkeypatch: pytest.MonkeyPatch
     held.extend(batch(number, 40) for number in range(4))
     assert [each.sequence for each in held.take_all()] == [2, 3]
     held.extend(batch(number, 40) for number in range(2))
-    assert len(held) == 2  # what was taken takes no room any more
+    assert len(held) == 2  # batches that were taken use no room any more
 
 
 def test_the_newest_stays_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:

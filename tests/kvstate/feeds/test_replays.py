@@ -144,7 +144,7 @@ async def test_replays_are_spaced_after_so_many_at_once(monkeypatch: pytest.Monk
             one.replays.start(0)
             await until(lambda count=count: len(one.ended) == count)  # type: ignore[misc]
         one.replays.start(0)
-        for _ in range(20):  # far more turns than one that is not spaced takes to ask
+        for _ in range(20):  # far more turns than a replay without spacing takes to start
             await asyncio.sleep(0)
         assert len(transport.replays) == 4
 
@@ -186,7 +186,7 @@ async def test_a_slow_replay_of_many_bytes_is_waited_for(monkeypatch: pytest.Mon
 
 
 class Turn:
-    """A replay that waits for its slot, has it, and gives it up when told."""
+    """A replay that waits for its slot, holds it, and releases it when told."""
 
     def __init__(self, slots: ReplaySlots, worker: str, order: list[str]) -> None:
         self.done = asyncio.Event()

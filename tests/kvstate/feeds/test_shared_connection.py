@@ -22,7 +22,7 @@ def numbered(number: int) -> Batch:
 async def connection(
     follow: Callable[[SharedConnection], Awaitable[None]], ranks: int = 1
 ) -> AsyncIterator[SharedConnection]:
-    """A connection whose loop is `follow`, and then nothing any more."""
+    """A connection whose loop runs `follow`, and then waits forever."""
 
     async def loop() -> None:
         await follow(shared)

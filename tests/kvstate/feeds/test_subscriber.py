@@ -309,13 +309,13 @@ async def test_rank_that_holds_more_than_its_bound_is_degraded() -> None:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again soon."""
+    """Shortens the pauses before retries, and before silence is noticed."""
     monkeypatch.setattr(subscriber, "RETRY_SECONDS", (0.02, 0.02))
     monkeypatch.setattr(subscriber, "QUIET_SECONDS", 0.01)
 
 
 class Faulty(MemoryTransport):
-    """Fails in ways that nobody foresaw, for a while."""
+    """Raises errors that nobody foresaw, those of replays until it is mended."""
 
     is_mended = False
 

@@ -27,7 +27,7 @@ def stored(event_id: int, block_hash: int, **fields: Any) -> dict[str, Any]:
 
 
 class Llm:
-    """Gives the items that were put in, or raises them, once each."""
+    """Yields the items that it was given, or raises them, once each."""
 
     def __init__(self, *drains: list[Any] | Exception, ranks: int = 1) -> None:
         self._drains = deque(drains)
@@ -45,7 +45,7 @@ class Llm:
             yield item
 
     async def signals(self, count: int, rank: int = 0) -> list[Signal]:
-        """The first of a rank."""
+        """Receives at least this many signals of a rank."""
         received: list[Signal] = []
         async with asyncio.timeout(PATIENCE_SECONDS):
             while len(received) < count:

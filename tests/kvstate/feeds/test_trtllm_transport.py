@@ -27,14 +27,14 @@ def created(number: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 def stored(number: int, block: int, parent: int | None = None, **fields: Any) -> dict[str, Any]:
-    """The event that stores a block of one token, its number."""
+    """The event that stores a block of one token, which is the block's number."""
     tokens = [{"type": "unique_token", "token_id": block, "token_extra_id": 0}]
     blocks = [{"type": "stored_block", "block_hash": block, "tokens": tokens, "cache_level": 0}]
     return event(number, {"type": "stored", "parent_hash": parent, "blocks": blocks}, **fields)
 
 
 class Server:
-    """trtllm-serve's queue of events: who asks gets all, once."""
+    """trtllm-serve's queue of events: each request takes all that are in it."""
 
     def __init__(self) -> None:
         self.queue: list[Any] = []
@@ -49,7 +49,7 @@ class Server:
         return web.json_response(drained)
 
     def says(self, status: int = 200, text: str = "", **headers: str) -> None:
-        """From now on it says this."""
+        """Sets the answer to all later requests."""
         self.answer = web.Response(status=status, text=text, headers=headers)
 
 
@@ -72,7 +72,7 @@ def server() -> Server:
 
 @asynccontextmanager
 async def serving(server: Server) -> AsyncIterator[str]:
-    """Serves on 127.0.0.1; gives the URL."""
+    """Serves on 127.0.0.1; yields the URL."""
     app = web.Application()
     app.router.add_post("/kv_cache_events", server.drain)
     runner = web.AppRunner(app)
@@ -88,7 +88,7 @@ async def serving(server: Server) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def following(server: Server, ranks: int = 1) -> AsyncIterator[Any]:
-    """The transports of a worker; of one rank, the transport itself."""
+    """The transports of a worker, or the transport itself if it has one rank."""
     async with serving(server) as url:
         transports = drain_transports(DrainSource(url, ranks), lambda: 0.5, lambda: 7.0)
         try:

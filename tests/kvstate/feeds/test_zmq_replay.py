@@ -30,7 +30,7 @@ async def engine() -> AsyncIterator[Publisher]:
 
 
 async def answer(router: zmq.asyncio.Socket, *messages: list[bytes]) -> list[bytes]:
-    """Answers one replay; the request less its sender."""
+    """Answers one replay; returns the request without its sender."""
     sender, *request = await router.recv_multipart()
     for message in messages:
         await router.send_multipart([sender, *message])
@@ -42,17 +42,17 @@ async def replayed(endpoint: str | None, start: int = 0) -> list[Batch | Malform
 
 
 def batches(*numbers: int) -> list[list[bytes]]:
-    """Batches as an answer has them."""
+    """Batches in the form that an answer has."""
     return [[b"", *frames(number)] for number in numbers]
 
 
 def asked(number: int) -> list[bytes]:
-    """The question for the batches from a number on."""
+    """The request for the batches from a number on."""
     return [b"", number.to_bytes(8, "big")]
 
 
 def told(*numbers: int) -> list[Batch]:
-    """What is to come of a replay."""
+    """The expected result of a replay."""
     return [Batch(number, payload(number)) for number in numbers]
 
 

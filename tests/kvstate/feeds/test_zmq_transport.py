@@ -120,7 +120,7 @@ async def received(transport: ZmqTransport, count: int) -> list[Signal]:
 async def test_workers_may_connect_to_us(engine: Publisher) -> None:
     port = free_port()
     async with bound(port) as transport:
-        # a bound SUB subscribes when it is looked at
+        # a bound SUB subscribes when it is read
         taken = asyncio.create_task(received(transport, 2))
         publisher = engine.connect(zmq.XPUB, f"tcp://127.0.0.1:{port}")
         await published(publisher, frames(0))
@@ -201,7 +201,7 @@ async def test_message_without_a_number_is_told(engine: Publisher) -> None:
 
 
 class Answering(asyncio.Protocol):
-    """What says something to whoever speaks to it, and hangs up."""
+    """A peer that answers any data with the same bytes, and closes the connection."""
 
     def __init__(self, said: bytes) -> None:
         self._said = said
@@ -267,7 +267,7 @@ async def test_a_publisher_that_starts_with_the_router_is_not_complained_about(
 
 
 def load_frames(running: int) -> list[bytes]:
-    """As SGLang publishes how much it has to do."""
+    """A message in which SGLang publishes its load."""
     return [b"load", bytes(8), msgspec.msgpack.encode(["LoadStat", running, 0, 0, 0, 0])]
 
 

@@ -34,7 +34,7 @@ async def opened(first: bytes) -> AsyncIterator[tuple[Connection, socket.socket]
 
 
 async def sent(peer: socket.socket) -> int:
-    """Sends messages until no more is taken, for a while; how many bytes."""
+    """Sends messages until none is accepted for a while; returns the number of bytes sent."""
     peer.settimeout(0)
     count = 0
     batch = message([b"", bytes(8), b"x" * 4096])

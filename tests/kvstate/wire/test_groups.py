@@ -8,7 +8,7 @@ INDEXED, OTHER_GROUP, DOUBTFUL = Admission
 
 
 class GroupsOfCore:
-    """The groups that a core has of an owner, to test both in one way."""
+    """A core's groups of an owner, used like `Groups`, so that both are tested alike."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -165,7 +165,7 @@ def test_any_bytes_are_a_batch_or_refused(raw: bytes) -> None:
 
 
 def store(blocks: int, first: int = 1) -> KvCacheEvent:
-    """A store of so many blocks of two tokens."""
+    """A store of this many blocks of two tokens."""
     return KvCacheEvent(
         stored=KvBlocksStored(
             blocks=[
@@ -177,7 +177,7 @@ def store(blocks: int, first: int = 1) -> KvCacheEvent:
 
 
 def longest_step(steps: Generator[None, None, object]) -> float:
-    """CPU seconds of the longest one; the garbage of all tests is not collected meanwhile."""
+    """CPU seconds of the longest step; meanwhile, no garbage of other tests is collected."""
     longest, is_done = 0.0, False
     gc.disable()
     try:

@@ -154,7 +154,7 @@ def test_clearing_is_read_from_both_layouts() -> None:
         ({"mm_keys": [None]}, "bad_mm_keys"),
         ({"cache_salt": 7}, "bad_cache_salt"),
         ({"lora_name": ["a"]}, "bad_lora"),
-        ({"lora_name": {"cache_salt": "tenant"}}, "bad_lora"),  # arrays alone have that
+        ({"lora_name": {"cache_salt": "tenant"}}, "bad_lora"),  # only arrays have that
         ({"lora_id": "3"}, "bad_lora"),
         ({"lora_id": True}, "bad_lora"),
         ({"medium": "TAPE"}, "unknown_medium"),

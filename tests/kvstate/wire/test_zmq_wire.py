@@ -136,7 +136,7 @@ def outcome(index: Index, payload: bytes) -> object:
         return None
     index.check()
     found = index.overlaps(Prompt("m", Tokens("I", [0, 1, 2])))
-    status = {**owner.status, "removed_unknown": 0}  # in the counts, whoever counted it
+    status = {**owner.status, "removed_unknown": 0}  # the counts have it, whoever counted it
     return applied, status, owner.counts, len(owner.orphans), found
 
 
